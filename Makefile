@@ -1,0 +1,56 @@
+# Two commands are all that a fresh machine needs:
+#   make serve    serve the embedded model on 127.0.0.1:8000
+#   make test     lint, types, import contracts, tests
+# Both make .venv once; a second run installs nothing unless pyproject.toml or constraints.txt changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SERVE_FLAGS ?=
+PYTEST_FLAGS ?=
+MINUTES ?= 10
+JOBS ?= 2
+
+.PHONY: serve test lint types imports pytest soak install install-dev clean
+
+serve: $(VENV)/.installed
+	$(BIN)/baton serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
+
+test: lint types imports pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.installed-dev
+	$(BIN)/lint-imports --no-cache
+
+pytest: $(VENV)/.installed-dev
+	$(BIN)/pytest $(PYTEST_FLAGS)
+
+# Fresh seeds of the simulator for MINUTES, with JOBS processes.
+soak: $(VENV)/.installed
+	$(BIN)/baton simulate --scenario all --minutes $(MINUTES) --jobs $(JOBS)
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14)) or None' \
+	  || { echo "Baton needs Python 3.11 to 3.13; set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
