@@ -1,0 +1,120 @@
+"""Engine to worker: the command log.
+
+One ordered log, the same for all tensor-parallel ranks.  A record of the log is one `CommandBatch`;
+its `sequence` is the record's number, counted from 1 without gaps.  Commands address a slot and its
+*epoch*, a number that grows each time the engine reuses the slot, so that a command or a report can
+never be taken for one of another request.
+
+A worker applies a batch whole, between two steps, in order.
+
+| command | meaning |
+| --- | --- |
+| `Admit`   | a request takes this slot, with these blocks |
+| `Grow`    | append these blocks to the slot's block table |
+| `Preempt` | close this epoch at the next step boundary with reason `preempted` |
+| `Abort`   | the same with reason `aborted` |
+| `Fetch`   | copy these pages of another instance into these blocks (hand-over) |
+| `DropFetch` | stop copying; every fetch is reported as over all the same |
+| `Control` | pause or resume the step loop; new weights; profile; shut down |
+
+A command for an epoch that the worker has already closed is ignored: the engine will read, or has
+read, the `Closed` that says why.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from baton.protocol.codec import Codec
+from baton.protocol.handover import InstanceSource
+from baton.protocol.sampling import Sampling, Stopping
+
+
+class Admit(msgspec.Struct, tag="admit", array_like=True, frozen=True):
+    slot: int
+    epoch: int
+    tokens: bytes
+    """Packed int32: the prompt, then whatever was generated before a preemption."""
+    num_prompt: int
+    """How many of `tokens` are the prompt; the rest was already given to the client."""
+    num_computed: int
+    """How many leading tokens have their KV in `blocks` already (prefix hit); < len(tokens)."""
+    blocks: bytes
+    """Packed int32 block ids, in order of position.  Enough for `tokens` at least."""
+    sampling: Sampling
+    stopping: Stopping
+    handover: bool = False
+    """Close with reason `handed_over` after the first sampled token (unless it ends the request), and
+    report the layers of the last chunk while it is computed."""
+
+
+class Grow(msgspec.Struct, tag="grow", array_like=True, frozen=True):
+    slot: int
+    epoch: int
+    blocks: bytes
+    """Packed int32 block ids, appended to the slot's table."""
+
+
+class Preempt(msgspec.Struct, tag="preempt", array_like=True, frozen=True):
+    slot: int
+    epoch: int
+
+
+class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
+    slot: int
+    epoch: int
+
+
+class Fetch(msgspec.Struct, tag="fetch", array_like=True, frozen=True):
+    """Copy pages into blocks that no slot uses yet, outside the step loop.
+
+    Every rank copies what its own heads need, from whichever of the source's ranks have them, and
+    answers with exactly one `Fetched` in its own report ring.
+    """
+
+    id: int
+    """Never used twice by the engine."""
+    source: InstanceSource
+    pages: bytes
+    """Packed int32: block ids on the source."""
+    blocks: bytes
+    """Packed int32, aligned with `pages`: block ids here."""
+    first_layer: int
+    num_layers: int
+    """Layers [first_layer, first_layer + num_layers); -1: all from `first_layer` on."""
+
+
+class DropFetch(msgspec.Struct, tag="drop_fetch", array_like=True, frozen=True):
+    ids: list[int]
+    """One that is over already is ignored."""
+
+
+class Control(msgspec.Struct, tag="control", array_like=True, frozen=True):
+    """What concerns the whole worker, between two steps.
+
+    | action | argument | what every rank does |
+    | --- | --- | --- |
+    | `pause`, `resume` | | composes no step until `resume`; closings still go out |
+    | `update_weights` | directory | loads this checkpoint in place; sent only while no epoch is open |
+    | `start_profile` | directory | profiles its steps until `stop_profile` |
+    | `stop_profile` | | writes the trace into that directory |
+    | `shutdown` | | leaves the loop |
+    """
+
+    action: Literal["pause", "resume", "shutdown", "update_weights", "start_profile", "stop_profile"]
+    argument: str = ""
+    id: int = 0
+    """Not 0: every rank answers with a `ControlDone` of this number."""
+
+
+Command = Admit | Grow | Preempt | Abort | Fetch | DropFetch | Control
+
+
+class CommandBatch(msgspec.Struct, array_like=True, frozen=True):
+    sequence: int
+    commands: list[Command]
+
+
+COMMANDS: Codec[CommandBatch] = Codec(CommandBatch)

@@ -1,0 +1,93 @@
+"""The configuration of an instance, resolved once by `launch` and handed to each of its processes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+
+
+class CostModel(msgspec.Struct, frozen=True):
+    """What a simulated step takes: base + the sum of the parts, in seconds."""
+
+    base: float = 0.0
+    per_prefill_token: float = 0.0
+    per_decode_sequence: float = 0.0
+    per_kv_token: float = 0.0
+    """For each token of context that a row reads."""
+
+
+class InstanceConfig(msgspec.Struct, frozen=True):
+    """Everything that the engine and the workers of one instance need to know.
+
+    Sizes are in tokens unless the name says bytes or blocks.
+    """
+
+    model: str
+    """Directory of the checkpoint (config.json, *.safetensors), or "" with the simulated executor."""
+    max_model_len: int
+    executor: Literal["torch", "simulated"] = "torch"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Dtype = "bfloat16"
+    tensor_parallel_size: int = 1
+    block_size: int = 32
+    num_blocks: int | None = None
+    """KV blocks of the pool; None: as many as `kv_cache_memory_bytes` hold."""
+    kv_cache_memory_bytes: int | None = None
+    """Over all ranks of the instance; None: chosen by the worker from what is free."""
+    memory_shares: int = 1
+    """So many instances share the machine: the memory that a worker chooses by itself is divided by it."""
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_waiting: int = 1024
+    """Requests that may wait for admission; the next one is rejected with `queue_full`."""
+    admission_headroom: int | None = None
+    """Tokens of growth of everything that runs, for which an admission leaves room; None: adapts."""
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    num_threads: int | None = None
+    """Compute threads of one worker; None: the cores divided among the ranks."""
+    step_timeout_s: float = 120.0
+    """Requests run and no report came for so long: the instance fails."""
+    vocab_size: int = 0
+    """Only for the simulated executor."""
+    simulated_cost: CostModel = CostModel()
+    simulated_real_time: bool = True
+    simulated_layers: int = 1
+    """Of the simulated KV pool; with the two below they give it the shape of a model's."""
+    simulated_kv_heads: int = 1
+    simulated_tile_bytes: int = 0
+    """0: as few as hold the tokens."""
+    command_ring_bytes: int = 1 << 20
+    report_ring_bytes: int = 1 << 20
+    weights: str = ""
+    """The checkpoint that `update_weights` put in place before this start, "" if none: as in
+    `InstanceSource.weights`."""
+    name: str = "instance-0"
+    """What people and the gateway call the instance; unique in its cluster."""
+    peer_endpoint: str = ""
+    """Where the engine listens for other engines (`ipc://…`, `tcp://host:0`); "": no hand-over."""
+    transfer: Literal["auto", "shared_memory", "tcp", "nixl"] = "auto"
+    """How pages are fetched; auto: shared memory on one host, else TCP; NIXL for pools in device memory."""
+    transfer_host: str = "127.0.0.1"
+    """Address under which the page server of a worker can be reached by other hosts."""
+    transfer_checksums: bool = False
+    """Compare a checksum of each page after copying."""
+    max_preparing: int = 64
+    """Requests for which the engine may be asking or holding another one's reservation before it has admitted
+    them itself."""
+    reserve_timeout_s: float = 1.0
+    """A decode instance that has not answered `Reserve` for so long is passed over."""
+    credit_wait_s: float = 2.0
+    """A request that every decode instance refused waits so long for credit, then decodes where it is."""
+    lease_s: float = 10.0
+    """How long pages stay for another instance that says nothing; D renews each third of it."""
+    load_interval_s: float = 0.05
+    """`Load` is sent at most so often; 0: never."""
+    record: str | None = None
+    """Directory for recordings of all that the engine reads; None: nothing is recorded."""
+    record_max_bytes: int = 1 << 30
+    """Of all recordings in that directory together; a recording ends when it is reached."""
+    log_level: str = "info"

@@ -1,0 +1,194 @@
+"""Gateway to engine and back, over ZeroMQ (the gateway a DEALER, the engine a ROUTER).
+
+A request is known on this channel by an integer that its gateway chose and never uses again, also
+not for a retry: so an answer can never be taken for another attempt's.  The engine knows a request as
+(gateway identity, id).
+
+| message | direction | meaning |
+| --- | --- | --- |
+| `Hello`     | gateway → engine | first message on a connection; answered by `Welcome` |
+| `Submit`    | gateway → engine | one sequence to generate |
+| `Cancel`    | gateway → engine | no more output wanted; answered by `Finished(aborted)` if still alive |
+| `Query`     | gateway → engine | statistics, ledger; or an order: pause, resume, new weights, … |
+| `Welcome`   | engine → gateway | who the engine is and what it can hold |
+| `Outputs`   | engine → gateway | new tokens of many requests, and which have finished |
+| `Load`      | engine → gateway | how busy the instance is, and changes of its prefix index |
+| `QueryReply`| engine → gateway | the answer to `Query` |
+| `Failing`   | engine → gateway | the instance goes down and says why; nothing follows |
+
+Every `Submit` is answered by exactly one `Finished`, or by the loss of the instance.  When the request is
+handed over (`handover.py`) it is the decoding instance that answers, and the first thing heard of the
+request from there says that it is there now.  A cancelled one may be answered by both.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from baton.protocol.codec import Codec
+from baton.protocol.handover import InstanceSource
+from baton.protocol.reports import PromptLogprobs
+from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+
+FinishReason = Literal["stop", "length", "aborted", "error", "rejected", "lost", "handed_over"]
+
+
+QueryKind = Literal[
+    "stats",
+    "ledger",
+    "reset_prefix_cache",
+    "pause",
+    "resume",
+    "update_weights",
+    "start_profile",
+    "stop_profile",
+]
+
+
+class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
+    gateway: str
+
+
+class Target(msgspec.Struct, array_like=True, frozen=True):
+    """An instance that a request may be handed over to."""
+
+    incarnation: str
+    endpoint: str
+    """Of its peer socket."""
+
+
+class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
+    id: int
+    """Unique among all instances: after a hand-over another one answers under it."""
+    name: str
+    """The client-visible request id, for logs."""
+    prompt: bytes
+    """Packed int32 token ids, at least one."""
+    sampling: Sampling
+    stopping: Stopping
+    priority: int = 0
+    """Lower is served earlier (as in vLLM)."""
+    cache_salt: str = ""
+    """Prefix blocks are shared only among requests of the same salt."""
+    generated: bytes = b""
+    """Packed int32: tokens that the client already has from an instance that was lost.  They count as
+    generated (`max_tokens`, `min_tokens`, penalties, positions), and are not sent again."""
+    decoders: tuple[Target, ...] = ()
+    """Where to hand the request over after its prefill, the best first; empty: it stays."""
+
+
+class Cancel(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
+    id: int
+
+
+class Query(msgspec.Struct, tag="query", array_like=True, frozen=True):
+    """Asks or orders; see `QueryReply`.  `update_weights` is answered when all ranks have the new weights,
+    `start_profile` and `stop_profile` when all ranks have done it; all others at once."""
+
+    id: int
+    what: QueryKind
+    argument: str = ""
+    """Of `update_weights`: the directory of a checkpoint; of `start_profile`: where traces go."""
+
+
+ToEngine = Hello | Submit | Cancel | Query
+
+
+class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
+    incarnation: str
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+    workers: list[int]
+    """Process ids of the worker ranks."""
+    peer_endpoint: str = ""
+    """Where other engines reach this one; "" if it takes part in no hand-over."""
+    source: InstanceSource | None = None
+    """Of its pool: instances of the same tile and block size can hand over to each other."""
+    detail: str = ""
+
+
+class Finished(msgspec.Struct, array_like=True, frozen=True):
+    id: int
+    reason: FinishReason
+    code: Literal["", "queue_full", "never_fits", "bad_request", "internal", "shutting_down"] = ""
+    """Set when reason is `rejected` or `error`: what kind.  Reason `lost`: the request was handed over
+    and it is not known whether it arrived; who has heard of it from the other instance ignores this.
+    Reason `handed_over`: it is at the instance whose incarnation is in `message` now, and no output of it
+    was sent from here; so the loss of that one is the loss of the request, also if nothing came from it."""
+    message: str = ""
+    num_cached: int = 0
+    """Prompt tokens that came from the prefix cache at the first admission."""
+    num_preemptions: int = 0
+    queued_s: float = 0.0
+    """Seconds from arrival to first admission."""
+
+
+class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):
+    """Arrays are aligned; one request may occur more than once, in order.  Tokens come before ends."""
+
+    ids: bytes = b""
+    """Packed int64."""
+    tokens: bytes = b""
+    """Packed int32."""
+    logprobs: list[tuple[int, TokenLogprobs]] = []
+    """(index into `tokens`, log-probabilities)."""
+    prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
+    """(request id, a run of positions); slot and epoch inside are of no interest here."""
+    finished: list[Finished] = []
+
+
+class Load(msgspec.Struct, tag="load", array_like=True, frozen=True):
+    """How busy the instance is: after `Welcome`, and then when it has changed, at most every 50 ms."""
+
+    waiting: int
+    """Requests that wait for admission, those in preparation included."""
+    running: int
+    waiting_tokens: int
+    """Tokens of prompts that are not computed yet, of those that wait and those that run."""
+    free_blocks: int
+    """Free and cached ones."""
+    prefill_tokens_per_s: float = 0.0
+    """Measured lately, while it prefilled; 0: not known."""
+    decode_step_s: float = 0.0
+    """Measured lately: a step that only decodes; 0: not known."""
+    reset: bool = False
+    """Forget all keys before adding."""
+    added: bytes = b""
+    """Packed int64: the first 8 bytes (little-endian, signed) of prefix keys that entered the index."""
+    removed: bytes = b""
+    """The same of keys that left it; applied before `added`."""
+
+
+class QueryReply(msgspec.Struct, tag="reply", array_like=True, frozen=True):
+    """Of an order that was not carried out, `body` has `error`, a text for people, and `code`:
+    `loading`, `shutting_down`, `busy` (another order is under way) or `refused` (it cannot be done)."""
+
+    id: int
+    body: dict[str, Any]
+
+
+class Failing(msgspec.Struct, tag="failing", array_like=True, frozen=True):
+    message: str
+
+
+FromEngine = Welcome | Outputs | Load | QueryReply | Failing
+
+_SUBMIT_BESIDES_PROMPT = 16 << 20
+
+
+def max_message_bytes(max_model_len: int) -> int:
+    """The largest message that an engine of this context reads: a prompt that fills it and 16 MiB besides.
+
+    A larger one costs its sender the connection, and with it everything that is in flight on it; so a
+    gateway looks before it sends.
+    """
+    return 4 * max_model_len + _SUBMIT_BESIDES_PROMPT
+
+
+TO_ENGINE: Codec[ToEngine] = Codec(ToEngine)
+FROM_ENGINE: Codec[FromEngine] = Codec(FromEngine)

@@ -1,0 +1,58 @@
+"""What a request asks of sampling and stopping, as it travels from gateway to engine to worker.
+
+The gateway resolves every default before it sends: a seed is always present (so that the same
+request, retried, preempted or handed over, gives the same tokens), `max_tokens` is bounded by the
+model's context, and the end-of-sequence ids are part of `stop_token_ids` unless the client asked to
+ignore them.  Strings to stop at are the gateway's own business and do not travel.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Sampling(msgspec.Struct, array_like=True, frozen=True):
+    """How the next token is drawn.
+
+    The order of application, as in vLLM: logit bias, `min_tokens` mask, repetition, frequency and
+    presence penalties, temperature, min-p, top-k, top-p, then one draw keyed by (seed, position).
+    """
+
+    seed: int
+    """Unsigned 64-bit; the counter-based generator is keyed by (seed, position of the new token)."""
+    temperature: float = 1.0
+    """0 means greedy: the token of the largest logit, the smallest id among equals."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means all."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    """None: no log-probabilities.  k >= 0: of the chosen token and of the k most likely ones,
+    from the raw logits (before penalties and temperature), natural logarithm."""
+    prompt_logprobs: int | None = None
+    """The same for each prompt token after the first."""
+
+
+class Stopping(msgspec.Struct, array_like=True, frozen=True):
+    """When the worker ends a request by itself."""
+
+    max_tokens: int
+    """At most so many generated tokens, >= 1."""
+    min_tokens: int = 0
+    """No stop token can be sampled before so many tokens have been generated."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Any of these ends the request with reason `stop`; the token itself is reported too."""
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log-probabilities at one position: the chosen token and the k most likely, best first."""
+
+    token: int
+    logprob: float
+    rank: int
+    """1 for the most likely token of the vocabulary."""
+    top: tuple[tuple[int, float], ...] = ()

@@ -1,0 +1,274 @@
+"""`SamplingParams`: what a user asks for, in vLLM's names, validated once for HTTP and Python alike.
+
+A `SamplingParams` cannot exist with a bad value: construction raises `InvalidParameter`, which names the
+field and the fix.  What depends on the model (vocabulary, context, end-of-sequence ids) is checked when
+the parameters are turned into the wire's `Sampling` and `Stopping` by `resolve`.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from baton.protocol.sampling import Sampling, Stopping
+
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 4096
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 16_384
+_UINT64 = (1 << 64) - 1
+_INT32 = (1 << 31) - 1
+
+
+class InvalidParameter(ValueError):
+    """A parameter that cannot be served.  `field` is its name, the message names it and the fix."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
+    """How to sample, when to stop and what to report.  Immutable; `replace` makes a changed copy."""
+
+    n: int = 1
+    """Sequences to generate for the prompt."""
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1 means all tokens."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    """token id → what is added to its logit, from -100 to 100."""
+    stop: str | Sequence[str] | None = None
+    """Strings that end the text; after construction always a tuple."""
+    stop_token_ids: Sequence[int] | None = None
+    """Token ids that end the text; after construction always a tuple."""
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    """Tokens to generate at most; None: as many as the context has room for."""
+    min_tokens: int = 0
+    """No stop token and no stop string counts before so many tokens."""
+    seed: int | None = None
+    """The same seed gives the same tokens; None: drawn at random for each request."""
+    logprobs: int | None = None
+    """Log-probabilities of each chosen token and of so many most likely ones; None: none."""
+    prompt_logprobs: int | None = None
+    """The same for each prompt token after the first."""
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    """Accepted for compatibility; text is decoded as the tokenizer decodes it."""
+    include_stop_str_in_output: bool = False
+    detokenize: bool = True
+    """False: only token ids are wanted; `text` stays empty."""
+
+    def __post_init__(self) -> None:
+        _int("n", self.n, 1, MAX_CHOICES)
+        _float("temperature", self.temperature, 0.0, None)
+        _float("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _int("top_k", self.top_k, -1, None)
+        _float("min_p", self.min_p, 0.0, 1.0)
+        _float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _float("repetition_penalty", self.repetition_penalty, 0.0, None, open_low=True)
+        if self.max_tokens is not None:
+            _int("max_tokens", self.max_tokens, 1, None)
+        _int("min_tokens", self.min_tokens, 0, None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter(
+                "min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens}); lower it"
+            )
+        if self.seed is not None:
+            _int("seed", self.seed, -(1 << 63), _UINT64)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _int(name, value, 0, MAX_LOGPROBS)
+        for name in (
+            "ignore_eos",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "include_stop_str_in_output",
+            "detokenize",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(name, f"{getattr(self, name)!r} must be true or false")
+        self._normalise()
+
+    def _normalise(self) -> None:
+        stop = _stop_strings(self.stop)
+        if stop and not self.detokenize:
+            raise InvalidParameter("stop", "needs text; leave detokenize on or give stop_token_ids")
+        msgspec.structs.force_setattr(self, "stop", stop)
+        ids = _sequence("stop_token_ids", self.stop_token_ids)
+        if len(ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidParameter("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids, not {len(ids)}")
+        for token in ids:
+            _int("stop_token_ids", token, 0, _INT32)
+        msgspec.structs.force_setattr(self, "stop_token_ids", ids)
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise InvalidParameter("logit_bias", "must map token ids to numbers")
+            msgspec.structs.force_setattr(self, "logit_bias", _logit_bias(self.logit_bias))
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """A validated copy with these fields changed."""
+        return msgspec.structs.replace(self, **changes)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop`, as it is after construction."""
+        return self.stop  # type: ignore[return-value]
+
+
+FIELDS = frozenset(SamplingParams.__struct_fields__)
+
+
+def make_params(
+    defaults: Mapping[str, Any], given: Mapping[str, Any], *, max_tokens: int | None = 16
+) -> SamplingParams:
+    """Parameters from the model's defaults overridden by what the user gave (None: not given).
+
+    Entries of `defaults` that are not parameters are ignored; of `given` they are an error.
+    `max_tokens` is for requests where neither says any (None: what the context has room for).
+    """
+    values = {name: value for name, value in defaults.items() if name in FIELDS and value is not None}
+    for name, value in given.items():
+        if name not in FIELDS:
+            raise InvalidParameter(name, "is not a sampling parameter")
+        if value is not None:
+            values[name] = value
+    values.setdefault("max_tokens", max_tokens)
+    return SamplingParams(**values)
+
+
+def resolve(
+    params: SamplingParams, *, seed: int, room: int, eos_token_ids: Collection[int], vocab_size: int
+) -> tuple[Sampling, Stopping]:
+    """The wire's form for one sequence.
+
+    `seed` as `choice_seed` gives it, `room` is how many tokens the context holds after the prompt
+    (>= 1), `vocab_size` 0 if unknown.  Raises `InvalidParameter` for token ids outside the vocabulary.
+    """
+    if vocab_size:
+        for name, ids in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias),
+        ):
+            for token in ids or ():
+                if token >= vocab_size:
+                    raise InvalidParameter(
+                        name, f"token id {token} is outside the vocabulary of {vocab_size} tokens"
+                    )
+    stop_ids = set(params.stop_token_ids or ())
+    if not params.ignore_eos:
+        stop_ids.update(token for token in eos_token_ids if not vocab_size or token < vocab_size)
+    max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+    sampling = Sampling(
+        seed=seed & _UINT64,
+        temperature=float(params.temperature),
+        top_p=float(params.top_p),
+        top_k=min(max(params.top_k, 0), _INT32),
+        min_p=float(params.min_p),
+        repetition_penalty=float(params.repetition_penalty),
+        presence_penalty=float(params.presence_penalty),
+        frequency_penalty=float(params.frequency_penalty),
+        logit_bias=dict(params.logit_bias) if params.logit_bias else None,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+    )
+    stopping = Stopping(
+        max_tokens=max_tokens,
+        min_tokens=min(params.min_tokens, max_tokens),
+        stop_token_ids=tuple(sorted(stop_ids)),
+    )
+    return sampling, stopping
+
+
+def draw_seed() -> int:
+    """A seed for a request that brought none."""
+    return secrets.randbits(63)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of choice number `choice` (from 0) of a request: choice 0 uses the seed itself.
+
+    The others are mixed (the finaliser of splitmix64), so that neighbouring seeds share no choices.
+    """
+    if choice == 0:
+        return seed & _UINT64
+    mixed = (seed + choice * 0x9E3779B97F4A7C15) & _UINT64
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _UINT64
+    return mixed ^ (mixed >> 31)
+
+
+def _int(name: str, value: object, low: int | None, high: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParameter(name, f"{value!r} must be an integer")
+    _check_range(name, value, low, high, open_low=False)
+
+
+def _float(
+    name: str, value: object, low: float | None, high: float | None, *, open_low: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidParameter(name, f"{value!r} must be a finite number")
+    _check_range(name, value, low, high, open_low=open_low)
+
+
+def _check_range(name: str, value: float, low: float | None, high: float | None, *, open_low: bool) -> None:
+    too_low = low is not None and (value <= low if open_low else value < low)
+    if not too_low and (high is None or value <= high):
+        return
+    lower = "" if low is None else f"more than {low}" if open_low else f"at least {low}"
+    upper = "" if high is None else f"at most {high}"
+    raise InvalidParameter(name, f"{value} must be {' and '.join(filter(None, (lower, upper)))}")
+
+
+def _sequence(name: str, value: object) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | set | frozenset):
+        raise InvalidParameter(name, f"{value!r} must be a list")
+    return tuple(value)
+
+
+def _stop_strings(value: object) -> tuple[str, ...]:
+    stop = (value,) if isinstance(value, str) else _sequence("stop", value)
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidParameter("stop", f"at most {MAX_STOP_STRINGS} strings, not {len(stop)}")
+    for text in stop:
+        if not isinstance(text, str):
+            raise InvalidParameter("stop", f"{text!r} must be a string")
+        if not text:
+            raise InvalidParameter("stop", "an empty string would stop at once; leave it out")
+        if len(text) > MAX_STOP_LENGTH:
+            raise InvalidParameter("stop", f"at most {MAX_STOP_LENGTH} characters each, not {len(text)}")
+    return stop
+
+
+def _logit_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
+    """Keys may be strings, as JSON has no other."""
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidParameter("logit_bias", f"at most {MAX_LOGIT_BIAS} tokens, not {len(bias)}")
+    result: dict[int, float] = {}
+    for key, value in bias.items():
+        try:
+            token = int(key)
+        except (TypeError, ValueError):
+            raise InvalidParameter("logit_bias", f"key {key!r} must be a token id") from None
+        _int("logit_bias", token, 0, _INT32)
+        _float("logit_bias", value, -100, 100)
+        result[token] = float(value)
+    return result
