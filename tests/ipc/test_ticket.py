@@ -1,0 +1,114 @@
+"""Tickets: none lost, none overwritten, and a wait that ends for a reason."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.ipc.doorbell import Doorbell
+from baton.ipc.process import open_pidfd
+from baton.ipc.ticket import MAX_SEQUENCE, PeerDied, TicketReader, TicketTimeout, TicketWriter, create_tickets
+
+
+def make(followers=1, entries=4, watch=None):
+    fd = create_tickets(followers, entries)
+    bells = [Doorbell.create() for _ in range(followers)]
+    leader_bell = Doorbell.create()
+    writer = TicketWriter(fd, bells)
+    readers = [TicketReader(fd, i, bells[i], watch or {}, leader_bell) for i in range(followers)]
+    return writer, readers, leader_bell
+
+
+@given(st.integers(1, 3), st.integers(1, 5), st.lists(st.integers(0, 3), max_size=120))
+def test_no_ticket_is_lost_or_overwritten(followers, entries, script):
+    writer, readers, bell = make(followers, entries)
+    written, taken = [], [0] * followers
+    for op in script:
+        if op == 0 or op > followers:
+            sequence = len(written) * 7
+            if writer.publish(len(written) + 1, sequence):
+                written.append(sequence)
+                assert len(written) - min(taken) <= entries
+            else:
+                assert len(written) - min(taken) == entries
+        else:
+            sequence = readers[op - 1].take(taken[op - 1] + 1)
+            if taken[op - 1] < len(written):
+                assert sequence == written[taken[op - 1]]
+                taken[op - 1] += 1
+            else:
+                assert sequence is None
+        assert writer.lag() == len(written) - min(taken)
+    for end in (writer, *readers):
+        end.close()
+    assert bell.fileno() >= 0
+
+
+def test_a_follower_that_takes_rings_the_waiting_leader():
+    writer, (reader,), bell = make(1, 2)
+    assert writer.publish(1, 10)
+    assert writer.publish(2, 10)
+    assert reader.take(1) == 10
+    assert not bell.drain()
+    assert writer.publish(3, MAX_SEQUENCE)
+    assert not writer.publish(4, 0)
+    assert reader.take(2) == 10
+    assert bell.drain()
+    assert writer.publish(4, 0)
+    assert reader.take(3) == MAX_SEQUENCE
+    assert reader.take(4) == 0
+
+
+def test_misuse_is_refused():
+    writer, _, _ = make()
+    with pytest.raises(ValueError, match="no gaps"):
+        writer.publish(2, 0)
+    with pytest.raises(ValueError, match="does not fit"):
+        writer.publish(1, MAX_SEQUENCE + 1)
+    with pytest.raises(ValueError, match="not ticket memory"):
+        TicketWriter(os.memfd_create("other"), [])
+    with pytest.raises(ValueError, match="followers and entries"):
+        create_tickets(0)
+
+
+def test_a_wait_has_a_deadline_and_a_reason():
+    _, (reader,), _ = make()
+    began = time.monotonic()
+    with pytest.raises(TicketTimeout, match=r"round 1 within 0\.0 s"):
+        reader.wait(1, timeout_s=0.03)
+    assert time.monotonic() - began < 30.0
+
+
+def test_a_wait_ends_when_the_leader_dies():
+    leader = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pidfd = open_pidfd(leader.pid)
+    _, (reader,), _ = make(watch={pidfd: "leader rank"})
+    threading.Timer(0.05, leader.kill).start()
+    with pytest.raises(PeerDied, match=r"leader rank died .* ticket of round 1"):
+        reader.wait(1, timeout_s=60.0)
+    leader.communicate()
+    os.close(pidfd)
+
+
+def test_a_wait_wakes_for_the_ticket_and_calls_on_wake_for_other_rings():
+    writer, (reader,), _ = make()
+    wakes = []
+
+    def on_wake():
+        """What happens during the sleep that follows: first another ring, then the ticket."""
+        wakes.append(1)
+        action, arguments = (reader._doorbell.ring, ()) if len(wakes) == 1 else (writer.publish, (1, 5))
+        threading.Timer(0.02, action, arguments).start()
+        return False
+
+    assert reader.wait(1, timeout_s=60.0, on_wake=on_wake) == 5
+    assert len(wakes) == 2
+    threading.Timer(0.02, reader._doorbell.ring).start()
+    assert reader.wait(2, timeout_s=60.0, on_wake=lambda: len(wakes) > 2 or bool(wakes.append(1))) is None
+    assert writer.publish(2, 6)
+    assert reader.wait(2, timeout_s=60.0, spin_s=0.001) == 6
