@@ -1,0 +1,589 @@
+"""The engine's state machine: messages in, messages out, no I/O, the clock an argument.
+
+Theory.  The core knows every request as (gateway, id).  It is fed by
+
+* `on_message(gateway, message, now)`: what a gateway sent;
+* `on_report(rank, report, now)`: what a worker rank reported, in the order of that rank's ring;
+* `on_peer(peer, message, now)`: what another engine sent, known by its incarnation (`handovers.py`);
+* `on_clock(now)`: time has passed, at the latest at `next_deadline()`;
+* `gateway_lost`, `peer_lost`, `shut_down`, `fail`: what the shell noticed;
+
+and collects what is to be sent until `flush(now)` takes it: at most one `CommandBatch` (numbered from 1
+without gaps, the same for every rank), for each gateway its replies and one `Outputs`, and messages to other
+engines, each with the peer and its address.  The shell calls `flush` after it has fed everything that had
+arrived, so one look at the queues is one decision, one record and one message.
+
+The worker is right about tokens and closings, the core about everything else.  A slot is the worker's from
+`Admit` to `Closed`; whatever happens meanwhile (`Cancel`, `Preempt`, both), the core waits for that closing
+and only then gives slot and blocks up.  The table in `request.py` says what a closing means in each state.
+
+What cannot be is a *violation*: logged with who sent it, counted and dropped, as nothing can be done with it.
+A report that cannot be read is different: tokens would be missing without anybody knowing, so the instance
+fails.  It also fails when a rank says that it failed or dies, when ranks disagree on what they are, and when
+something runs and nothing was reported for `step_timeout_s`.  `failure` says why; the gateways are told in
+`Failing`, which is the last that they hear.  How long ranks may take to become ready is for whoever starts
+the instance to bound.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from baton.engine.controls import ACTIONS, Controls, RanksDiffer, UnexpectedDone
+from baton.engine.counters import Counters
+from baton.engine.courier import Courier
+from baton.engine.handovers import Handovers
+from baton.engine.handshake import Handshake, HandshakeError
+from baton.engine.machinery import Machinery
+from baton.engine.outbox import Outbox, Outboxes
+from baton.engine.prefix import root_key
+from baton.engine.request import Event, Request, State
+from baton.engine.scheduler import Admission, Scheduler
+from baton.engine.steps import UnreadableReport, finish
+from baton.engine.validation import Rejected, check_submit
+from baton.protocol.codec import MalformedMessage, pack_int32
+from baton.protocol.commands import Abort, Admit, Command, CommandBatch, Control, Grow, Preempt
+from baton.protocol.config import InstanceConfig
+from baton.protocol.handover import PeerMessage, Refused, Reserve
+from baton.protocol.reports import (
+    ControlDone,
+    Fetched,
+    LayersDone,
+    Report,
+    StepReport,
+    WorkerFailed,
+    WorkerReady,
+)
+from baton.protocol.requests import (
+    Cancel,
+    Failing,
+    Finished,
+    FromEngine,
+    Hello,
+    Query,
+    QueryReply,
+    Submit,
+    Target,
+    ToEngine,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+DYING_S = 5.0
+"""A rank that said `WorkerFailed` has so long to exit; then the instance fails without its exit status."""
+
+
+class Outgoing(NamedTuple):
+    """What a flush wants sent."""
+
+    batch: CommandBatch | None
+    gateways: list[tuple[bytes, FromEngine]]
+    peers: list[tuple[Target, PeerMessage]]
+
+
+class EngineCore:
+    """One instance's engine.  `workers` are the process ids of the ranks, rank 0 first; `peer_endpoint` is
+    where other engines reach this one, "" if it takes part in no hand-over."""
+
+    def __init__(
+        self,
+        config: InstanceConfig,
+        *,
+        incarnation: str,
+        workers: Sequence[int],
+        now: float,
+        peer_endpoint: str = "",
+    ) -> None:
+        self.config = config
+        self.incarnation = incarnation
+        self.workers = list(workers)
+        self.failure: str | None = None
+        """Why the instance cannot go on; None while it can."""
+        self.closing = False
+        """The instance was told to shut down."""
+        self.counters = Counters()
+        self.worker_failures: dict[int, str] = {}
+        """What ranks said of themselves before they died."""
+        self._started = now
+        self._handshake = Handshake(config, len(self.workers))
+        self._outboxes = Outboxes()
+        self._controls = Controls(len(self.workers), config.step_timeout_s, self._outboxes)
+        self._controls.weights = config.weights
+        self._courier = Courier(incarnation, peer_endpoint)
+        self._machinery: Machinery | None = None
+        self._welcome: Welcome | None = None
+        self._numbers = 0
+        self._now = now
+        self._sequence = 0
+        self._commands: list[Command] = []
+        self._last_report = now
+        self._expecting = False
+        self._failing_at: float | None = None
+
+    # -- what the shell needs
+
+    @property
+    def ready(self) -> bool:
+        """All ranks are ready and agree."""
+        return self._machinery is not None
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Exists once `ready`; raises `RuntimeError` before."""
+        if self._machinery is None:
+            raise RuntimeError("the workers are not ready yet")
+        return self._machinery.scheduler
+
+    @property
+    def _scheduler(self) -> Scheduler | None:
+        return self._machinery.scheduler if self._machinery else None
+
+    @property
+    def _handovers(self) -> Handovers | None:
+        return self._machinery.handovers if self._machinery else None
+
+    def next_deadline(self) -> float | None:
+        """When `on_clock` must be called at the latest; None: nothing is timed."""
+        if self.failure is not None:
+            return None
+        if self._failing_at is not None:
+            return self._failing_at
+        deadlines = [self._last_report + self.config.step_timeout_s] if self._expecting else []
+        if self._controls.deadline is not None and not self.closing:
+            deadlines.append(self._controls.deadline)
+        if self._machinery is not None and not self.closing:
+            times = (self._machinery.handovers.next_deadline, self._machinery.loads.next_deadline)
+            deadlines += [time for time in times if time is not None]
+        return min(deadlines, default=None)
+
+    def flush(self, now: float) -> Outgoing:
+        """Decides, and takes everything that is to be sent."""
+        self._now = now
+        if self._machinery is not None and self.failure is None and not self.closing:
+            self._decide_all(self._machinery, now)
+        expects = self._expects_reports()
+        if expects and not self._expecting:
+            self._last_report = now
+        self._expecting = expects
+        batch = None
+        if self._commands:
+            self._sequence += 1
+            batch = CommandBatch(self._sequence, self._commands)
+            self._commands = []
+        return Outgoing(batch, self._outboxes.take(), self._courier.take())
+
+    def on_clock(self, now: float) -> None:
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline:
+            return
+        self._now = now
+        self._touch()
+        if self._failing_at is not None:
+            rank, message = next(iter(self.worker_failures.items()))
+            self.fail(f"worker rank {rank} failed: {message}")
+            return
+        if self._controls.deadline is not None and now >= self._controls.deadline:
+            self.fail(self._controls.overdue())
+            return
+        self._hand_over_clock(now)
+        if not self._expecting or now < self._last_report + self.config.step_timeout_s:
+            return
+        self.fail(
+            f"{self.scheduler.num_occupied} requests run and nothing was reported for "
+            f"{now - self._last_report:.1f} s: the worker hangs, or a step takes longer than step_timeout_s, "
+            f"{self.config.step_timeout_s:g}"
+        )
+
+    def fail(self, message: str) -> None:
+        """The instance cannot go on: every gateway is told.  The first reason stays."""
+        if self.failure is None:
+            self.failure = message
+            # Before it was ever ready, whoever started it says so, once, to the person who did.
+            log.log(logging.CRITICAL if self.ready else logging.DEBUG, "the instance fails: %s", message)
+            self._commands.append(Control("shutdown"))  # ranks that are well leave by themselves
+            self._outboxes.tell_all_last(Failing(message))
+
+    def shut_down(self) -> None:
+        """The instance is told to leave: workers and gateways are told so, nothing new is taken."""
+        if not self.closing and self.failure is None:
+            self.closing = True
+            self._commands.append(Control("shutdown"))
+            self._outboxes.tell_all_last(Failing("the instance is shutting down"))
+
+    def gateway_lost(self, identity: bytes) -> None:
+        """Nobody reads what this gateway asked for: all of it is cancelled."""
+        outbox = self._outboxes.drop(identity)
+        self._touch()
+        if outbox is not None:
+            # What it has cancelled itself before it left is no news.
+            alive = sum(request.state is not State.ABORTING for request in outbox.requests.values())
+            level = logging.WARNING if alive else logging.INFO
+            log.log(level, "gateway %s is gone; cancelling its %d requests", outbox, alive)
+            for request in list(outbox.requests.values()):
+                self._cancel(request)
+            if self._handovers is not None:
+                self._handovers.arrivals.gateway_lost(outbox, self._now)
+
+    def violation(self, sender: str, what: str) -> None:
+        """Something arrived that cannot be."""
+        self.counters.violations += 1
+        log.error("protocol violation by %s: %s; dropped", sender, what)
+
+    # -- gateways
+
+    def on_message(self, gateway: bytes, message: ToEngine, now: float) -> None:
+        self._now = now
+        self._touch()
+        outbox = self._outboxes.of(gateway)
+        if isinstance(message, Submit):
+            self._submit(outbox, message, now)
+        elif isinstance(message, Cancel):
+            request = outbox.requests.get(message.id)
+            if request is not None:
+                self._cancel(request)
+            elif self._handovers is not None:  # it has just finished, or is on its way here
+                self._handovers.arrivals.cancel_request(outbox, message.id, now)
+        elif isinstance(message, Query):
+            if message.what in ACTIONS:
+                self._order(outbox, message, now)
+            else:
+                self._outboxes.reply(outbox, QueryReply(message.id, self._query(message, now)))
+        elif isinstance(message, Hello):
+            self._hello(outbox, message)
+
+    def _hello(self, outbox: Outbox, hello: Hello) -> None:
+        if outbox.name is not None and outbox.name != hello.gateway:
+            # Another process behind the same connection: it numbers its requests anew.
+            self.gateway_lost(outbox.identity)
+            outbox = self._outboxes.of(outbox.identity)
+        self._send_load(self._now, at_once=True)
+        outbox.name = hello.gateway
+        if self.failure is not None:
+            self._outboxes.reply(outbox, Failing(self.failure))
+        elif self._welcome is not None:
+            self._outboxes.reply(outbox, self._welcome)
+            whole = self._machinery.loads.whole(self._now) if self._machinery else None
+            if whole is not None:
+                self._outboxes.reply(outbox, whole)
+
+    def _submit(self, outbox: Outbox, submit: Submit, now: float) -> None:
+        try:
+            request = self._accept(outbox, submit, now)
+        except Rejected as refusal:
+            self.counters.rejected[refusal.code] += 1
+            self.counters.finished["rejected"] += 1
+            answer = Finished(submit.id, "rejected", code=refusal.code, message=refusal.message)
+            outbox.finished.append(answer)
+            self._outboxes.touch(outbox)
+            return
+        outbox.requests[submit.id] = request
+        decoders = tuple(target for target in submit.decoders if target.incarnation != self.incarnation)
+        if self._handovers is None or not self._handovers.departures.begin(request, decoders):
+            self.scheduler.enqueue(request)
+
+    def _accept(self, outbox: Outbox, submit: Submit, now: float) -> Request:
+        """Raises `Rejected`."""
+        if self.closing or self.failure is not None:
+            raise Rejected("shutting_down", "the instance is going down; send this to another one, or later")
+        machinery = self._machinery
+        if machinery is None:
+            raise Rejected("bad_request", "the instance is still loading; submit nothing before Welcome")
+        scheduler = machinery.scheduler
+        if submit.id in outbox.requests:
+            raise Rejected(
+                "bad_request", f"id: {submit.id} is that of a request that has not ended; never use one twice"
+            )
+        tokens = check_submit(submit, machinery.limits)
+        limit = self.config.max_waiting
+        if machinery.num_waiting >= limit and scheduler.due:
+            self._decide(scheduler, now)  # what came just before may be admitted at once
+        if machinery.num_waiting >= limit:
+            raise Rejected(
+                "queue_full",
+                f"{machinery.num_waiting} requests are waiting and max_waiting is {limit}; "
+                "try again later, or raise --max-waiting",
+            )
+        return Request(
+            outbox,
+            submit.id,
+            submit.name,
+            tokens,
+            submit.sampling,
+            submit.stopping,
+            priority=submit.priority,
+            arrival=self._number(),
+            arrived=now,
+            num_prompt=len(submit.prompt) // 4,
+            cache_salt=submit.cache_salt,
+            root=root_key(submit.cache_salt) if scheduler.prefix is not None else b"",
+        )
+
+    def _number(self) -> int:
+        """Counts the requests of this engine, in the order of their coming."""
+        self._numbers += 1
+        return self._numbers
+
+    def _cancel(self, request: Request) -> None:
+        was, state = request.state, request.advance(Event.CANCEL)
+        if self._handovers is not None:
+            if was is State.ARRIVING:
+                self._handovers.arrivals.withdrawn(request, self._now)
+            elif request.departure is not None:
+                self._handovers.departures.withdrawn(request)
+        if state is State.GONE:
+            if was is State.WAITING:
+                self.scheduler.withdraw(request)
+            finish(self._outboxes, self.counters, request, "aborted")
+        elif was is not State.ABORTING:
+            self.scheduler.stop_running(request)
+            self._commands.append(Abort(request.slot, request.epoch))
+            request.outbox = self._outboxes.nowhere
+
+    def _order(self, outbox: Outbox, query: Query, now: float) -> None:
+        if self.closing or self.failure is not None:
+            body = {"error": "the instance is going down", "code": "shutting_down"}
+        elif self._scheduler is None:
+            body = {"error": "the instance is still loading", "code": "loading"}
+        else:
+            self._commands += self._controls.begin(outbox, query, self._scheduler, now)
+            if self._scheduler.draining and self._handovers is not None:
+                self._handovers.end_all("new weights", now)
+            return
+        self._outboxes.reply(outbox, QueryReply(query.id, body))
+
+    def _query(self, query: Query, now: float) -> dict[str, Any]:
+        if query.what == "stats":
+            return self.stats(now)
+        machinery = self._machinery
+        if machinery is None:
+            return {"error": "the instance is still loading", "code": "loading"}
+        scheduler = machinery.scheduler
+        if query.what == "ledger":
+            return machinery.describe_ledger(now)
+        if query.what == "reset_prefix_cache":
+            return {"forgotten_blocks": scheduler.reset_prefix()}
+        paused = query.what == "pause"
+        if paused != scheduler.paused:
+            scheduler.pause(paused)
+            self._commands.append(Control("pause" if paused else "resume"))
+        return {"paused": paused}
+
+    def stats(self, now: float) -> dict[str, Any]:
+        """Counters (see `Counters`) and gauges, in seconds, tokens and blocks."""
+        values: dict[str, Any] = {
+            "ready": self.ready,
+            "incarnation": self.incarnation,
+            "uptime_s": now - self._started,
+            "gateways": len(self._outboxes),
+            "max_waiting": self.config.max_waiting,
+            "max_num_seqs": self.config.max_num_seqs,
+            "block_size": self.config.block_size,
+            "under_way": self._controls.under_way,
+        }
+        if self._machinery is not None:
+            values |= self._machinery.gauges()
+        return values | self.counters.snapshot()
+
+    def _send_load(self, now: float, *, at_once: bool = False) -> None:
+        load = self._machinery.loads.changes(now, at_once=at_once) if self._machinery else None
+        if load is not None:
+            self._outboxes.tell_all(load)
+
+    def _touch(self) -> None:
+        """Something happened that may change the load."""
+        if self._machinery is not None:
+            self._machinery.loads.touch()
+
+    # -- other engines
+
+    def on_peer(self, peer: str, message: PeerMessage, now: float) -> None:
+        """`peer`: the incarnation of the engine that sent this."""
+        self._now = now
+        self._touch()
+        handovers = self._handovers
+        if handovers is None or self.closing or self.failure is not None:
+            if isinstance(message, Reserve):
+                refused = Refused(
+                    message.id, message.attempt, "shutting_down", "the instance takes nothing now"
+                )
+                self._courier.send(Target(peer, message.endpoint), refused)
+            return
+        self._hand_over_clock(now)
+        if isinstance(message, Reserve) and self.scheduler.due:
+            self._decide(self.scheduler, now)  # what waits here may be admitted at once
+        handovers.on_peer(peer, message, now)
+
+    def peer_lost(self, peer: str, now: float, dead: bool = False) -> None:
+        """The connection to this engine is gone.  `dead`: its process has ended, for certain."""
+        self._now = now
+        self._touch()
+        if self._handovers is not None:
+            self._handovers.peer_lost(peer, now, dead)
+
+    def _hand_over_clock(self, now: float) -> None:
+        if self._handovers is not None and not self.closing and self.failure is None:
+            failure = self._handovers.on_clock(now)
+            if failure is not None:
+                self.fail(failure)
+
+    # -- workers
+
+    def on_report(self, rank: int, report: Report, now: float) -> None:
+        self._last_report = self._now = now
+        self._touch()
+        self._hand_over_clock(now)
+        if isinstance(report, StepReport):
+            self._step(rank, report)
+        elif isinstance(report, Fetched):
+            self._fetched(rank, report, now)
+        elif isinstance(report, LayersDone):
+            self._layers_done(rank, report)
+        elif isinstance(report, WorkerReady):
+            self._worker_ready(rank, report)
+        elif isinstance(report, ControlDone):
+            self._control_done(rank, report, now)
+        elif isinstance(report, WorkerFailed):
+            self.worker_failures[rank] = report.message
+            self._failing_at = now + DYING_S
+            log.debug("worker rank %d failed: %s", rank, report.message)
+
+    def _step(self, rank: int, report: StepReport) -> None:
+        if rank != 0 or self._machinery is None:
+            self.violation(f"worker rank {rank}", "a step report, which is only rank 0's to send, when ready")
+            return
+        try:
+            self._machinery.steps.read(report, self._now)
+        except UnreadableReport as error:
+            self.fail(f"step report {report.step} of worker rank 0 cannot be read: {error}")
+
+    def _fetched(self, rank: int, report: Fetched, now: float) -> None:
+        if self._handovers is None or report.rank != rank:
+            self.violation(f"worker rank {rank}", f"Fetched of rank {report.rank}, or before it was ready")
+            return
+        self._handovers.arrivals.fetched(rank, report, now)
+
+    def _layers_done(self, rank: int, report: LayersDone) -> None:
+        if rank != 0 or self._handovers is None:
+            self.violation(f"worker rank {rank}", "LayersDone, which is only rank 0's to send, when ready")
+            return
+        try:
+            self._handovers.layers_done(report)
+        except MalformedMessage as error:
+            self.violation(f"worker rank {rank}", f"LayersDone: {error}")
+
+    def _control_done(self, rank: int, report: ControlDone, now: float) -> None:
+        if self._scheduler is None:
+            self.violation(f"worker rank {rank}", "ControlDone before all ranks are ready")
+            return
+        try:
+            self._controls.done(rank, report, self._scheduler, now)
+            if self._handovers is not None:
+                self._handovers.new_weights(self._controls.weights)
+        except UnexpectedDone as error:
+            self.violation(f"worker rank {rank}", str(error))
+        except RanksDiffer as error:
+            self.fail(str(error))
+
+    def _worker_ready(self, rank: int, ready: WorkerReady) -> None:
+        try:
+            agreed = self._handshake.add(rank, ready)
+        except HandshakeError as error:
+            self.fail(str(error))
+            return
+        if agreed is None:
+            return
+        self._machinery = machinery = Machinery(
+            self.config,
+            len(self.workers),
+            agreed,
+            self._courier,
+            self._outboxes,
+            self.counters,
+            self._number,
+            self.violation,
+        )
+        self._welcome = Welcome(
+            incarnation=self.incarnation,
+            num_blocks=agreed.num_blocks,
+            block_size=agreed.block_size,
+            max_model_len=self.config.max_model_len,
+            max_num_seqs=self.config.max_num_seqs,
+            vocab_size=agreed.vocab_size,
+            workers=self.workers,
+            peer_endpoint=self._courier.endpoint,
+            source=agreed.source,
+            detail=agreed.detail,
+        )
+        self._outboxes.tell_all(self._welcome)
+        whole = machinery.loads.whole(self._now)
+        if whole is not None:
+            self._outboxes.tell_all(whole)
+
+    def _expects_reports(self) -> bool:
+        """Whether silence of the workers would be wrong."""
+        scheduler = self._scheduler
+        if scheduler is None or self.closing or self.failure is not None:
+            return False
+        if not scheduler.paused:
+            return scheduler.num_occupied > 0
+        return any(request and request.state is not State.RUNNING for request in scheduler.slots)
+
+    # -- deciding
+
+    def _decide_all(self, machinery: Machinery, now: float) -> None:
+        scheduler, handovers = machinery.scheduler, machinery.handovers
+        self._commands += handovers.arrivals.fetches.commands
+        handovers.arrivals.fetches.commands.clear()
+        for admission in handovers.arrivals.seat(now):
+            self._commands.append(self._admit(admission, now))
+        handovers.departures.fill(now)
+        while scheduler.due:
+            self._decide(scheduler, now)
+            handovers.departures.fill(now)  # an admission makes place for the next one
+        handovers.arrivals.grant(now)
+        control = self._controls.command(scheduler, now)
+        if control is not None:
+            self._commands.append(control)
+        self._send_load(now)
+
+    def _decide(self, scheduler: Scheduler, now: float) -> None:
+        decisions, commands = scheduler.decide(), self._commands
+        for request, blocks in decisions.grown:
+            commands.append(Grow(request.slot, request.epoch, pack_int32(blocks)))
+        for request in decisions.preempted:
+            log.debug("preempting request %s on slot %d", request.name or request.id, request.slot)
+            commands.append(Preempt(request.slot, request.epoch))
+        for admission in decisions.admitted:
+            commands.append(self._admit(admission, now))
+
+    def _admit(self, admission: Admission, now: float) -> Admit:
+        request = admission.request
+        if request.first_admitted is None:
+            request.first_admitted = now
+            request.num_cached = admission.num_computed
+            self.counters.count_admission(request, caching=self.scheduler.prefix is not None)
+        else:
+            self.counters.recomputed_tokens += len(request.tokens) - admission.num_computed
+        handovers = self._handovers
+        handover = handovers is not None and handovers.departures.departs(request)
+        if handover and handovers is not None:
+            handovers.departures.admitted(request, admission.num_computed)
+        sampling = request.sampling
+        if sampling.prompt_logprobs is not None and not request.wants_prompt_logprobs:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        return Admit(
+            slot=request.slot,
+            epoch=request.epoch,
+            tokens=pack_int32(request.tokens),
+            num_prompt=request.num_prompt,
+            num_computed=admission.num_computed,
+            blocks=pack_int32(admission.blocks),
+            sampling=sampling,
+            stopping=request.stopping,
+            handover=handover,
+        )

@@ -1,0 +1,101 @@
+"""What the engine counts since it started.  Counters only grow; gauges are read from the books when asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.engine.request import Request
+
+
+@dataclass
+class HandoverCounters:
+    """Hand-overs, those out of this instance (departures) and those into it (arrivals)."""
+
+    departures: int = 0
+    """Requests that were to be handed over."""
+    reserves: int = 0
+    """Questions to decode instances."""
+    reserved: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    """By `Refused.code`, and `no_answer`, `passed_over` (it is slow: it was not asked)."""
+    credits: int = 0
+    """Credits received."""
+    stayed: Counter[str] = field(default_factory=Counter)
+    """Requests that decode here after all, by why."""
+    handed: int = 0
+    taken: int = 0
+    returned: int = 0
+    """Handed over and given back."""
+    lost: int = 0
+    """Handed over, and nobody knows whether it arrived."""
+    reserve_seconds: float = 0.0
+    """Sum from `Reserve` to its `Reserved`."""
+    taken_seconds: float = 0.0
+    """Sum from `Handoff` to its `Taken`."""
+
+    arrivals: int = 0
+    """Reservations given."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    """By `Refused.code`."""
+    credits_given: int = 0
+    arrived: int = 0
+    """Requests that were handed over to this instance."""
+    seated: int = 0
+    """Of those, how many run with pages that were fetched."""
+    recomputed: Counter[str] = field(default_factory=Counter)
+    """Of those, how many had to be computed again, by why."""
+    given_up: Counter[str] = field(default_factory=Counter)
+    """Reservations that ended before the request was handed over, by why."""
+    fetches: int = 0
+    fetch_errors: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+    """Sum over ranks and fetches."""
+    fetch_tail_seconds: float = 0.0
+    """Sum from `Handoff` to the last page."""
+
+    def snapshot(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
+
+
+@dataclass
+class Counters:
+    prompt_tokens: int = 0
+    """Of requests that were admitted, once each."""
+    generation_tokens: int = 0
+    recomputed_tokens: int = 0
+    """Tokens whose KV was or is computed again after a preemption."""
+    preemptions: int = 0
+    prefix_query_tokens: int = 0
+    """Prompt tokens that were looked up in the prefix cache at first admissions."""
+    prefix_hit_tokens: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    """By `FinishReason`."""
+    rejected: Counter[str] = field(default_factory=Counter)
+    """By `Finished.code`."""
+    steps: int = 0
+    step_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    """Sum over first admissions."""
+    violations: int = 0
+    """Messages that could not be: stale slots, unknown epochs, bytes that are no message."""
+
+    handovers: HandoverCounters = field(default_factory=HandoverCounters)
+
+    def count_admission(self, request: Request, *, caching: bool) -> None:
+        """A request was admitted for the first time."""
+        self.prompt_tokens += request.num_prompt
+        self.queue_seconds += (request.first_admitted or request.arrived) - request.arrived
+        if caching:
+            self.prefix_query_tokens += request.num_prompt
+            self.prefix_hit_tokens += request.num_cached
+
+    def snapshot(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values["finished"] = dict(self.finished)
+        values["rejected"] = dict(self.rejected)
+        values["handovers"] = self.handovers.snapshot()
+        return values

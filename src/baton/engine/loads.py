@@ -1,0 +1,95 @@
+"""Load reports: how busy the instance is, for the gateways that choose among instances.
+
+A gateway gets a whole report after `Welcome`, all known prefix keys included, and then what has changed, at
+most once in `interval_s` and only if something has.  What it costs to look is paid once an interval, and only
+when something has happened since (`touch`).
+
+Speeds are exponential averages over steps: prefill from the tokens of steps that prefilled, decoding from the
+time of steps that did nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from baton.engine.prefix import PrefixIndex
+from baton.protocol.codec import pack_int64
+from baton.protocol.prefix_keys import short_key
+from baton.protocol.requests import Load
+
+_WEIGHT = 0.1
+"""Of the newest step."""
+
+
+class Speeds:
+    """What steps took lately."""
+
+    def __init__(self) -> None:
+        self.prefill_tokens_per_s = 0.0
+        self.decode_step_s = 0.0
+
+    def step(self, prefill_tokens: int, seconds: float) -> None:
+        if seconds <= 0:
+            return
+        if prefill_tokens:
+            speed = prefill_tokens / seconds
+            self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, speed)
+        else:
+            self.decode_step_s = _average(self.decode_step_s, seconds)
+
+
+def _average(before: float, newest: float) -> float:
+    return before + _WEIGHT * (newest - before) if before else newest
+
+
+class Loads:
+    """`measure()` returns the numbers of now, without keys."""
+
+    def __init__(self, interval_s: float, prefix: PrefixIndex | None, measure: Callable[[], Load]) -> None:
+        self._interval_s = interval_s
+        self._prefix = prefix
+        self._measure = measure
+        self._touched = False
+        self._sent_at: float | None = None
+        self._last: Load | None = None
+
+    @property
+    def next_deadline(self) -> float | None:
+        if not self._touched or self._sent_at is None:
+            return None
+        return self._sent_at + self._interval_s
+
+    def touch(self) -> None:
+        """Something happened that may have changed the load."""
+        self._touched = self._interval_s > 0
+
+    def whole(self, now: float) -> Load | None:
+        """For a gateway that is new.  The others must have been told the `changes` up to now before."""
+        if self._interval_s <= 0:
+            return None
+        keys: Iterable[bytes] = ()
+        if self._prefix:
+            self._prefix.take_changes()
+            keys = self._prefix.keys()
+        self._sent_at, self._last = now, self._measure()
+        return msgspec.structs.replace(self._last, reset=True, added=_pack(keys))
+
+    def changes(self, now: float, *, at_once: bool = False) -> Load | None:
+        """What has changed since the last call that returned something, if it is time for it."""
+        if not self._touched:
+            return None
+        if not at_once and self._sent_at is not None and now < self._sent_at + self._interval_s:
+            return None
+        self._touched = False
+        load = self._measure()
+        added, removed = self._prefix.take_changes() if self._prefix else ((), ())
+        if load == self._last and not added and not removed:
+            return None
+        self._sent_at, self._last = now, load
+        return msgspec.structs.replace(load, added=_pack(added), removed=_pack(removed))
+
+
+def _pack(keys: Iterable[bytes]) -> bytes:
+    return pack_int64(short_key(key) for key in keys)

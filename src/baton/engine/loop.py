@@ -1,0 +1,308 @@
+"""The engine's shell: the only file of the engine that does I/O (but for recordings, `tape.py`).
+
+Theory.  One thread, one loop, one place to sleep.  A turn: silence the doorbell, take what the gateways sent
+(ZeroMQ ROUTER) and what other engines did (`peers.py`), take what the workers reported (rings), look at the
+clock, let the core decide, append its commands to the log and send its messages; then sleep in `poll()` on
+the sockets, the doorbell, the workers' pidfds and the signal pipe, until something comes or the next
+deadline.  Nothing in a turn blocks:
+
+* the command ring has its own queue; while something waits in it the loop looks again after `RETRY_S`, and
+  the workers ring when they have made room;
+* ZeroMQ queues for each gateway without a limit (SNDHWM 0).  What a gateway has not read is bounded by what
+  it was admitted for (requests in flight × max_tokens), and dropping a message would lose tokens;
+* a gateway that is gone is unroutable (ROUTER_MANDATORY), and its requests are cancelled;
+* a peer that there is no way to is lost, and its hand-overs end.
+
+ROUTER_HANDOVER is on: a gateway that comes back under the identity of a connection that is dead but not yet
+noticed to be so takes it over, where it would be ignored without a word otherwise.
+
+ZeroMQ's descriptor is edge-triggered and every operation on the socket may consume the edge, so the socket's
+events are looked at again before each sleep.
+
+How it ends: SIGTERM (or `stop`) tells workers and gateways, waits a bounded time for the workers, and returns
+0.  A worker's death, a failure that the core found, or a defect in the engine itself is told to the gateways
+with its reason, and returns 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import zmq
+
+from baton.engine.command_writer import CommandWriter
+from baton.engine.peers import Peers
+from baton.engine.recording import RecordingCore, create_core
+from baton.engine.sockets import bound_endpoint, has_messages, listen
+from baton.ipc.doorbell import Doorbell
+from baton.ipc.process import Waiter, open_pidfd
+from baton.ipc.ring import RETRY_S, RingCorrupted, RingReader, RingWriter
+from baton.protocol.codec import MalformedMessage
+from baton.protocol.config import InstanceConfig
+from baton.protocol.handover import PeerMessage
+from baton.protocol.reports import REPORTS
+from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, FromEngine, Target, max_message_bytes
+
+log = logging.getLogger(__name__)
+
+_TURN = 256
+"""Messages, and records of each ring, that are taken in one turn."""
+_BESIDES_SUBMIT = 1 << 20
+"""What a hand-over adds to a request that a gateway may send."""
+_LINGER_MS = 1000
+"""How long what was sent last may take to leave."""
+_LEAVE_S = 4.0
+"""How long workers may take to leave after they were told to."""
+
+
+class EngineLoop:
+    """Runs the engine of one instance in the calling thread.
+
+    `commands` is the writer of the command log, `transfers` that of the ring of the workers' transfer threads
+    (None: fetches take the log), `reports[rank]` the reader of that rank's ring, `doorbell`
+    what they ring, `worker_pids[rank]` the workers' processes.  Listens on `endpoint` (`ipc://…` or
+    `tcp://…`) for gateways and on `config.peer_endpoint` for engines from the moment it is made.  Raises
+    `OSError` if that is impossible, or `ProcessLookupError` if a worker is gone and was reaped already.
+    """
+
+    def __init__(
+        self,
+        config: InstanceConfig,
+        *,
+        incarnation: str,
+        endpoint: str,
+        commands: RingWriter,
+        reports: Sequence[RingReader],
+        doorbell: Doorbell,
+        worker_pids: Sequence[int],
+        transfers: RingWriter | None = None,
+    ) -> None:
+        self._commands = CommandWriter(commands, transfers)
+        self._reports = tuple(reports)
+        self._doorbell = doorbell
+        self._stopping = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._peers: Peers | None = None
+        max_bytes = max_message_bytes(config.max_model_len)
+        try:
+            self._socket = listen(self._context, endpoint, max_bytes)
+            if config.peer_endpoint:
+                limit = max_bytes + _BESIDES_SUBMIT
+                self._peers = Peers(self._context, config.peer_endpoint, incarnation, limit)
+        except OSError:
+            self._context.destroy(0)
+            raise
+        self.endpoint = bound_endpoint(self._socket)
+        """Where it listens for gateways: with `tcp://…:0` the port is known only now."""
+        self.core = create_core(
+            config,
+            incarnation=incarnation,
+            workers=worker_pids,
+            now=time.monotonic(),
+            peer_endpoint=self._peers.endpoint if self._peers else "",
+        )
+        self._pidfds = {open_pidfd(pid): rank for rank, pid in enumerate(worker_pids)}
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        sockets = [self._socket.fileno()] + ([self._peers.fileno()] if self._peers else [])
+        self._waiter = Waiter((*sockets, doorbell.fileno(), self._wake_read, *self._pidfds))
+
+    def run(self) -> int:
+        """Serves until it is told to stop (returns 0) or the instance fails (returns 1)."""
+        try:
+            with self._signals():
+                return self._serve()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Makes `run` shut the instance down.  For signal handlers and other threads."""
+        self._stopping = True
+        self._doorbell.ring()
+
+    # -- the loop
+
+    def _serve(self) -> int:
+        core = self.core
+        dead: set[int] = set()
+        while True:
+            try:
+                self._turn(dead)
+            except Exception as error:
+                log.exception("a defect in the engine")
+                core.fail(f"a defect in the engine: {type(error).__name__}: {error}")
+                self._flush(time.monotonic())
+            if core.failure is not None:
+                return 1
+            if core.closing:
+                if core.ready:  # a worker that loads its model reads no commands
+                    self._await_workers()
+                return 0
+            dead = self._sleep()
+
+    def _turn(self, dead: set[int]) -> None:
+        """Takes what has arrived, decides, sends.  `dead`: pidfds that have become readable."""
+        self._doorbell.drain()
+        self._receive()
+        if self._peers is not None:
+            self._peers.turn(self.core, time.monotonic(), _TURN)
+        self._read_reports(None if dead else _TURN)
+        now = time.monotonic()
+        if dead:
+            self.core.fail(self._describe_deaths(dead))
+        self.core.on_clock(now)
+        if self._stopping:
+            self.core.shut_down()
+        self._flush(now)
+
+    def _sleep(self) -> set[int]:
+        """Waits until there is something to do.  Returns the pidfds of workers that have died."""
+        timeout: float | None = None
+        deadlines = [self.core.next_deadline(), self._peers.next_deadline() if self._peers else None]
+        deadline = min((at for at in deadlines if at is not None), default=None)
+        if deadline is not None:
+            timeout = deadline - time.monotonic()
+        if has_messages(self._socket) or (self._peers is not None and self._peers.busy()):
+            timeout = 0.0
+        elif self._commands.pending or any(reader.has_news() for reader in self._reports):
+            timeout = RETRY_S if timeout is None else min(timeout, RETRY_S)
+        ready = self._waiter.wait(timeout)
+        return {fd for fd in ready if fd in self._pidfds}
+
+    def _receive(self) -> None:
+        for _ in range(_TURN):
+            if not has_messages(self._socket):
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            identity = frames[0]
+            try:
+                if len(frames) != 2:
+                    raise MalformedMessage(f"{len(frames) - 1} frames where one was expected")
+                message = TO_ENGINE.decode(frames[1])
+            except MalformedMessage as error:
+                self.core.violation(f"gateway {identity.hex()}", str(error))
+                continue
+            self.core.on_message(identity, message, time.monotonic())
+
+    def _read_reports(self, limit: int | None) -> None:
+        for rank, reader in enumerate(self._reports):
+            try:
+                self._read_ring(rank, reader, limit)
+            except (RingCorrupted, MalformedMessage) as error:
+                self.core.fail(f"what worker rank {rank} reports cannot be read: {error}")
+
+    def _read_ring(self, rank: int, reader: RingReader, limit: int | None) -> None:
+        count = 0
+        while reader.has_news() and (limit is None or count < limit):
+            record = reader.read()
+            if record is None:
+                return
+            self.core.on_report(rank, REPORTS.decode(record), time.monotonic())
+            count += 1
+        if reader.has_news():
+            self._doorbell.ring()  # the rest is for the next turn, which must not sleep
+
+    def _flush(self, now: float) -> None:
+        """Sends what the core wants sent, and what follows if a gateway or a peer turns out to be gone."""
+        while True:
+            outgoing = self.core.flush(now)
+            if outgoing.batch is not None:
+                self._commands.append(outgoing.batch)
+            gateways = [to for to, message in outgoing.gateways if not self._send(to, message)]
+            for identity in gateways:
+                self.core.gateway_lost(identity)
+            peers = {to.incarnation for to, message in outgoing.peers if not self._tell(to, message, now)}
+            for peer in sorted(peers):
+                self.core.peer_lost(peer, now)
+            if not gateways and not peers:
+                break
+        self._commands.flush()
+
+    def _send(self, identity: bytes, message: FromEngine) -> bool:
+        """False: the gateway is gone."""
+        try:
+            self._socket.send_multipart((identity, FROM_ENGINE.encode(message)), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        return True
+
+    def _tell(self, to: Target, message: PeerMessage, now: float) -> bool:
+        """False: there is no way to this peer."""
+        return self._peers is not None and self._peers.send(to, message, now)
+
+    # -- the end
+
+    def _describe_deaths(self, dead: set[int]) -> str:
+        said = self.core.worker_failures
+        parts = []
+        for fd in sorted(dead, key=lambda fd: self._pidfds[fd]):
+            rank = self._pidfds[fd]
+            parts.append(f"worker rank {rank} (process {self.core.workers[rank]}) {_describe_exit(fd)}")
+            if rank in said:
+                parts[-1] += f": {said[rank]}"
+        parts += [
+            f"worker rank {rank} failed: {said[rank]}" for rank in said if rank not in self._ranks(dead)
+        ]
+        return "; ".join(parts)
+
+    def _ranks(self, pidfds: set[int]) -> set[int]:
+        return {self._pidfds[fd] for fd in pidfds}
+
+    def _await_workers(self) -> None:
+        """Waits, for a bounded time, until all workers have left."""
+        deadline = time.monotonic() + _LEAVE_S
+        alive = set(self._pidfds)
+        while alive and (left := deadline - time.monotonic()) > 0:
+            self._doorbell.drain()
+            self._commands.flush()
+            timeout = min(left, RETRY_S) if self._commands.pending else left
+            alive -= set(Waiter((*alive, self._doorbell.fileno())).wait(timeout))
+        if alive:
+            log.warning("worker ranks %s did not leave within %.0f s", sorted(self._ranks(alive)), _LEAVE_S)
+
+    def _close(self) -> None:
+        if isinstance(self.core, RecordingCore):
+            self.core.close()
+        if self._peers is not None:
+            self._peers.close()
+        self._socket.close(_LINGER_MS)
+        self._context.term()
+        for fd in (*self._pidfds, self._wake_read, self._wake_write):
+            os.close(fd)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM stops the loop.  Only the main thread may set handlers; elsewhere there is `stop`."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handler = signal.signal(signal.SIGTERM, lambda number, frame: self.stop())
+        wakeup = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _describe_exit(pidfd: int) -> str:
+    """How the process ended, without taking its status away from who started it."""
+    try:
+        status = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        status = None
+    if status is None:
+        return "ended"
+    if status.si_code == os.CLD_EXITED:
+        return f"exited with status {status.si_status}"
+    return f"was killed by {signal.Signals(status.si_status).name}"

@@ -1,0 +1,104 @@
+"""What an engine is made of once its workers are ready, and what it says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from baton.engine.blocks import Ledger
+from baton.engine.counters import Counters
+from baton.engine.courier import Courier
+from baton.engine.handovers import Handovers
+from baton.engine.handshake import Agreed
+from baton.engine.loads import Loads, Speeds
+from baton.engine.outbox import Outboxes
+from baton.engine.prefix import PrefixIndex
+from baton.engine.scheduler import Scheduler
+from baton.engine.steps import StepReader
+from baton.engine.validation import Limits
+from baton.protocol.config import InstanceConfig
+from baton.protocol.requests import Load
+
+
+class Machinery:
+    """Scheduler, hand-overs, the reader of step reports and load reports, over one ledger.
+
+    `number()` counts the requests of this engine; `violation(sender, what)` is told what cannot be.
+    """
+
+    def __init__(
+        self,
+        config: InstanceConfig,
+        num_ranks: int,
+        agreed: Agreed,
+        courier: Courier,
+        outboxes: Outboxes,
+        counters: Counters,
+        number: Callable[[], int],
+        violation: Callable[[str, str], None],
+    ) -> None:
+        ledger = Ledger(agreed.num_blocks, config.max_num_seqs)
+        prefix = PrefixIndex(ledger) if config.enable_prefix_caching else None
+        self.limits = Limits(agreed.num_blocks, agreed.block_size, config.max_model_len, agreed.vocab_size)
+        self.scheduler = Scheduler(
+            ledger,
+            prefix,
+            block_size=agreed.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            admission_headroom=config.admission_headroom,
+        )
+        self.handovers = Handovers(
+            config,
+            num_ranks,
+            self.limits,
+            courier,
+            self.scheduler,
+            outboxes,
+            counters,
+            agreed.source if courier.endpoint else None,
+            number,
+            violation,
+        )
+        self.speeds = Speeds()
+        self.loads = Loads(config.load_interval_s, prefix, self.measure)
+        self.steps = StepReader(
+            self.scheduler, outboxes, counters, violation, self.handovers.departures, self.speeds
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for admission, those in preparation included."""
+        return self.scheduler.num_waiting + self.handovers.departures.num_preparing
+
+    def gauges(self) -> dict[str, Any]:
+        """For statistics."""
+        return self.scheduler.gauges() | self.handovers.gauges() | {"waiting": self.num_waiting}
+
+    def describe_ledger(self, now: float) -> dict[str, Any]:
+        """Who owns which blocks, and which hand-over waits for what."""
+        shot = self.scheduler.ledger.snapshot(self._holder, lambda key: self.handovers.describe(key, now))
+        return shot | {"handovers": self.handovers.waits(now)}
+
+    def _holder(self, slot: int) -> str:
+        request = self.scheduler.slots[slot]
+        return f"slot {slot}" if request is None else f"slot {slot}: {request.name or request.id}"
+
+    def measure(self) -> Load:
+        """How busy the instance is now, without keys."""
+        scheduler = self.scheduler
+        waiting = [*scheduler.waiting_requests(), *self.handovers.departures.preparing()]
+        tokens = sum(len(request.tokens) for request in waiting)
+        running = 0
+        for request in scheduler.slots:
+            if request is not None:
+                running += 1
+                tokens += max(len(request.tokens) - request.num_generated - request.computed, 0)
+        return Load(
+            waiting=len(waiting),
+            running=running,
+            waiting_tokens=tokens,
+            free_blocks=scheduler.ledger.available,
+            prefill_tokens_per_s=self.speeds.prefill_tokens_per_s,
+            decode_step_s=self.speeds.decode_step_s,
+        )

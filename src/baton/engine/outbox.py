@@ -1,0 +1,145 @@
+"""What is to be told to the gateways, collected between two flushes.
+
+Each gateway has one `Outbox`; what it holds leaves as one `Outputs`.  Tokens go in as packed arrays from the
+start, so that writing one costs two appends and sending them one copy.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from typing import TYPE_CHECKING
+
+from baton.protocol.codec import INT32, INT64, pack_int32, pack_int64
+from baton.protocol.reports import PromptLogprobs
+from baton.protocol.requests import Finished, FromEngine, Outputs
+from baton.protocol.sampling import TokenLogprobs
+
+if TYPE_CHECKING:
+    from baton.engine.request import Request
+
+log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """For one gateway.  `ids` and `tokens` are aligned, as in `Outputs`."""
+
+    __slots__ = (
+        "aside",
+        "finished",
+        "identity",
+        "ids",
+        "logprobs",
+        "name",
+        "prompt_logprobs",
+        "requests",
+        "tokens",
+    )
+
+    def __init__(self, identity: bytes, *, aside: bool = False) -> None:
+        self.identity = identity
+        self.aside = aside
+        """Of no gateway: keeps what it gets until somebody pours it out."""
+        self.name: str | None = None
+        """What the gateway called itself in `Hello`; None before."""
+        self.requests: dict[int, Request] = {}
+        """Those that still need their `Finished`."""
+        self.ids: array[int] = array(INT64)
+        self.tokens: array[int] = array(INT32)
+        self.logprobs: list[tuple[int, TokenLogprobs]] = []
+        self.prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
+        self.finished: list[Finished] = []
+
+    def __str__(self) -> str:
+        return f"{self.name or 'unknown'} ({self.identity.hex()})"
+
+    def pour(self, into: Outbox) -> None:
+        """Moves tokens and their log-probabilities."""
+        offset = len(into.ids)
+        into.ids += self.ids
+        into.tokens += self.tokens
+        into.logprobs += [(offset + index, logprobs) for index, logprobs in self.logprobs]
+        self.ids, self.tokens, self.logprobs = array(INT64), array(INT32), []
+
+    def take(self) -> Outputs | None:
+        """What was collected, or None if there is nothing; the outbox is empty afterwards."""
+        if not (self.ids or self.finished or self.prompt_logprobs):
+            return None
+        outputs = Outputs(
+            ids=pack_int64(self.ids),
+            tokens=pack_int32(self.tokens),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            finished=self.finished,
+        )
+        self.ids, self.tokens = array(INT64), array(INT32)
+        self.logprobs, self.prompt_logprobs, self.finished = [], [], []
+        return outputs
+
+
+class Outboxes:
+    """Those of all gateways, and which of them hold something."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, Outbox] = {}
+        self._touched: dict[Outbox, None] = {}
+        self._replies: list[tuple[bytes, FromEngine]] = []
+        self._farewells: list[tuple[bytes, FromEngine]] = []
+        self.nowhere = Outbox(b"")
+        """Where the tokens of cancelled requests go."""
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def of(self, identity: bytes) -> Outbox:
+        """The outbox of a gateway; a new one for one that was never heard of."""
+        outbox = self._of.get(identity)
+        if outbox is None:
+            outbox = self._of[identity] = Outbox(identity)
+        return outbox
+
+    def named(self, name: str) -> Outbox | None:
+        """That of the gateway which called itself so, the latest if there are several."""
+        found = None
+        for outbox in self._of.values():
+            if outbox.name == name:
+                found = outbox
+        return found
+
+    def drop(self, identity: bytes) -> Outbox | None:
+        """Forgets a gateway and what was to be told to it."""
+        return self._of.pop(identity, None)
+
+    def touch(self, outbox: Outbox) -> None:
+        """The outbox got something.  What goes into a dropped one or `nowhere` is never sent."""
+        self._touched[outbox] = None
+
+    def reply(self, outbox: Outbox, message: FromEngine) -> None:
+        """To this gateway, if it was not dropped meanwhile."""
+        if self._of.get(outbox.identity) is outbox:
+            self._replies.append((outbox.identity, message))
+
+    def tell_all(self, message: FromEngine) -> None:
+        """To every gateway that has said `Hello`."""
+        self._replies += self._to_all(message)
+
+    def tell_all_last(self, message: FromEngine) -> None:
+        """As `tell_all`, after everything else: what was computed is not lost because somebody leaves."""
+        self._farewells += self._to_all(message)
+
+    def _to_all(self, message: FromEngine) -> list[tuple[bytes, FromEngine]]:
+        return [(outbox.identity, message) for outbox in self._of.values() if outbox.name is not None]
+
+    def take(self) -> list[tuple[bytes, FromEngine]]:
+        """Everything to be sent: replies in order, one `Outputs` for each gateway that has any, farewells."""
+        messages, self._replies = self._replies, []
+        for outbox in self._touched:
+            if outbox.aside:
+                continue
+            outputs = outbox.take()
+            if outputs is not None and self._of.get(outbox.identity) is outbox:
+                messages.append((outbox.identity, outputs))
+        self._touched.clear()
+        messages += self._farewells
+        self._farewells = []
+        return messages

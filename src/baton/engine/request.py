@@ -1,0 +1,248 @@
+"""One request inside the engine, and the table of its states.
+
+| state | holds | waits for |
+| --- | --- | --- |
+| preparing | nothing | a decode instance's promise of room, or that none gives it (`departures.py`) |
+| waiting | nothing | admission |
+| running | a slot, blocks | tokens |
+| preempting | a slot, blocks | the closing; then it waits again with all tokens it has |
+| aborting | a slot, blocks | the closing; its tokens are no longer forwarded |
+| handed | its pages, under a lease | the decode instance's word that it has them (`departures.py`) |
+| arriving | reserved blocks | the pages of the instance that prefilled it (`arrivals.py`) |
+| gone | nothing | nothing: its one `Finished` has been written, or another instance writes it |
+
+`TRANSITIONS` is the whole truth about what may happen when; an event that is not in the row of the state is
+an `IllegalTransition` that names both.  A slot and its blocks are given up only by an event that came from
+the worker (the second half of `Event`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from baton.engine.outbox import Outbox
+from baton.protocol.sampling import Sampling, Stopping
+
+if TYPE_CHECKING:
+    from baton.engine.departure import Departure
+
+NEVER = 1 << 62
+"""A number of tokens that no request reaches."""
+
+
+class State(Enum):
+    PREPARING = "preparing"
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTING = "preempting"
+    ABORTING = "aborting"
+    HANDED = "handed"
+    ARRIVING = "arriving"
+    GONE = "gone"
+
+
+class Event(Enum):
+    """What can happen to a request.  The values of the closings are those of `CloseReason`."""
+
+    ADMIT = "admit"
+    PREEMPT = "preempt"
+    CANCEL = "cancel"
+    FAIL = "fail"
+    PREPARE = "prepare"
+    """A new request is to be handed over."""
+    SETTLE = "settle"
+    """It is prepared: to be handed over after its prefill, or to stay."""
+    TAKEN = "taken"
+    RETURNED = "returned"
+    """The decode instance did not take it."""
+    LOST = "lost"
+    """It is not known whether the decode instance took it."""
+    RECOMPUTE = "recompute"
+    """It has arrived, and its pages cannot be had."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    PREEMPTED = "preempted"
+    ABORTED = "aborted"
+    HANDED_OVER = "handed_over"
+    ERROR = "error"
+
+
+TRANSITIONS: dict[State, dict[Event, State]] = {
+    State.PREPARING: {Event.SETTLE: State.WAITING, Event.CANCEL: State.GONE, Event.FAIL: State.GONE},
+    State.WAITING: {
+        Event.PREPARE: State.PREPARING,
+        Event.ADMIT: State.RUNNING,
+        Event.CANCEL: State.GONE,
+        Event.FAIL: State.GONE,
+    },
+    State.RUNNING: {
+        Event.PREEMPT: State.PREEMPTING,
+        Event.CANCEL: State.ABORTING,
+        Event.FAIL: State.GONE,
+        Event.STOP: State.GONE,
+        Event.LENGTH: State.GONE,
+        Event.ERROR: State.GONE,
+        Event.HANDED_OVER: State.HANDED,
+    },
+    State.PREEMPTING: {
+        Event.CANCEL: State.ABORTING,
+        Event.FAIL: State.GONE,
+        Event.PREEMPTED: State.WAITING,
+        Event.STOP: State.GONE,
+        Event.LENGTH: State.GONE,
+        Event.ERROR: State.GONE,
+        Event.HANDED_OVER: State.HANDED,
+    },
+    State.ABORTING: {
+        Event.CANCEL: State.ABORTING,
+        Event.FAIL: State.GONE,
+        Event.PREEMPTED: State.GONE,
+        Event.ABORTED: State.GONE,
+        Event.STOP: State.GONE,
+        Event.LENGTH: State.GONE,
+        Event.ERROR: State.GONE,
+        Event.HANDED_OVER: State.GONE,
+    },
+    State.HANDED: {
+        Event.TAKEN: State.GONE,
+        Event.RETURNED: State.WAITING,
+        Event.LOST: State.GONE,
+        Event.CANCEL: State.GONE,
+        Event.FAIL: State.GONE,
+    },
+    State.ARRIVING: {
+        Event.ADMIT: State.RUNNING,
+        Event.RECOMPUTE: State.WAITING,
+        Event.CANCEL: State.GONE,
+        Event.FAIL: State.GONE,
+    },
+    State.GONE: {},
+}
+
+
+class IllegalTransition(RuntimeError):
+    """An event that cannot happen in the state; the message names both."""
+
+
+class Request:
+    """A sequence to generate.  What the scheduler needs is kept flat, for the sake of the token path."""
+
+    __slots__ = (
+        "arrival",
+        "arrived",
+        "cache_salt",
+        "computed",
+        "departure",
+        "epoch",
+        "first_admitted",
+        "gateway",
+        "held",
+        "id",
+        "indexed",
+        "indexing",
+        "keys",
+        "lets_pass",
+        "limit",
+        "name",
+        "num_cached",
+        "num_preemptions",
+        "num_prompt",
+        "outbox",
+        "prompt_logprobs_sent",
+        "rank",
+        "root",
+        "sampling",
+        "slot",
+        "state",
+        "stopping",
+        "tokens",
+        "watermark",
+    )
+
+    def __init__(
+        self,
+        gateway: Outbox,
+        id: int,
+        name: str,
+        tokens: array[int],
+        sampling: Sampling,
+        stopping: Stopping,
+        *,
+        priority: int,
+        arrival: int,
+        arrived: float,
+        num_prompt: int | None = None,
+        cache_salt: str = "",
+        root: bytes = b"",
+        state: State = State.WAITING,
+    ) -> None:
+        """`tokens`: the prompt, and what the client already has of the answer."""
+        self.gateway = gateway
+        self.outbox = gateway
+        """Where its tokens go: the gateway, nowhere once it was cancelled, or aside while it is not known
+        which instance is to send them."""
+        self.id = id
+        self.name = name
+        self.tokens = tokens
+        """The prompt, then everything generated."""
+        self.num_prompt = len(tokens) if num_prompt is None else num_prompt
+        self.limit = self.num_prompt + stopping.max_tokens - 1
+        """Tokens whose KV it can need at most: the last generated one is never fed."""
+        self.sampling = sampling
+        self.stopping = stopping
+        self.rank: tuple[int, float] = (priority, arrival)
+        """Smaller is served first; a preempted request keeps it, and so is ahead of all that came later."""
+        self.arrival = arrival
+        self.arrived = arrived
+        self.state = state
+        self.departure: Departure | None = None
+        """How it is to be handed over to another instance; None: it stays."""
+        self.computed = 0
+        """Leading tokens of this epoch's prefill whose KV is computed, as far as was reported."""
+        self.slot = -1
+        self.epoch = 0
+        self.lets_pass = False
+        """It decodes here only because there was no room elsewhere."""
+        self.watermark = NEVER
+        """The number of tokens at which the scheduler wants to look at it again."""
+        self.held = 0
+        """Blocks that it holds."""
+        self.cache_salt = cache_salt
+        self.root = root
+        self.keys: list[bytes] = []
+        """Prefix keys of its leading full blocks, as far as they were needed."""
+        self.indexed = 0
+        """Leading blocks that have been offered to the prefix index in this epoch."""
+        self.indexing = False
+        """Whether blocks of this epoch may enter the prefix index."""
+        self.first_admitted: float | None = None
+        self.num_cached = 0
+        self.num_preemptions = 0
+        self.prompt_logprobs_sent = 1 if len(tokens) == self.num_prompt else self.num_prompt
+        """Prompt positions below this need no log-probabilities any more (position 0 never has any)."""
+
+    def advance(self, event: Event) -> State:
+        """Moves to the next state and returns it.  Raises `IllegalTransition` if there is none, and stays."""
+        next_state = TRANSITIONS[self.state].get(event)
+        if next_state is None:
+            raise IllegalTransition(f"request {self.name!r}: {event.value!r} while {self.state.value}")
+        self.state = next_state
+        return next_state
+
+    def let_pass(self, count: int) -> None:
+        """Of its priority, the next `count` requests that come are served before this one, which is not in a
+        queue; and it leaves the scheduler's `kept_slots` to them."""
+        self.rank = (self.rank[0], self.arrival + count + 0.5)
+        self.lets_pass = True
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether a part of them is still to be computed, so that no part of the prompt may be skipped."""
+        return self.sampling.prompt_logprobs is not None and self.prompt_logprobs_sent < self.num_prompt
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt

@@ -1,0 +1,52 @@
+"""Listening ZeroMQ sockets of the engine."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import zmq
+
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
+
+
+def listen(context: Context, endpoint: str, max_bytes: int, receive_hwm: int = 0) -> Socket:
+    """A ROUTER that is bound.  A message larger than `max_bytes` costs its sender the connection; of each
+    sender at most `receive_hwm` messages wait here unread (0: any number), further ones wait at the sender.
+
+    Raises `OSError` that names the endpoint.
+    """
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.SNDHWM, 0)
+    router.setsockopt(zmq.RCVHWM, receive_hwm)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    router.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+    set_tcp_options(router, endpoint)
+    try:
+        router.bind(endpoint)
+    except zmq.ZMQError as error:
+        router.close(0)
+        raise OSError(error.errno, f"cannot listen on {endpoint}: {error.strerror}") from None
+    return router
+
+
+def bound_endpoint(socket: Socket) -> str:
+    """Where it listens: with `tcp://…:0` the port is known only after binding."""
+    return cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+
+def has_messages(socket: Socket) -> bool:
+    """Asks without taking.  It also makes the socket look at its connections, which may consume the edge of
+    its descriptor: whoever sleeps on the descriptor must have asked before."""
+    return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+def set_tcp_options(socket: Socket, endpoint: str) -> None:
+    """A peer whose host vanished says nothing: the kernel finds out, without waking us."""
+    if endpoint.startswith("tcp:"):
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+        socket.setsockopt(zmq.IPV6, int("[" in endpoint))

@@ -1,0 +1,139 @@
+"""What a `Submit` must satisfy to be taken: each refusal names the field, the numbers and the fix.
+
+The gateway has checked what people type.  This is the engine's own door: whatever passes here can be run by
+the worker and fits in the pool, so it never fails later for a reason that was known now.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from baton.protocol.codec import MalformedMessage, unpack_int32
+from baton.protocol.requests import Submit
+
+RejectCode = Literal["queue_full", "never_fits", "bad_request", "internal", "shutting_down"]
+
+
+class Rejected(Exception):
+    """This request is answered with `Finished(rejected)`."""
+
+    def __init__(self, code: RejectCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the instance can hold; sizes in tokens unless the name says blocks."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+
+
+def check_submit(submit: Submit, limits: Limits) -> array[int]:
+    """Returns the token ids of prompt and `generated`.  Raises `Rejected`."""
+    if not -(1 << 63) <= submit.id < 1 << 63:
+        raise Rejected("bad_request", f"id: {submit.id} must fit into 64 bits with a sign, as in `Outputs`")
+    prompt = _check_tokens("prompt", submit.prompt, limits.vocab_size)
+    if not prompt:
+        raise Rejected("bad_request", "prompt: it is empty; send at least one token id")
+    generated = _check_tokens("generated", submit.generated, limits.vocab_size)
+    _check_stopping(submit, limits)
+    if len(generated) >= submit.stopping.max_tokens:
+        raise Rejected(
+            "bad_request",
+            f"generated: the client has {len(generated)} tokens of max_tokens, "
+            f"{submit.stopping.max_tokens}, so nothing is left to generate; finish the request instead",
+        )
+    _check_sampling(submit, limits)
+    _check_size(len(prompt), submit.stopping.max_tokens, limits)
+    return prompt + generated
+
+
+def _check_tokens(name: str, data: bytes, vocab_size: int) -> array[int]:
+    try:
+        tokens = unpack_int32(data)
+    except MalformedMessage as error:
+        raise Rejected("bad_request", f"{name}: {error}; send packed int32 token ids") from None
+    if not tokens:
+        return tokens
+    ids = np.frombuffer(data, np.int32)
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise Rejected(
+            "bad_request", f"{name}: token id {wrong} is not in the vocabulary, 0 to {vocab_size - 1}"
+        )
+    return tokens
+
+
+def _check_stopping(submit: Submit, limits: Limits) -> None:
+    stopping = submit.stopping
+    if stopping.max_tokens < 1:
+        raise Rejected("bad_request", f"max_tokens: {stopping.max_tokens} must be at least 1")
+    if not 0 <= stopping.min_tokens <= stopping.max_tokens:
+        raise Rejected(
+            "bad_request",
+            f"min_tokens: {stopping.min_tokens} must be from 0 to max_tokens, {stopping.max_tokens}",
+        )
+    _check_ids("stop_token_ids", stopping.stop_token_ids, limits.vocab_size)
+
+
+def _check_sampling(submit: Submit, limits: Limits) -> None:
+    sampling = submit.sampling
+    if not 0 <= sampling.seed < 1 << 64:
+        raise Rejected("bad_request", f"seed: {sampling.seed} must be an unsigned 64-bit number")
+    for name, low in (
+        ("temperature", 0.0),
+        ("top_p", 0.0),
+        ("min_p", 0.0),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", -math.inf),
+        ("frequency_penalty", -math.inf),
+    ):
+        value = getattr(sampling, name)
+        if not math.isfinite(value) or value < low:
+            raise Rejected("bad_request", f"{name}: {value} must be a finite number, at least {low}")
+    if sampling.top_p == 0 or sampling.repetition_penalty == 0:
+        raise Rejected("bad_request", "top_p, repetition_penalty: must be more than 0; 1 switches them off")
+    for name in ("top_k", "logprobs", "prompt_logprobs"):
+        number = getattr(sampling, name)
+        if number is not None and number < 0:
+            raise Rejected("bad_request", f"{name}: {number} must not be negative")
+    if sampling.logit_bias:
+        _check_ids("logit_bias", tuple(sampling.logit_bias), limits.vocab_size)
+
+
+def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise Rejected(
+                "bad_request", f"{name}: token id {token} is not in the vocabulary, 0 to {vocab_size - 1}"
+            )
+
+
+def _check_size(num_prompt: int, max_tokens: int, limits: Limits) -> None:
+    total = num_prompt + max_tokens
+    if total > limits.max_model_len:
+        raise Rejected(
+            "never_fits",
+            f"prompt and max_tokens: {num_prompt} + {max_tokens} = {total} tokens, the context of this "
+            f"instance is {limits.max_model_len} (--max-model-len); shorten the prompt or lower max_tokens",
+        )
+    # The last generated token is never fed to the model, so it needs no KV.
+    blocks = -(-(total - 1) // limits.block_size)
+    if blocks > limits.num_blocks:
+        raise Rejected(
+            "never_fits",
+            f"prompt and max_tokens: {num_prompt} + {max_tokens} tokens may need {blocks} KV blocks of "
+            f"{limits.block_size} tokens, this instance has {limits.num_blocks}; shorten the prompt, lower "
+            "max_tokens, or give the KV cache more memory",
+        )
