@@ -1,0 +1,213 @@
+"""The token loop of one rank: a thin shell around `Slots` and an `Executor`.
+
+Theory.  Each round: look for commands (one 64-bit word), apply them, report what they closed, compose a
+step, run it, report it.  The loop never waits for the engine: with no commands it goes on with what it has,
+and with nothing to run it sleeps in `poll()` on its doorbell and on the pidfds of the processes without which
+it has no purpose.  Every rank runs the same loop; only `rounds.py` differs, and only rank 0 reports tokens.
+
+What concerns pages of other instances (`Fetch`, `DropFetch`) is handed on to `Transfers`, which works
+beside the loop and reports by itself.  While a step computes the last chunk of a slot that is to be handed
+over, rank 0 reports the layers that are final, a few times a step, so that they travel while the later ones
+are computed.
+
+An exception leaves the loop: `main.py` reports `WorkerFailed` and exits.  There is no going on with slots
+that may differ from the engine's, or from another rank's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.executor.base import ControlRefused, Executor, OnLayers, StepBatch
+from baton.ipc.doorbell import Doorbell
+from baton.ipc.process import wait_any
+from baton.ipc.ring import RETRY_S, RingWriter
+from baton.protocol.commands import Admit, Command, Control, DropFetch, Fetch
+from baton.protocol.reports import REPORTS, Closed, ControlDone, Fetched, LayersDone, Report, StepReport
+from baton.worker.command_log import CommandLog
+from baton.worker.outcome import Admitted
+from baton.worker.rounds import Rounds
+from baton.worker.slots import Slots
+
+log = logging.getLogger(__name__)
+
+Observer = Callable[[int, StepBatch], None]
+"""Called with the applied sequence and the batch before each step; for tests and traces."""
+
+
+_LAYER_REPORTS = 8
+"""So many `LayersDone` a step at most."""
+
+
+class Transfers(Protocol):
+    """Fetches pages beside the loop, and reports exactly one `Fetched` for each `Fetch`."""
+
+    def fetch(self, command: Fetch) -> None: ...
+
+    def drop(self, command: DropFetch) -> None: ...
+
+
+class WorkerLoop:
+    """Runs rounds until told to leave.  `run_once` is one of them."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        slots: Slots,
+        executor: Executor,
+        commands: CommandLog,
+        rounds: Rounds,
+        reports: RingWriter,
+        transfers: Transfers | None = None,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`transfers` None: this worker fetches nothing.  `clock` shows seconds; what steps take is measured
+        with it."""
+        self._rank = rank
+        self._leader = rank == 0
+        self.slots = slots
+        self._executor = executor
+        self._commands = commands
+        self._rounds = rounds
+        self._reports = reports
+        self._transfers = transfers
+        self._observer = observer
+        self._clock = clock
+        self._busy = False
+        self._leaving = False
+        self.steps = 0
+        """Steps run so far."""
+
+    def run(self) -> None:
+        """Until a `shutdown` command or `leave`.  Exceptions are the caller's."""
+        while not self._leaving and not self.slots.shutdown:
+            self.run_once()
+        log.info("leaving after %d steps, %d slots open", self.steps, len(self.slots.open_slots()))
+
+    def leave(self) -> None:
+        """Ends `run` after the round under way; may be called from a signal handler."""
+        self._leaving = True
+        self._rounds.leave()
+
+    def run_once(self) -> bool:
+        """One round, or one sleep if there is nothing to do.  Returns whether a step was run."""
+        sequence = self._rounds.enter(self._busy)
+        if sequence is None:
+            return False
+        if sequence != self._commands.applied:
+            self._apply(sequence)
+        batch = None if self.slots.shutdown else self.slots.compose(self.steps + 1)
+        self._busy = batch is not None
+        if batch is not None:
+            self._step(batch)
+        elif self._reports.pending:
+            self._reports.flush()
+        return self._busy
+
+    def emit(self, report: Report) -> None:
+        """Sends a report, or queues it while the engine is behind."""
+        self._reports.write(REPORTS.encode(report))
+
+    def _apply(self, sequence: int) -> None:
+        closings = []
+        for command in self._commands.take(sequence):
+            closed = self._apply_one(command)
+            if closed is not None:
+                closings.append(closed)
+        if closings and self._leader:
+            self.emit(StepReport(step=0, applied=sequence, closings=closings))
+
+    def _apply_one(self, command: Command) -> Closed | None:
+        if isinstance(command, Fetch | DropFetch):
+            self._transfer(command)
+            return None
+        effect = self.slots.apply(command)
+        if isinstance(command, Control):
+            if command.id:
+                self._control(command)
+        elif isinstance(effect, Admitted):
+            try:
+                self._executor.admit(*effect)
+            except ValueError as error:  # about this request alone, and the same on every rank
+                effect = self.slots.fail(effect.slot, f"the executor refused the request: {error}")
+                self._executor.release(effect.slot)
+        elif effect is not None and not isinstance(command, Admit):
+            self._executor.release(effect.slot)
+        return effect if isinstance(effect, Closed) else None
+
+    def _transfer(self, command: Fetch | DropFetch) -> None:
+        if isinstance(command, DropFetch):
+            if self._transfers is not None:
+                self._transfers.drop(command)
+        elif self._transfers is not None:
+            self._transfers.fetch(command)
+        else:
+            error = "this worker runs without transfers: its configuration has no peer_endpoint"
+            self.emit(Fetched(self._rank, command.id, error=error))
+
+    def _control(self, command: Control) -> None:
+        """Does what is answered.  An exception other than a refusal ends the worker."""
+        error = ""
+        began = self._clock()
+        try:
+            match command.action:
+                case "update_weights":
+                    self._executor.update_weights(command.argument)
+                case "start_profile":
+                    self._executor.start_profile(command.argument)
+                case "stop_profile":
+                    self._executor.stop_profile()
+        except ControlRefused as refusal:
+            error = str(refusal)
+        log.info("%s took %.2f s%s", command.action, self._clock() - began, error and f": refused, {error}")
+        self.emit(ControlDone(self._rank, command.id, error))
+
+    def _step(self, batch: StepBatch) -> None:
+        began = self._clock()
+        if self._observer is not None:
+            self._observer(self._commands.applied, batch)
+        on_layers = self._on_layers(batch) if self._leader and self.slots.hands_over else None
+        # (Without a hand-over the executor is called with the batch alone.)
+        execute = self._executor.execute
+        result = execute(batch) if on_layers is None else execute(batch, on_layers)
+        outcome = self.slots.commit(batch, result)
+        self.steps = batch.step
+        for closed in outcome.closings:
+            self._executor.release(closed.slot)
+        if self._leader:
+            self.emit(outcome.report(batch.step, self._commands.applied, self._clock() - began))
+
+    def _on_layers(self, batch: StepBatch) -> OnLayers | None:
+        """Reports layers of the slots whose last chunk this is; None if there is no such slot."""
+        slots, epochs = self.slots.last_chunks(batch)
+        count = self._executor.pool.num_layers
+        if not slots or count == 1:
+            return None
+        every = -(-count // _LAYER_REPORTS)
+        packed = array("i", slots).tobytes(), array("i", epochs).tobytes()
+
+        def report(layers: int) -> None:
+            if layers % every == 0 and layers < count:  # (the report of the step says the rest)
+                self.emit(LayersDone(*packed, layers))
+
+        return report
+
+
+def flush_reports(reports: RingWriter, doorbell: Doorbell, deadline_s: float) -> bool:
+    """Sends what is queued, for `deadline_s` at most.  Returns whether all of it went.
+
+    `doorbell` is this rank's, which the engine rings when it frees space.
+    """
+    give_up = time.monotonic() + deadline_s
+    while not reports.flush():
+        if time.monotonic() > give_up:
+            return False
+        wait_any([doorbell.fileno()], RETRY_S)
+        doorbell.drain()
+    return True

@@ -1,0 +1,54 @@
+"""What comes out of the slots: a request that was admitted, and what a step did."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from baton.executor.base import Int32Array
+from baton.protocol.reports import Closed, PromptLogprobs, StepReport
+from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+
+
+class Admitted(NamedTuple):
+    """A request took a slot: what `Executor.admit` must be told."""
+
+    slot: int
+    tokens: Int32Array
+    num_prompt: int
+    sampling: Sampling
+    stopping: Stopping
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What a step did, aligned as in `StepReport`.  The arrays may be shared: read, do not keep."""
+
+    slots: Int32Array
+    epochs: Int32Array
+    tokens: Int32Array
+    prefill: list[tuple[int, int, int]] = field(default_factory=list)
+    """(slot, epoch, leading tokens that are computed)."""
+    logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    closings: list[Closed] = field(default_factory=list)
+
+    def report(self, step: int, applied: int, seconds: float) -> StepReport:
+        """As a message."""
+        columns = [array("i", column).tobytes() for column in zip(*self.prefill, strict=True)]
+        prefill_slots, prefill_epochs, prefill_computed = columns or (b"", b"", b"")
+        return StepReport(
+            step=step,
+            applied=applied,
+            slots=self.slots.tobytes(),
+            epochs=self.epochs.tobytes(),
+            tokens=self.tokens.tobytes(),
+            prefill_slots=prefill_slots,
+            prefill_epochs=prefill_epochs,
+            prefill_computed=prefill_computed,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            closings=self.closings,
+            seconds=seconds,
+        )

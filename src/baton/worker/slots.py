@@ -1,0 +1,439 @@
+"""The slots of a worker: which requests run, what the next step computes, when each of them ends.
+
+Theory.  A pure state machine: commands and sampled tokens in, batches and reports out; no I/O, no clock, no
+randomness.  Every rank of a group runs one of these over the same commands and the same tokens, so all ranks
+compose the same batches.
+
+A slot is in one of three phases:
+
+    FREE ──Admit──► PREFILL ──last chunk of its tokens──► DECODE
+      ▲                │                                     │
+      └────────────────┴──── exactly one Closed an epoch ◄───┘
+
+An `Admit` with `handover` never decodes here: its first sampled token closes the epoch, with reason
+`handed_over` unless that token ends the request anyway.
+
+| in | Admit, newer epoch | Grow | Preempt, Abort | stop token, max_tokens |
+| --- | --- | --- | --- | --- |
+| FREE | → PREFILL | ignored if the epoch is over, else violation | the same | – |
+| PREFILL, DECODE | violation | more blocks | → FREE, Closed at once | → FREE, Closed after its token |
+
+An epoch that is over, and an Admit that was seen before, are ignored: they crossed a closing on the wire.
+What no correct engine sends is a `ProtocolViolation`, and the worker that gets one must stop, because its
+idea of the slots is no longer the engine's.  Commands are applied between steps, so a Preempt closes at once,
+with all of the epoch's tokens reported before.
+
+A step takes decode rows first (one token each; a slot with no block for its token skips the step), then
+prefill chunks, both in order of admission, up to `max_num_batched_tokens`.
+
+What a step needs of all decoding slots stands in arrays with one entry a slot; the rows of the decode set,
+their tables and stop tokens are kept until the set changes, so a step of hundreds of slots costs a few array
+operations.  A batch shares these arrays: it is valid until the next call.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
+from baton.protocol.codec import MalformedMessage, unpack_int32
+from baton.protocol.commands import Abort, Admit, Command, Control, Grow, Preempt
+from baton.protocol.reports import Closed, CloseReason, PromptLogprobs
+from baton.worker.outcome import Admitted, StepOutcome
+
+log = logging.getLogger(__name__)
+
+FREE, PREFILL, DECODE = 0, 1, 2
+_PHASES = ("free", "prefill", "decode")
+_STOP_COLUMNS = 8
+"""Stop tokens a slot that are compared in one array operation; more of them go through a set."""
+_MAX_TOKEN = (1 << 31) - 1
+
+
+class ProtocolViolation(RuntimeError):
+    """A command that no correct engine sends; the message names the slot's state and the command."""
+
+
+class _DecodeSet:
+    """The rows of all decoding slots, in order of admission; rebuilt when a slot enters or leaves."""
+
+    def __init__(self, slots: Int32Array, tables: Int32Array, epochs: Int32Array, stops: Int32Array) -> None:
+        self.slots = slots
+        self.tables: Int32Array = tables[slots]
+        self.epochs: Int32Array = epochs[slots]
+        self.stops: Int32Array = stops[slots]
+        self.ones: Int32Array = np.ones(len(slots), np.int32)
+        self.trues: BoolArray = np.ones(len(slots), np.bool_)
+        self.row_of = {slot: row for row, slot in enumerate(slots.tolist())}
+
+
+class Slots:
+    """All slots of one worker.  Sizes as in `InstanceConfig`."""
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.paused = False
+        self.shutdown = False
+        n = max_num_seqs
+        self._width = -(-max_model_len // block_size)
+        self._phase: npt.NDArray[np.int8] = np.zeros(n, np.int8)
+        self._epoch: Int32Array = np.full(n, -1, np.int32)  # the last one admitted
+        self._computed: Int32Array = np.zeros(n, np.int32)  # leading tokens whose KV is in the blocks
+        self._capacity: Int32Array = np.zeros(n, np.int32)  # tokens that the blocks hold
+        self._last: Int32Array = np.zeros(n, np.int32)  # the newest token
+        self._left: Int32Array = np.zeros(n, np.int32)  # tokens that may still be generated
+        self._unstoppable: Int32Array = np.zeros(n, np.int32)  # of those, how many cannot be a stop
+        self._tables: Int32Array = np.zeros((n, self._width), np.int32)
+        self._stops: Int32Array = np.full((n, _STOP_COLUMNS), -1, np.int32)
+        self._many_stops: dict[int, frozenset[int]] = {}
+        self._handovers: set[int] = set()  # slots that close after their first sampled token
+        self._tokens: dict[int, Int32Array] = {}  # of slots in PREFILL
+        self._num_prompt: dict[int, int] = {}  # of those in PREFILL that want prompt log-probabilities
+        self._prefilling: list[int] = []  # in order of admission
+        self._admission: npt.NDArray[np.int64] = np.zeros(n, np.int64)
+        self._admissions = 0
+        self._decode: _DecodeSet | None = None
+
+    # ---- commands
+
+    def apply(self, command: Command) -> Admitted | Closed | None:
+        """Applies one command between two steps.
+
+        Returns what follows from it: `Admitted` (tell the executor), `Closed` (report it; unless the
+        command was an Admit, the executor releases the slot), or nothing.  Raises `ProtocolViolation`.
+        """
+        match command:
+            case Admit():
+                return self._admit(command)
+            case Grow():
+                if self._is_open(command):
+                    self._grow(command)
+            case Preempt():
+                if self._is_open(command):
+                    return self._close(command.slot, CloseReason.PREEMPTED)
+            case Abort():
+                if self._is_open(command):
+                    return self._close(command.slot, CloseReason.ABORTED)
+            case Control():
+                self._control(command)
+        return None
+
+    def _admit(self, command: Admit) -> Admitted | Closed | None:
+        slot = command.slot
+        self._check_slot(command)
+        if command.epoch <= self._epoch[slot]:
+            log.debug("ignored, epoch %d is known: %s", command.epoch, self._describe(command))
+            return None
+        if self._phase[slot] != FREE:
+            raise self._violation(command, "the slot is occupied")
+        tokens = self._unpack(command, command.tokens, "tokens")
+        length = len(tokens)
+        if not 1 <= command.num_prompt <= length:
+            raise self._violation(command, f"num_prompt must be from 1 to the {length} tokens")
+        if not 0 <= command.num_computed < length:
+            raise self._violation(command, f"num_computed must be from 0 to {length - 1}")
+        left = command.stopping.max_tokens - (length - command.num_prompt)
+        if left < 1:
+            raise self._violation(command, f"its tokens leave {left} of max_tokens to generate")
+        self._epoch[slot] = command.epoch
+        if command.num_prompt + command.stopping.max_tokens > self.max_model_len:
+            asked = f"{command.num_prompt} prompt tokens + max_tokens {command.stopping.max_tokens}"
+            message = f"{asked} are more than max_model_len {self.max_model_len}; lower max_tokens"
+            return Closed(slot, command.epoch, CloseReason.ERROR, message)
+        self._capacity[slot] = 0
+        self._append_blocks(command)
+        if self._capacity[slot] < length:
+            raise self._violation(command, f"its blocks hold {self._capacity[slot]} of {length} tokens")
+        self._phase[slot] = PREFILL
+        self._computed[slot] = command.num_computed
+        self._left[slot] = left
+        self._unstoppable[slot] = min(command.stopping.min_tokens - (length - command.num_prompt), left)
+        self._set_stops(slot, command.stopping.stop_token_ids)
+        self._tokens[slot] = tokens
+        if command.sampling.prompt_logprobs is not None and length == command.num_prompt:
+            # (With generated tokens an earlier epoch has reported the whole prompt.)
+            self._num_prompt[slot] = length
+        if command.handover:
+            self._handovers.add(slot)
+        self._prefilling.append(slot)
+        self._admissions += 1
+        self._admission[slot] = self._admissions
+        return Admitted(slot, tokens, command.num_prompt, command.sampling, command.stopping)
+
+    def _grow(self, command: Grow) -> None:
+        row = self._decode.row_of.get(command.slot) if self._decode else None
+        self._append_blocks(command)
+        if row is not None and self._decode is not None:
+            self._decode.tables[row] = self._tables[command.slot]
+
+    def _append_blocks(self, command: Admit | Grow) -> None:
+        blocks = self._unpack(command, command.blocks, "blocks")
+        have = int(self._capacity[command.slot]) // self.block_size
+        if have + len(blocks) > self._width:
+            raise self._violation(command, f"more than the {self._width} blocks that max_model_len needs")
+        if len(blocks) and (blocks.min() < 0 or blocks.max() >= self.num_blocks):
+            raise self._violation(command, f"a block is outside the pool of {self.num_blocks}")
+        self._tables[command.slot, have : have + len(blocks)] = blocks
+        self._capacity[command.slot] += len(blocks) * self.block_size
+
+    def _set_stops(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
+        self._stops[slot] = -1
+        possible = [token for token in stop_token_ids if 0 <= token <= _MAX_TOKEN]
+        if len(possible) <= _STOP_COLUMNS:
+            self._stops[slot, : len(possible)] = possible
+        else:
+            self._many_stops[slot] = frozenset(possible)
+
+    def _control(self, command: Control) -> None:
+        match command.action:
+            case "pause":
+                self.paused = True
+            case "resume":
+                self.paused = False
+            case "shutdown":
+                self.shutdown = True
+            case "update_weights":
+                if self._phase.any():
+                    raise ProtocolViolation(
+                        f"Control(update_weights) while slots {self.open_slots()} are open: "
+                        "KV of the old weights would be read by the new ones"
+                    )
+
+    # ---- steps
+
+    def compose(self, step: int) -> StepBatch | None:
+        """The next step's work, or None: paused, nothing admitted, or every slot waits for blocks.
+
+        Composing changes nothing; `commit` does.
+        """
+        if self.paused:
+            return None
+        budget = self.max_num_batched_tokens
+        decode = self._decode_set()
+        rows = decode.slots
+        starts: Int32Array = self._computed[rows]
+        ready = starts < self._capacity[rows]
+        if len(rows) <= budget and ready.all():
+            tables = decode.tables
+            counts, samples = decode.ones, decode.trues
+        else:
+            kept = np.flatnonzero(ready)[:budget]
+            filled = int(self._capacity.max()) // self.block_size
+            rows, starts, tables = rows[kept], starts[kept], decode.tables[kept, :filled]
+            counts, samples = decode.ones[: len(kept)], decode.trues[: len(kept)]
+        tokens: Int32Array = self._last[rows]
+        num_decodes = len(rows)
+        if self._prefilling and budget > num_decodes:
+            return self._with_prefill(step, budget - num_decodes, rows, starts, tokens, tables)
+        if not num_decodes:
+            return None
+        width = int(starts.max()) // self.block_size + 1
+        return StepBatch(step, rows, starts, counts, tokens, samples, tables[:, :width], num_decodes)
+
+    def _with_prefill(
+        self,
+        step: int,
+        budget: int,
+        rows: Int32Array,
+        starts: Int32Array,
+        tokens: Int32Array,
+        tables: Int32Array,
+    ) -> StepBatch:
+        """The decode rows given, followed by prefill chunks of `budget` tokens together."""
+        num_decodes = len(rows)
+        slots: list[int] = []
+        first: list[int] = []
+        counts: list[int] = []
+        samples: list[bool] = []
+        parts = [tokens]
+        targets: dict[int, Int32Array] = {}
+        for slot in self._prefilling:
+            if budget == 0:
+                break
+            start, text = int(self._computed[slot]), self._tokens[slot]
+            count = min(len(text) - start, budget)
+            if slot in self._num_prompt and start + 1 < len(text):
+                targets[num_decodes + len(slots)] = text[start + 1 : start + count + 1]
+            slots.append(slot)
+            first.append(start)
+            counts.append(count)
+            samples.append(start + count == len(text))
+            parts.append(text[start : start + count])
+            budget -= count
+        all_starts = np.concatenate((starts, np.array(first, np.int32)))
+        all_counts = np.concatenate((np.ones(num_decodes, np.int32), np.array(counts, np.int32)))
+        width = (int((all_starts + all_counts).max()) - 1) // self.block_size + 1
+        return StepBatch(
+            step=step,
+            slots=np.concatenate((rows, np.array(slots, np.int32))),
+            starts=all_starts,
+            counts=all_counts,
+            tokens=np.concatenate(parts),
+            samples=np.concatenate((np.ones(num_decodes, np.bool_), np.array(samples, np.bool_))),
+            block_tables=np.concatenate((tables[:, :width], self._tables[slots, :width])),
+            num_decodes=num_decodes,
+            prompt_logprob_targets=targets,
+        )
+
+    def commit(self, batch: StepBatch, result: StepResult) -> StepOutcome:
+        """Takes in the tokens of a batch that was composed after the last command.
+
+        The executor releases the slots of the outcome's closings.
+        """
+        decode = self._decode
+        whole = decode is not None and batch.slots is decode.slots
+        sampled: Int32Array = batch.slots if whole else batch.slots[batch.samples]
+        if len(result.tokens) != len(sampled):
+            raise RuntimeError(
+                f"step {batch.step} samples {len(sampled)} rows, the executor gave {len(result.tokens)}"
+            )
+        self._computed[batch.slots] += batch.counts
+        self._last[sampled] = result.tokens
+        left = self._left[sampled] - 1
+        self._left[sampled] = left
+        unstoppable = self._unstoppable[sampled] - 1
+        self._unstoppable[sampled] = unstoppable
+        if whole and decode is not None:
+            outcome = StepOutcome(sampled, decode.epochs, result.tokens)
+            stops = decode.stops
+        else:
+            outcome = StepOutcome(sampled, self._epoch[sampled], result.tokens)
+            stops = self._stops[sampled]
+            self._commit_prefill(batch, outcome)
+        if result.logprobs or result.prompt_logprobs:
+            self._take_logprobs(batch, result, outcome)
+        stopped = (stops == result.tokens[:, None]).any(axis=1)
+        if self._many_stops:
+            for index, slot in enumerate(sampled.tolist()):
+                if slot in self._many_stops:
+                    stopped[index] = int(result.tokens[index]) in self._many_stops[slot]
+        stopped &= unstoppable < 0
+        over = stopped | (left == 0)
+        if self._handovers:
+            for index in range(batch.num_decodes, len(sampled)):
+                over[index] |= int(sampled[index]) in self._handovers
+        if over.any():
+            for index in np.flatnonzero(over).tolist():
+                reason = CloseReason.HANDED_OVER
+                if stopped[index]:
+                    reason = CloseReason.STOP
+                elif left[index] == 0:
+                    reason = CloseReason.LENGTH
+                outcome.closings.append(self._close(int(sampled[index]), reason))
+        return outcome
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether any slot is to be handed over."""
+        return bool(self._handovers)
+
+    def last_chunks(self, batch: StepBatch) -> tuple[list[int], list[int]]:
+        """Slots and epochs of the batch whose last chunk before their hand-over it computes."""
+        rows = range(batch.num_decodes, len(batch.slots))
+        found = [int(batch.slots[row]) for row in rows if batch.samples[row]]
+        slots = [slot for slot in found if slot in self._handovers]
+        return slots, [int(self._epoch[slot]) for slot in slots]
+
+    def _commit_prefill(self, batch: StepBatch, outcome: StepOutcome) -> None:
+        """Notes the progress of prefill rows; those that sampled decode from now on."""
+        for row in range(batch.num_decodes, len(batch.slots)):
+            slot = int(batch.slots[row])
+            outcome.prefill.append((slot, int(self._epoch[slot]), int(self._computed[slot])))
+            if batch.samples[row]:
+                self._leave_prefill(slot)
+                self._phase[slot] = DECODE
+                self._decode = None
+
+    def _take_logprobs(self, batch: StepBatch, result: StepResult, outcome: StepOutcome) -> None:
+        index_of = np.cumsum(batch.samples) - 1
+        for row, found in sorted(result.logprobs.items()):
+            outcome.logprobs.append((int(index_of[row]), found))
+        for row, positions in sorted(result.prompt_logprobs.items()):
+            slot, first = int(batch.slots[row]), int(batch.starts[row]) + 1
+            epoch = int(self._epoch[slot])
+            outcome.prompt_logprobs.append(PromptLogprobs(slot, epoch, first, positions))
+
+    def fail(self, slot: int, message: str) -> Closed:
+        """The executor cannot run this slot's request: closes its epoch with reason `error`."""
+        return self._close(slot, CloseReason.ERROR, message)
+
+    # ---- what is inside
+
+    def open_slots(self) -> list[int]:
+        """Slots whose epoch is not closed."""
+        return [int(slot) for slot in np.flatnonzero(self._phase)]
+
+    def _decode_set(self) -> _DecodeSet:
+        if self._decode is None:
+            slots = np.flatnonzero(self._phase == DECODE).astype(np.int32)
+            slots = slots[np.argsort(self._admission[slots])]
+            self._decode = _DecodeSet(slots, self._tables, self._epoch, self._stops)
+        return self._decode
+
+    def _close(self, slot: int, reason: CloseReason, message: str = "") -> Closed:
+        if self._phase[slot] == DECODE:
+            self._decode = None
+        else:
+            self._leave_prefill(slot)
+        self._phase[slot] = FREE
+        self._many_stops.pop(slot, None)
+        self._handovers.discard(slot)
+        return Closed(slot, int(self._epoch[slot]), reason, message)
+
+    def _leave_prefill(self, slot: int) -> None:
+        self._prefilling.remove(slot)
+        del self._tokens[slot]
+        self._num_prompt.pop(slot, None)
+
+    def _is_open(self, command: Grow | Preempt | Abort) -> bool:
+        """Whether the command's epoch runs.  Raises for one that was never admitted."""
+        self._check_slot(command)
+        last = int(self._epoch[command.slot])
+        if command.epoch > last:
+            raise self._violation(command, "this epoch was never admitted")
+        if command.epoch == last and self._phase[command.slot] != FREE:
+            return True
+        log.debug("ignored, epoch %d is over: %s", command.epoch, self._describe(command))
+        return False
+
+    def _check_slot(self, command: Admit | Grow | Preempt | Abort) -> None:
+        if not 0 <= command.slot < self.max_num_seqs:
+            raise ProtocolViolation(
+                f"{self._describe(command)}: there are slots 0 to {self.max_num_seqs - 1} (max_num_seqs)"
+            )
+
+    def _unpack(self, command: Admit | Grow, data: bytes, name: str) -> Int32Array:
+        try:
+            return np.array(unpack_int32(data), np.int32)
+        except MalformedMessage as error:
+            raise self._violation(command, f"{name}: {error}") from None
+
+    def _violation(self, command: Admit | Grow | Preempt | Abort, problem: str) -> ProtocolViolation:
+        slot = command.slot
+        state = f"slot {slot} is in {_PHASES[self._phase[slot]]}, epoch {self._epoch[slot]}"
+        return ProtocolViolation(f"{self._describe(command)}: {problem} ({state})")
+
+    @staticmethod
+    def _describe(command: Admit | Grow | Preempt | Abort) -> str:
+        text = f"{type(command).__name__} of slot {command.slot}, epoch {command.epoch}"
+        if isinstance(command, Admit):
+            text += f", {len(command.tokens) // 4} tokens, {command.num_prompt} prompt, "
+            text += f"{command.num_computed} computed, {len(command.blocks) // 4} blocks"
+        elif isinstance(command, Grow):
+            text += f", {len(command.blocks) // 4} blocks"
+        return text

@@ -1,0 +1,133 @@
+"""A slow, obvious model of the slots, to compare the real ones with."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baton.executor.base import StepResult
+from baton.executor.simulated import simulated_next_token
+from baton.protocol.codec import pack_int32
+from baton.protocol.commands import Admit
+from baton.protocol.sampling import Sampling, Stopping
+
+VOCAB = 13
+
+
+def admit(
+    slot, epoch, tokens, blocks, *, num_prompt=None, num_computed=0, sampling=None, handover=False, **stopping
+):
+    stopping.setdefault("max_tokens", 5)
+    return Admit(
+        slot=slot,
+        epoch=epoch,
+        tokens=pack_int32(tokens),
+        num_prompt=len(tokens) if num_prompt is None else num_prompt,
+        num_computed=num_computed,
+        blocks=pack_int32(blocks),
+        sampling=sampling or Sampling(seed=0, temperature=0.0),
+        stopping=Stopping(**stopping),
+        handover=handover,
+    )
+
+
+@dataclass
+class ModelSlot:
+    epoch: int
+    tokens: list
+    num_prompt: int
+    computed: int
+    blocks: list
+    stopping: Stopping
+    order: int
+    given: int
+    """Tokens that it was admitted with."""
+    handover: bool = False
+
+
+@dataclass
+class Row:
+    slot: int
+    start: int
+    tokens: list
+    samples: bool
+    blocks: list
+    decode: bool
+
+
+@dataclass
+class Model:
+    """One dict of open slots and a straight reading of the rules."""
+
+    size: int
+    budget: int
+    block_size: int
+    open: dict = field(default_factory=dict)
+    last_epoch: dict = field(default_factory=dict)
+    paused: bool = False
+    admissions: int = 0
+
+    def admit(self, command, tokens, blocks):
+        self.admissions += 1
+        self.last_epoch[command.slot] = command.epoch
+        self.open[command.slot] = ModelSlot(
+            command.epoch,
+            list(tokens),
+            command.num_prompt,
+            command.num_computed,
+            list(blocks),
+            command.stopping,
+            self.admissions,
+            len(tokens),
+            command.handover,
+        )
+
+    def compose(self):
+        if self.paused:
+            return []
+        rows, left = [], self.budget
+        by_order = sorted(self.open.items(), key=lambda item: item[1].order)
+        for decode in (True, False):
+            for number, slot in by_order:
+                if decode != (len(slot.tokens) > slot.given) or left == 0:
+                    continue
+                todo = slot.tokens[slot.computed :][:left]
+                if slot.computed + len(todo) > len(slot.blocks) * self.block_size:
+                    assert decode
+                    continue
+                samples = slot.computed + len(todo) == len(slot.tokens)
+                rows.append(Row(number, slot.computed, todo, samples, slot.blocks, decode))
+                left -= len(todo)
+        return rows
+
+    def commit(self, rows, tokens):
+        """Returns (tokens by slot and epoch, closings by slot and epoch)."""
+        given, closed = [], []
+        tokens = iter(tokens)
+        for row in rows:
+            slot = self.open[row.slot]
+            slot.computed += len(row.tokens)
+            if not row.samples:
+                continue
+            token = next(tokens)
+            slot.tokens.append(token)
+            given.append((row.slot, slot.epoch, token))
+            generated = len(slot.tokens) - slot.num_prompt
+            if token in slot.stopping.stop_token_ids and generated > slot.stopping.min_tokens:
+                closed.append((row.slot, slot.epoch, "stop"))
+            elif generated == slot.stopping.max_tokens:
+                closed.append((row.slot, slot.epoch, "length"))
+            elif slot.handover:
+                closed.append((row.slot, slot.epoch, "handed_over"))
+            else:
+                continue
+            del self.open[row.slot]
+        return given, closed
+
+
+def sample(rows, model):
+    """What an honest executor samples for these rows."""
+    return [simulated_next_token(model.open[row.slot].tokens, VOCAB) for row in rows if row.samples]
+
+
+def result_of(tokens):
+    return StepResult(tokens=np.array(tokens, np.int32))

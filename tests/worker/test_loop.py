@@ -1,0 +1,260 @@
+"""The loop driven round by round in this process: when it sleeps, what it reports, what ends it."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from array import array
+
+import pytest
+
+from baton.executor.simulated import SimulatedExecutor
+from baton.ipc.doorbell import Doorbell
+from baton.ipc.process import open_pidfd, wait_any
+from baton.ipc.ring import RingReader, RingWriter, create_ring
+from baton.ipc.ticket import PeerDied, TicketReader, TicketTimeout, TicketWriter, create_tickets
+from baton.protocol.codec import pack_int32
+from baton.protocol.commands import COMMANDS, CommandBatch, Control, Grow, Preempt
+from baton.protocol.reports import REPORTS, Closed, CloseReason
+from baton.worker.command_log import CommandLog, CommandLogBroken
+from baton.worker.loop import WorkerLoop, flush_reports
+from baton.worker.rounds import FollowerRounds, LeaderRounds
+from baton.worker.slots import Slots
+
+from .group import VOCAB, oracle
+from .model import admit
+
+
+class InProcess:
+    """An engine and `ranks` loops in this process.  The engine's pidfd is that of a child."""
+
+    def __init__(self, ranks=1, timeout_s=60.0, observer=None, executor=None):
+        self.child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        self.pidfd = open_pidfd(self.child.pid)
+        self.bell = Doorbell.create()
+        bells = [Doorbell.create() for _ in range(ranks)]
+        ring = create_ring(1 << 14, ranks)
+        self.writer, self.sequence = RingWriter(ring, bells[:1]), 0
+        self.readers, self.loops, self.logs = [], [], []
+        tickets = create_tickets(ranks - 1) if ranks > 1 else None
+        for rank in range(ranks):
+            reports = create_ring(1 << 14, 1)
+            self.readers.append(RingReader(reports, 0, bells[rank]))
+            report_writer = RingWriter(reports, [self.bell])
+            log = CommandLog(RingReader(ring, rank, self.bell))
+            self.logs.append(log)
+            if rank == 0:
+                writer = None if tickets is None else TicketWriter(tickets, bells[1:])
+                rounds = LeaderRounds(
+                    log,
+                    report_writer,
+                    bells[0],
+                    self.pidfd,
+                    tickets=writer,
+                    follower_doorbells=bells[1:],
+                    timeout_s=timeout_s,
+                )
+            else:
+                reader = TicketReader(tickets, rank - 1, bells[rank], {self.pidfd: "engine"}, bells[0])
+                rounds = FollowerRounds(log, report_writer, reader, timeout_s=timeout_s)
+            self.loops.append(
+                WorkerLoop(
+                    rank=rank,
+                    slots=Slots(
+                        max_num_seqs=8,
+                        max_num_batched_tokens=64,
+                        max_model_len=256,
+                        block_size=8,
+                        num_blocks=512,
+                    ),
+                    executor=executor
+                    or SimulatedExecutor(num_blocks=512, block_size=8, max_num_seqs=8, vocab_size=VOCAB),
+                    commands=log,
+                    rounds=rounds,
+                    reports=report_writer,
+                    observer=observer and (lambda applied, batch, rank=rank: observer(rank, applied, batch)),
+                )
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.child.kill()
+        self.child.communicate()
+        os.close(self.pidfd)
+
+    def send(self, *commands):
+        self.sequence += 1
+        self.writer.write(COMMANDS.encode(CommandBatch(self.sequence, list(commands))))
+
+    def reports(self, rank=0):
+        return [REPORTS.decode(record) for record in self.readers[rank].records()]
+
+
+def test_one_round_at_a_time():
+    with InProcess() as world:
+        (loop,) = world.loops
+        world.send(admit(3, 7, [1, 2, 3], [0], max_tokens=2))
+        assert loop.run_once()
+        (first,) = world.reports()
+        assert (first.step, first.applied) == (1, 1)
+        assert list(array("i", first.slots)) == [3]
+        assert list(array("i", first.epochs)) == [7]
+        assert list(array("i", first.tokens)) == oracle([1, 2, 3], 1)
+        assert list(array("i", first.prefill_computed)) == [3]
+        assert first.seconds > 0
+        assert loop.run_once()
+        (second,) = world.reports()
+        assert list(array("i", second.tokens)) == oracle([1, 2, 3], 2)[1:]
+        assert second.prefill_slots == b""
+        assert second.closings == [Closed(3, 7, CloseReason.LENGTH)]
+        assert not loop.run_once()
+        assert loop.steps == 2
+
+
+def test_closings_are_reported_before_the_step_that_follows_and_without_one():
+    with InProcess() as world:
+        (loop,) = world.loops
+        world.send(admit(0, 0, [1], [0], max_tokens=9), admit(1, 0, [2], [1], max_tokens=9))
+        assert loop.run_once()
+        world.send(Preempt(0, 0))
+        assert loop.run_once()
+        _, closing, step = world.reports()
+        assert (closing.step, closing.applied) == (0, 2)
+        assert closing.closings == [Closed(0, 0, CloseReason.PREEMPTED)]
+        assert list(array("i", step.slots)) == [1]
+        world.send(Preempt(1, 0))
+        assert not loop.run_once()
+        (closing,) = world.reports()
+        assert closing.closings == [Closed(1, 0, CloseReason.PREEMPTED)]
+        assert closing.tokens == b""
+
+
+def test_an_idle_loop_sleeps_until_it_is_rung():
+    with InProcess() as world:
+        (loop,) = world.loops
+        world.send(admit(0, 0, [1] * 8, [0], max_tokens=9))
+        assert loop.run_once()
+        assert not loop.run_once()  # composes nothing: no block for the next token
+        began = time.monotonic()
+        threading.Timer(0.1, world.send, (Grow(0, 0, pack_int32([1])),)).start()
+        while not loop.run_once():
+            pass
+        assert 0.05 < time.monotonic() - began < 60.0
+
+
+def test_leave_ends_a_sleep():
+    with InProcess(ranks=2) as world:
+        threads = [threading.Thread(target=loop.run) for loop in world.loops]
+        for thread, loop in zip(threads, world.loops, strict=True):
+            thread.start()
+            time.sleep(0.02)
+            loop.leave()
+            thread.join(60.0)
+            assert not thread.is_alive()
+
+
+def test_a_sleeping_loop_notices_the_death_of_its_engine():
+    with InProcess(ranks=2) as world:
+        world.child.kill()
+        for loop in world.loops:
+            began = time.monotonic()
+            with pytest.raises(PeerDied, match="the engine died"):
+                loop.run()
+            assert time.monotonic() - began < 30.0
+
+
+def test_all_ranks_run_the_same_steps_after_the_same_commands():
+    seen = [[], [], []]
+
+    def observe(rank, applied, batch):
+        seen[rank].append((batch.step, applied, batch.slots.tolist(), batch.tokens.tolist()))
+
+    with InProcess(ranks=3, observer=observe) as world:
+        threads = [threading.Thread(target=loop.run) for loop in world.loops]
+        for thread in threads:
+            thread.start()
+        for epoch in range(20):
+            for slot in range(8):
+                world.send(admit(slot, epoch, [slot, epoch], [slot * 4 + i for i in range(4)], max_tokens=25))
+            closed = []
+            while len(closed) < 8:
+                assert wait_any([world.bell.fileno()], 60.0)
+                world.bell.drain()
+                world.writer.flush()
+                closed += [end for report in world.reports() for end in report.closings]
+        world.send(Control("shutdown"))
+        for thread in threads:
+            thread.join(60.0)
+            assert not thread.is_alive()
+        assert seen[0] == seen[1] == seen[2]
+        assert len(seen[0]) >= 20 * 25
+        assert {log.applied for log in world.logs} == {161}
+
+
+def test_a_stuck_leader_is_noticed_by_its_follower():
+    with InProcess(ranks=2, timeout_s=0.1) as world:
+        leader, follower = world.loops
+        world.send(admit(0, 0, [1], [0], max_tokens=5))
+        assert leader.run_once()
+        assert follower.run_once()
+        with pytest.raises(TicketTimeout, match=r"no ticket for round 2 within 0\.1 s"):
+            follower.run_once()
+
+
+def test_a_request_that_the_executor_refuses_is_closed_with_an_error():
+    class Picky(SimulatedExecutor):
+        def admit(self, slot, tokens, num_prompt, sampling, stopping):
+            if 13 in tokens:
+                raise ValueError("no 13 here")
+            super().admit(slot, tokens, num_prompt, sampling, stopping)
+
+    executor = Picky(num_blocks=512, block_size=8, max_num_seqs=8, vocab_size=VOCAB)
+    with InProcess(executor=executor) as world:
+        world.send(admit(0, 0, [13], [0]), admit(1, 0, [12], [1]))
+        assert world.loops[0].run_once()
+        closing, step = world.reports()
+        assert closing.closings[0].reason is CloseReason.ERROR
+        assert "no 13 here" in closing.closings[0].message
+        assert list(array("i", step.slots)) == [1]
+
+
+def test_a_log_hands_out_only_what_it_has_collected():
+    ring = create_ring(1024, 1)
+    writer, log = RingWriter(ring), CommandLog(RingReader(ring, 0))
+    for sequence in (1, 2, 3):
+        writer.write(COMMANDS.encode(CommandBatch(sequence, [Preempt(0, sequence)])))
+    assert log.has_news()
+    assert log.collect()
+    assert not log.has_news()
+    assert [command.epoch for command in log.take(2)] == [1, 2]
+    assert log.applied == 2
+    assert list(log.take(2)) == []
+    with pytest.raises(CommandLogBroken, match="batch 4"):
+        list(log.take(4))
+
+
+def test_last_reports_have_a_deadline():
+    ring = create_ring(64, 1)
+    writer, bell = RingWriter(ring), Doorbell.create()
+    writer.append(b"x" * 500)
+    bell.ring()
+    began = time.monotonic()
+    assert not flush_reports(writer, bell, 0.05)
+    assert 0.05 <= time.monotonic() - began < 30.0
+    reader = RingReader(ring, 0, bell)
+    got = []
+
+    def read():
+        give_up = time.monotonic() + 60.0
+        while not got and time.monotonic() < give_up:
+            got.extend(reader.records())
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert flush_reports(writer, bell, 60.0)
+    thread.join()
+    assert got == [b"x" * 500]

@@ -1,0 +1,381 @@
+"""The slot machine: against a model with random scripts, and each rule by hand."""
+
+from array import array
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.executor.base import StepResult
+from baton.protocol.codec import pack_int32
+from baton.protocol.commands import Abort, Control, Grow, Preempt
+from baton.protocol.reports import Closed, CloseReason
+from baton.protocol.sampling import Sampling, TokenLogprobs
+from baton.worker.outcome import Admitted
+from baton.worker.slots import ProtocolViolation, Slots
+
+from .model import VOCAB, Model, admit, result_of, sample
+
+BLOCK, LENGTH, POOL = 4, 40, 64
+
+
+def make(size=4, budget=16, length=LENGTH):
+    return Slots(
+        max_num_seqs=size,
+        max_num_batched_tokens=budget,
+        max_model_len=length,
+        block_size=BLOCK,
+        num_blocks=POOL,
+    )
+
+
+def check_batch(batch, rows, step):
+    """The composed batch says exactly what the model's rows say."""
+    assert batch.step == step
+    assert batch.slots.tolist() == [row.slot for row in rows]
+    assert batch.starts.tolist() == [row.start for row in rows]
+    assert batch.counts.tolist() == [len(row.tokens) for row in rows]
+    assert batch.tokens.tolist() == [token for row in rows for token in row.tokens]
+    assert batch.samples.tolist() == [row.samples for row in rows]
+    assert batch.num_decodes == sum(row.decode for row in rows)
+    for array_ in (batch.slots, batch.starts, batch.counts, batch.tokens, batch.block_tables):
+        assert array_.dtype == np.int32
+    for index, row in enumerate(rows):
+        needed = -(-(row.start + len(row.tokens)) // BLOCK)
+        assert batch.block_tables[index, :needed].tolist() == row.blocks[:needed]
+
+
+class Script:
+    """Draws commands and steps, applies them to both machines, keeps the stream of reports."""
+
+    def __init__(self, data, size, budget):
+        self.data, self.size = data, size
+        self.slots, self.model = make(size, budget), Model(size, budget, BLOCK)
+        self.stream, self.admits, self.step = [], [], 0
+
+    def draw(self, strategy):
+        return self.data.draw(strategy)
+
+    def pick(self):
+        """A slot and an epoch that is known: open, or over."""
+        if not self.admits:
+            return None
+        return self.draw(st.sampled_from(self.admits))
+
+    def run(self):
+        actions = [self.do_admit, self.do_grow, self.do_end, self.do_step, self.do_step, self.do_pause]
+        for action in self.draw(st.lists(st.sampled_from(actions), max_size=40)):
+            action()
+        self.slots.apply(Control("resume"))
+        self.model.paused = False
+        for slot, epoch in self.admits:
+            self.end(Abort(slot, epoch), "aborted")
+
+    def do_admit(self):
+        slot = self.draw(st.integers(0, self.size - 1))
+        if slot in self.model.open:
+            return
+        tokens = self.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20))
+        num_prompt = self.draw(st.integers(1, len(tokens)))
+        generated = len(tokens) - num_prompt
+        computed = self.draw(st.integers(0, len(tokens) - 1))
+        needed = -(-len(tokens) // BLOCK)
+        blocks = self.draw(st.lists(st.integers(0, POOL - 1), min_size=needed, max_size=LENGTH // BLOCK))
+        command = admit(
+            slot,
+            self.model.last_epoch.get(slot, -1) + self.draw(st.integers(1, 3)),
+            tokens,
+            blocks,
+            num_prompt=num_prompt,
+            num_computed=computed,
+            max_tokens=self.draw(st.integers(generated + 1, LENGTH - num_prompt)),
+            min_tokens=self.draw(st.integers(0, 6)),
+            stop_token_ids=tuple(self.draw(st.sets(st.integers(0, VOCAB - 1), max_size=11))),
+            handover=self.draw(st.sampled_from([False, False, True])),
+        )
+        effect = self.slots.apply(command)
+        assert isinstance(effect, Admitted)
+        assert effect.tokens.tolist() == tokens
+        self.model.admit(command, tokens, blocks)
+        self.admits.append((slot, command.epoch))
+        assert self.slots.apply(command) is None  # seen before
+
+    def do_grow(self):
+        known = self.pick()
+        if known is None:
+            return
+        slot, epoch = known
+        opened = self.model.open.get(slot)
+        current = opened is not None and opened.epoch == epoch
+        room = LENGTH // BLOCK - (len(opened.blocks) if current else 0)
+        blocks = self.draw(st.lists(st.integers(0, POOL - 1), max_size=min(room, 2)))
+        assert self.slots.apply(Grow(slot, epoch, pack_int32(blocks))) is None
+        if current:
+            opened.blocks.extend(blocks)
+
+    def do_end(self):
+        known = self.pick()
+        if known is not None:
+            kind, reason = self.draw(st.sampled_from([(Preempt, "preempted"), (Abort, "aborted")]))
+            self.end(kind(*known), reason)
+
+    def end(self, command, reason):
+        closed = self.slots.apply(command)
+        opened = self.model.open.get(command.slot)
+        if opened is None or opened.epoch != command.epoch:
+            assert closed is None
+            return
+        assert closed == Closed(command.slot, command.epoch, CloseReason(reason))
+        del self.model.open[command.slot]
+        self.stream.append(("closed", command.slot, command.epoch, reason))
+
+    def do_pause(self):
+        self.model.paused = self.draw(st.booleans())
+        self.slots.apply(Control("pause" if self.model.paused else "resume"))
+
+    def do_step(self):
+        self.step += 1
+        rows = self.model.compose()
+        batch = self.slots.compose(self.step)
+        if not rows:
+            assert batch is None
+            return
+        check_batch(batch, rows, self.step)
+        self.check_last_chunks(batch, rows)
+        tokens = sample(rows, self.model)
+        outcome = self.slots.commit(batch, result_of(tokens))
+        given, closed = self.model.commit(rows, tokens)
+        report = outcome.report(self.step, 7, 0.5)
+        columns = [array("i", packed) for packed in (report.slots, report.epochs, report.tokens)]
+        assert list(zip(*columns, strict=True)) == given
+        assert [(end.slot, end.epoch, end.reason.value) for end in report.closings] == closed
+        self.check_progress(report, [row for row in rows if not row.decode])
+        self.stream += [("token", *entry) for entry in given]
+        self.stream += [("closed", *entry) for entry in closed]
+
+    def check_last_chunks(self, batch, rows):
+        open_ = self.model.open
+        assert self.slots.hands_over == any(slot.handover for slot in open_.values())
+        last = [row.slot for row in rows if row.samples and open_[row.slot].handover]
+        assert self.slots.last_chunks(batch) == (last, [open_[slot].epoch for slot in last])
+
+    def check_progress(self, report, rows):
+        packed = (report.prefill_slots, report.prefill_epochs, report.prefill_computed)
+        expected = [(row.slot, self.model.last_epoch[row.slot], row.start + len(row.tokens)) for row in rows]
+        assert list(zip(*(array("i", column) for column in packed), strict=True)) == expected
+
+    def check_rules(self):
+        over = set()
+        for kind, slot, epoch, _ in self.stream:
+            assert (slot, epoch) not in over  # rules 1 and 2: nothing follows a closing
+            if kind == "closed":
+                over.add((slot, epoch))
+        assert over == set(self.admits)  # rule 1: one for each admission
+        assert self.slots.open_slots() == []
+        assert self.slots.compose(self.step + 1) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(1, 5), st.sampled_from([1, 3, 8, 64]))
+def test_random_scripts_follow_the_model_and_the_rules(data, size, budget):
+    script = Script(data, size, budget)
+    script.run()
+    script.check_rules()
+
+
+def step(slots, tokens, number=1):
+    batch = slots.compose(number)
+    assert batch is not None
+    return batch, slots.commit(batch, result_of(tokens))
+
+
+def test_a_hand_over_closes_with_its_first_token_unless_that_ends_the_request():
+    slots = make()
+    slots.apply(admit(0, 1, [1, 2, 3], [5], max_tokens=9, handover=True))
+    slots.apply(admit(1, 1, [1, 2], [6], max_tokens=9, handover=True, stop_token_ids=(8,)))
+    slots.apply(admit(2, 1, [1, 2], [7], max_tokens=1, handover=True))
+    slots.apply(admit(3, 1, [1, 2], [8], max_tokens=9))
+    _, outcome = step(slots, [7, 8, 9, 6])
+    assert outcome.tokens.tolist() == [7, 8, 9, 6]
+    reasons = [(end.slot, end.reason) for end in outcome.closings]
+    handed = CloseReason.HANDED_OVER
+    assert reasons == [(0, handed), (1, CloseReason.STOP), (2, CloseReason.LENGTH)]
+    assert slots.open_slots() == [3]
+    # The slot's next request stays.
+    slots.apply(admit(0, 2, [1, 2, 3], [5], max_tokens=9))
+    assert not slots.hands_over
+    _, outcome = step(slots, [6, 7], 2)
+    assert outcome.closings == []
+
+
+def test_a_slot_without_a_block_skips_while_the_others_go_on():
+    slots = make()
+    slots.apply(admit(0, 1, [1, 2, 3, 4], [5], max_tokens=9))
+    slots.apply(admit(1, 1, [1, 2], [6, 7], max_tokens=9))
+    step(slots, [9, 9])
+    batch, _ = step(slots, [9], 2)
+    assert batch.slots.tolist() == [1]
+    slots.apply(Grow(0, 1, pack_int32([8])))
+    batch, _ = step(slots, [9, 9], 3)
+    assert batch.slots.tolist() == [0, 1]
+    assert batch.block_tables[0].tolist() == [5, 8]
+    slots.apply(Preempt(1, 1))
+    for number in range(4, 7):
+        step(slots, [9], number)
+    assert slots.compose(7) is None  # full again: nothing runs, and the engine's word ends it
+    assert slots.apply(Preempt(0, 1)) == Closed(0, 1, CloseReason.PREEMPTED)
+
+
+def test_closings_do_not_need_a_step():
+    slots = make()
+    for slot in range(4):
+        slots.apply(admit(slot, 3, [1], [slot]))
+    slots.apply(Control("pause"))
+    assert slots.compose(1) is None
+    for slot in range(4):
+        assert slots.apply(Preempt(slot, 3)) == Closed(slot, 3, CloseReason.PREEMPTED)
+        assert slots.apply(Preempt(slot, 3)) is None
+        assert slots.apply(Abort(slot, 3)) is None
+        assert slots.apply(Grow(slot, 3, pack_int32([1]))) is None
+    assert isinstance(slots.apply(admit(0, 4, [1], [0])), Admitted)
+    assert slots.compose(1) is None
+    slots.apply(Control("resume"))
+    assert slots.compose(1) is not None
+
+
+def test_stop_wins_over_length_and_min_tokens_over_stop():
+    slots = make()
+    slots.apply(admit(0, 0, [1], [0], max_tokens=1, stop_token_ids=(7,)))
+    slots.apply(admit(1, 0, [1], [1], max_tokens=3, min_tokens=1, stop_token_ids=(7,)))
+    slots.apply(admit(2, 0, [1, 7, 7], [2], num_prompt=1, max_tokens=4, min_tokens=3, stop_token_ids=(7,)))
+    _, outcome = step(slots, [7, 7, 7])
+    assert outcome.closings == [Closed(0, 0, CloseReason.STOP)]
+    _, outcome = step(slots, [7, 7], 2)
+    assert outcome.closings == [Closed(1, 0, CloseReason.STOP), Closed(2, 0, CloseReason.STOP)]
+
+
+def test_stop_ids_that_no_token_can_have_are_harmless():
+    slots = make()
+    slots.apply(admit(0, 0, [1], [0], stop_token_ids=(-5, 1 << 40, 3)))
+    _, outcome = step(slots, [3])
+    assert outcome.closings == [Closed(0, 0, CloseReason.STOP)]
+
+
+def test_logprobs_travel_with_their_tokens():
+    slots = make(budget=3)
+    wants = Sampling(seed=0, prompt_logprobs=0, logprobs=0)
+    slots.apply(admit(0, 5, [10, 11, 12, 13], [0], sampling=wants))
+    slots.apply(admit(1, 6, [20, 21], [1]))
+    batch = slots.compose(1)
+    assert {row: targets.tolist() for row, targets in batch.prompt_logprob_targets.items()} == {
+        0: [11, 12, 13]
+    }
+    found = [TokenLogprobs(token, -1.0, 1) for token in (11, 12, 13)]
+    outcome = slots.commit(batch, StepResult(np.array([], np.int32), prompt_logprobs={0: found}))
+    assert outcome.prompt_logprobs[0].first == 1
+    assert outcome.prompt_logprobs[0].positions == found
+    assert (outcome.prompt_logprobs[0].slot, outcome.prompt_logprobs[0].epoch) == (0, 5)
+    batch = slots.compose(2)
+    assert batch.slots.tolist() == [0, 1]
+    assert batch.prompt_logprob_targets == {}
+    lp = TokenLogprobs(8, -0.5, 1)
+    outcome = slots.commit(batch, StepResult(np.array([7, 8], np.int32), logprobs={1: lp}))
+    assert outcome.logprobs == [(1, lp)]
+    slots = make()
+    again = admit(0, 6, [10, 11, 12], [0], num_prompt=2, sampling=wants)
+    slots.apply(again)
+    assert slots.compose(1).prompt_logprob_targets == {}  # an earlier epoch has reported them
+
+
+def test_a_request_that_cannot_fit_is_closed_with_an_error():
+    slots = make()
+    closed = slots.apply(admit(0, 1, [1], [0], max_tokens=LENGTH))
+    assert closed.reason is CloseReason.ERROR
+    assert "lower max_tokens" in closed.message
+    assert slots.open_slots() == []
+    assert slots.apply(Abort(0, 1)) is None
+    assert isinstance(slots.apply(admit(0, 2, [1], [0], max_tokens=LENGTH - 1)), Admitted)
+    assert slots.fail(0, "why") == Closed(0, 2, CloseReason.ERROR, "why")
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (admit(4, 1, [1], [0]), r"slots 0 to 3 \(max_num_seqs\)"),
+        (Preempt(-1, 1), "slots 0 to 3"),
+        (admit(0, 9, [1], [0]), r"occupied \(slot 0 is in decode, epoch 5\)"),
+        (admit(1, 1, [1, 2], [0], num_computed=2), "num_computed must be from 0 to 1"),
+        (admit(1, 1, [1, 2], [0], num_prompt=3), "num_prompt must be from 1 to the 2 tokens"),
+        (admit(1, 1, [1] * 5, [0]), "blocks hold 4 of 5 tokens"),
+        (admit(1, 1, [1, 2, 3], [0], num_prompt=1, max_tokens=2), "leave 0 of max_tokens"),
+        (admit(1, 1, [1], [POOL]), "outside the pool of 64"),
+        (admit(1, 1, [1], list(range(11))), "more than the 10 blocks"),
+        (Grow(0, 5, pack_int32([1] * 10)), "more than the 10 blocks"),
+        (Grow(0, 5, b"abc"), "blocks: packed"),
+        (Grow(0, 6, b""), "never admitted"),
+        (Preempt(1, 0), "never admitted .*slot 1 is in free"),
+        (Abort(0, 6), "Abort of slot 0, epoch 6"),
+    ],
+)
+def test_violations_name_the_state_and_the_command(command, problem):
+    slots = make()
+    slots.apply(admit(0, 5, [1], [3]))
+    step(slots, [2])
+    with pytest.raises(ProtocolViolation, match=problem):
+        slots.apply(command)
+
+
+def test_a_wrong_number_of_tokens_is_refused():
+    slots = make()
+    slots.apply(admit(0, 5, [1], [3]))
+    batch = slots.compose(1)
+    with pytest.raises(RuntimeError, match="samples 1 rows, the executor gave 2"):
+        slots.commit(batch, result_of([1, 2]))
+
+
+def test_unchanged_decode_sets_reuse_their_arrays():
+    slots = make()
+    slots.apply(admit(0, 0, [1], [3, 4], max_tokens=6))
+    step(slots, [2])
+    first, _ = step(slots, [2], 2)
+    second, _ = step(slots, [2], 3)
+    assert first.slots is second.slots
+    assert first.counts is second.counts
+    assert second.starts.tolist() == [2]
+    assert first.starts.tolist() == [1]
+
+
+def test_rows_are_in_order_of_admission_and_the_budget_serves_the_oldest():
+    slots = make(budget=2)
+    for slot in (2, 0, 3):
+        slots.apply(admit(slot, 0, [slot], [slot], max_tokens=4))
+    step(slots, [5, 5])
+    batch, _ = step(slots, [6, 6], 2)
+    assert batch.slots.tolist() == [2, 0]
+    slots.apply(Abort(2, 0))
+    batch, _ = step(slots, [7, 7], 3)
+    assert batch.slots.tolist() == [0, 3]
+    assert batch.num_decodes == 1
+    slots.apply(admit(1, 0, [1], [1]))
+    slots.apply(admit(2, 1, [2], [2]))
+    slots.apply(Abort(0, 0))
+    step(slots, [8, 8], 4)
+    slots.apply(Abort(3, 0))
+    step(slots, [8, 8], 5)
+    batch, _ = step(slots, [9, 9], 6)
+    assert batch.slots.tolist() == [1, 2]
+
+
+def test_many_stop_tokens_and_a_slot_that_forgets_them():
+    slots = make()
+    slots.apply(admit(0, 0, [1], [0], stop_token_ids=tuple(range(20, 40))))
+    _, outcome = step(slots, [19])
+    assert outcome.closings == []
+    _, outcome = step(slots, [33], 2)
+    assert outcome.closings == [Closed(0, 0, CloseReason.STOP)]
+    slots.apply(admit(0, 1, [1], [0], stop_token_ids=(5,)))
+    _, outcome = step(slots, [33], 3)
+    assert outcome.closings == []
+    _, outcome = step(slots, [5], 4)
+    assert outcome.closings == [Closed(0, 1, CloseReason.STOP)]
