@@ -1,0 +1,144 @@
+"""The seam between serving and computing.
+
+A worker composes a `StepBatch` from its slots and an `Executor` runs it: the only thing an executor
+knows of a request is its slot, its sampling parameters and what the batch says.  An executor never
+decides when a request ends, never moves blocks, never looks at the command log.
+
+Implementations: `torch_executor` (CPU, CUDA) and `simulated` (no torch; the oracle of the simulator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.protocol.config import InstanceConfig
+from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.transfer.base import PoolView
+
+OnLayers = Callable[[int], None]
+"""Called within a step with n: the KV that the step writes is final, on every rank, in the first n layers."""
+
+Int32Array = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True, frozen=True)
+class ExecutorInfo:
+    """What a loaded executor offers."""
+
+    num_blocks: int
+    block_size: int
+    tile: str
+    """Names the layout inside a (block, layer, K/V, head) tile."""
+    block_bytes: int
+    """Bytes of one block on this rank."""
+    vocab_size: int
+    detail: str
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """One step's work: R rows (one a slot), T = sum(counts) query tokens.
+
+    Decode rows (one token each) come first, then prefill chunks.
+    """
+
+    step: int
+    slots: Int32Array
+    """[R] slot of each row."""
+    starts: Int32Array
+    """[R] position of the row's first query token; so many tokens are in its KV blocks already."""
+    counts: Int32Array
+    """[R] query tokens of the row, >= 1."""
+    tokens: Int32Array
+    """[T] input token ids, rows one after the other."""
+    samples: BoolArray
+    """[R] whether the row's last position yields a new token (false for an unfinished prompt)."""
+    block_tables: Int32Array
+    """[R, W] block ids by position; columns past ceil((start + count) / block_size) mean nothing."""
+    num_decodes: int
+    """The first so many rows have count 1 and sample."""
+    prompt_logprob_targets: dict[int, Int32Array] = field(default_factory=dict)
+    """row → [count or count-1] the token that follows each query position *inside the prompt*, for
+    rows whose request asked for prompt log-probabilities."""
+
+
+@dataclass(slots=True)
+class StepResult:
+    tokens: Int32Array
+    """[number of true entries in `samples`] the new tokens, in the order of their rows."""
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """row → log-probabilities, for rows that sampled and whose request asked for them."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """row → one for each entry of `prompt_logprob_targets[row]`."""
+
+
+class ControlRefused(ValueError):
+    """What was asked for cannot be done, and nothing has changed.  One line, for people."""
+
+
+class Executor(Protocol):
+    """Runs steps.  One per worker rank; all ranks get the same calls in the same order."""
+
+    @property
+    def info(self) -> ExecutorInfo: ...
+
+    @property
+    def pool(self) -> PoolView:
+        """The memory of the KV cache, for transfers.  Blocks that no slot uses may be written from
+        another thread while steps run."""
+
+    def admit(
+        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+    ) -> None:
+        """A request takes a slot: remember what sampling needs (penalties count `tokens` too).
+
+        `tokens` is the prompt followed by what was generated before a preemption.
+        """
+
+    def release(self, slot: int) -> None:
+        """The slot's request is over; forget it.  KV blocks need no clean-up."""
+
+    def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
+        """Writes the KV of all query tokens into their blocks and samples.  Every rank returns the
+        same tokens; log-probabilities are only needed from rank 0.
+
+        `on_layers` is given where somebody waits for single layers; an executor that cannot tell
+        (a device that runs behind the host) need not call it.
+        """
+
+    def update_weights(self, directory: str) -> None:
+        """Loads another checkpoint of the same architecture and sizes, in place; no slot is admitted.
+
+        Raises `ControlRefused`, on all ranks or on none, if it does not fit: then the old weights stay.
+        Any other exception means that old and new are mixed, and the executor must not be used again.
+        """
+
+    def start_profile(self, directory: str) -> None:
+        """Records what each step spends its time on.  Raises `ControlRefused`."""
+
+    def stop_profile(self) -> None:
+        """Writes this rank's trace (Chrome's JSON, which Perfetto opens) into the directory given to
+        `start_profile`.  Raises `ControlRefused` if nothing is recorded or it cannot be written."""
+
+    def close(self) -> None: ...
+
+
+def create_executor(config: InstanceConfig, rank: int, rendezvous: str) -> Executor:
+    """Loads the executor that the configuration names.
+
+    `rendezvous` is a path in a directory private to the instance, where tensor-parallel ranks meet
+    (a `torch.distributed` file store); unused with one rank.
+    """
+    if config.executor == "simulated":
+        from baton.executor.simulated import SimulatedExecutor
+
+        return SimulatedExecutor.from_config(config, rank, shared=True)
+    from baton.executor.torch_executor import TorchExecutor
+
+    return TorchExecutor.from_config(config, rank, rendezvous)

@@ -1,0 +1,102 @@
+"""The memory of the KV cache of one rank: `[block, layer, K/V, kv_head, tile]`, one block one page.
+
+On a CPU the pool is a memfd, mapped shared: a descriptor that can be handed to another process, which
+reads pages of it without asking.  It leaves nothing behind in the file system whoever dies.  The kernel
+gives it pages when they are first written, so a large pool costs nothing until it is used.
+
+What of a block lies past its request's last position is zero: the executor clears a block when it is
+opened and will not be filled at once.  So no bytes of an earlier request travel with a page, and a value
+that is masked out is finite.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.ipc.memory import create_memory
+from baton.transfer.base import PoolView
+
+
+class KvPool:
+    """`tensor` has shape [num_blocks, layers, 2, kv_heads, *tile_shape]."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        num_layers: int,
+        num_kv_heads: int,
+        tile_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_blocks, num_layers, 2, num_kv_heads, *tile_shape)
+        self.num_blocks = num_blocks
+        self.block_bytes = prod(shape[1:]) * dtype.itemsize
+        self._num_layers = num_layers
+        self._num_kv_heads = num_kv_heads
+        self._memory: mmap.mmap | None = None
+        self.fd: int | None = None
+        """Descriptor of the memory, on a CPU; owned by the pool."""
+        if device.type != "cpu":
+            self.tensor: Tensor = torch.zeros(shape, dtype=dtype, device=device)
+            return
+        size = num_blocks * self.block_bytes
+        self.fd = create_memory("baton-kv", size)
+        self._memory = mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        # The tensor keeps the mapping alive; it is unmapped with the last view of it.
+        self.tensor = torch.frombuffer(self._memory, dtype=dtype).view(shape)
+
+    def view(self, head_start: int, total_kv_heads: int) -> PoolView:
+        """The pool as transfers see it."""
+        return PoolView(
+            num_blocks=self.num_blocks,
+            block_bytes=self.block_bytes,
+            num_layers=self._num_layers,
+            kv_heads=self._num_kv_heads,
+            head_start=head_start,
+            total_kv_heads=total_kv_heads,
+            memory=None if self._memory is None else memoryview(self._memory),
+            fd=self.fd,
+            address=self.tensor.data_ptr(),
+            device=-1 if self.tensor.device.type == "cpu" else self.tensor.device.index or 0,
+        )
+
+    def close(self) -> None:
+        self.tensor = torch.empty(0)
+        self._memory = None
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+
+def available_memory() -> int:
+    """Bytes that new allocations may use: of the machine, and of the control group if it has less."""
+    available = _field("/proc/meminfo", "MemAvailable:") * 1024
+    for folder, limit_name, used_name in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            limit = Path(folder, limit_name).read_text().strip()
+            if limit != "max":
+                used = int(Path(folder, used_name).read_text())
+                # Cached file pages (a checkpoint just read) count as used but are given up on demand.
+                used -= _field(f"{folder}/memory.stat", "inactive_file")
+                available = min(available, max(int(limit) - used, 0))
+        except (OSError, ValueError):
+            continue
+    return available
+
+
+def _field(path: str, key: str) -> int:
+    for line in Path(path).read_text().splitlines():
+        words = line.split()
+        if words and words[0] == key:
+            return int(words[1])
+    raise ValueError(f"{path} has no {key}")

@@ -1,0 +1,353 @@
+"""An executor without a model: its KV cache holds the token ids, its next token is a hash of them.
+
+Theory.  The pool (`simulated_pool.py`) has the shape of a real one and holds token ids.  `execute` writes
+each query token at its position through the block table, then, for each row that samples, reads back
+*every* token of the row through the same table and hashes what it finds.  A wrong block, a stale or reused
+one, a page that was never computed: each changes the output, and the output of a correct run is known
+without running anything (`simulated_next_token`).  So this executor is an oracle for schedulers, hand-overs
+and caches, and a device for benchmarks of everything but the model.
+
+The hash of n tokens is the sum over i of (token_i + 1) * P^i mod 2^64, with the number n and the salt
+mixed in and finished as in splitmix64; the next token is that modulo the vocabulary.  A sum can be computed
+for all rows at once.  It is computed from scratch each step: no state of a step saves the next one from
+reading its blocks.
+
+Of the sampling parameters only these have an effect: `seed` when `temperature` is above 0 (the salt),
+`logprobs` and `prompt_logprobs` (invented, but always the same for the same tokens).  Biases, penalties,
+top-k and the `min_tokens` mask do not change a simulated token.
+
+A step takes what `CostModel` says: slept in real time, or only added to `virtual_seconds`.  Where somebody
+waits for single layers they are written one by one, spread over that time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.executor.base import (
+    ControlRefused,
+    ExecutorInfo,
+    Int32Array,
+    OnLayers,
+    StepBatch,
+    StepResult,
+)
+from baton.executor.simulated_pool import TokenPool
+from baton.protocol.config import CostModel, InstanceConfig
+from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.transfer.base import PoolView
+
+UInt64Array = npt.NDArray[np.uint64]
+
+TILE = "token-ids"
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_LENGTH_MIX = 0xD6E8FEB86659FD93
+_MASK = (1 << 64) - 1
+_CHUNK_CELLS = 1 << 18
+"""Rows are read back in groups of so many cells, so that long contexts need no large temporaries."""
+
+
+class WrongBlock(RuntimeError):
+    """A step refers to a block outside the pool, or to a slot that was never admitted."""
+
+
+class SimulatedExecutor:
+    """An `Executor` whose pool holds token ids."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        vocab_size: int,
+        cost: CostModel | None = None,
+        real_time: bool = False,
+        pool: TokenPool | None = None,
+    ) -> None:
+        """`pool` None: one of `num_blocks`, as small as possible, that other processes cannot read."""
+        if vocab_size < 1:
+            raise ValueError("vocab_size: the simulated executor needs at least one token; set it above 0")
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"num_blocks and block_size must be at least 1, not {num_blocks}, {block_size}")
+        self._tokens = TokenPool(num_blocks, block_size) if pool is None else pool
+        self._pool = self._tokens.view
+        self.info = ExecutorInfo(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            tile=TILE,
+            block_bytes=self._pool.block_bytes,
+            vocab_size=vocab_size,
+            detail=f"simulated, {num_blocks} blocks of {block_size}",
+        )
+        self.virtual_seconds = 0.0
+        """What all steps so far took, by the cost model."""
+        self._cost = cost or CostModel()
+        self._real_time = real_time
+        self._weights = np.empty(0, np.uint64)
+        self._positions = np.empty(0, np.int64)
+        self._admitted = np.zeros(max_num_seqs, np.bool_)
+        self._salts = np.zeros(max_num_seqs, np.uint64)
+        self._wanted_logprobs: dict[int, int] = {}
+        self._wanted_prompt_logprobs: dict[int, int] = {}
+
+    @classmethod
+    def from_config(cls, config: InstanceConfig, rank: int = 0, *, shared: bool = False) -> SimulatedExecutor:
+        """Sizes the pool as the configuration says; else so that every slot can be full.
+
+        `shared`: in memory that other processes can read.
+        """
+        size = config.tensor_parallel_size
+
+        def make(num_blocks: int) -> TokenPool:
+            return TokenPool(
+                num_blocks,
+                config.block_size,
+                num_layers=config.simulated_layers,
+                total_kv_heads=config.simulated_kv_heads,
+                tile_bytes=config.simulated_tile_bytes,
+                rank=rank,
+                size=size,
+                shared=shared and num_blocks > 0,
+            )
+
+        num_blocks = config.num_blocks
+        if num_blocks is None and config.kv_cache_memory_bytes is not None:
+            num_blocks = config.kv_cache_memory_bytes // make(1).view.block_bytes
+        if num_blocks is None:
+            num_blocks = config.max_num_seqs * math.ceil(config.max_model_len / config.block_size)
+        if num_blocks < 1:
+            raise ValueError(
+                f"num_blocks must be at least 1, not {num_blocks}; give more memory for the KV cache"
+            )
+        return cls(
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            vocab_size=config.vocab_size,
+            cost=config.simulated_cost,
+            real_time=config.simulated_real_time,
+            pool=make(num_blocks),
+        )
+
+    @property
+    def pool(self) -> PoolView:
+        return self._pool
+
+    def tokens_in(self, block: int) -> list[int]:
+        """What a block of this rank holds, by position; -1 where nothing was written."""
+        return self._tokens.tokens_in(block)
+
+    def admit(
+        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+    ) -> None:
+        self.release(slot)
+        if sampling.logprobs is not None:
+            self._wanted_logprobs[slot] = sampling.logprobs
+        if sampling.prompt_logprobs is not None:
+            self._wanted_prompt_logprobs[slot] = sampling.prompt_logprobs
+        self._salts[slot] = _salt(sampling.seed if sampling.temperature > 0 else None)
+        self._admitted[slot] = True
+
+    def release(self, slot: int) -> None:
+        self._wanted_logprobs.pop(slot, None)
+        self._wanted_prompt_logprobs.pop(slot, None)
+        self._admitted[slot] = False
+
+    def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
+        """Raises `WrongBlock` for a slot or a block that does not exist."""
+        began = time.perf_counter()
+        if not self._admitted[batch.slots].all():
+            unknown = batch.slots[~self._admitted[batch.slots]].tolist()
+            raise WrongBlock(f"step {batch.step} runs slots {unknown}, which were not admitted")
+        lengths = batch.starts + batch.counts
+        tables = self._checked_tables(batch, lengths)
+        cost = self._cost_of(batch, lengths)
+        self._write(batch, tables, on_layers, began, cost)
+        result = self._sample(batch, tables, lengths)
+        self._prompt_logprobs(batch, tables, lengths, result)
+        self.virtual_seconds += cost
+        self._sleep_until(began + cost)
+        return result
+
+    def update_weights(self, directory: str) -> None:
+        """There are no weights: the directory must exist, and tokens stay what they are."""
+        try:
+            found = Path(directory).is_dir()
+        except (OSError, ValueError) as error:
+            raise ControlRefused(f"{directory!r} cannot be used: {error}") from None
+        if not found:
+            raise ControlRefused(f"{directory!r} is no directory")
+
+    def start_profile(self, directory: str) -> None:
+        raise ControlRefused("profiles are not supported by the simulated executor; serve with the torch one")
+
+    def stop_profile(self) -> None:
+        raise ControlRefused("profiles are not supported by the simulated executor; serve with the torch one")
+
+    def close(self) -> None:
+        self._admitted[:] = False
+        self._tokens.close()
+
+    def _sleep_until(self, moment: float) -> None:
+        if self._real_time and (left := moment - time.perf_counter()) > 0.0:
+            time.sleep(left)
+
+    def _checked_tables(self, batch: StepBatch, lengths: Int32Array) -> Int32Array:
+        """[R, W] the block tables as wide as needed, block 0 where they mean nothing."""
+        needed = -(-lengths // self.info.block_size)
+        width = int(needed.max())
+        if width > batch.block_tables.shape[1]:
+            raise WrongBlock(f"step {batch.step} needs {width} blocks, its tables have fewer columns")
+        means = np.arange(width, dtype=np.int32) < needed[:, None]
+        tables = np.where(means, batch.block_tables[:, :width], np.int32(0))
+        if tables.min() < 0 or tables.max() >= self.info.num_blocks:
+            bad = tables[(tables < 0) | (tables >= self.info.num_blocks)].tolist()
+            raise WrongBlock(f"step {batch.step} names blocks {bad} of a pool of {self.info.num_blocks}")
+        return tables
+
+    def _write(
+        self, batch: StepBatch, tables: Int32Array, on_layers: OnLayers | None, began: float, cost: float
+    ) -> None:
+        """Puts the query tokens into their cells; layer by layer, over the time of the step, if asked."""
+        size = self.info.block_size
+        if batch.num_decodes == len(batch.slots):
+            rows, positions = np.arange(len(batch.slots)), batch.starts.astype(np.int64)
+        else:
+            rows = np.repeat(np.arange(len(batch.slots)), batch.counts)
+            ends = np.cumsum(batch.counts)
+            firsts = batch.starts - (ends - batch.counts)
+            positions = np.arange(len(batch.tokens)) + firsts[rows]
+        blocks = tables[rows, positions // size]
+        if on_layers is None:
+            self._tokens.write(blocks, positions % size, batch.tokens)
+            return
+        count = self._tokens.num_layers
+        for layer in range(count):
+            self._tokens.write(blocks, positions % size, batch.tokens, layer)
+            self._sleep_until(began + cost * (layer + 1) / count)
+            on_layers(layer + 1)
+
+    def _sample(self, batch: StepBatch, tables: Int32Array, lengths: Int32Array) -> StepResult:
+        rows = np.flatnonzero(batch.samples)
+        hashes = np.empty(len(rows), np.uint64)
+        step = max(1, _CHUNK_CELLS // (tables.shape[1] * self.info.block_size))
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            terms = self._read_back(tables[part], lengths[part])
+            sums = terms.sum(axis=1, dtype=np.uint64)
+            hashes[first : first + step] = _finish(sums, lengths[part], self._salts[batch.slots[part]])
+        result = StepResult(tokens=(hashes % np.uint64(self.info.vocab_size)).astype(np.int32))
+        if self._wanted_logprobs:
+            for row, seen in zip(rows.tolist(), hashes.tolist(), strict=True):
+                k = self._wanted_logprobs.get(int(batch.slots[row]))
+                if k is not None:
+                    result.logprobs[row] = _invented_logprobs(seen, None, k, self.info.vocab_size)
+        return result
+
+    def _read_back(self, tables: Int32Array, lengths: Int32Array) -> UInt64Array:
+        """[R, cells] the terms of the hash, in the order of cells; 0 past each row's length."""
+        cells = self._tokens.read(tables, lengths)
+        width = cells.shape[1]
+        if width > len(self._weights):
+            self._extend(2 * tables.shape[1])
+        terms = cells * self._weights[:width]
+        terms[self._positions[:width] >= lengths[:, None]] = 0
+        return terms
+
+    def _extend(self, num_blocks: int) -> None:
+        """Positions and weights of the cells of tables so wide."""
+        size = self.info.block_size
+        order = self._tokens.order
+        self._positions = (np.arange(num_blocks)[:, None] * size + order).reshape(-1)
+        self._weights = _powers(num_blocks * size)[np.minimum(self._positions, num_blocks * size - 1)]
+
+    def _prompt_logprobs(
+        self, batch: StepBatch, tables: Int32Array, lengths: Int32Array, result: StepResult
+    ) -> None:
+        for row, targets in batch.prompt_logprob_targets.items():
+            k = self._wanted_prompt_logprobs.get(int(batch.slots[row]), 0)
+            terms = self._read_back(tables[row : row + 1], lengths[row : row + 1])[0]
+            in_order = np.argsort(self._positions[: len(terms)], kind="stable")
+            sums = np.cumsum(terms[in_order])
+            first = int(batch.starts[row])
+            known = np.arange(first + 1, first + 1 + len(targets), dtype=np.int32)
+            hashes = _finish(sums[known - 1], known, np.uint64(_salt(None)))
+            result.prompt_logprobs[row] = [
+                _invented_logprobs(seen, target, k, self.info.vocab_size)
+                for seen, target in zip(hashes.tolist(), targets.tolist(), strict=True)
+            ]
+
+    def _cost_of(self, batch: StepBatch, lengths: Int32Array) -> float:
+        """Seconds."""
+        cost = self._cost
+        return (
+            cost.base
+            + cost.per_prefill_token * (len(batch.tokens) - batch.num_decodes)
+            + cost.per_decode_sequence * batch.num_decodes
+            + cost.per_kv_token * int(lengths.sum())
+        )
+
+
+def simulated_next_token(tokens: Sequence[int] | Int32Array, vocab_size: int, seed: int | None = None) -> int:
+    """The oracle: what the executor samples after `tokens` (prompt and generated, at least one).
+
+    `seed` is the request's where its temperature is above 0, else None.
+    """
+    row = np.asarray(tokens, np.int64)
+    terms = (row + 1).astype(np.uint64) * _powers(len(row))
+    length = np.array([len(row)], np.int32)
+    seen = _finish(terms.sum(dtype=np.uint64, keepdims=True), length, np.uint64(_salt(seed)))
+    return int(seen[0]) % vocab_size
+
+
+def simulated_tokens(
+    prompt: Sequence[int] | Int32Array, count: int, vocab_size: int, seed: int | None = None
+) -> list[int]:
+    """The oracle's answer: the `count` tokens that follow `prompt`."""
+    tokens = [int(token) for token in prompt]
+    for _ in range(count):
+        tokens.append(simulated_next_token(tokens, vocab_size, seed))
+    return tokens[len(prompt) :]
+
+
+def _powers(count: int) -> UInt64Array:
+    """[count] P^i mod 2^64."""
+    factors = np.full(count, _MULTIPLIER, np.uint64)
+    factors[:1] = 1
+    return np.cumprod(factors, dtype=np.uint64)
+
+
+def _salt(seed: int | None) -> int:
+    return 0 if seed is None else (seed * _LENGTH_MIX + 1) & _MASK
+
+
+def _finish(sums: UInt64Array, lengths: Int32Array, salts: UInt64Array | np.uint64) -> UInt64Array:
+    """The finaliser of splitmix64, after length and salt were mixed in."""
+    x = (sums + lengths.astype(np.uint64) * np.uint64(_LENGTH_MIX)) ^ salts
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))
+
+
+def _invented_logprobs(seen: int, token: int | None, k: int, vocab_size: int) -> TokenLogprobs:
+    """A ranking derived from a hash: the j-th most likely token has probability 2^-j.
+
+    Rank 1 is the token that greedy sampling takes.  `token` None means that one; a token that is not
+    among the k most likely gets rank k + 1.
+    """
+    first = seen % vocab_size
+    stride = 1 + seen // vocab_size % max(vocab_size - 1, 1)
+    while math.gcd(stride, vocab_size) != 1:  # a stride prime to the vocabulary repeats no token
+        stride += 1
+    ranked = [(first + j * stride) % vocab_size for j in range(min(k, vocab_size))]
+    chosen = first if token is None else token
+    rank = 1 if chosen == first else ranked.index(chosen) + 1 if chosen in ranked else max(k, 1) + 1
+    top = tuple((candidate, -j * math.log(2)) for j, candidate in enumerate(ranked, start=1))
+    return TokenLogprobs(token=chosen, logprob=-rank * math.log(2), rank=rank, top=top)

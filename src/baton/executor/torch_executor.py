@@ -1,0 +1,357 @@
+"""The executor that computes: PyTorch on a CPU (or CUDA), one process a tensor-parallel rank.
+
+Theory.  A step is one forward pass over the tokens of all rows, a final norm and output head over the
+positions that yield something, and the sampler.  Every rank runs the same passes in the same order; rank 0
+has the logits, samples, and broadcasts the tokens, so that all ranks return the same.
+
+An executor is driven by one thread and owns its process's torch settings (threads).  It keeps no
+truth about requests: which blocks hold what, and how far a request is, stands in each batch.
+
+A rank that waits for another one inside a collective does so for `step_timeout_s` at most, then raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from baton.executor.base import (
+    ControlRefused,
+    ExecutorInfo,
+    Int32Array,
+    OnLayers,
+    StepBatch,
+    StepResult,
+)
+from baton.executor.kv_pool import KvPool, available_memory
+from baton.executor.profiler import StepProfiler
+from baton.model.attention import AttentionBackend, AttentionShape, AttentionStep, attention_backend
+from baton.model.config import ModelConfig
+from baton.model.layers import Placement
+from baton.model.llama import LlamaForCausalLM
+from baton.model.loader import check_weights, load_model, load_weights
+from baton.model.logprobs import token_logprobs
+from baton.model.parallel import TensorParallel
+from baton.model.sampler import Sampler
+from baton.protocol.config import InstanceConfig
+from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.transfer.base import PoolView
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_DEFAULT_KV_BYTES = 4 << 30
+_PROMPT_LOGPROB_CHUNK_BYTES = 64 << 20
+
+
+class ExecutorError(ValueError):
+    """The configuration cannot run on this machine.  One line that names the setting and the fix."""
+
+
+class TorchExecutor:
+    """See `executor.base.Executor`."""
+
+    def __init__(
+        self,
+        config: InstanceConfig,
+        model_config: ModelConfig,
+        model: LlamaForCausalLM,
+        backend: AttentionBackend,
+        parallel: TensorParallel,
+        pool: KvPool,
+        device: torch.device,
+    ) -> None:
+        self._block_size = config.block_size
+        self._vocab_size = model_config.vocab_size
+        self._model_config = model_config
+        self._model = model
+        self._backend = backend
+        self._parallel = parallel
+        self._pool = pool
+        first_head, _ = model_config.kv_heads_of_rank(parallel.rank, parallel.size)
+        self._view = pool.view(first_head, model_config.num_kv_heads)
+        self._device = device
+        self._profiler = StepProfiler(parallel.rank)
+        self._sampler = Sampler(model_config.vocab_size, config.max_num_seqs)
+        self._info = ExecutorInfo(
+            num_blocks=pool.num_blocks,
+            block_size=config.block_size,
+            tile=backend.tile_name,
+            block_bytes=pool.block_bytes,
+            vocab_size=model_config.vocab_size,
+            detail=_detail(config, model, pool, device),
+        )
+
+    @classmethod
+    def from_config(cls, config: InstanceConfig, rank: int, rendezvous: str) -> TorchExecutor:
+        """Loads rank `rank`'s part of the model and allocates its KV pool.
+
+        Raises `ExecutorError`, `UnsupportedModel`, `ModelNotFound` or `LoadError`, each of one line.
+        """
+        device = _device(config, rank)
+        dtype = _DTYPES[config.dtype]
+        torch.set_num_threads(_num_threads(config))
+        size = config.tensor_parallel_size
+        model_config = ModelConfig.from_directory(config.model)
+        model_config.check_tensor_parallel(size)
+        if config.max_model_len > model_config.max_position_embeddings:
+            raise ExecutorError(
+                f"max_model_len {config.max_model_len}: the model's context is "
+                f"{model_config.max_position_embeddings} tokens; give at most that"
+            )
+        parallel = TensorParallel.connect(rank, size, rendezvous, config.device, config.step_timeout_s)
+        with torch.inference_mode():
+            shape = _attention_shape(config, model_config, rank, dtype, device)
+            backend = attention_backend(shape)
+            placement = Placement(parallel, dtype, device)
+            model = load_model(Path(config.model), model_config, placement, backend, config.max_model_len)
+            num_blocks = parallel.minimum(_num_blocks(config, shape), config.device)
+        # Outside of inference mode, so that a transport may write into the pool from anywhere.
+        pool = KvPool(num_blocks, shape.num_layers, shape.num_kv_heads, backend.tile_shape, dtype, device)
+        backend.bind(pool.tensor)
+        executor = cls(config, model_config, model, backend, parallel, pool, device)
+        executor._warm_up()
+        logger.info("rank %d: %s", rank, executor.info.detail)
+        return executor
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    @property
+    def pool(self) -> PoolView:
+        return self._view
+
+    def admit(
+        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+    ) -> None:
+        """Raises `ValueError` for a token id outside the vocabulary."""
+        outside = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
+        if len(outside):
+            raise ValueError(f"token id {outside[0]} is outside the model's vocabulary of {self._vocab_size}")
+        self._sampler.admit(slot, tokens, num_prompt, sampling, stopping)
+
+    def release(self, slot: int) -> None:
+        self._sampler.release(slot)
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
+        if self._device.type != "cpu":
+            on_layers = None  # the device runs behind: what Python has launched is not written yet
+        ends = np.cumsum(batch.counts, dtype=np.int64)
+        all_decode = batch.num_decodes == len(batch.counts)
+        positions = batch.starts if all_decode else _positions(batch.starts, batch.counts, ends)
+        plan = self._backend.prepare(
+            AttentionStep(batch.starts, batch.counts, batch.block_tables, batch.num_decodes)
+        )
+        self._clear_opened_blocks(batch)
+        hidden = self._model(self._int64(batch.tokens), self._int64(positions), plan, on_layers)
+        rows = np.flatnonzero(batch.samples)
+        result = StepResult(tokens=np.empty(0, np.int32))
+        if len(rows):
+            last = hidden if all_decode else hidden[self._int64(ends[rows] - 1)]
+            new_positions = (batch.starts + batch.counts)[rows]
+            result.tokens, found = self._sample(last, batch.slots[rows], new_positions)
+            result.logprobs = {int(rows[index]): logprobs for index, logprobs in found.items()}
+        for row, targets in batch.prompt_logprob_targets.items():
+            first = int(ends[row] - batch.counts[row])
+            result.prompt_logprobs[row] = self._prompt_logprobs(
+                hidden[first : first + len(targets)], targets, int(batch.slots[row])
+            )
+        if self._profiler.recording:
+            self._profiler.step_done()
+        return result
+
+    @torch.inference_mode()
+    def update_weights(self, directory: str) -> None:
+        """Reads one tensor after the other into the parameters that there are."""
+        self._refuse_together(self._why_not_load(directory))
+        load_weights(self._model, Path(directory), self._model_config)
+
+    def start_profile(self, directory: str) -> None:
+        self._refuse_together(self._profiler.why_not_start(directory))
+        self._profiler.start(directory)
+
+    def stop_profile(self) -> None:
+        self._profiler.stop()
+
+    def close(self) -> None:
+        self._backend.bind(torch.empty((0, *self._pool.tensor.shape[1:]), dtype=self._pool.tensor.dtype))
+        self._view = self._view.without_memory()
+        self._pool.close()
+        self._parallel.close()
+
+    def _why_not_load(self, directory: str) -> str:
+        """Why the checkpoint cannot take the place of the one that is loaded, or ""."""
+        try:
+            config = ModelConfig.from_directory(directory)
+            difference = config.sizes_differ(self._model_config)
+            if difference:
+                return f"{directory!r} is another model: {difference}; restart with it instead"
+            check_weights(self._model, Path(directory), self._model_config)
+        except (ValueError, OSError) as error:
+            return str(error)
+        return ""
+
+    def _refuse_together(self, reason: str) -> None:
+        """Raises `ControlRefused` on every rank if there is a reason on any."""
+        agreed = self._parallel.minimum(int(not reason), self._device.type)
+        if not agreed:
+            raise ControlRefused(reason or "another rank refused")
+
+    def _int64(self, array: npt.NDArray[np.generic]) -> Tensor:
+        tensor = torch.from_numpy(array.astype(np.int64))
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+
+    def _sample(
+        self, hidden: Tensor, slots: Int32Array, positions: Int32Array
+    ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
+        logits = self._model.logits(hidden)
+        found: dict[int, TokenLogprobs] = {}
+        tokens = np.empty(len(slots), np.int32)
+        if logits is not None:
+            tokens, found = self._sampler.sample(logits.contiguous(), slots, positions)
+        if self._parallel.size > 1:
+            shared = self._parallel.broadcast(torch.from_numpy(tokens).to(self._device))
+            tokens = shared.cpu().numpy()
+        return tokens, found
+
+    def _prompt_logprobs(self, hidden: Tensor, targets: Int32Array, slot: int) -> list[TokenLogprobs]:
+        """Hidden states [n, hidden] and the tokens that followed them [n]; a few positions at a time."""
+        count = self._sampler.prompt_logprobs_of(slot)
+        step = max(1, _PROMPT_LOGPROB_CHUNK_BYTES // (4 * self._vocab_size))
+        wanted = self._int64(targets)
+        found: list[TokenLogprobs] = []
+        for first in range(0, len(targets), step):
+            logits = self._model.logits(hidden[first : first + step])
+            if logits is not None:
+                found.extend(token_logprobs(logits, wanted[first : first + step], count))
+        return found
+
+    def _clear_opened_blocks(self, batch: StepBatch) -> None:
+        """Zeroes blocks whose first position is written in this step and whose last one is not."""
+        ends = batch.starts + batch.counts
+        last = (ends - 1) // self._block_size
+        opened = (last * self._block_size >= batch.starts) & (ends % self._block_size != 0)
+        for row in np.flatnonzero(opened):
+            self._pool.tensor[int(batch.block_tables[row, last[row]])].zero_()
+
+    def _warm_up(self) -> None:
+        """Two small steps in block 0, so that the first request does not wait for lazy set-up."""
+        table = np.zeros((1, 1), np.int32)
+        prompt = min(self._block_size - 1, 16)
+        for start, count in ((0, prompt), (prompt, 1)):
+            if count:
+                self.execute(
+                    StepBatch(
+                        step=0,
+                        slots=np.zeros(1, np.int32),
+                        starts=np.array([start], np.int32),
+                        counts=np.array([count], np.int32),
+                        tokens=np.zeros(count, np.int32),
+                        samples=np.ones(1, np.bool_),
+                        block_tables=table,
+                        num_decodes=int(count == 1),
+                    )
+                )
+        with torch.inference_mode():
+            self._pool.tensor[0].zero_()
+
+
+def _positions(starts: Int32Array, counts: Int32Array, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """[T] position of each query token."""
+    shifts = np.repeat(starts - (ends - counts), counts)
+    result: npt.NDArray[np.int64] = np.arange(len(shifts)) + shifts
+    return result
+
+
+def _device(config: InstanceConfig, rank: int) -> torch.device:
+    if config.device == "cpu":
+        if config.dtype == "float16":
+            raise ExecutorError("dtype float16 is not for CPUs; give bfloat16 or float32")
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ExecutorError("device cuda: PyTorch finds no CUDA device here; give --device cpu")
+    if rank >= torch.cuda.device_count():
+        raise ExecutorError(
+            f"tensor_parallel_size {config.tensor_parallel_size}: there are only "
+            f"{torch.cuda.device_count()} CUDA devices"
+        )
+    return torch.device("cuda", rank)
+
+
+def _num_threads(config: InstanceConfig) -> int:
+    if config.num_threads is not None:
+        return config.num_threads
+    return max(1, len(os.sched_getaffinity(0)) // config.tensor_parallel_size)
+
+
+def _attention_shape(
+    config: InstanceConfig, model: ModelConfig, rank: int, dtype: torch.dtype, device: torch.device
+) -> AttentionShape:
+    first, stop = model.kv_heads_of_rank(rank, config.tensor_parallel_size)
+    layers = range(model.num_layers)
+    return AttentionShape(
+        num_layers=model.num_layers,
+        num_heads=model.num_attention_heads // config.tensor_parallel_size,
+        num_kv_heads=stop - first,
+        head_dim=model.head_dim,
+        block_size=config.block_size,
+        scale=model.head_dim**-0.5,
+        windows=frozenset(model.window_of(layer, config.max_model_len) for layer in layers),
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _num_blocks(config: InstanceConfig, shape: AttentionShape) -> int:
+    """Blocks of the pool; the same on each rank once the smallest is agreed on."""
+    if config.num_blocks is not None:
+        return config.num_blocks
+    size = config.tensor_parallel_size
+    block_bytes = (
+        shape.num_layers * 2 * shape.num_kv_heads * shape.block_size * shape.head_dim * shape.dtype.itemsize
+    )
+    if config.kv_cache_memory_bytes is not None:
+        blocks = config.kv_cache_memory_bytes // size // block_bytes
+        if blocks < 1:
+            raise ExecutorError(
+                f"kv_cache_memory_bytes {config.kv_cache_memory_bytes}: one block of {shape.block_size} "
+                f"tokens takes {block_bytes * size} bytes; give more"
+            )
+        if shape.device.type == "cpu" and config.kv_cache_memory_bytes > available_memory():
+            raise ExecutorError(
+                f"kv_cache_memory_bytes {config.kv_cache_memory_bytes}: only {available_memory()} bytes of "
+                "memory are free; give less"
+            )
+        return blocks
+    if shape.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(shape.device)
+        budget = free * 85 // 100 // config.memory_shares
+    else:
+        budget = min(_DEFAULT_KV_BYTES, available_memory() * 40 // 100 // config.memory_shares) // size
+    blocks_of_one = -(-config.max_model_len // shape.block_size)
+    blocks = min(budget // block_bytes, config.max_num_seqs * blocks_of_one)
+    if blocks < blocks_of_one:
+        raise ExecutorError(
+            f"max_model_len {config.max_model_len}: one request needs {blocks_of_one * block_bytes * size} "
+            f"bytes of KV cache, but only {max(budget, 0) * size} are to spare; lower max_model_len or give "
+            "--kv-cache-memory-bytes"
+        )
+    return blocks
+
+
+def _detail(config: InstanceConfig, model: LlamaForCausalLM, pool: KvPool, device: torch.device) -> str:
+    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    kv = pool.num_blocks * pool.block_bytes
+    return (
+        f"torch {torch.__version__} on {device}, {config.dtype}{threads}, "
+        f"weights {model.weight_bytes() / 1e6:.0f} MB, KV {kv / 1e6:.0f} MB "
+        f"({pool.num_blocks} blocks of {config.block_size} tokens)"
+    )

@@ -1,0 +1,90 @@
+"""What the model asks of attention, and what an attention backend owns: the inside of a tile.
+
+Theory.  The KV pool is `[block, layer, K/V, kv_head, tile]`.  A *tile* is what one KV head keeps of the
+`block_size` positions of one block; how it is laid out inside is the backend's own business, which it
+names (`tile_name`), so that two instances that exchange blocks can check that they mean the same thing.
+
+A step goes `prepare` once, then for each layer `write_kv` and `attend`.  `prepare` turns block tables
+into whatever indices, masks and groups of rows the backend needs; layers share them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The sizes of one rank."""
+
+    num_layers: int
+    num_heads: int
+    """Query heads of this rank; a multiple of num_kv_heads."""
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    scale: float
+    """Of the dot products: head_dim ** -0.5."""
+    windows: frozenset[int | None]
+    """The different windows of the layers (None: no window)."""
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class AttentionStep:
+    """The rows of a step: as in `executor.base.StepBatch`, of which this is the part that concerns KV."""
+
+    starts: Int32Array
+    """[R]"""
+    counts: Int32Array
+    """[R]"""
+    block_tables: Int32Array
+    """[R, W]"""
+    num_decodes: int
+    """So many rows at the front have count 1."""
+
+
+class AttentionBackend(ABC):
+    """Writes and reads the KV pool of one rank."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self.shape = shape
+
+    @property
+    @abstractmethod
+    def tile_name(self) -> str:
+        """Names the layout of a tile, its dtype and sizes included."""
+
+    @property
+    @abstractmethod
+    def tile_shape(self) -> tuple[int, ...]:
+        """Shape of a tile, in elements of `shape.dtype`, for (block_size, head_dim)."""
+
+    @abstractmethod
+    def bind(self, pool: Tensor) -> None:
+        """Takes the pool [blocks, layers, 2, kv_heads, *tile_shape] to work on."""
+
+    @abstractmethod
+    def prepare(self, step: AttentionStep) -> Any:
+        """Indices and masks of a step, for the other two methods.  [T] = sum of counts."""
+
+    @abstractmethod
+    def write_kv(self, layer: int, keys: Tensor, values: Tensor, plan: Any) -> None:
+        """Stores keys and values [T, kv_heads, head_dim] at their positions."""
+
+    @abstractmethod
+    def attend(self, layer: int, queries: Tensor, window: int | None, plan: Any) -> Tensor:
+        """Causal attention of queries [T, heads, head_dim] over everything written up to each position.
+
+        With a window w, position p sees p-w+1 … p.  Returns [T, heads * head_dim].
+        """

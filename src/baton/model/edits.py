@@ -1,0 +1,135 @@
+"""What changes logits before they are a distribution: bias, the `min_tokens` mask, penalties.
+
+Only slots whose request asks for one of these have a `SlotEdits`.  Each is sparse: a bias and a mask name
+a few tokens, and penalties concern the tokens that a request has seen.  All rows of a step are edited
+together, through one flat index into the logits.
+
+* logit bias: added;
+* min_tokens: stop tokens are impossible (-inf) until so many tokens have been generated;
+* repetition penalty r, tokens of prompt and output: a positive logit is divided by r, another multiplied;
+* frequency f, presence p, tokens of the output only: logit - f * (how often) - p.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from baton.protocol.sampling import Sampling, Stopping
+
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+
+
+class SlotEdits:
+    """The edits of one request."""
+
+    def __init__(
+        self,
+        tokens: npt.NDArray[np.int32],
+        num_prompt: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        vocab_size: int,
+    ) -> None:
+        bias = {
+            token: value for token, value in (sampling.logit_bias or {}).items() if 0 <= token < vocab_size
+        }
+        self.bias_ids: Int64Array = np.fromiter(bias.keys(), np.int64, len(bias))
+        self.bias: Float32Array = np.fromiter(bias.values(), np.float32, len(bias))
+        stops = [token for token in set(stopping.stop_token_ids) if 0 <= token < vocab_size]
+        self.stop_ids: Int64Array = np.array(stops, np.int64)
+        self.first_stop = num_prompt + stopping.min_tokens
+        """Position from which a stop token may be."""
+        self.repetition = sampling.repetition_penalty
+        self.frequency = sampling.frequency_penalty
+        self.presence = sampling.presence_penalty
+        self.penalizes = self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
+        self.seen: _Seen | None = _Seen(tokens, num_prompt) if self.penalizes else None
+
+    @classmethod
+    def of(
+        cls,
+        tokens: npt.NDArray[np.int32],
+        num_prompt: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        vocab_size: int,
+    ) -> SlotEdits | None:
+        """The request's edits, or None if it asks for none."""
+        edits = cls(tokens, num_prompt, sampling, stopping, vocab_size)
+        masks = len(edits.stop_ids) > 0 and edits.first_stop > len(tokens)
+        return edits if masks or len(edits.bias_ids) or edits.penalizes else None
+
+    def append(self, token: int) -> None:
+        """`token` was generated."""
+        if self.seen is not None:
+            self.seen.append(token)
+
+
+class _Seen:
+    """The distinct tokens of a request and how often each was generated."""
+
+    def __init__(self, tokens: npt.NDArray[np.int32], num_prompt: int) -> None:
+        distinct = np.unique(tokens)
+        self.size = len(distinct)
+        self._ids = np.zeros(self.size + 64, np.int64)
+        self._ids[: self.size] = distinct
+        self._counts = np.zeros(self.size + 64, np.float32)
+        self._index = {int(token): index for index, token in enumerate(distinct)}
+        np.add.at(self._counts, np.searchsorted(distinct, tokens[num_prompt:]), 1)
+
+    @property
+    def ids(self) -> Int64Array:
+        return self._ids[: self.size]
+
+    @property
+    def counts(self) -> Float32Array:
+        return self._counts[: self.size]
+
+    def append(self, token: int) -> None:
+        index = self._index.get(token)
+        if index is None:
+            index = self.size
+            if index == len(self._ids):
+                self._ids = np.concatenate((self._ids, np.zeros(index, np.int64)))
+                self._counts = np.concatenate((self._counts, np.zeros(index, np.float32)))
+            self._ids[index] = token
+            self._index[token] = index
+            self.size += 1
+        self._counts[index] += 1
+
+
+def edit_logits(logits: Tensor, rows: list[tuple[int, int, SlotEdits]]) -> None:
+    """Edits contiguous logits [n, vocab] in place; `rows`: (row, position of the new token, edits)."""
+    vocab = logits.shape[1]
+    flat = logits.view(-1)
+    biased = [(row * vocab, edits) for row, _, edits in rows if len(edits.bias_ids)]
+    if biased:
+        index = _tensor(np.concatenate([base + edits.bias_ids for base, edits in biased]), logits)
+        flat.index_add_(0, index, _tensor(np.concatenate([edits.bias for _, edits in biased]), logits))
+    masked = [row * vocab + edits.stop_ids for row, position, edits in rows if position < edits.first_stop]
+    if masked:
+        flat.index_fill_(0, _tensor(np.concatenate(masked), logits), float("-inf"))
+    penalized = [(row * vocab, edits, edits.seen) for row, _, edits in rows if edits.seen is not None]
+    if penalized:
+        index = _tensor(np.concatenate([base + seen.ids for base, _, seen in penalized]), logits)
+        sizes = [seen.size for _, _, seen in penalized]
+
+        def spread(values: list[float]) -> Tensor:
+            return _tensor(np.repeat(np.array(values, np.float32), sizes), logits)
+
+        repetition = spread([edits.repetition for _, edits, _ in penalized])
+        frequency = spread([edits.frequency for _, edits, _ in penalized])
+        presence = spread([edits.presence for _, edits, _ in penalized])
+        counts = _tensor(np.concatenate([seen.counts for _, _, seen in penalized]), logits)
+        values = flat.index_select(0, index)
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        values -= frequency * counts + presence * (counts > 0)
+        flat.index_copy_(0, index, values)
+
+
+def _tensor(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(like.device)

@@ -1,0 +1,40 @@
+"""Log-probabilities for reports: of the chosen token, its rank, and the k most likely tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.protocol.sampling import TokenLogprobs
+
+
+def token_logprobs(logits: Tensor, chosen: Tensor, count: int) -> list[TokenLogprobs]:
+    """Raw logits [n, vocab] and chosen tokens [n] → a report for each row, with the `count` best.
+
+    Natural logarithms, in float32.  Among equals the smaller id comes first.
+    """
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    own = logprobs.gather(1, chosen.unsqueeze(1))
+    ranks = ((logprobs > own).sum(dim=-1) + 1).tolist()
+    tops = _best(logprobs, min(count, logprobs.shape[1]))
+    return [
+        TokenLogprobs(token, logprob, rank, top)
+        for token, logprob, rank, top in zip(
+            chosen.tolist(), own.squeeze(1).tolist(), ranks, tops, strict=True
+        )
+    ]
+
+
+def _best(logprobs: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
+    if count == 0:
+        return [()] * logprobs.shape[0]
+    values, ids = logprobs.topk(count, dim=-1)
+    # `topk` keeps any of several equals at the border: where there are more, take the smallest ids.
+    ambiguous = ((logprobs >= values[:, -1:]).sum(dim=-1) > count).nonzero().squeeze(1)
+    if len(ambiguous):
+        exact = logprobs[ambiguous].sort(dim=-1, descending=True, stable=True)
+        values[ambiguous], ids[ambiguous] = exact.values[:, :count], exact.indices[:, :count]
+    return [
+        tuple(sorted(zip(row_ids, row_values, strict=True), key=lambda pair: (-pair[1], pair[0])))
+        for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True)
+    ]

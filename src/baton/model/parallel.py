@@ -1,0 +1,90 @@
+"""Tensor parallelism as an object that is passed in: which rank am I, and how do ranks add up.
+
+Theory.  With TP = n every rank holds 1/n of each matrix and of the attention heads, and all hold the
+same activations.  A layer meets twice: after the attention's output projection and after the MLP's down
+projection each rank has a partial sum, which `all_reduce` completes.  The vocabulary is cut too: an
+embedding is complete after a sum, and logits are gathered on rank 0, which alone samples; the sampled
+tokens are broadcast.
+
+A group belongs to whoever made it: no default process group, no environment variables, so that several
+may live in one process (as in tests).  On a CPU it is gloo, bound to the loopback address.  Every
+collective ends within the group's timeout, with an error that names it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class TensorParallel:
+    """Rank `rank` of `size`.  With size 1 every method returns at once and needs no group."""
+
+    def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank}: must be from 0 to tensor_parallel_size - 1 = {size - 1}")
+        if size > 1 and group is None:
+            raise ValueError(f"tensor_parallel_size {size} needs a process group")
+        self.rank = rank
+        self.size = size
+        self._group = group
+
+    @classmethod
+    def connect(cls, rank: int, size: int, rendezvous: str, device: str, timeout_s: float) -> TensorParallel:
+        """Meets the other ranks in the file `rendezvous`.  Waits for them for at most `timeout_s`."""
+        if size == 1:
+            return cls()
+        timeout = timedelta(seconds=timeout_s)
+        store: Any = dist.FileStore(rendezvous, size)  # type: ignore[attr-defined]
+        store.set_timeout(timeout)
+        if device == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            return cls(rank, size, dist.ProcessGroupNCCL(store, rank, size, options))
+        gloo: Any = dist.ProcessGroupGloo  # type: ignore[attr-defined,unused-ignore]
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timeout
+        return cls(rank, size, gloo(store, rank, size, options))
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sums `tensor` over the ranks, in place, and returns it."""
+        if self.size > 1:
+            self._group.allreduce([tensor]).wait()
+        return tensor
+
+    def gather_columns(self, tensor: Tensor) -> Tensor | None:
+        """[rows, n] on each rank → [rows, size * n] on rank 0, in rank order; None on the others."""
+        if self.size == 1:
+            return tensor
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == 0 else []
+        self._group.gather([parts] if parts else [], [tensor], options).wait()
+        return torch.cat(parts, dim=-1) if parts else None
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Overwrites `tensor` with rank 0's and returns it."""
+        if self.size > 1:
+            self._group.broadcast([tensor], dist.BroadcastOptions()).wait()
+        return tensor
+
+    def minimum(self, value: int, device: str = "cpu") -> int:
+        """The smallest `value` of any rank."""
+        if self.size == 1:
+            return value
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]
+        shared = torch.tensor([value], dtype=torch.int64, device=device)
+        self._group.allreduce([shared], options).wait()
+        return int(shared.item())
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        if group is not None and hasattr(group, "shutdown"):
+            group.shutdown()

@@ -1,0 +1,99 @@
+"""Tensor parallelism in real processes: two and four ranks give the tokens of one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from baton.executor.base import create_executor
+from baton.protocol.sampling import Sampling
+from tests.executor.driver import Driver
+from tests.executor.test_torch_parity import config_for, prompt_of
+from tests.model.checkpoints import make_checkpoint
+
+ROOT = Path(__file__).parents[2]
+
+
+def play(executor) -> dict:
+    """A few requests of every kind; the same calls on each rank."""
+    driver = Driver(executor, chunk=19)
+    greedy = driver.add(prompt_of(5), 24)
+    driver.step()
+    chunked = driver.add(prompt_of(50, 1), 24, Sampling(3, temperature=0.9, top_p=0.9))
+    reported = driver.add(prompt_of(33, 2), 24, Sampling(0, 0.0, logprobs=2, prompt_logprobs=1))
+    driver.run()
+    reports = [*reported.logprobs, *reported.prompt_logprobs]
+    return {
+        "tokens": [greedy.tokens, chunked.tokens, reported.tokens],
+        "ranks": [report.rank for report in reports],
+        "logprobs": [round(report.logprob, 3) for report in reports],
+    }
+
+
+def main() -> None:
+    """One rank, in a process of its own."""
+    directory, rendezvous, rank, size, timeout = sys.argv[1:]
+    config = config_for(
+        Path(directory), tensor_parallel_size=int(size), step_timeout_s=float(timeout), num_blocks=None,
+        kv_cache_memory_bytes=(8 << 20) + int(rank),
+    )  # fmt: skip
+    executor = create_executor(config, int(rank), rendezvous)
+    result = play(executor)
+    result["blocks"] = executor.info.num_blocks
+    executor.close()
+    print(json.dumps(result))
+
+
+def start(directory: Path, meet: Path, rank: int, size: int, timeout: float = 60) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.executor.test_torch_parallel"]
+    arguments = [str(directory), str(meet), str(rank), str(size), str(timeout)]
+    return subprocess.Popen(
+        command + arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+# Two KV heads on two and four ranks: one each, then one shared by two; biases; an odd vocabulary.
+@pytest.mark.parametrize(("variant", "size"), [("qwen2", 2), ("qwen3", 4), ("llama-biased-linear", 2)])
+def test_ranks_together_give_the_tokens_of_one(variant: str, size: int, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, variant)
+    alone = create_executor(config_for(tmp_path), 0, "")
+    expected = play(alone)
+    alone.close()
+    ranks = [start(tmp_path, tmp_path / "meet", rank, size) for rank in range(size)]
+    found = []
+    try:
+        for process in ranks:
+            out, errors = process.communicate(timeout=200)
+            assert process.returncode == 0, errors
+            found.append(json.loads(out.splitlines()[-1]))
+    finally:
+        for process in ranks:
+            process.kill()
+    for result in found:
+        assert result["tokens"] == expected["tokens"]
+        assert result["blocks"] == found[0]["blocks"] > 0
+    assert found[0]["ranks"] == expected["ranks"]
+    assert found[0]["logprobs"] == pytest.approx(expected["logprobs"], abs=2e-3)
+    assert all(result["logprobs"] == [] for result in found[1:])
+
+
+def test_a_rank_that_never_comes_is_noticed(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "qwen2")
+    begin = time.monotonic()
+    process = start(tmp_path, tmp_path / "meet", 0, 2, timeout=2)
+    try:
+        _, errors = process.communicate(timeout=150)
+    finally:
+        process.kill()
+    assert process.returncode != 0
+    assert "rror" in errors
+    assert time.monotonic() - begin < 140
+
+
+if __name__ == "__main__":
+    main()
