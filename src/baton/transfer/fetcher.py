@@ -1,0 +1,168 @@
+"""A fetch as a task: chooses the transport, copies from each rank of the source that has something for us.
+
+Theory.  A fetch is over exactly once: copied, failed, or dropped.  `Fetched` says which, and after it no byte
+of the blocks is touched, because the task that would have touched them has ended.
+
+Fetches from one source wait for each other (`Transport.parallel`), so that the first is there first and a
+fast source is not flooded with connections; those from different sources do not, so that a source which
+hangs delays nobody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from baton.protocol.codec import MalformedMessage, unpack_int32
+from baton.protocol.commands import Fetch
+from baton.protocol.handover import PoolSource
+from baton.protocol.reports import Fetched
+from baton.transfer.base import Copy, Copying, Int32Array, PoolView, TransferError, Transport
+from baton.transfer.layout import plan
+from baton.transfer.tasks import Task, Tasks
+
+log = logging.getLogger(__name__)
+
+_MAX_REASON = 300
+
+Report = Callable[[Fetched], None]
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A fetch that is not over."""
+
+    command: Fetch
+    lane: str
+    began: float
+    task: Task | None = None
+    """None while it waits for its turn."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The fetches from one source."""
+
+    parallel: int
+    running: int = 0
+    waiting: deque[_Job] = field(default_factory=deque)
+
+
+class Fetcher:
+    """All fetches of one rank.  Used by one thread; `report` is called by it."""
+
+    def __init__(
+        self, rank: int, pool: PoolView, transports: Sequence[Transport], tasks: Tasks, report: Report
+    ) -> None:
+        """`transports` in the order in which they are to be tried."""
+        self._rank = rank
+        self._pool = pool
+        self._transports = tuple(transports)
+        self._tasks = tasks
+        self._report = report
+        self._jobs: dict[int, _Job] = {}
+        self._lanes: dict[str, _Lane] = {}
+
+    @property
+    def under_way(self) -> int:
+        """Fetches that are not over."""
+        return len(self._jobs)
+
+    def fetch(self, command: Fetch) -> None:
+        """Begins it, or queues it behind others from the same source."""
+        ranks = command.source.ranks
+        lane = ranks[0].tcp or ranks[0].shared_memory or ranks[0].nixl.hex() if ranks else ""
+        job = _Job(command, lane, time.monotonic())
+        self._jobs[command.id] = job
+        if lane not in self._lanes:
+            self._lanes[lane] = _Lane(max((t.parallel for t in self._choices(ranks)), default=1))
+        self._lanes[lane].waiting.append(job)
+        self._advance(lane)
+
+    def drop(self, ids: Sequence[int]) -> None:
+        """Stops those that are not over."""
+        for id_ in ids:
+            job = self._jobs.get(id_)
+            if job is None:
+                continue
+            if job.task is None:
+                self._lanes[job.lane].waiting.remove(job)
+            else:
+                self._tasks.cancel(job.task)
+                self._lanes[job.lane].running -= 1
+            self._end(job, Fetched(self._rank, id_, error="dropped", dropped=True))
+
+    def _choices(self, ranks: Sequence[PoolSource]) -> list[Transport]:
+        """For each rank of the source the transport that will be used, as far as there is one."""
+        found = (next((t for t in self._transports if not t.why_not(rank)), None) for rank in ranks)
+        return [transport for transport in found if transport is not None]
+
+    def _advance(self, name: str) -> None:
+        lane = self._lanes[name]
+        while lane.waiting and lane.running < lane.parallel:
+            job = lane.waiting.popleft()
+            lane.running += 1
+            job.task = self._tasks.start(self._run(job.command), self._ended(job))
+
+    def _ended(self, job: _Job) -> Callable[[Any, Exception | None], None]:
+        def ended(copied: Any, error: Exception | None) -> None:
+            self._lanes[job.lane].running -= 1
+            seconds = time.monotonic() - job.began
+            id_ = job.command.id
+            if error is None:
+                self._end(job, Fetched(self._rank, id_, num_bytes=copied, seconds=seconds))
+                return
+            if not isinstance(error, TransferError):
+                log.error("fetch %d failed unexpectedly", id_, exc_info=error)
+            reason = " ".join(f"{error}".split())[:_MAX_REASON] or type(error).__name__
+            self._end(job, Fetched(self._rank, id_, error=reason, seconds=seconds))
+
+        return ended
+
+    def _end(self, job: _Job, fetched: Fetched) -> None:
+        del self._jobs[job.command.id]
+        self._report(fetched)
+        lane = self._lanes[job.lane]
+        if lane.waiting:
+            self._advance(job.lane)
+        elif not lane.running:
+            del self._lanes[job.lane]
+
+    def _run(self, command: Fetch) -> Copying:
+        """Returns the bytes copied."""
+        pages, blocks = _ids(command.pages, "pages"), _ids(command.blocks, "blocks")
+        copies = plan(
+            self._pool,
+            command.source.ranks,
+            pages,
+            blocks,
+            command.first_layer,
+            command.num_layers,
+            reader=self._rank,
+        )
+        copied = 0
+        for copy in copies:
+            copied += yield from self._transport(copy).copy(copy)
+        return copied
+
+    def _transport(self, copy: Copy) -> Transport:
+        reasons = []
+        for transport in self._transports:
+            reason = transport.why_not(copy.source)
+            if not reason:
+                return transport
+            reasons.append(f"{transport.name}: {reason}")
+        raise TransferError(f"rank {copy.source.rank} of the source cannot be reached ({'; '.join(reasons)})")
+
+
+def _ids(packed: bytes, name: str) -> Int32Array:
+    try:
+        return np.array(unpack_int32(packed), np.int32)
+    except MalformedMessage as error:
+        raise TransferError(f"{name} of the fetch: {error}") from None
