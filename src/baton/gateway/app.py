@@ -1,0 +1,128 @@
+"""The HTTP application: OpenAI's API on a cluster of instances.
+
+`create_app` puts the parts together; what happens to a request is in `routes_*.py`, how errors look in
+`errors.py` and `middleware.py`.  Nothing here starts or watches instances: their supervisors do, on
+the same event loop, through the `ClusterClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from baton.gateway.chat_template import ChatTemplateError
+from baton.gateway.cluster_client import ClusterClient, Requirements
+from baton.gateway.errors import ApiError, BadRequest, MethodNotAllowed, NotFound
+from baton.gateway.generation import Generator
+from baton.gateway.middleware import GatewayMiddleware, error_response
+from baton.gateway.routes_chat import chat_routes
+from baton.gateway.routes_cluster import cluster_routes
+from baton.gateway.routes_completions import completion_routes
+from baton.gateway.routes_server import server_routes
+from baton.gateway.routes_tokens import token_routes
+from baton.gateway.served_model import ServedModel
+from baton.gateway.state import Gateway
+from baton.gateway.tokenizer import Tokenizer
+from baton.observe.metrics import Metrics
+from baton.protocol.sampling_params import InvalidParameter
+from baton.version import __version__
+
+
+def create_app(
+    served: ServedModel,
+    client: ClusterClient,
+    *,
+    api_keys: Sequence[str] = (),
+    tokenizer: Tokenizer | None = None,
+    on_weights: Callable[[str], str] | None = None,
+) -> FastAPI:
+    """The application for one served model.
+
+    `api_keys`: clients must send one of them; empty: everybody may.  `tokenizer`: if it is loaded
+    already.  `on_weights`: called with the directory when the instances have been given other weights;
+    returns what tells this checkpoint apart.
+
+    Raises `TokenizerError` or `ChatTemplateError` if it cannot be loaded.
+    """
+    if any(not key for key in api_keys):
+        raise ValueError("api_keys: an empty key would let everybody in; leave it out or give a real one")
+    tokenizer = tokenizer or Tokenizer.from_directory(served.tokenizer)
+    metrics = Metrics(served.name)
+    gateway = Gateway(
+        served=served,
+        tokenizer=tokenizer,
+        client=client,
+        generator=Generator(served, tokenizer, client, metrics=metrics),
+        metrics=metrics,
+    )
+    client.require(Requirements(served.max_model_len, served.vocab_size))
+    if on_weights is not None:
+        gateway.on_weights = on_weights
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        tokenizer.close()
+
+    app = FastAPI(
+        title="Baton",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.gateway = gateway
+    app.include_router(completion_routes(gateway))
+    app.include_router(chat_routes(gateway))
+    app.include_router(token_routes(gateway))
+    app.include_router(server_routes(gateway))
+    app.include_router(cluster_routes(gateway))
+    _add_error_handlers(app)
+    app.add_middleware(GatewayMiddleware, api_keys=tuple(api_keys), metrics=metrics)
+    return app
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Every error leaves in OpenAI's shape."""
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(_: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(InvalidParameter)
+    async def on_invalid_parameter(_: Request, error: InvalidParameter) -> Response:
+        return error_response(BadRequest(str(error), param=error.field))
+
+    @app.exception_handler(ChatTemplateError)
+    async def on_template_error(_: Request, error: ChatTemplateError) -> Response:
+        return error_response(BadRequest(str(error), param="messages"))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_validation_error(_: Request, error: RequestValidationError) -> Response:
+        return error_response(BadRequest(str(error)))
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        if error.status_code == 404:
+            return error_response(NotFound(f"there is nothing at {path}", code="not_found"))
+        if error.status_code == 405:
+            response = error_response(MethodNotAllowed(f"{request.method} is not allowed at {path}"))
+            response.headers.update(error.headers or {})
+            return response
+        failure = BadRequest(str(error.detail))
+        failure.status = error.status_code
+        return error_response(failure)
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_disconnect(_: Request, __: ClientDisconnect) -> Response:
+        """Nobody reads this; it keeps a client that left during its upload out of the error log."""
+        return Response(status_code=400)

@@ -1,0 +1,188 @@
+"""From token ids to text while they arrive, and stop strings in it.  No I/O, no HTTP, no tokenizer state.
+
+A token is not a piece of text: a character may be spread over several tokens, and some decoders put a
+space before a word but not at the start of the text.  Two ways lead from ids to text:
+
+* `ByteDetokenizer`, when each token stands for fixed bytes (byte-level BPE; SentencePiece with byte
+  fallback): look the bytes up, feed them to an incremental UTF-8 decoder.  Exact, and O(1) per token.
+* `WindowDetokenizer`, for every other decoder: decode a short window of ids before and after the new
+  ones, and give the difference.  The window moves on whenever text came out, so the cost per token does
+  not grow with the length of the text.
+
+Neither gives U+FFFD for a character that may still be completed; `finish` gives it at the end.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+_REPLACEMENT = "\ufffd"
+_MAX_HELD_TOKENS = 16
+"""After so many tokens that never ended with a character, what is complete among them is given."""
+CONTEXT_TOKENS = 8
+"""Prompt tokens that the first generated one is decoded together with."""
+
+
+class Detokenizer(Protocol):
+    """Streaming text of one sequence."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that these further tokens complete; maybe empty."""
+
+    def finish(self) -> str:
+        """What was held back; the sequence is over."""
+
+
+class ByteDetokenizer:
+    """For tokenizers whose tokens are bytes.
+
+    `token_bytes(id)` gives a token's bytes, empty for those not to be shown.  `strip_first_space`: the
+    decoder drops one space at the start of a text, which is here if there is no context before it.
+    """
+
+    __slots__ = ("_decode", "_strip", "_token_bytes")
+
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        context: Sequence[int] = (),
+        *,
+        strip_first_space: bool = False,
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._strip = strip_first_space and not context
+        self._decode(b"".join(map(token_bytes, context[-CONTEXT_TOKENS:])))
+
+    def push(self, ids: Sequence[int]) -> str:
+        return self._give(self._decode(b"".join(map(self._token_bytes, ids))))
+
+    def finish(self) -> str:
+        return self._give(self._decode(b"", True))
+
+    def _give(self, text: str) -> str:
+        if self._strip and text:
+            self._strip = False
+            return text.removeprefix(" ")
+        return text
+
+
+class WindowDetokenizer:
+    """For any decoder: `decode(ids)` gives the text of a list of ids, `hidden` are left out of it."""
+
+    __slots__ = ("_decode", "_held", "_hidden", "_ids", "_read", "_seen")
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        context: Sequence[int] = (),
+        *,
+        hidden: Collection[int] = (),
+    ) -> None:
+        self._decode = decode
+        self._hidden = hidden
+        self._ids = [token for token in context[-CONTEXT_TOKENS:] if token not in hidden]
+        """The window: what has been given last, then what has not."""
+        self._read = len(self._ids)
+        """So many ids of the window have been given, as the text `_seen`."""
+        self._seen = decode(self._ids) if self._ids else ""
+        self._held = 0
+
+    def push(self, ids: Sequence[int]) -> str:
+        new = [token for token in ids if token not in self._hidden]
+        if not new:
+            return ""
+        self._ids += new
+        self._held += len(new)
+        text = self._decode(self._ids)
+        if not text.endswith(_REPLACEMENT):
+            given = text[len(self._seen) :]
+            rest = self._ids[self._read :]
+            seen = self._decode(rest)
+            if seen:  # else the window would lose what tells a decoder that this is no start of a text
+                self._ids, self._seen = rest, seen
+            else:
+                self._seen = text
+            self._read, self._held = len(self._ids), 0
+            return given
+        if self._held <= _MAX_HELD_TOKENS:
+            return ""
+        given = _without_tail(text)[len(self._seen) :]
+        self._ids = self._ids[-CONTEXT_TOKENS:]
+        self._seen = _without_tail(self._decode(self._ids))
+        self._read, self._held = len(self._ids), 0
+        return given
+
+    def finish(self) -> str:
+        return self._decode(self._ids)[len(self._seen) :] if self._ids else ""
+
+
+def _without_tail(text: str) -> str:
+    """Without the U+FFFD at the end that may stand for a character yet to be completed."""
+    bare = text.rstrip(_REPLACEMENT)
+    return text[: max(len(bare), len(text) - 3)]
+
+
+class StopStrings:
+    """Finds the first stop string to be completed, however the text is cut into pieces.
+
+    Text that may be the beginning of a stop string is held back until that is decided.  The match is
+    defined character by character (the string that is complete first wins; among several complete at
+    once the longest), so the result does not depend on the pieces.  Cost: one table step for each
+    character and stop string (Knuth, Morris and Pratt's automaton).
+    """
+
+    __slots__ = ("_held", "_include", "_matched", "_stops", "_tables")
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        """`include`: the stop string is part of the text."""
+        # Longest first, so that the first match at a character is the longest.
+        self._stops = sorted(stops, key=len, reverse=True)
+        self._tables = [_failure_table(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)
+        """How many characters of each stop string the text so far ends with."""
+        self._held = ""
+        self._include = include
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """(text to give, the stop string that was found or None).  After a find the rest is dropped."""
+        stops, tables, matched = self._stops, self._tables, self._matched
+        buffer = self._held + text
+        for position, character in enumerate(text, len(self._held) + 1):
+            for i, stop in enumerate(stops):
+                count = matched[i]
+                while count and stop[count] != character:
+                    count = tables[i][count - 1]
+                if stop[count] == character:
+                    count += 1
+                    if count == len(stop):
+                        self._held = ""
+                        return buffer[: position if self._include else position - count], stop
+                matched[i] = count
+        cut = len(buffer) - max(matched, default=0)
+        self._held = buffer[cut:]
+        return buffer[:cut], None
+
+    def skip(self, text: str) -> str:
+        """Gives text in which stop strings do not count, and forgets partial matches."""
+        given, self._held = self._held + text, ""
+        self._matched = [0] * len(self._stops)
+        return given
+
+    def finish(self) -> str:
+        """What was held back; the text is over."""
+        return self.skip("")
+
+
+def _failure_table(pattern: str) -> list[int]:
+    """For each prefix, the length of its longest proper suffix that is a prefix too."""
+    table = [0] * len(pattern)
+    count = 0
+    for i in range(1, len(pattern)):
+        while count and pattern[i] != pattern[count]:
+            count = table[count - 1]
+        count += pattern[i] == pattern[count]
+        table[i] = count
+    return table

@@ -1,0 +1,104 @@
+"""One ZeroMQ DEALER socket on an asyncio event loop: bytes out at once, bytes in by callback.
+
+The socket is a plain one, read when its notification descriptor becomes readable.  That descriptor is
+edge-triggered and every operation on the socket may consume the edge, so after each send the events are
+looked at again, and reading goes on until the socket says that it is empty.  In exchange there is no
+future, task or copy per message, and sending never waits (queues are unbounded: what the engine accepts
+is bounded by its own admission, what a client has not read yet is bounded by `max_tokens`).
+
+ZeroMQ connects again by itself when a connection breaks, without a word, and whatever was on its way is gone.
+So a monitor socket tells when that happens; the owner of the channel decides what it means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+_BATCH = 64
+"""Messages read before other work of the event loop gets its turn."""
+_RECONNECT_MS = 20
+_RECONNECT_MAX_MS = 500
+
+
+class EngineChannel:
+    """Connects to `endpoint` and calls `receive` with each message, `died` if that raises, and `broke` when
+    an established connection ends, after everything that came over it."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        receive: Callable[[bytes], None],
+        died: Callable[[Exception], None],
+        broke: Callable[[], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._receive = receive
+        self._died = died
+        self._broke = broke
+        self._socket: zmq.Socket[bytes] | None = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(endpoint)
+        self._fd = self._socket.fileno()
+        self._loop.add_reader(self._fd, self._drain)
+        self._loop.add_reader(self._monitor.fileno(), self._look_at_monitor)
+        self._look_at_monitor()  # its descriptor is silent until somebody has looked once
+
+    def send(self, data: bytes) -> None:
+        """Queues a message; it leaves once the peer is there.  Ignored after `close`."""
+        socket = self._socket
+        if socket is None:
+            return
+        socket.send(data, zmq.NOBLOCK)
+        if cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._loop.call_soon(self._drain)
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Forgets what was not read, and what was not sent after `linger_ms`."""
+        if self._socket is not None:
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_reader(self._monitor.fileno())
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(linger_ms)
+            self._socket = None
+
+    def _look_at_monitor(self) -> None:
+        broken = False
+        while self._socket is not None and cast(int, self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            broken = broken or event["event"] == zmq.EVENT_DISCONNECTED
+        while (
+            broken
+            and self._socket is not None
+            and cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+        ):
+            self._drain()
+        if broken and self._socket is not None:
+            self._broke()
+
+    def _drain(self) -> None:
+        for _ in range(_BATCH):
+            socket = self._socket
+            if socket is None:
+                return
+            try:
+                data = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._receive(data)
+            except Exception as error:
+                self.close()
+                self._died(error)
+                return
+        self._loop.call_soon(self._drain)

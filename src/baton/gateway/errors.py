@@ -1,0 +1,90 @@
+"""Errors that a client of the API sees, without HTTP: what went wrong, whose fault, how to go on.
+
+The HTTP layer turns them into OpenAI's error shape; the Python API raises them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """A request that got no answer.  `status` is the HTTP status that says whose fault it is."""
+
+    status = 500
+    type = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class BadRequest(ApiError, ValueError):
+    """The request itself cannot be served; the message names the field and the fix."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class TooLarge(BadRequest):
+    """The body is larger than the server reads."""
+
+    status = 413
+
+
+class Unauthorized(ApiError):
+    status = 401
+    type = "authentication_error"
+
+
+class NotFound(ApiError):
+    status = 404
+    type = "not_found_error"
+
+
+class MethodNotAllowed(ApiError):
+    status = 405
+    type = "invalid_request_error"
+
+
+class Conflict(ApiError):
+    """Something that excludes it is under way."""
+
+    status = 409
+    type = "conflict_error"
+
+
+class Overloaded(ApiError):
+    """The queue is full; try again after `retry_after_s`."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+class InstanceUnavailable(ApiError):
+    """No instance can serve now: it starts, restarts, was lost with this request, or shuts down."""
+
+    status = 503
+    type = "service_unavailable_error"
+
+
+class InternalError(ApiError):
+    """The instance failed on this request."""
+
+
+class RequestCancelled(Exception):
+    """The request was cancelled on this side; there is nobody to answer."""

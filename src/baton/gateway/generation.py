@@ -1,0 +1,363 @@
+"""From prompts and `SamplingParams` to a stream of text, tokens and log-probabilities.  No HTTP.
+
+A `Generator` belongs to a served model; `start` submits one API request, which is a `Generation` of
+prompts × n `Sequence`s, in that order.  Its consumer calls `next` until `done` and always calls `close`
+at the end, which cancels what still runs, counts and logs the request.
+
+A request may have more sequences than the instances let wait, so they are submitted through a window: as
+many as they run at once, the next ones as those before them end.  If the instances' queues are full
+when the request comes, that is the answer.  If it is full later, when work would be thrown away, the window
+shrinks to what was taken and the sequence is submitted again, for at most `QUEUE_FULL_S` without success.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence as Seq
+
+from baton.gateway.cluster_client import ClusterClient
+from baton.gateway.errors import ApiError, BadRequest, RequestCancelled
+from baton.gateway.inbox import Chunk, EngineRequest, Inbox
+from baton.gateway.schemas import MAX_SEQUENCES
+from baton.gateway.sequence import Completion, Sequence, Update
+from baton.gateway.served_model import ServedModel
+from baton.gateway.tokenizer import Tokenizer
+from baton.observe.metrics import Metrics
+from baton.protocol.sampling_params import SamplingParams, choice_seed, draw_seed, resolve
+
+log = logging.getLogger(__name__)
+
+QUEUE_FULL_S = 60.0
+"""How long a request that has begun tries to have its other sequences accepted."""
+_AGAIN_S = 1.0
+"""Between two such tries, while nothing of the request runs."""
+
+
+class Generation:
+    """One API request in progress."""
+
+    def __init__(
+        self,
+        request_id: str,
+        client: ClusterClient,
+        metrics: Metrics | None,
+        *,
+        n: int,
+        arrived: float,
+        window: int,
+    ) -> None:
+        self.request_id = request_id
+        self.sequences: list[Sequence] = []
+        self.inbox = Inbox()
+        self.arrived = arrived
+        """`time.monotonic()` when the request came."""
+        self._client = client
+        self._metrics = metrics
+        self._n = n
+        self._by_request: dict[EngineRequest, Sequence] = {}
+        self._running = 0
+        self._pending: deque[Sequence] = deque()
+        """Not submitted yet."""
+        self._sent = 0
+        """Submitted and not ended; at most `_window`, if nothing waits for room."""
+        self._window = self._widest = window
+        self._begun = False
+        """Something came of it."""
+        self._full_since: float | None = None
+        self._first_token: float | None = None
+        self._last_chunk: list[float] = []
+        self._closed = False
+        self._error: str | None = None
+
+    def add(self, sequence: Sequence) -> None:
+        self.sequences.append(sequence)
+        self._by_request[sequence.request] = sequence
+        self._last_chunk.append(0.0)
+        self._running += 1
+        self._pending.append(sequence)
+
+    def feed(self) -> None:
+        """Submits as many sequences as the window has room for."""
+        while self._pending and self._sent < self._window and not self._closed:
+            self._sent += 1
+            self._client.enqueue(self._pending.popleft().request)
+
+    @property
+    def done(self) -> bool:
+        """Every sequence has ended."""
+        return self._running == 0
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens, once for each prompt."""
+        return sum(len(sequence.prompt) for sequence in self.sequences[:: self._n])
+
+    @property
+    def num_generated(self) -> int:
+        return sum(sequence.num_generated for sequence in self.sequences)
+
+    @property
+    def num_cached(self) -> int | None:
+        """Prompt tokens from the prefix cache (by the first choice of each prompt); None while unknown."""
+        total = 0
+        for sequence in self.sequences[:: self._n]:
+            if sequence.num_cached is None:
+                return None
+            total += sequence.num_cached
+        return total
+
+    async def next(self, timeout_s: float | None = None) -> list[Update]:
+        """The next updates; none after `timeout_s`, if all is done, or now and then if it takes long.
+
+        Raises `ApiError` if a sequence failed (the others are cancelled then), `RequestCancelled` after
+        `cancel`.
+        """
+        if self.done:
+            return []
+        updates: list[Update] = []
+        refused: list[Sequence] = []
+        if not self._sent:  # the queue was full: nothing will come by itself
+            timeout_s = _AGAIN_S if timeout_s is None else min(timeout_s, _AGAIN_S)
+        for request in await self.inbox.wait(timeout_s):
+            sequence = self._by_request[request]
+            if sequence.finish_reason is not None:
+                continue
+            chunk = request.take()
+            if self._must_wait(chunk):
+                request.renew()
+                refused.append(sequence)
+                continue
+            try:
+                update = sequence.advance(chunk)
+            except ApiError as error:
+                self._error = error.code or type(error).__name__
+                self.close()
+                raise
+            if update.finish_reason is not None:
+                self._running -= 1
+                self._sent -= 1
+                self._window = min(self._window + 1, self._widest)
+                self._full_since = None
+                self._client.cancel(request)
+            self._observe(sequence, update)
+            updates.append(update)
+            self._begun = True
+        self._pending.extendleft(reversed(refused))
+        if self._sent or not refused:
+            self.feed()
+        return updates
+
+    def _must_wait(self, chunk: Chunk) -> bool:
+        """The queue had no room for this sequence of a request that has begun; it is to be tried again."""
+        if chunk.finished is None or chunk.finished.code != "queue_full" or chunk.tokens:
+            return False
+        if not self._begun:
+            return False
+        now = time.monotonic()
+        self._full_since = self._full_since or now
+        if now - self._full_since > QUEUE_FULL_S:
+            return False
+        self._sent -= 1
+        self._window = max(1, self._sent)
+        return True
+
+    async def collect(self) -> list[Completion]:
+        """Runs to the end and closes.  Raises as `next` does."""
+        completions = [Completion(sequence.index) for sequence in self.sequences]
+        try:
+            while not self.done:
+                for update in await self.next():
+                    completion = completions[update.index]
+                    completion.text += update.text
+                    completion.token_ids += update.token_ids
+                    completion.logprobs += update.logprobs
+                    completion.finish_reason = update.finish_reason
+                    completion.stop_reason = update.stop_reason
+        finally:
+            self.close()
+        return completions
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more: `next` raises `RequestCancelled`."""
+        self.inbox.close()
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what still runs, counts and logs.  Always call it; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        now = time.monotonic()
+        self._pending.clear()
+        for sequence in self.sequences:
+            self._client.cancel(sequence.request)
+            if self._metrics is not None:
+                self._metrics.finished(
+                    sequence.finish_reason or ("error" if self._error else "abort"),
+                    seconds=now - self.arrived,
+                    prompt=len(sequence.prompt),
+                    generated=sequence.num_generated,
+                    queued_s=sequence.queued_s,
+                )
+        self._log(now)
+
+    def _observe(self, sequence: Sequence, update: Update) -> None:
+        if not update.token_ids:
+            return
+        now = time.monotonic()
+        last = self._last_chunk[sequence.index]
+        self._last_chunk[sequence.index] = now
+        if self._first_token is None:
+            self._first_token = now
+        if self._metrics is None:
+            return
+        if last:
+            self._metrics.inter_token(now - last)
+        else:
+            self._metrics.first_token(now - self.arrived)
+        self._metrics.tokens(0 if last else len(sequence.prompt), len(update.token_ids))
+
+    def _log(self, now: float) -> None:
+        if not log.isEnabledFor(logging.INFO):
+            return
+        reasons = {sequence.finish_reason or self._error or "cancelled" for sequence in self.sequences}
+        ttft = "-" if self._first_token is None else f"{self._first_token - self.arrived:.3f}"
+        log.info(
+            "%s prompt=%d generated=%d cached=%s ttft=%s total=%.3f %s",
+            self.request_id,
+            self.num_prompt,
+            self.num_generated,
+            "-" if self.num_cached is None else self.num_cached,
+            ttft,
+            now - self.arrived,
+            ",".join(sorted(reasons)) or "cancelled",
+        )
+
+
+class Generator:
+    """Starts generations on the cluster for one served model."""
+
+    def __init__(
+        self,
+        served: ServedModel,
+        tokenizer: Tokenizer,
+        client: ClusterClient,
+        *,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.served = served
+        self.tokenizer = tokenizer
+        self.client = client
+        self.metrics = metrics
+        self._unseeded = itertools.count()
+        """Numbers the sequences whose seed comes from the server's."""
+
+    def start(
+        self,
+        prompts: Seq[Seq[int]],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        drop_output: bool = False,
+        arrived: float | None = None,
+    ) -> Generation:
+        """Submits prompts × `params.n` sequences.
+
+        `drop_output`: only the prompt is of interest.  Raises `BadRequest`, `InvalidParameter`, or
+        `InstanceUnavailable`.
+        """
+        self.client.check_ready()
+        for prompt in prompts:
+            self._check_prompt(prompt)
+        if len(prompts) * params.n > MAX_SEQUENCES:
+            raise BadRequest(
+                f"prompt: {len(prompts)} prompts with n = {params.n} are more than {MAX_SEQUENCES} "
+                "sequences; send several requests",
+                param="prompt",
+            )
+        seeds = self._seeds(params, len(prompts))
+        arrived = time.monotonic() if arrived is None else arrived
+        limits = self.client.limits
+        generation = Generation(
+            request_id,
+            self.client,
+            self.metrics,
+            n=params.n,
+            arrived=arrived,
+            window=max(1, limits.max_num_seqs if limits else 1),
+        )
+        wired = [
+            resolve(
+                params,
+                seed=seeds[index],
+                room=self._room(len(prompts[index // params.n]), params),
+                eos_token_ids=self.served.eos_token_ids,
+                vocab_size=self.served.vocab_size,
+            )
+            for index in range(len(prompts) * params.n)
+        ]
+        for index, (sampling, stopping) in enumerate(wired):
+            prompt = prompts[index // params.n]
+            request = self.client.prepare(
+                prompt,
+                sampling,
+                stopping,
+                inbox=generation.inbox,
+                name=request_id if len(wired) == 1 else f"{request_id}-{index}",
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            generation.add(
+                Sequence(
+                    index,
+                    prompt,
+                    params,
+                    request,
+                    self.tokenizer,
+                    self.served.eos_token_ids,
+                    drop_output,
+                )
+            )
+        generation.feed()
+        return generation
+
+    def _room(self, num_prompt: int, params: SamplingParams) -> int:
+        """Tokens that may follow the prompt; without `max_tokens`, also no more than the KV pool holds."""
+        room = self.served.max_model_len - num_prompt
+        limits = self.client.limits
+        if params.max_tokens is not None or limits is None:
+            return room
+        # The last token is never fed to the model, so it needs no KV.
+        pool = limits.kv_tokens + 1 - num_prompt
+        return min(room, pool) if pool >= 1 else room
+
+    def _check_prompt(self, prompt: Seq[int]) -> None:
+        limit = self.served.max_model_len
+        if not prompt:
+            raise BadRequest("prompt: it is empty; give at least one token", param="prompt")
+        if len(prompt) >= limit:
+            raise BadRequest(
+                f"prompt: its {len(prompt)} tokens leave no room for an answer in the model's context of "
+                f"{limit} tokens; shorten it to at most {limit - 1}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        vocab_size = self.served.vocab_size or 1 << 31
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            raise BadRequest(f"prompt: token ids must be from 0 to {vocab_size - 1}", param="prompt")
+
+    def _seeds(self, params: SamplingParams, prompts: int) -> list[int]:
+        """One for each sequence.  With a seed of the user every prompt has the same n seeds."""
+        if params.seed is not None:
+            return [choice_seed(params.seed, choice) for choice in range(params.n)] * prompts
+        if self.served.seed is None:
+            return [draw_seed() for _ in range(prompts * params.n)]
+        return [choice_seed(self.served.seed, next(self._unseeded)) for _ in range(prompts * params.n)]
+
+
+__all__ = ["Completion", "Generation", "Generator", "RequestCancelled", "Update"]

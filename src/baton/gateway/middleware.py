@@ -1,0 +1,96 @@
+"""What every HTTP request passes: a request id, the API key, a counter, and the last net for errors.
+
+Pure ASGI: a middleware that wraps responses in tasks and queues would cost more than all the rest.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton.gateway.errors import ApiError, InternalError, Unauthorized
+from baton.observe.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
+"""Answered without an API key: they carry nothing of a client."""
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
+_CLIENT_GONE = 499
+
+
+def error_response(error: ApiError) -> Response:
+    """OpenAI's error shape, with `Retry-After` where waiting helps."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    return Response(
+        msgspec.json.encode(error.body()), error.status, headers=headers, media_type="application/json"
+    )
+
+
+class GatewayMiddleware:
+    """Wraps the application."""
+
+    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], metrics: Metrics) -> None:
+        self._app = app
+        self._api_keys = [key.encode() for key in api_keys]
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if REQUEST_ID.match(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            if self._api_keys and scope["path"] not in OPEN_PATHS and not self._authorized(headers):
+                error = Unauthorized(
+                    "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+                    code="invalid_api_key",
+                )
+                await error_response(error)(scope, receive, send_with_id)
+            else:
+                await self._app(scope, receive, send_with_id)
+        except Exception:
+            log.exception("request %s to %s failed", request_id, scope["path"])
+            if status:
+                raise
+            failure = InternalError(
+                f"internal error; the server's log has it under request {request_id}", code="internal"
+            )
+            await error_response(failure)(scope, receive, send_with_id)
+        finally:
+            self._metrics.http_request(scope["method"], _route(scope), status or _CLIENT_GONE)
+
+    def _authorized(self, headers: dict[bytes, bytes]) -> bool:
+        """Compares with every key, in a time that does not tell how much of one is right."""
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        matches = [hmac.compare_digest(key.strip(), known) for known in self._api_keys]
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+def _route(scope: dict[str, Any] | Scope) -> str:
+    """The route's template: a label must not have as many values as there are paths."""
+    return getattr(scope.get("route"), "path", "unmatched")

@@ -1,0 +1,129 @@
+"""The shapes of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from baton.gateway.formats import (
+    StreamUsage,
+    TokenNames,
+    chat_logprobs,
+    encode,
+    prompt_logprobs,
+    usage,
+)
+from baton.gateway.generation import Completion, Generation, Update
+from baton.gateway.responses import now
+
+
+@dataclass(slots=True, frozen=True)
+class ChatOptions:
+    """What of the request concerns the answer's shape."""
+
+    model: str
+    top_logprobs: int | None
+    """None: no log-probabilities."""
+    prompt_logprobs: bool
+    token_ids: bool
+    include_usage: bool
+    continuous_usage: bool
+
+
+class ChatRenderer:
+    """A `Renderer`."""
+
+    def __init__(self, generation: Generation, options: ChatOptions, names: TokenNames) -> None:
+        self._generation = generation
+        self._options = options
+        self._names = names
+        self._head = {
+            "id": f"chatcmpl-{generation.request_id}",
+            "object": "chat.completion.chunk",
+            "created": now(),
+            "model": options.model,
+        }
+        self._usage = StreamUsage(generation, self._head, options.include_usage, options.continuous_usage)
+        opening = encode(self._head)[:-1]
+        self._openings = [
+            b"data: " + opening + b',"choices":[{"index":%d,"delta":' % index
+            for index in range(len(generation.sequences))
+        ]
+        self._begun = [False] * len(generation.sequences)
+
+    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [self._choice(completion) for completion in completions],
+            "usage": usage(self._generation),
+        }
+        sequence = self._generation.sequences[0]
+        if self._options.prompt_logprobs:
+            items = sequence.prompt_logprobs or [None] * len(sequence.prompt)
+            body["prompt_logprobs"] = prompt_logprobs(items, self._names)
+        if self._options.token_ids:
+            body["prompt_token_ids"] = list(sequence.prompt)
+        return body
+
+    def begin(self) -> bytes:
+        """Every choice begins by saying who speaks."""
+        return b"".join(
+            opening
+            + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+            + self._usage.in_chunk()
+            + b"}\n\n"
+            for opening in self._openings
+        )
+
+    def chunk(self, update: Update) -> bytes:
+        options, index = self._options, update.index
+        wants_tokens = options.top_logprobs is not None or options.token_ids
+        if not (update.text or update.finish_reason or (update.token_ids and wants_tokens)):
+            return b""
+        logprobs, extra = b"null", b""
+        if options.top_logprobs is not None and update.token_ids:
+            logprobs = encode(chat_logprobs(update.logprobs, self._names, options.top_logprobs))
+        if options.token_ids:
+            extra = b',"token_ids":' + encode(update.token_ids)
+        return b"".join(
+            (
+                self._openings[index],
+                b'{"content":' + encode(update.text) + b"}" if update.text else b"{}",
+                b',"logprobs":',
+                logprobs,
+                b',"finish_reason":',
+                encode(update.finish_reason),
+                b',"stop_reason":',
+                encode(update.stop_reason),
+                extra,
+                b"}]",
+                self._usage.in_chunk(),
+                self._first_extra(index),
+                b"}\n\n",
+            )
+        )
+
+    def end(self) -> bytes:
+        return self._usage.at_end()
+
+    def _first_extra(self, index: int) -> bytes:
+        if self._begun[index] or not self._options.token_ids:
+            return b""
+        self._begun[index] = True
+        return b',"prompt_token_ids":' + encode(list(self._generation.sequences[index].prompt))
+
+    def _choice(self, completion: Completion) -> dict[str, Any]:
+        options = self._options
+        choice: dict[str, Any] = {
+            "index": completion.index,
+            "message": {"role": "assistant", "content": completion.text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if options.top_logprobs is not None:
+            choice["logprobs"] = chat_logprobs(completion.logprobs, self._names, options.top_logprobs)
+        if options.token_ids:
+            choice["token_ids"] = completion.token_ids
+        return choice

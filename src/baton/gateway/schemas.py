@@ -1,0 +1,317 @@
+"""Request bodies: OpenAI's fields and vLLM's extensions, decoded by msgspec.
+
+Every field may be null, which means "not given".  A wrong type is a `BadRequest` that names the field.
+Fields that would change the answer and that Baton does not support are refused by name; fields that are
+unknown are accepted, with one warning a name in the log.
+
+A body may hold millions of small values, and a decoder does nothing else until it is through.  So what nobody
+reads is only skimmed (`Raw`), the garbage collector does not look at what is being built, and a prompt of too
+many lists is refused before one is made.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from baton.gateway.errors import BadRequest
+
+log = logging.getLogger(__name__)
+
+_MAX_WARNED = 1000
+_NEUTRAL_BYTES = 64
+"""No value of an unsupported field that asks for nothing is written longer."""
+MAX_SEQUENCES = 4096
+"""Of one request: prompts times n."""
+MAX_CACHE_SALT = 256
+"""Characters."""
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What both endpoints have; names and meanings as in `SamplingParams`."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    seed: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    user: str | None = None
+    metadata: msgspec.Raw = msgspec.Raw()
+    service_tier: msgspec.Raw = msgspec.Raw()
+    store: msgspec.Raw = msgspec.Raw()
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields that `SamplingParams` knows by the same names."""
+        return {name: getattr(self, name) for name in _SAMPLING_NAMES}
+
+
+_SAMPLING_NAMES = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "max_tokens",
+    "min_tokens",
+    "seed",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    prompt: msgspec.Raw = msgspec.Raw()
+    """A text, a list of texts, a list of token ids, or a list of lists of token ids; see `decode_prompt`."""
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+
+
+class ChatFields(Protocol):
+    """How messages become a prompt."""
+
+    messages: list[dict[str, Any]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    parallel_tool_calls: msgspec.Raw = msgspec.Raw()
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class UpdateWeightsRequest(msgspec.Struct):
+    path: str | None = None
+    """Directory of a checkpoint, on the server."""
+
+
+class StartProfileRequest(msgspec.Struct):
+    directory: str | None = None
+    """Where each rank writes its trace, on the server."""
+
+
+class JoinRequest(msgspec.Struct, kw_only=True):
+    """An instance registers itself, or says that it still lives."""
+
+    incarnation: str | None = None
+    endpoint: str | None = None
+    """Of its engine's socket for gateways, as this server reaches it: `tcp://HOST:PORT`, `ipc://PATH`."""
+    label: str | None = None
+    ttl_s: float | None = None
+    """It counts as lost if it does not register again within so many seconds."""
+    model: str | None = None
+    """What it serves; compared with the names of what is served here, if it is given."""
+    process: str | None = None
+    """Of whoever registers; the same for each incarnation that it starts.  Another process cannot take a name
+    while the instance that has it is there."""
+    checkpoint: str | None = None
+    """Tells apart what it loads; compared, if both sides know it."""
+    dtype: str | None = None
+    """In which it computes, or `simulated`; compared, if both sides know it."""
+
+
+class InstanceRequest(msgspec.Struct, kw_only=True):
+    label: str | None = None
+    state: str | None = None
+    """`draining` or `active`."""
+    move_after_s: float | None = None
+    """With `draining`: what still runs after so many seconds is continued elsewhere."""
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[int] | None = None
+    model: str | None = None
+
+
+_STRUCTURED = (
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+    "structural_tag",
+)
+_OTHER = (
+    "allowed_token_ids",
+    "audio",
+    "bad_words",
+    "chat_template",
+    "documents",
+    "kv_transfer_params",
+    "logits_processors",
+    "mm_processor_kwargs",
+    "prediction",
+    "prompt_embeds",
+    "suffix",
+    "truncate_prompt_tokens",
+    "web_search_options",
+)
+_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "tools": (([],), "tool calls are not supported yet; leave it out"),
+    "tool_choice": (("none", "auto"), "tool calls are not supported yet; leave it out"),
+    "functions": (([],), "function calls are not supported; leave it out"),
+    "function_call": (("none", "auto"), "function calls are not supported; leave it out"),
+    "response_format": (({"type": "text"},), "only {'type': 'text'} is supported yet"),
+    "modalities": ((["text"],), "only text is generated; leave it out"),
+    "use_beam_search": ((False,), "beam search is not supported; leave it out"),
+    "echo": ((False,), "is for /v1/completions; leave it out"),
+    "best_of": ((1,), "is for /v1/completions; leave it out"),
+    **dict.fromkeys(_STRUCTURED, ((), "structured output is not supported yet; leave it out")),
+    **dict.fromkeys(_OTHER, ((), "is not supported; leave it out")),
+}
+"""field → (values that ask for nothing, why it is refused).  null asks for nothing too."""
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
+_PATH = re.compile(r" - at `\$\.?(.*?)`$")
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class BodyDecoder:
+    """Decodes bodies; remembers the unknown field names that it has warned of."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def decode(self, body: bytes, kind: type[T]) -> T:
+        """Raises `BadRequest`."""
+        with _no_collection():
+            return self._decode(body, kind)
+
+    def _decode(self, body: bytes, kind: type[T]) -> T:
+        try:
+            fields = _FIELDS.decode(body)
+        except msgspec.ValidationError:
+            raise BadRequest("the body must be a JSON object") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRequest(f"the body is not JSON: {error}") from None
+        known = {field.encode_name for field in msgspec.structs.fields(kind)}
+        for name, value in fields.items():
+            if name not in known:
+                self._check_unknown(name, value)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as error:
+            message = str(error)
+            path = _PATH.search(message)
+            name = path[1].replace("[...]", "") if path else ""
+            text = _PATH.sub("", message).replace("`", "")
+            field = re.split(r"[.\[]", name)[0]
+            raise BadRequest(f"{name or 'body'}: {text}", param=field or None) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRequest(f"the body is not JSON: {error}") from None
+
+    def _check_unknown(self, name: str, raw: msgspec.Raw) -> None:
+        if name in _UNSUPPORTED:
+            neutral, reason = _UNSUPPORTED[name]
+            data = bytes(raw)
+            value = msgspec.json.decode(data) if len(data) <= _NEUTRAL_BYTES else data
+            if value is not None and value not in neutral:
+                raise BadRequest(f"{name}: {reason}", param=name, code="unsupported_parameter")
+        elif name not in self._warned and len(self._warned) < _MAX_WARNED:
+            self._warned.add(name)
+            log.warning("ignoring the unknown request field %r (said once)", name[:100])
+
+
+def decode_prompt(raw: msgspec.Raw) -> str | list[str] | list[int] | list[list[int]] | None:
+    """The `prompt` of a completion request; None if it was not given.  Raises `BadRequest`."""
+    data = bytes(raw)
+    if not data or data == b"null":
+        return None
+    kind: Any = str
+    begin = _LIST.match(data)
+    if begin is not None:
+        kind = {b'"': list[str], b"[": list[list[int]]}.get(begin[1], list[int])
+        if begin[1] == b"[" and data.count(b"[") - 1 > MAX_SEQUENCES:
+            raise _bad_prompt(f"at most {MAX_SEQUENCES} prompts; send several requests")
+    try:
+        with _no_collection():
+            prompt: str | list[str] | list[int] | list[list[int]] = msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        text = _PATH.sub("", str(error)).replace("`", "")
+        raise _bad_prompt(
+            f"give a text, a list of texts, a list of token ids, or a list of such lists: {text}"
+        ) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if kind == list[str] and len(prompt) > MAX_SEQUENCES:
+        raise _bad_prompt(f"at most {MAX_SEQUENCES} prompts, not {len(prompt)}; send several requests")
+    return prompt
+
+
+def _bad_prompt(what: str) -> BadRequest:
+    return BadRequest(f"prompt: {what}", param="prompt")
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without this each generation of new containers is walked again and again while it grows."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

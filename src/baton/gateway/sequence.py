@@ -1,0 +1,173 @@
+"""One sequence of a request: turns what the engine sends into text, counts and an end.  No I/O.
+
+A sequence ends at a stop token or at `max_tokens` in the worker, or here when a stop string is complete.
+The text of a stop token is left out (unless `include_stop_str_in_output`), its id is counted and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton.gateway.detokenizer import Detokenizer, StopStrings
+from baton.gateway.errors import ApiError, BadRequest, InstanceUnavailable, InternalError, Overloaded
+from baton.gateway.inbox import Chunk, EngineRequest
+from baton.gateway.tokenizer import Tokenizer
+from baton.protocol.requests import Finished
+from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.sampling_params import SamplingParams
+
+EndReason = Literal["stop", "length"]
+
+
+@dataclass(slots=True)
+class Update:
+    """What is new of one sequence."""
+
+    index: int
+    """Number of the sequence in its `Generation`."""
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    """Aligned with `token_ids`, or empty where none were asked for."""
+    finish_reason: EndReason | None
+    stop_reason: int | str | None
+    """The stop string, or the id of a stop token that the user named; None for the end-of-text tokens."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """One sequence, complete."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: EndReason | None = None
+    stop_reason: int | str | None = None
+
+
+class Sequence:
+    """One sequence: turns the engine's chunks into updates."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt: Seq[int],
+        params: SamplingParams,
+        request: EngineRequest,
+        tokenizer: Tokenizer,
+        eos_token_ids: Collection[int],
+        drop_output: bool,
+    ) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        """One for each prompt token, the first None; empty unless asked for.  Complete with the first
+        update."""
+        self.num_generated = 0
+        self.num_cached: int | None = None
+        """Prompt tokens from the prefix cache; None while unknown (until the engine's end)."""
+        self.queued_s: float | None = None
+        self.finish_reason: EndReason | None = None
+        self.request = request
+        self._params = params
+        self._tokenizer = tokenizer
+        self._eos = frozenset(eos_token_ids)
+        self._stop_ids = frozenset(request.stopping.stop_token_ids)
+        self._drop_output = drop_output
+        self._last_token = -1
+        self._detokenizer: Detokenizer | None = None
+        if params.detokenize:
+            self._detokenizer = self._tokenizer.detokenizer(
+                self.prompt, skip_special_tokens=params.skip_special_tokens
+            )
+        self._stops: StopStrings | None = None
+        if params.stop_strings:
+            self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
+
+    def advance(self, chunk: Chunk) -> Update:
+        """Raises `ApiError` if the sequence failed."""
+        if chunk.error is not None:
+            raise chunk.error
+        if chunk.finished is not None:
+            error = _failure(chunk.finished)
+            if error is not None:
+                raise error
+            self.num_cached = min(chunk.finished.num_cached, len(self.prompt))
+            self.queued_s = chunk.finished.queued_s
+        self._take_prompt_logprobs(chunk)
+        text, taken, stop = self._take_tokens(chunk.tokens)
+        update = Update(self.index, text, chunk.tokens[:taken], chunk.logprobs[:taken], None, None)
+        self.num_generated += taken
+        if taken:
+            self._last_token = chunk.tokens[taken - 1]
+        if stop is not None:
+            update.finish_reason, update.stop_reason = "stop", stop
+        elif chunk.finished is not None:
+            self._end(chunk.finished, update)
+        self.finish_reason = update.finish_reason
+        if self._drop_output:
+            self.num_generated = 0
+            update.text, update.token_ids, update.logprobs, update.stop_reason = "", [], [], None
+            update.finish_reason = self.finish_reason = "length" if self.finish_reason else None
+        return update
+
+    def _take_tokens(self, tokens: list[int]) -> tuple[str, int, str | None]:
+        """(text, how many tokens belong to the sequence, the stop string that ended it)."""
+        detokenizer = self._detokenizer
+        if detokenizer is None or not tokens:
+            return "", len(tokens), None
+        visible = tokens
+        if tokens[-1] in self._stop_ids and not self._params.include_stop_str_in_output:
+            visible = tokens[:-1]
+        if self._stops is None:
+            return detokenizer.push(visible), len(tokens), None
+        pieces: list[str] = []
+        for number, token in enumerate(visible, 1):
+            piece = detokenizer.push((token,))
+            if self.num_generated + number <= self._params.min_tokens:
+                pieces.append(self._stops.skip(piece))
+                continue
+            given, stop = self._stops.push(piece)
+            pieces.append(given)
+            if stop is not None:
+                return "".join(pieces), number, stop
+        return "".join(pieces), len(tokens), None
+
+    def _end(self, finished: Finished, update: Update) -> None:
+        """The engine says that it is over: gives what was held back and the reason."""
+        update.finish_reason = "stop" if finished.reason == "stop" else "length"
+        if finished.reason == "stop" and (self._params.ignore_eos or self._last_token not in self._eos):
+            update.stop_reason = self._last_token
+        if self._detokenizer is not None:
+            held = self._detokenizer.finish()
+            if self._stops is not None:
+                given, stop = self._stops.push(held)
+                held = given + self._stops.finish()
+                if stop is not None:
+                    update.finish_reason, update.stop_reason = "stop", stop
+            update.text += held
+
+    def _take_prompt_logprobs(self, chunk: Chunk) -> None:
+        for run in chunk.prompt_logprobs:
+            if not self.prompt_logprobs:
+                self.prompt_logprobs = [None] * len(self.prompt)
+            self.prompt_logprobs[run.first : run.first + len(run.positions)] = run.positions
+
+
+def _failure(finished: Finished) -> ApiError | None:
+    """The error that an end of the engine stands for, None for a good end."""
+    if finished.reason in ("stop", "length"):
+        return None
+    message = finished.message or f"the instance ended the request: {finished.code or finished.reason}"
+    match finished.code:
+        case "queue_full":
+            return Overloaded(message, code="queue_full", retry_after_s=1)
+        case "never_fits" | "bad_request":
+            return BadRequest(message, code=finished.code)
+        case "shutting_down":
+            return InstanceUnavailable(message, code="shutting_down", retry_after_s=5)
+    return InternalError(message, code=finished.code or finished.reason)

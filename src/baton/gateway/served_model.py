@@ -1,0 +1,44 @@
+"""What the gateway has to know of the model that it serves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One model under its names.  Lengths are in tokens."""
+
+    names: tuple[str, ...]
+    """What clients may call it; the first one is what answers say."""
+    tokenizer: Path
+    """Directory with tokenizer.json and tokenizer_config.json."""
+    max_model_len: int
+    """Prompt and answer together."""
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int = 0
+    """Size of the model's output layer; 0: unknown, ids are not checked."""
+    checkpoint: str = ""
+    """Tells it apart from other checkpoints; "": unknown, instances that join are not compared."""
+    dtype: str = ""
+    """In which the instances compute, or `simulated`; "": it does not matter."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters of the model's generation_config, under `SamplingParams`' names."""
+    seed: int | None = None
+    """Makes requests without a seed reproducible, in order of arrival."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix seconds, for the models list."""
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ValueError("names: a served model needs at least one name")
+        if self.max_model_len < 2:
+            raise ValueError(f"max_model_len: {self.max_model_len} must be at least 2")
+
+    @property
+    def name(self) -> str:
+        return self.names[0]

@@ -1,0 +1,129 @@
+"""What all routes of one application share, and how they read a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from baton.gateway.cluster_client import ClusterClient
+from baton.gateway.errors import BadRequest, NotFound, TooLarge
+from baton.gateway.generation import Generator
+from baton.gateway.middleware import REQUEST_ID
+from baton.gateway.schemas import MAX_CACHE_SALT, BodyDecoder, SamplingFields, StreamOptions
+from baton.gateway.served_model import ServedModel
+from baton.gateway.tokenizer import Tokenizer
+from baton.observe.metrics import Metrics
+
+_MIN_BODY_BYTES = 4 << 20
+_MAX_BODY_BYTES = 16 << 20
+_BODY_BYTES_PER_TOKEN = 256
+_DISCARDED_BYTES = 256 << 20
+"""Of a body that is too large, so many more are read and thrown away, so that the client reads the answer."""
+_LONG_BODY = 256 << 10
+"""Bytes above which decoding leaves the event loop."""
+_INT32 = (1 << 31) - 1
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+@dataclass
+class Gateway:
+    """One served model on a cluster of instances."""
+
+    served: ServedModel
+    tokenizer: Tokenizer
+    client: ClusterClient
+    generator: Generator
+    metrics: Metrics
+    on_weights: Callable[[str], str] = lambda directory: ""
+    """Called when the instances have been given other weights, with their directory; returns what tells this
+    checkpoint apart, "" if that is unknown."""
+    checkpoint: str = field(init=False)
+    """That which is served now: `served.checkpoint` until there are other weights."""
+    weights: str = field(init=False, default="")
+    """The directory of the other weights, for incarnations that are started from now on."""
+    decoder: BodyDecoder = field(default_factory=BodyDecoder)
+
+    def __post_init__(self) -> None:
+        self.checkpoint = self.served.checkpoint
+
+    async def read(self, request: Request, kind: type[T]) -> T:
+        """The request's body.  Raises `BadRequest` or `TooLarge`."""
+        limit = self.max_body_bytes
+        body, size = bytearray(), 0
+        async for piece in request.stream():
+            size += len(piece)
+            if size <= limit:
+                body += piece
+            elif size > limit + _DISCARDED_BYTES:
+                break
+        if size > limit:
+            raise TooLarge(f"the body is larger than {limit >> 10} KiB, the limit for this model; send less")
+        if size <= _LONG_BODY:
+            return self.decoder.decode(bytes(body), kind)
+        return await asyncio.to_thread(self.decoder.decode, bytes(body), kind)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """What a request's body may weigh: it follows the context, within bounds."""
+        wanted = _BODY_BYTES_PER_TOKEN * self.served.max_model_len
+        return min(max(wanted, _MIN_BODY_BYTES), _MAX_BODY_BYTES)
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer under.  Raises `NotFound` for a model that is not served."""
+        if asked is None or asked == "":
+            return self.served.name
+        if asked not in self.served.names:
+            names = ", ".join(repr(name) for name in self.served.names)
+            raise NotFound(
+                f"model: {asked[:200]!r} is not served here; ask for {names}",
+                param="model",
+                code="model_not_found",
+            )
+        return asked
+
+
+def stream_options(request: SamplingFields) -> StreamOptions:
+    """Raises `BadRequest` where the client gave some for an answer that is not streamed."""
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest(
+            "stream_options: only with stream set to true; set that or leave it out", param="stream_options"
+        )
+    return request.stream_options or StreamOptions()
+
+
+def identity(request: Request, body: SamplingFields) -> dict[str, Any]:
+    """The arguments of `Generator.start` that say who and when.  Raises `BadRequest`."""
+    name = body.request_id
+    if name is not None and not REQUEST_ID.match(name):
+        raise BadRequest("request_id: give 1 to 128 printable characters without spaces", param="request_id")
+    priority = body.priority or 0
+    if not -_INT32 <= priority <= _INT32:
+        raise BadRequest(f"priority: {priority} must be from {-_INT32} to {_INT32}", param="priority")
+    if body.cache_salt is not None and len(body.cache_salt) > MAX_CACHE_SALT:
+        raise BadRequest(
+            f"cache_salt: give at most {MAX_CACHE_SALT} characters, not {len(body.cache_salt)}",
+            param="cache_salt",
+        )
+    return {
+        "request_id": name or request.state.request_id,
+        "priority": priority,
+        "cache_salt": body.cache_salt or "",
+    }
+
+
+def check_room(asked: int | None, field_name: str, longest_prompt: int, max_model_len: int) -> None:
+    """Refuses an explicit `max_tokens` that the context cannot hold."""
+    room = max_model_len - longest_prompt
+    if asked is not None and room > 0 and asked > room:
+        raise BadRequest(
+            f"{field_name}: {asked} tokens after a prompt of {longest_prompt} are more than the model's "
+            f"context of {max_model_len} tokens; ask for at most {room}",
+            param=field_name,
+            code="context_length_exceeded",
+        )

@@ -1,0 +1,304 @@
+"""The tokenizer of a model directory: text to ids, ids to text, messages to text.
+
+The fast way needs only `tokenizer.json` (the `tokenizers` library) and the chat template; importing
+transformers takes seconds and is the fallback for directories that have no `tokenizer.json`.
+
+Of the library's functions only those for batches give up the GIL, so these encode a single text, too.  An
+encoding takes about 150 bytes a token while it is made; so a text that is long for its limit is measured
+piece by piece first, and given up as soon as it is too long.
+
+What a token's bytes are follows from the tokenizer's decoder: see `_bytes_of`.  Where that is known,
+streaming text is exact and cheap (`ByteDetokenizer`), and log-probabilities can name exact bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import tokenizers
+
+from baton.gateway.chat_template import ChatTemplate, ChatTemplateError
+from baton.gateway.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+
+_LONG_TEXT = 4096
+"""Characters above which encoding leaves the event loop (about 2 ms of work)."""
+_THREADS = 2
+_PIECE = 1 << 16
+"""Characters of a piece when a long text is measured."""
+_LIKELY = 4
+"""Characters a token; a text that has more of them for its limit is measured before it is encoded."""
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+
+
+class TokenizerError(ValueError):
+    """The directory holds no tokenizer that can be used."""
+
+
+class TextTooLong(ValueError):
+    """A text of so many characters, and certainly of more tokens than the limit."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(f"{length} characters")
+        self.length = length
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _Description(msgspec.Struct):
+    """What is of interest in a tokenizer.json."""
+
+    decoder: dict[str, Any] | None = None
+    added_tokens: list[_Added] = []
+
+
+class _Backend(Protocol):
+    """What is used of `tokenizers.Tokenizer`."""
+
+    def encode_batch_fast(self, input: Sequence[str], *, add_special_tokens: bool) -> list[Any]: ...
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+    def id_to_token(self, id: int) -> str | None: ...
+    def token_to_id(self, token: str) -> int | None: ...
+
+
+class Tokenizer:
+    """Immutable after loading; encoding is safe from any thread."""
+
+    def __init__(self, backend: _Backend, description: _Description, config: Mapping[str, Any]) -> None:
+        self._backend = backend
+        self.special_ids = frozenset(token.id for token in description.added_tokens if token.special)
+        self.special_tokens = _special_tokens(config)
+        """`bos_token` and the like → text."""
+        self._to_bytes, self._strip_first_space = _bytes_of(description.decoder)
+        self._bytes: dict[int, bytes] = {}
+        self._prefix: list[int] = []
+        """Ids that come before an encoded text with special tokens and that `backend` does not add."""
+        bos = self.special_tokens.get("bos_token")
+        if config.get("add_bos_token") is True and bos is not None:
+            bos_id = backend.token_to_id(bos)
+            if bos_id is not None and bos_id not in self.encode(""):
+                self._prefix = [bos_id]
+        template = config.get("chat_template")
+        self.chat_template = ChatTemplate(template, self.special_tokens) if template else None
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+
+    @classmethod
+    def from_directory(cls, directory: Path | str) -> Tokenizer:
+        """Raises `TokenizerError` or `ChatTemplateError` with the file and the reason."""
+        directory = Path(directory)
+        config = _read_config(directory)
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            return _from_transformers(directory, config)
+        try:
+            data = path.read_bytes()
+            backend = tokenizers.Tokenizer.from_buffer(data)
+            description = msgspec.json.decode(data, type=_Description)
+        except Exception as error:  # the library raises plain Exception
+            raise TokenizerError(f"{path} cannot be read: {error}") from None
+        backend.no_truncation()
+        backend.no_padding()
+        return cls(backend, description, config)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens (a BOS, say) as the model's tokenizer adds them."""
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return self._prefix + ids if add_special_tokens and self._prefix else ids
+
+    def is_longer(self, text: str, limit: int) -> bool:
+        """Whether the text is certainly of more than `limit` tokens; False may also mean that it is.
+
+        Needs memory for a piece of the text only.  A piece that begins inside of a word may have a few tokens
+        more than it has in the whole text, so the answer is certain only well above the limit.
+        """
+        if len(text) <= _LIKELY * limit:
+            return False
+        count = 0
+        for start in range(0, len(text), _PIECE):
+            count += len(self.encode(text[start : start + _PIECE], add_special_tokens=False))
+            if count > 2 * limit + _PIECE // 16:
+                return True
+        return False
+
+    async def encode_async(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, limit: int | None = None
+    ) -> list[list[int]]:
+        """`encode` of several texts, in another thread if it takes long.
+
+        Raises `TextTooLong` for a text that is much longer than `limit` tokens.
+        """
+
+        def encode_all() -> list[list[int]]:
+            for text in texts:
+                if limit is not None and self.is_longer(text, limit):
+                    raise TextTooLong(len(text))
+            return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        if sum(map(len, texts)) < _LONG_TEXT:
+            return encode_all()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, encode_all)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token(self, token: int) -> str | None:
+        """The vocabulary's own name of an id (with its marks for spaces), None if it has none."""
+        return self._backend.id_to_token(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for, special ones too; empty for an unknown id."""
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = self._find_bytes(token)
+        return known
+
+    def token_text(self, token: int) -> str:
+        """A token on its own; U+FFFD where it is a part of a character."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
+    def detokenizer(self, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
+        """Streaming text of what follows `context` (the prompt's ids; empty: the start of a text)."""
+        if self._to_bytes is None:
+            return WindowDetokenizer(
+                lambda ids: self._backend.decode(ids, skip_special_tokens=False),
+                context,
+                hidden=self.special_ids if skip_special_tokens else (),
+            )
+        return ByteDetokenizer(
+            self._visible_bytes if skip_special_tokens else self.token_bytes,
+            context,
+            strip_first_space=self._strip_first_space,
+        )
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt's text; see `ChatTemplate.render`."""
+        if self.chat_template is None:
+            raise ChatTemplateError(
+                "messages: the model has no chat template; use /v1/completions, or a model that was "
+                "trained for chat"
+            )
+        return self.chat_template.render(messages, **options)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _visible_bytes(self, token: int) -> bytes:
+        return b"" if token in self.special_ids else self.token_bytes(token)
+
+    def _find_bytes(self, token: int) -> bytes:
+        content = self._backend.id_to_token(token)
+        if content is None:
+            return b""
+        if self._to_bytes is not None:
+            return self._to_bytes(content)
+        return self._backend.decode([token], skip_special_tokens=False).encode()
+
+
+def _bytes_of(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes] | None, bool]:
+    """(how a vocabulary entry becomes bytes, whether a text's first space is dropped).
+
+    (None, False) if the decoder is not one whose tokens stand for fixed bytes.
+    """
+    if decoder is None:
+        return None, False
+    steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _byte_level, False
+    if not kinds or "ByteFallback" not in kinds:
+        return None, False
+    strip = False
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}:
+                pass
+            case {"type": "ByteFallback" | "Fuse"}:
+                pass
+            case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
+                strip = True
+            case _:
+                return None, False
+    return _sentencepiece, strip
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for each byte: itself if it is one, else the next from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return alphabet
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def _byte_level(content: str) -> bytes:
+    try:
+        return bytes([_ALPHABET[character] for character in content])
+    except KeyError:  # an added token with characters of its own
+        return content.encode()
+
+
+def _sentencepiece(content: str) -> bytes:
+    byte = _BYTE_TOKEN.match(content)
+    return bytes([int(byte[1], 16)]) if byte else content.replace("▁", " ").encode()
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json with `chat_template` as one string."""
+    config: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = directory / name
+        if path.is_file():
+            try:
+                config.update(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+            except msgspec.MsgspecError as error:
+                raise TokenizerError(f"{path} cannot be read: {error}") from None
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named ones
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        config["chat_template"] = named.get("default")
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        config["chat_template"] = path.read_text(encoding="utf-8")
+    return config
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _from_transformers(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
+    """For directories with another format (a SentencePiece model, say)."""
+    try:
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+    except Exception as error:
+        raise TokenizerError(f"{directory} has no tokenizer that can be loaded: {error}") from None
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise TokenizerError(
+            f"{directory}: no tokenizer.json, and {type(loaded).__name__} has no fast form; convert it "
+            "with save_pretrained of a fast tokenizer"
+        )
+    description = msgspec.json.decode(backend.to_str(), type=_Description)
+    return Tokenizer(backend, description, config)

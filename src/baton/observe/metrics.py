@@ -1,0 +1,220 @@
+"""Prometheus metrics of one server, in vLLM's names with the prefix `baton:`.
+
+A `Metrics` owns its registry, so that two servers in one process (tests, say) share nothing.  What the
+gateway sees is counted as it happens; what only an engine knows comes from its statistics, which the
+caller fetches when it is scraped and passes to `render`: a scrape without them has the rest.  What concerns
+one instance has the label `instance`; a sum over it is the server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_Read = Callable[[Mapping[str, Any]], float]
+
+_PREFIX = "baton:"
+_LABELS = ("model_name", "instance")
+_TTFT = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+)
+_ITL = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+_LATENCY = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_QUEUE = (0.001, 0.005, 0.01, 0.05, *_LATENCY[1:])
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+_ENGINE_GAUGES: dict[str, tuple[str, _Read]] = {
+    "num_requests_running": ("Requests in a slot of the instance.", lambda s: s["running"]),
+    "num_requests_waiting": ("Requests that wait for admission.", lambda s: s["waiting"]),
+    "kv_cache_usage_perc": (
+        "Part of the KV blocks that is held, from 0 to 1.",
+        lambda s: s["blocks"]["held"] / max(s["blocks"]["total"], 1),
+    ),
+}
+_ENGINE_COUNTERS: dict[str, tuple[str, _Read]] = {
+    "prefix_cache_queries": ("Prompt tokens looked up in the cache.", lambda s: s["prefix_query_tokens"]),
+    "prefix_cache_hits": ("Prompt tokens found in the cache.", lambda s: s["prefix_hit_tokens"]),
+    "num_preemptions": ("Preemptions.", lambda s: s["preemptions"]),
+    "recomputed_tokens": ("Tokens computed again after preemptions.", lambda s: s["recomputed_tokens"]),
+    "engine_steps": ("Steps that the workers ran.", lambda s: s["steps"]),
+    "engine_step_seconds": ("Time that the steps took.", lambda s: s["step_seconds"]),
+    "protocol_violations": ("Messages that could not be.", lambda s: s["violations"]),
+}
+"""name → (help, how it is read from the engine's answer to the query `stats`)."""
+
+
+class InstanceSample(NamedTuple):
+    """One instance at the time of a scrape."""
+
+    stats: Mapping[str, Any] | None
+    """What its engine answered to the query `stats`; None if it did not."""
+    label: str
+    ready: bool
+    draining: bool
+    in_flight: int
+    """Sequences that this gateway has there."""
+    restarts: int
+
+
+class Metrics:
+    """Counters and histograms of one server, all with the label `model_name`."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._engine = _EngineStats(model_name)
+        self.registry.register(self._engine)
+        self._model_name = model_name
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were served.")
+        self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
+        self._success = Counter(
+            _PREFIX + "request_success",
+            "Sequences by how they ended: stop, length, abort or error.",
+            ("model_name", "finished_reason"),
+            registry=self.registry,
+        )
+        self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to first token.", _TTFT)
+        self._itl = self._histogram("inter_token_latency_seconds", "Between two chunks of tokens.", _ITL)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _LATENCY)
+        self._queue = self._histogram("request_queue_time_seconds", "From arrival to admission.", _QUEUE)
+        self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens a sequence.", _TOKENS)
+        self._request_generation = self._histogram(
+            "request_generation_tokens", "Generated tokens a sequence.", _TOKENS
+        )
+        self._http = Counter(
+            _PREFIX + "http_requests",
+            "HTTP requests by route and status.",
+            ("method", "route", "status"),
+            registry=self.registry,
+        )
+
+    def first_token(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+
+    def inter_token(self, seconds: float) -> None:
+        self._itl.observe(seconds)
+
+    def tokens(self, prompt: int, generated: int) -> None:
+        """Counts prompt tokens (once a sequence) and generated tokens as they arrive."""
+        if prompt:
+            self._prompt_tokens.inc(prompt)
+        if generated:
+            self._generation_tokens.inc(generated)
+
+    def finished(
+        self, reason: str, *, seconds: float, prompt: int, generated: int, queued_s: float | None = None
+    ) -> None:
+        """One sequence ended."""
+        self._success.labels(self._model_name, reason).inc()
+        self._e2e.observe(seconds)
+        self._request_prompt.observe(prompt)
+        self._request_generation.observe(generated)
+        if queued_s is not None:
+            self._queue.observe(queued_s)
+
+    def http_request(self, method: str, route: str, status: int) -> None:
+        self._http.labels(method, route, status).inc()
+
+    def render(self, instances: Mapping[str, InstanceSample], *, handed_over: int, continued: int) -> bytes:
+        """The exposition.  `handed_over`: requests that another instance decodes than prefilled them;
+        `continued`: times that a request went on after the loss of its instance."""
+        self._engine.instances = instances
+        self._engine.totals = {"requests_handed_over": handed_over, "requests_continued": continued}
+        return bytes(generate_latest(self.registry))
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(_PREFIX + name, text, ("model_name",), registry=self.registry).labels(self._model_name)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            _PREFIX + name, text, ("model_name",), buckets=buckets, registry=self.registry
+        ).labels(self._model_name)
+
+
+_INSTANCE_GAUGES: dict[str, tuple[str, Callable[[InstanceSample], float]]] = {
+    "instance_up": ("1 while the instance runs, else 0.", lambda i: float(i.ready)),
+    "instance_draining": ("1 while nothing new is sent to the instance.", lambda i: float(i.draining)),
+    "instance_requests": ("Sequences of this server that are at the instance.", lambda i: i.in_flight),
+}
+_TOTALS = {
+    "requests_handed_over": "Requests that another instance decodes than prefilled them.",
+    "requests_continued": "Times that a request went on elsewhere after the loss of its instance.",
+}
+
+
+class _EngineStats:
+    """A collector: the instances at the last scrape as metrics.  Keys that are missing are left out."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self.instances: Mapping[str, InstanceSample] = {}
+        self.totals: Mapping[str, int] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        for name, (text, read) in _ENGINE_GAUGES.items():
+            yield from self._gauge(name, text, self._values(read))
+        for name, (text, read) in _ENGINE_COUNTERS.items():
+            yield from self._counter(name, text, self._values(read))
+        for name, (text, look) in _INSTANCE_GAUGES.items():
+            yield from self._gauge(name, text, {key: look(one) for key, one in self.instances.items()})
+        labels = GaugeMetricFamily(
+            _PREFIX + "instance_label",
+            "1: what the gateway sends to the instance.",
+            labels=[*_LABELS, "label"],
+        )
+        for instance, sample in self.instances.items():
+            labels.add_metric([self._model_name, instance, sample.label], 1.0)
+        yield labels
+        restarts = {key: float(one.restarts) for key, one in self.instances.items()}
+        yield from self._counter("instance_restarts", "Times that the instance was started again.", restarts)
+        for name, value in self.totals.items():
+            total = CounterMetricFamily(_PREFIX + name, _TOTALS[name], labels=["model_name"])
+            total.add_metric([self._model_name], float(value))
+            yield total
+
+    def _values(self, read: _Read) -> dict[str, float]:
+        """By instance; without those that do not say it (they load, or did not answer)."""
+        values = {}
+        for name, sample in self.instances.items():
+            try:
+                values[name] = float(read(sample.stats or {}))
+            except (KeyError, TypeError):
+                continue
+        return values
+
+    def _gauge(self, name: str, text: str, values: Mapping[str, float]) -> Iterator[Metric]:
+        gauge = GaugeMetricFamily(_PREFIX + name, text, labels=_LABELS)
+        for instance, value in values.items():
+            gauge.add_metric([self._model_name, instance], value)
+        if values:
+            yield gauge
+
+    def _counter(self, name: str, text: str, values: Mapping[str, float]) -> Iterator[Metric]:
+        counter = CounterMetricFamily(_PREFIX + name, text, labels=_LABELS)
+        for instance, value in values.items():
+            counter.add_metric([self._model_name, instance], value)
+        if values:
+            yield counter

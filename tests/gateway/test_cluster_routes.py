@@ -1,0 +1,332 @@
+"""Several instances behind one server, over HTTP: joining, leaving, labels, draining, losses, orders."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from baton.gateway.tokenizer import Tokenizer
+from tests.gateway.conftest import END
+from tests.gateway.echo_engine import EchoEngine
+from tests.gateway.harness import GatewayServer
+
+PATH = "/cluster/instances"
+
+
+class Site:
+    """A server with one instance of its own (`instance-0`), and engines that join."""
+
+    def __init__(self, server: GatewayServer) -> None:
+        self.server = server
+        self.http = server.http()
+        self.joined: dict[str, EchoEngine] = {}
+        self.pool = ThreadPoolExecutor(8)
+
+    def engine(self, name: str, **settings: Any) -> EchoEngine:
+        engine = self.joined[name] = EchoEngine(
+            incarnation=f"{name}.1", **{"vocab": self.server.engine.vocab, **settings}
+        )
+        return engine
+
+    def put(self, name: str, **changes: Any) -> httpx.Response:
+        engine = self.joined[name]
+        body = {"incarnation": engine.incarnation, "endpoint": engine.endpoint, "label": "mixed", "ttl_s": 30}
+        return self.http.put(f"{PATH}/{name}", json={**body, **changes})
+
+    def join(self, name: str, **changes: Any) -> EchoEngine:
+        engine = self.joined.get(name) or self.engine(name)
+        self.put(name, **changes).raise_for_status()
+        self.until(lambda: self.see(name)["state"] == "ready")
+        return engine
+
+    def see(self, name: str) -> dict[str, Any]:
+        return self.http.get(f"{PATH}/{name}").raise_for_status().json()
+
+    def post(self, name: str, **body: Any) -> httpx.Response:
+        return self.http.post(f"{PATH}/{name}", json=body)
+
+    def until(self, condition: Callable[[], bool], deadline_s: float = 5) -> None:
+        end = time.monotonic() + deadline_s
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+        self.http.close()
+        for engine in self.joined.values():
+            engine.die()
+
+
+@pytest.fixture
+def site(byte_level: Path, vocab: int) -> Iterator[Site]:
+    with GatewayServer(byte_level, eos=END, vocab=vocab) as server:
+        site = Site(server)
+        yield site
+        site.close()
+
+
+def names(site: Site) -> list[str]:
+    return [entry["name"] for entry in site.http.get(PATH).json()["instances"]]
+
+
+def test_an_instance_joins_serves_and_leaves(site: Site):
+    joined = site.join("far", label="decode")
+    assert names(site) == ["instance-0", "far"]
+    entry = site.see("far")
+    assert (entry["label"], entry["joined"], entry["incarnation"]) == ("decode", True, "far.1")
+    assert 25 < entry["expires_in_s"] <= 30
+    assert site.put("far", label="prefill").json()["label"] == "decode", "a renewal changes no label"
+    assert site.post("instance-0", state="draining").json()["drained"]
+    answer = site.server.openai().completions.create(model="tiny", prompt=[50, 51], max_tokens=3)
+    assert answer.usage.completion_tokens == 3
+    assert len(joined.submits) == 1
+    assert joined.hellos == 1, "a renewal is no new connection"
+    site.post("instance-0", state="active").raise_for_status()
+    assert site.http.delete(f"{PATH}/far").json() == {"name": "far", "state": "gone"}
+    assert names(site) == ["instance-0"]
+    assert site.http.get(f"{PATH}/far").status_code == 404
+    assert site.http.delete(f"{PATH}/far").json()["error"]["code"] == "instance_not_found"
+
+
+def test_a_stream_goes_on_elsewhere(site: Site, tokenizer: Tokenizer):
+    """The instance is killed, then another one leaves, then the next one does not register again."""
+    prompt = tokenizer.encode("the cat sat on the mat")
+    site.server.engine.behaviour.step_s = 0.01
+    stream = site.server.openai().completions.create(
+        model="tiny", prompt=prompt, max_tokens=120, stream=True, seed=4
+    )
+    text = "".join(next(stream).choices[0].text for _ in range(3))
+    for name in ("b", "c", "d"):
+        site.join(name, ttl_s=1 if name == "c" else 30).behaviour.step_s = 0.01
+    site.post("d", state="draining")
+    site.post("c", state="draining")
+    site.server.lose_engine()
+    text += "".join(next(stream).choices[0].text for _ in range(3))
+    assert site.see("b")["in_flight"] == 1
+    site.put("c", ttl_s=1)
+    site.post("c", state="active")
+    site.http.delete(f"{PATH}/b").raise_for_status()
+    site.joined["b"].wait_for(lambda: len(site.joined["b"].cancels) == 1, "the cancel")
+    text += "".join(next(stream).choices[0].text for _ in range(3))
+    assert site.see("c")["in_flight"] == 1
+    site.post("d", state="active")
+    site.until(lambda: site.see("d")["in_flight"] == 1)
+    assert "renew" in site.see("c")["failure"]
+    text += "".join(chunk.choices[0].text for chunk in stream)
+    assert text == tokenizer.decode((prompt * 120)[:120])
+    seeds = {engine.submits[0].sampling.seed for engine in site.joined.values()}
+    assert len(seeds) == 1
+    metrics = site.http.get("/metrics").text
+    assert 'baton:requests_continued_total{model_name="tiny"} 3.0' in metrics
+
+
+def test_draining_moves_what_is_slow(site: Site):
+    site.join("b")
+    site.post("b", state="draining")
+    site.server.engine.behaviour.mute = True
+    answer = site.pool.submit(site.server.openai().completions.create, model="tiny", prompt=[9], max_tokens=2)
+    site.until(lambda: site.see("instance-0")["in_flight"] == 1)
+    entry = site.post("instance-0", state="draining", move_after_s=0.2).json()
+    assert (entry["draining"], entry["drained"]) == (True, False)
+    time.sleep(0.3)
+    assert site.see("instance-0")["in_flight"] == 1, "there is no other one"
+    site.post("b", state="active")
+    assert answer.result(5).usage.completion_tokens == 2
+    assert site.see("instance-0")["drained"]
+
+
+def test_nothing_serves_while_all_drain(site: Site):
+    site.post("instance-0", state="draining")
+    with pytest.raises(openai.InternalServerError, match="draining") as caught:
+        site.server.openai().completions.create(model="tiny", prompt=[9], max_tokens=2)
+    assert caught.value.status_code == 503
+    assert site.http.get("/ready").status_code == 503
+
+
+def test_a_full_instance_is_passed_over(site: Site):
+    other = site.join("b")
+    for engine in (site.server.engine, other):
+        engine.behaviour.room = 0
+    with pytest.raises(openai.RateLimitError, match="no room") as caught:
+        site.server.openai().completions.create(model="tiny", prompt=[9], max_tokens=2)
+    assert caught.value.response.headers["retry-after"]
+    assert len(other.submits) == len(site.server.engine.submits) == 1
+    other.behaviour.room = None
+    for _ in range(4):
+        site.server.openai().completions.create(model="tiny", prompt=[9], max_tokens=2)
+
+
+def test_a_new_incarnation_replaces_the_old_one(site: Site):
+    site.join("b").die()
+    site.until(lambda: site.see("b")["state"] == "restarting")
+    new = EchoEngine(incarnation="b.2", vocab=site.server.engine.vocab)
+    site.joined["b"] = new
+    site.put("b").raise_for_status()
+    site.until(lambda: site.see("b")["state"] == "ready")
+    assert (site.see("b")["incarnation"], site.see("b")["restarts"]) == ("b.2", 1)
+
+
+def test_a_name_belongs_to_who_has_it(site: Site):
+    site.join("b", process="one").die()
+    site.until(lambda: site.see("b")["state"] == "restarting")
+    site.joined["b"] = EchoEngine(incarnation="b.2", vocab=site.server.engine.vocab)
+    site.join("b", process="one")
+    thief = site.engine("b2")
+    taken = site.http.put(
+        f"{PATH}/b",
+        json={
+            "incarnation": "x",
+            "endpoint": thief.endpoint,
+            "label": "mixed",
+            "ttl_s": 30,
+            "process": "two",
+        },
+    )
+    assert taken.status_code == 409
+    assert "'b' is there already" in taken.json()["error"]["message"]
+    assert (site.see("b")["incarnation"], thief.hellos) == ("b.2", 0)
+    site.joined["b"].die()
+    site.until(lambda: site.see("b")["state"] == "restarting")
+    site.joined["b"] = EchoEngine(incarnation="y", vocab=site.server.engine.vocab)
+    site.join("b", process="two")
+
+
+def test_another_checkpoint_is_refused(site: Site):
+    gateway = site.server.app.state.gateway
+    site.engine("b")
+    gateway.checkpoint = "aaaa"
+    refusal = site.put("b", checkpoint="bbbb")
+    assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "checkpoint")
+    assert site.http.get(f"{PATH}/b").status_code == 404
+    site.join("b", checkpoint="aaaa")
+    gateway.checkpoint = "cccc"  # (by /update_weights, also at "b")
+    assert site.put("b", checkpoint="aaaa").status_code == 200, "a renewal"
+    assert site.put("b", incarnation="b.2", checkpoint="aaaa").status_code == 400
+
+
+def test_another_model_is_refused_with_the_reason(site: Site):
+    site.engine("b", vocab=site.server.engine.vocab + 1)
+    site.put("b").raise_for_status()
+    site.until(lambda: site.see("b")["state"] == "failed")
+    refusal = site.put("b")
+    assert refusal.status_code == 400
+    assert "vocabulary" in refusal.json()["error"]["message"]
+    refusal = site.put("b", model="gpt-9")
+    assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "model")
+    assert "'tiny', 'alias'" in refusal.json()["error"]["message"]
+    assert site.http.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"incarnation": None}, "incarnation"),
+        ({"incarnation": "a b"}, "incarnation"),
+        ({"endpoint": "http://far:80"}, "endpoint"),
+        ({"endpoint": "tcp://*:80"}, "endpoint"),
+        ({"label": "chief"}, "label"),
+        ({"ttl_s": 0.1}, "ttl_s"),
+        ({"ttl_s": None}, "ttl_s"),
+    ],
+)
+def test_a_wrong_registration_is_refused(site: Site, changes, param):
+    site.engine("b")
+    answer = site.put("b", **changes)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert names(site) == ["instance-0"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "label"),
+        ({"label": "chief"}, "label"),
+        ({"state": "dead"}, "state"),
+        ({"move_after_s": 3}, "label"),
+        ({"state": "active", "move_after_s": 3}, "move_after_s"),
+        ({"state": "draining", "move_after_s": -1}, "move_after_s"),
+    ],
+)
+def test_a_wrong_change_is_refused(site: Site, body, param):
+    answer = site.post("instance-0", **body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert site.see("instance-0")["label"] == "mixed"
+
+
+def test_own_instances_are_not_for_others(site: Site):
+    site.engine("b")
+    site.joined["instance-0"] = site.joined["b"]
+    assert site.put("instance-0").status_code == 409
+    del site.joined["instance-0"]
+    assert site.http.delete(f"{PATH}/instance-0").status_code == 409
+    assert site.http.put(f"{PATH}/a%20b", json={}).status_code == 400
+    assert site.post("nobody", label="mixed").status_code == 404
+
+
+def test_orders_go_to_everybody(site: Site):
+    other = site.join("b")
+    answer = site.http.post("/pause").json()
+    assert set(answer["instances"]) == {"instance-0", "b"}
+    assert site.http.get("/ready").json()["status"] == "paused"
+    site.http.post("/resume").raise_for_status()
+    assert site.http.get("/ready").status_code == 200
+    other.behaviour.replies["update_weights"] = {"error": "no such directory", "code": "refused"}
+    refusal = site.http.post("/update_weights", json={"path": "/weights"})
+    assert refusal.status_code == 400
+    assert "b: no such directory; done by instance-0" in refusal.json()["error"]["message"]
+    assert set(site.http.get("/debug/ledger").json()["instances"]) == {"instance-0", "b"}
+    assert site.http.get("/debug/ledger", params={"instance": "b"}).json() == {"what": "ledger"}
+    other.behaviour.stats = {"running": 3}
+    assert site.http.get("/stats").json()["instances"]["b"] == {"running": 3}
+    assert site.http.get("/stats", params={"instance": "x"}).status_code == 404
+    other.die()
+    site.until(lambda: site.see("b")["state"] == "restarting")
+    refusal = site.http.post("/update_weights", json={"path": "/weights"})
+    assert (refusal.status_code, "instance b is restarting" in refusal.text) == (503, True)
+    assert site.http.post("/pause").status_code == 200
+
+
+def test_metrics_tell_instances_apart(site: Site):
+    site.join("b", label="decode").behaviour.stats = {"running": 2}
+    site.server.engine.behaviour.stats = {"running": 1}
+    text = site.http.get("/metrics").text
+    for name, running in (("instance-0", 1), ("b", 2)):
+        labels = f'instance="{name}",model_name="tiny"'
+        assert f"baton:num_requests_running{{{labels}}} {running}.0" in text
+        assert f"baton:instance_up{{{labels}}} 1.0" in text
+    assert 'baton:instance_label{instance="b",label="decode",model_name="tiny"} 1.0' in text
+
+
+def test_the_cluster_needs_the_key(byte_level: Path, vocab: int):
+    with (
+        GatewayServer(byte_level, eos=END, vocab=vocab, api_keys=("secret",)) as server,
+        server.http() as http,
+    ):
+        assert http.get(PATH).status_code == 401
+        assert http.put(f"{PATH}/b", json={}).status_code == 401
+        assert http.get(PATH, headers={"authorization": "Bearer secret"}).status_code == 200
+
+
+def test_ready_when_all_own_instances_were(byte_level: Path, vocab: int):
+    with GatewayServer(byte_level, eos=END, vocab=vocab) as server, server.http() as http:
+
+        async def add() -> None:
+            server.client.add("second", "decode")
+
+        server.call(add())
+        answer = http.get("/ready")
+        assert (answer.status_code, "second" in answer.json()["reason"]) == (503, True)
+        engine = EchoEngine(incarnation="s.1", vocab=vocab)
+        server.call(server.client.instances["second"].attach(engine.endpoint, "s.1"))
+        assert http.get("/ready").status_code == 200
+        server.lose_engine()
+        assert http.get("/ready").status_code == 200, "the other one serves"
+        engine.die()

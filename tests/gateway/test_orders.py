@@ -1,0 +1,63 @@
+"""New weights and profiles over HTTP: what is asked of the engine, and how its refusals look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.harness import GatewayServer
+
+END = 256
+
+
+@pytest.fixture(autouse=True)
+def clean(server: GatewayServer) -> Iterator[None]:
+    """The server is shared by all modules."""
+    server.reset()
+    yield
+    server.reset()
+
+
+@pytest.mark.parametrize(("path", "field"), [("/update_weights", "path"), ("/start_profile", "directory")])
+def test_orders_reach_the_engine_and_errors_name_the_field(
+    server: GatewayServer, path: str, field: str, monkeypatch
+):
+    what = path[1:]
+    told: list[str] = []
+    monkeypatch.setattr(server.app.state.gateway, "on_weights", told.append)
+    with server.http() as http:
+        response = http.post(path, json={field: "/some/where"})
+        assert (response.status_code, response.json()) == (200, {"what": what, "argument": "/some/where"})
+        assert told == (["/some/where"] if what == "update_weights" else [])
+        for body in ({}, {field: ""}, {field: "relative/path"}, {field: "/" + "x" * 5000}, {field: 7}):
+            response = http.post(path, json=body)
+            assert response.status_code == 400, body
+            assert response.json()["error"]["param"] == field
+        told.clear()
+        for code, status in (("refused", 400), ("busy", 409), ("loading", 503), ("shutting_down", 503)):
+            server.engine.behaviour.replies[what] = {"error": "because of that", "code": code}
+            response = http.post(path, json={field: "/some/where"})
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (status, code)
+            assert "because of that" in error["message"]
+            assert error["param"] == (field if code == "refused" else None)
+        assert told == [], "nothing has changed"
+
+
+def test_stop_profile_needs_nothing(server: GatewayServer):
+    with server.http() as http:
+        assert http.post("/stop_profile").json() == {"what": "stop_profile"}
+        server.engine.behaviour.replies["stop_profile"] = {"error": "none runs", "code": "refused"}
+        response = http.post("/stop_profile")
+        assert (response.status_code, response.json()["error"]["message"]) == (400, "none runs")
+
+
+def test_orders_need_the_key(byte_level: Path, vocab: int):
+    with GatewayServer(byte_level, eos=END, vocab=vocab, api_keys=("k",)) as own, own.http() as http:
+        for path in ("/update_weights", "/start_profile", "/stop_profile"):
+            assert http.post(path, json={"path": "/a", "directory": "/a"}).status_code == 401
+        assert not own.engine.queries
+        response = http.post("/stop_profile", headers={"authorization": "Bearer k"})
+        assert response.status_code == 200

@@ -1,0 +1,220 @@
+"""Loading, encoding, and chat templates by the hub's conventions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.gateway.chat_template import ChatTemplate, ChatTemplateError
+from baton.gateway.errors import BadRequest
+from baton.gateway.prompts import read_messages
+from baton.gateway.tokenizer import TextTooLong, Tokenizer, TokenizerError
+from tests.gateway.conftest import BOS, END
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def test_special_tokens_are_added_on_request(tokenizer: Tokenizer):
+    assert tokenizer.encode("the cat")[0] == BOS
+    assert tokenizer.encode("the cat", add_special_tokens=False) == tokenizer.encode("the cat")[1:]
+    assert tokenizer.encode("x<|end|>")[-1] == END
+    assert tokenizer.decode([BOS, *tokenizer.encode("the cat"), END]) == "the cat"
+    assert tokenizer.decode([END], skip_special_tokens=False) == "<|end|>"
+
+
+async def test_long_texts_are_encoded_elsewhere(tokenizer: Tokenizer):
+    texts = ["the cat sat on the mat " * 500, "x"]
+    for some in (texts, texts[1:]):
+        assert await tokenizer.encode_async(some) == [tokenizer.encode(text) for text in some]
+
+
+def test_bytes_of_a_token(tokenizer: Tokenizer, sentencepiece: Path):
+    text = "naïve 日本語 😀"
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text)[1:])) == text.encode()
+    assert tokenizer.token_bytes(END) == b"<|end|>"
+    assert tokenizer.token_bytes(10**6) == b""
+    llama = Tokenizer.from_directory(sentencepiece)
+    assert llama.token_bytes(3 + 0xE6) == b"\xe6"
+    assert [llama.token_text(token) for token in llama.encode("ab a")] == [" ab", " a"]
+
+
+def test_a_bos_that_only_the_configuration_knows(byte_level: Path, tmp_path: Path, tokenizer: Tokenizer):
+    data = json.loads((byte_level / "tokenizer.json").read_text())
+    data["post_processor"] = None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<|bos|>", "add_bos_token": true}')
+    assert Tokenizer.from_directory(tmp_path).encode("the cat") == tokenizer.encode("the cat")
+
+
+def test_the_embedded_model_has_a_tokenizer():
+    import baton.gateway
+
+    directory = Path(baton.gateway.__file__).parents[1] / "assets" / "baton-tiny"
+    tokenizer = Tokenizer.from_directory(directory)
+    text = tokenizer.render_chat(USER)
+    assert "hi" in text
+    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+
+
+def test_what_cannot_be_loaded_says_which_file(tmp_path: Path, byte_level: Path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        Tokenizer.from_directory(tmp_path)
+    shutil.copy(byte_level / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[")
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
+        Tokenizer.from_directory(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{% if %}"}')
+    with pytest.raises(ChatTemplateError, match="does not compile"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_the_gateway_imports_neither_torch_nor_transformers():
+    """They would add seconds to the start."""
+    code = (
+        "import sys, baton.gateway.app; "
+        "sys.exit(str([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules] or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stderr.strip() == ""
+
+
+def test_a_chat_becomes_text(tokenizer: Tokenizer):
+    assert tokenizer.render_chat(USER) == "<|start|>user\nhi<|end|><|start|>assistant\n"
+    assert tokenizer.render_chat(USER, add_generation_prompt=False) == "<|start|>user\nhi<|end|>"
+    assert tokenizer.render_chat(USER, variables={"shout": True}).endswith("LOUD ")
+    assert tokenizer.render_chat([{"role": "developer", "content": "x"}]).startswith("<|start|>system\nx")
+
+
+def test_the_last_message_is_continued(tokenizer: Tokenizer):
+    messages = [*USER, {"role": "assistant", "content": "well, "}]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    text = tokenizer.render_chat(messages, **options)
+    assert text == "<|start|>user\nhi<|end|><|start|>assistant\nwell, "
+    with pytest.raises(ChatTemplateError, match="add_generation_prompt"):
+        tokenizer.render_chat(messages, continue_final_message=True)
+    with pytest.raises(ChatTemplateError, match="no text"):
+        tokenizer.render_chat([{"role": "assistant", "content": None}], **options)
+
+
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}", "assistant:;tool:1;"),
+        ("{% for m in messages %}{{ m['content'] }}{% endfor %}", "1"),
+        (
+            "{% for m in messages %}{% if m['content'] is none %}call{% else %}{{ m['content'] }}"
+            "{% endif %}{% endfor %}",
+            "call1",
+        ),
+        ("{% for m in messages %}{{ 'x' if m.content is not none }}{% endfor %}", "x"),
+        ("{% for m in messages %}{{ m.content or '-' }}{% endfor %}", "-1"),
+    ],
+)
+def test_a_tool_call_without_text(source, expected):
+    messages = read_messages([CALL, {"role": "tool", "content": "1"}])
+    assert ChatTemplate(source).render(messages) == expected
+
+
+def test_no_template_is_a_clear_error(sentencepiece: Path):
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        Tokenizer.from_directory(sentencepiece).render_chat(USER)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
+        ("{{ messages | tojson(indent=1) }}", json.dumps(USER, indent=1)),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% generation %}x{% endgeneration %}", "x"),
+        ("  {% if true %}\nx\n  {% endif %}\n", "x\n"),
+        ("{{ bos_token }}|{{ nothing }}|{{ tools is none }}", "<s>||True"),
+        ("{% set ns = namespace(x=1) %}{% set ns.x = 2 %}{{ ns.x }}", "2"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+    ],
+)
+def test_conventions_of_the_hub(source, expected):
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render(USER) == expected
+
+
+def test_templates_run_in_a_sandbox():
+    for source in ("{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}", "{{ raise_exception('no!') }}"):
+        with pytest.raises(ChatTemplateError, match="rejects these messages"):
+            ChatTemplate(source).render(USER)
+
+
+def test_clients_cannot_replace_the_messages():
+    with pytest.raises(ChatTemplateError, match="chat_template_kwargs"):
+        ChatTemplate("{{ messages }}").render(USER, variables={"messages": []})
+
+
+def test_messages_are_read_as_templates_want_them():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_call_id": "1"},
+    ]
+    read = read_messages(messages)
+    assert read[0]["content"] == "a\nb"
+    assert read[1]["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+    assert call["function"]["arguments"] == '{"x": 1}'
+    assert read[2] == messages[2]
+    assert read_messages(tuple(messages)) == read
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "at least one"),
+        ("hi", "at least one"),
+        (b"hi", "at least one"),
+        ({"role": "user", "content": "x"}, "at least one"),
+        (["hi"], r"messages\[0\]"),
+        ([{"role": "king", "content": ""}], r"messages\[0\]\.role: 'king'"),
+        ([{"role": "user"}], r"messages\[0\]\.content"),
+        ([{"role": "user", "content": 5}], r"messages\[0\]\.content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\]\.type: 'image_url'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\]\.text"),
+        ([{"role": "assistant", "tool_calls": [1]}], "tool_calls"),
+        ([{"role": "assistant", "tool_calls": 1}], "tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "must be JSON"),
+    ],
+)
+def test_bad_messages_are_refused_by_place(messages, message):
+    with pytest.raises(BadRequest, match=message):
+        read_messages(messages)
+
+
+async def test_a_long_text_is_measured_before_it_is_encoded(tokenizer: Tokenizer):
+    dense, sparse = "é?" * 200_000, "the quick brown fox jumps over the lazy dog " * 10_000
+    assert tokenizer.is_longer(dense, 50_000)
+    assert not tokenizer.is_longer(dense, 400_000)
+    assert len(tokenizer.encode(sparse)) < 150_000
+    assert not tokenizer.is_longer(sparse, 100_000)
+    with pytest.raises(TextTooLong, match="400000 characters"):
+        await tokenizer.encode_async(["the cat", dense], limit=50_000)
+    assert len(await tokenizer.encode_async(["the cat", sparse], limit=100_000)) == 2
+
+
+async def test_encoding_leaves_the_loop_free(tokenizer: Tokenizer):
+    """A text of a megabyte takes long; the interpreter's lock must be free meanwhile."""
+    text = "the cat sat on the mat " * 50_000
+    work = asyncio.ensure_future(tokenizer.encode_async([text]))
+    turns = 0
+    while not work.done():
+        await asyncio.sleep(0.005)
+        turns += 1
+    assert turns >= 5
+    assert tokenizer.decode((await work)[0]) == text
