@@ -1,0 +1,327 @@
+"""`baton serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from baton.cli import flags
+
+_SERVER = "Server"
+_CLUSTER = "Instances"
+_JOIN = "An instance that joins another server"
+_EXECUTION = "Execution"
+
+
+def serve(
+    model: flags.Model = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_SERVER)] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.", rich_help_panel=_SERVER)
+    ] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="BATON_API_KEY",
+            help="Clients must send one of these as a bearer token. Repeatable.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(help="Names that clients use. Repeatable. Default: MODEL.", rich_help_panel=_SERVER),
+    ] = None,
+    max_waiting: Annotated[
+        int,
+        typer.Option(
+            help="Requests that may queue for admission; the next one is answered 429.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = 1024,
+    shutdown_timeout: Annotated[
+        float,
+        typer.Option(help="Seconds that running requests get to finish on Ctrl-C.", rich_help_panel=_SERVER),
+    ] = 10.0,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Directory of the tokenizer. Default: the model's.", rich_help_panel=flags.MODEL),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit on the hub.", rich_help_panel=flags.MODEL)
+    ] = None,
+    dtype: flags.Dtype = "auto",
+    generation_config: Annotated[
+        Literal["auto", "baton"],
+        typer.Option(
+            help="auto: sampling defaults from the model's generation_config.json; baton: neutral ones.",
+            rich_help_panel=flags.MODEL,
+        ),
+    ] = "auto",
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Makes requests without a seed reproducible.", rich_help_panel=flags.MODEL),
+    ] = None,
+    max_model_len: flags.MaxModelLen = None,
+    max_num_seqs: Annotated[
+        int, typer.Option(help="Sequences in one step at most.", rich_help_panel=flags.MEMORY)
+    ] = 128,
+    max_num_batched_tokens: Annotated[
+        int,
+        typer.Option(help="Tokens in one step at most (chunked prefill).", rich_help_panel=flags.MEMORY),
+    ] = 2048,
+    block_size: Annotated[
+        int, typer.Option(help="Tokens in one KV block.", rich_help_panel=flags.MEMORY)
+    ] = 32,
+    kv_cache_memory_bytes: Annotated[
+        str | None,
+        typer.Option(
+            help="Size of the KV cache, such as 4GiB. Default: by free memory.", rich_help_panel=flags.MEMORY
+        ),
+    ] = None,
+    num_gpu_blocks_override: Annotated[
+        int | None,
+        typer.Option(help="KV blocks, on any device, instead of a size.", rich_help_panel=flags.MEMORY),
+    ] = None,
+    admission_headroom: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens that everything running can still grow by when a request is admitted. "
+            "Default: learnt from preemptions; 0 admits whatever fits now.",
+            rich_help_panel=flags.MEMORY,
+        ),
+    ] = None,
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(help="Share the KV of common prompt beginnings.", rich_help_panel=flags.MEMORY),
+    ] = True,
+    tensor_parallel_size: flags.TensorParallel = 1,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs.", rich_help_panel=_EXECUTION)
+    ] = "auto",
+    num_threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Compute threads of a worker. Default: all cores, divided.", rich_help_panel=_EXECUTION
+        ),
+    ] = None,
+    executor: Annotated[
+        Literal["torch", "simulated"],
+        typer.Option(
+            help="simulated: no model is computed, tokens are a hash of the KV cache's content.",
+            rich_help_panel=_EXECUTION,
+        ),
+    ] = "torch",
+    simulated_cost: Annotated[
+        str | None,
+        typer.Option(
+            help="Seconds of a simulated step: base,prefill token,decode sequence,KV token.",
+            rich_help_panel=_EXECUTION,
+        ),
+    ] = None,
+    step_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds without a step report, while requests run, after which the instance is restarted.",
+            rich_help_panel=_EXECUTION,
+        ),
+    ] = 120.0,
+    max_restarts: Annotated[
+        int,
+        typer.Option(help="Restarts in a row of an instance that keeps dying.", rich_help_panel=_EXECUTION),
+    ] = 5,
+    record: Annotated[
+        str | None,
+        typer.Option(
+            help="Record all that the engine reads into this directory, for `baton replay`. "
+            "Contains prompts and answers as token ids.",
+            rich_help_panel=_EXECUTION,
+        ),
+    ] = None,
+    record_max_bytes: Annotated[
+        str,
+        typer.Option(
+            help="Recording ends when the directory holds so much, such as 1GiB; serving goes on.",
+            rich_help_panel=_EXECUTION,
+        ),
+    ] = "1GiB",
+    prefill: Annotated[
+        int,
+        typer.Option(help="Instances that prefill and hand over to others.", rich_help_panel=_CLUSTER),
+    ] = 0,
+    decode: Annotated[
+        int,
+        typer.Option(help="Instances that decode what was prefilled elsewhere.", rich_help_panel=_CLUSTER),
+    ] = 0,
+    mixed: Annotated[
+        int | None,
+        typer.Option(
+            help="Instances that do both. Default: one, if there are no others; "
+            "0 alone: all join from elsewhere.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    disaggregation_threshold: Annotated[
+        int | None,
+        typer.Option(
+            help="A request with fewer uncached prompt tokens is prefilled where it decodes; 0: never. "
+            "Default: by measured cost.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    max_preparing: Annotated[
+        int,
+        typer.Option(
+            help="Requests for which a prefilling instance asks others for room at the same time.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = 64,
+    kv_lease: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that KV pages stay for an instance that fetches them and says nothing.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = 10.0,
+    transfer: Annotated[
+        Literal["auto", "shared_memory", "tcp", "nixl"],
+        typer.Option(
+            help="How KV pages travel. auto: shared memory on one host, else TCP; NIXL for device memory.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = "auto",
+    transfer_checksums: Annotated[
+        bool,
+        typer.Option(
+            "--transfer-checksums",
+            help="Compare a checksum of each page after copying.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = False,
+    peer_host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of this machine at which instances on other hosts reach those here. No "
+            "authentication: trusted networks only. Default: this machine only; with --instance, --host.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    transfer_host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address at which KV pages are fetched, if it is another one than --peer-host.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    instance: Annotated[
+        bool,
+        typer.Option(
+            "--instance", help="Run one instance without HTTP; needs --join.", rich_help_panel=_JOIN
+        ),
+    ] = False,
+    join: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The server to join. It reaches the instance at --host, without authentication: trusted "
+            "networks only. The first --api-key is sent to it.",
+            rich_help_panel=_JOIN,
+        ),
+    ] = None,
+    label: Annotated[
+        Literal["mixed", "prefill", "decode"] | None,
+        typer.Option(
+            help="What the server sends to the instance at first. Default: mixed.", rich_help_panel=_JOIN
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the instance in its cluster. Default: LABEL-HOSTNAME-PID.", rich_help_panel=_JOIN
+        ),
+    ] = None,
+    log_level: flags.LogLevel = "info",
+) -> None:
+    """Serve MODEL over HTTP, with OpenAI's API.
+
+    Try it without a model, GPU or network: `baton serve`, then
+
+    `curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json'
+    -d '{"messages": [{"role": "user", "content": "Hello!"}]}'`
+
+    Prefill here and decode there: `baton serve --prefill 1 --decode 2`; one more instance, from another
+    terminal: `baton serve --instance --join 127.0.0.1:8000 --label decode`. Sizes are those of each instance.
+    """
+    with flags.user_errors():
+        from baton.launch.cluster_options import ClusterOptions
+        from baton.launch.joined import JoinOptions, run_joined
+        from baton.launch.options import OptionError, ServeOptions, parse_cost
+        from baton.launch.server import ServerOptions, run_server
+
+        options = ServeOptions(
+            model=model,
+            tokenizer=tokenizer,
+            revision=revision,
+            served_model_name=tuple(served_model_name or ()),
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_waiting=max_waiting,
+            block_size=block_size,
+            num_gpu_blocks_override=num_gpu_blocks_override,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            tensor_parallel_size=tensor_parallel_size,
+            admission_headroom=admission_headroom,
+            enable_prefix_caching=enable_prefix_caching,
+            generation_config=generation_config,
+            seed=seed,
+            executor=executor,
+            simulated_cost=parse_cost(simulated_cost),
+            device=device,
+            num_threads=num_threads,
+            step_timeout=step_timeout,
+            record=record,
+            record_max_bytes=record_max_bytes,
+            log_level=log_level,
+        )
+        cluster = ClusterOptions(
+            prefill=prefill,
+            decode=decode,
+            mixed=mixed,
+            disaggregation_threshold=disaggregation_threshold,
+            max_preparing=max_preparing,
+            kv_lease=kv_lease,
+            transfer=transfer,
+            transfer_checksums=transfer_checksums,
+            transfer_host=transfer_host,
+            peer_host=peer_host,
+        )
+        keys = tuple(api_key or ())
+        if instance or join is not None:
+            joining = JoinOptions(
+                instance=instance,
+                join=join,
+                host=host,
+                label=label or "mixed",
+                name=name,
+                api_key=keys[0] if keys else None,
+                shutdown_timeout_s=shutdown_timeout,
+                max_restarts=max_restarts,
+            )
+            run_joined(options, cluster, joining)
+        else:
+            for flag, given in (("--label", label), ("--name", name)):
+                if given is not None:
+                    raise OptionError(
+                        f"{flag} {given}: of an instance that joins a server (--instance --join HOST:PORT); "
+                        "the instances of this one are given with --prefill, --decode, --mixed"
+                    )
+            server = ServerOptions(
+                host=host,
+                port=port,
+                api_keys=keys,
+                shutdown_timeout_s=shutdown_timeout,
+                max_restarts=max_restarts,
+            )
+            run_server(options, server, cluster)

@@ -1,0 +1,51 @@
+"""A few lines for the person who started a server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+
+from baton.gateway.cluster_client import ClusterClient
+from baton.gateway.errors import ApiError
+from baton.gateway.instance_client import InstanceClient
+from baton.launch.options import Plan
+from baton.version import __version__
+
+
+async def announce(plan: Plan, client: ClusterClient, listener: socket.socket, started: float) -> None:
+    """At once where it will answer, then each instance as it becomes ready, and when requests are served."""
+    host, port = listener.getsockname()[:2]
+    say(f"Baton {__version__} loads {plan.served.name}; it will answer at http://{host}:{port}")
+    mine = list(client.instances.values())
+    if not mine:
+        say("  no instance runs here; start some with: baton serve --instance --join HOST:PORT")
+    config = plan.instance
+    say(
+        f"  model     {plan.served.name} ({plan.architecture}), {config.dtype}, "
+        f"{config.max_model_len:,} tokens of context"
+    )
+    await asyncio.gather(*(_announce_instance(link, named=len(mine) > 1) for link in mine))
+    await client.ready()
+    say(f"  address   http://{host}:{port}/v1  (ready in {time.monotonic() - started:.1f} s)")
+
+
+async def _announce_instance(link: InstanceClient, *, named: bool) -> None:
+    try:
+        welcome = await link.ready()
+    except ApiError:
+        return  # whoever runs it says why
+    tokens = welcome.num_blocks * welcome.block_size
+    if named:
+        say(f"  {link.name:<9} {tokens:,} tokens of KV cache; {welcome.detail}")
+    else:
+        say(
+            f"  KV cache  {welcome.num_blocks:,} blocks of {welcome.block_size} = {tokens:,} tokens",
+            f"  running   {welcome.detail}",
+        )
+
+
+def say(*lines: str) -> None:
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()

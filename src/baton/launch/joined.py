@@ -1,0 +1,279 @@
+"""`baton serve --instance --join HOST:PORT`: one instance, without HTTP, that takes part in another server.
+
+Theory.  The process runs a supervisor for its instance, as a server does, and a gateway client that sends no
+requests: it is how the supervisor sees that the engine is well.  The server connects to the engine by
+itself, at the address that it is told when the instance registers.
+
+A registration (`registration.py`) is an HTTP request that is repeated each third of its time to live, and at
+once when there is a new incarnation.  While the server is away it is repeated with growing pauses, and
+what the instance computes goes on; when the server comes back it finds the instance again.
+
+How it ends:
+
+| what happens | what the process does |
+| --- | --- |
+| SIGINT, SIGTERM | drains (below), leaves the cluster, stops the engine, exits with 0 |
+| the same again | leaves the cluster, kills the engine, exits with 0 |
+| the server refuses the instance (other model, name taken, wrong key) | says so, exits with 1 |
+| the instance cannot be started, or dies too often | leaves the cluster, says so, exits with 1 |
+
+To drain is to ask the server to send nothing more, and to wait until nothing is there.  What still runs after
+`shutdown_timeout_s` is continued by the server elsewhere.  The registration is renewed meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import uvloop
+
+from baton.gateway.cluster_client import ClusterClient
+from baton.gateway.errors import InstanceUnavailable
+from baton.gateway.instance_client import InstanceClient
+from baton.gateway.member import LABELS, Label
+from baton.launch.announce import say
+from baton.launch.checkpoint import fingerprint
+from baton.launch.cluster_options import (
+    ClusterOptions,
+    bracketed,
+    check_cluster,
+    check_reachable,
+    configure,
+)
+from baton.launch.options import OptionError, Plan, ServeOptions, make_plan
+from baton.launch.registration import Refused, Registrar, Registration, Server, ServerAway
+from baton.launch.supervisor import InstanceFailed, Supervisor
+from baton.observe.logs import configure_logging
+from baton.version import __version__
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_MOVING_S = 5.0
+"""What the server may take to move the rest, after `shutdown_timeout_s`."""
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """The flags that concern an instance which joins a server."""
+
+    instance: bool = True
+    join: str | None = None
+    host: str = "127.0.0.1"
+    """At which the server, and the other instances, reach this one."""
+    label: Label = "mixed"
+    name: str | None = None
+    api_key: str | None = None
+    named: bool = False
+    """A name was given to the model: the server must serve one of that name."""
+    shutdown_timeout_s: float = 10.0
+    max_restarts: int = 5
+    ttl_s: float = 10.0
+
+
+def run_joined(options: ServeOptions, cluster: ClusterOptions, join: JoinOptions) -> None:
+    """Runs until a signal.  Raises `ValueError` for wrong options, `InstanceFailed` when it cannot go on."""
+    server = _check(cluster, join)
+    cluster = replace(cluster, peer_host=cluster.peer_host or join.host)
+    check_cluster(cluster)
+    configure_logging(options.log_level, "instance")
+    join = replace(join, named=bool(options.served_model_name))
+    plan = make_plan(options)
+    name = join.name or f"{join.label}-{_host_name()}-{os.getpid()}"
+    config = msgspec.structs.replace(configure(plan.instance, cluster, instances=1), name=name)
+    plan = replace(plan, instance=config)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_Joined(plan, join, server).run())
+
+
+class _Joined:
+    """The process, on its event loop."""
+
+    def __init__(self, plan: Plan, options: JoinOptions, server: Server) -> None:
+        self._plan = plan
+        self._options = options
+        self._client = ClusterClient(on_fatal=self._on_fatal)
+        self._link: InstanceClient = self._client.add(plan.instance.name, options.label)
+        self._supervisor = Supervisor(
+            plan.instance,
+            self._link,
+            max_restarts=options.max_restarts,
+            endpoint=f"tcp://{bracketed(options.host)}:0",
+            heartbeat_idle=True,
+        )
+        self._registrar = Registrar(server, plan.instance.name, options.ttl_s)
+        self._registration = Registration(
+            incarnation="",
+            endpoint="",
+            label=options.label,
+            model=plan.served.name if options.named else None,
+            process=secrets.token_hex(8),
+            checkpoint=plan.served.checkpoint,
+            dtype=plan.served.dtype,
+        )
+        self._weights = ""
+        self._leaving = asyncio.Event()
+        self._impatient = asyncio.Event()
+        self._fatal: str | None = None
+
+    async def run(self) -> None:
+        started = time.monotonic()
+        self._stop_on_signals()
+        await self._unless_refused(self._registrar.look())
+        say(f"Baton {__version__} loads {self._plan.served.name} for {self._registrar.server.url}")
+        supervising = asyncio.create_task(self._supervisor.run(), name="supervisor")
+        registering = asyncio.create_task(self._register(started), name="registration")
+        leaving = asyncio.create_task(self._leaving.wait(), name="leaving")
+        tasks: tuple[asyncio.Task[Any], ...] = (supervising, registering, leaving)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done():
+                await self._drain(supervising)
+            for task in (supervising, registering):
+                if task.done():
+                    task.result()  # raises why
+            if self._fatal is not None:
+                raise InstanceFailed(self._fatal)
+        finally:
+            registering.cancel()
+            await asyncio.gather(registering, return_exceptions=True)
+            await self._registrar.leave()
+            await self._client.close()
+            if self._impatient.is_set():
+                self._supervisor.kill()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _register(self, started: float) -> None:
+        """Keeps the server informed.  Raises `InstanceFailed` when it does not want this instance."""
+        link, told = self._link, False
+        while True:
+            await self._client.wait_for(lambda: link.state == "ready")
+            incarnation = link.incarnation
+            registration = self._registration._replace(incarnation=incarnation, endpoint=link.endpoint)
+            pause = await self._unless_refused(self._registrar.renew(registration))
+            self._use_weights(self._registrar.weights)
+            if not told and self._registrar.connected:
+                told = True
+                seconds = time.monotonic() - started
+                welcome = link.welcome
+                say(
+                    f"  {self._plan.instance.name}  {welcome.detail if welcome else ''}",
+                    f"  joined {self._registrar.server.url} as {self._options.label}; "
+                    f"it is reached at {link.endpoint}  (ready in {seconds:.1f} s)",
+                )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._client.wait_for(partial(self._restarted, incarnation))
+
+    def _use_weights(self, directory: str) -> None:
+        """The server has put other weights in place, here too: later incarnations load them."""
+        if directory and directory != self._weights:
+            self._weights = directory
+            self._supervisor.use_weights(directory)
+            self._registration = self._registration._replace(checkpoint=fingerprint(Path(directory)))
+
+    async def _unless_refused(self, asking: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await asking
+        except Refused as error:
+            raise InstanceFailed(f"{self._registrar.server.url} refuses the instance: {error}") from None
+
+    def _restarted(self, incarnation: str) -> bool:
+        return self._link.state == "ready" and self._link.incarnation != incarnation
+
+    async def _drain(self, supervising: asyncio.Task[None]) -> None:
+        """Returns when nothing is there any more, or it has taken too long, or somebody is impatient."""
+        patience = asyncio.create_task(self._impatient.wait())
+        drained = asyncio.create_task(self._until_drained(self._options.shutdown_timeout_s))
+        try:
+            await asyncio.wait(
+                (patience, drained, supervising),
+                timeout=self._options.shutdown_timeout_s + _MOVING_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            patience.cancel()
+            drained.cancel()
+            await asyncio.gather(patience, drained, return_exceptions=True)
+
+    async def _until_drained(self, move_after_s: float) -> None:
+        if self._link.state != "ready":
+            return
+        try:
+            await self._registrar.drain(move_after_s)
+            while not await self._registrar.drained():
+                await asyncio.sleep(_LOOK_S)
+        except (Refused, ServerAway) as error:
+            log.warning("leaving without the server: %s", error)
+        # Other servers, and hand-overs that end here: the engine knows.
+        while await self._occupied():
+            await asyncio.sleep(_LOOK_S)
+
+    async def _occupied(self) -> bool:
+        try:
+            stats = await self._link.query("stats")
+        except InstanceUnavailable:
+            return False
+        blocks = stats.get("blocks", {})
+        kept = (stats.get("running"), stats.get("waiting"), blocks.get("exported"), blocks.get("reserved"))
+        return any(kept)
+
+    def _on_fatal(self, reason: str) -> None:
+        self._fatal = reason
+        self._leaving.set()
+
+    def _stop_on_signals(self) -> None:
+        def on_signal() -> None:
+            if self._leaving.is_set():
+                self._impatient.set()
+            self._leaving.set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+
+
+def _check(cluster: ClusterOptions, join: JoinOptions) -> Server:
+    if not join.instance:
+        raise OptionError("--join: only for a single instance without HTTP; give --instance as well")
+    if join.join is None:
+        raise OptionError("--instance: give the server to take part in, --join HOST:PORT")
+    if cluster.prefill or cluster.decode or cluster.mixed is not None:
+        raise OptionError(
+            "--prefill, --decode, --mixed: a server's; an instance that joins is one, give it a --label"
+        )
+    if join.name is not None and not _NAME.fullmatch(join.name):
+        raise OptionError(
+            f"--name {join.name}: give 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first"
+        )
+    if join.label not in LABELS:
+        raise OptionError(f"--label {join.label}: give one of {', '.join(LABELS)}")
+    if not 0 <= join.shutdown_timeout_s < float("inf"):
+        raise OptionError(f"--shutdown-timeout {join.shutdown_timeout_s}: give 0 or more seconds")
+    if join.max_restarts < 0:
+        raise OptionError(f"--max-restarts {join.max_restarts}: give 0 or more")
+    check_reachable("--host", join.host)
+    return Server.parse(join.join, join.api_key)
+
+
+def _host_name() -> str:
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().split(".")[0])[:32] or "host"

@@ -1,0 +1,104 @@
+"""Several instances of one server, as real processes with simulated executors."""
+
+import asyncio
+import os
+import signal
+
+import msgspec
+import pytest
+
+from baton.gateway.cluster_client import ClusterClient
+from baton.launch.cluster_options import InstancePlan
+from baton.launch.fleet import Fleet
+from baton.launch.supervisor import InstanceFailed
+from baton.protocol.config import InstanceConfig
+
+CONFIG = InstanceConfig(
+    model="", executor="simulated", vocab_size=100, max_model_len=64, num_blocks=9, peer_endpoint="ipc://*"
+)
+DEADLINE_S = 30.0
+
+
+def plan(name: str, **changes: object) -> InstancePlan:
+    return InstancePlan("mixed", msgspec.structs.replace(CONFIG, name=name, log_level="error", **changes))
+
+
+class Running:
+    """A fleet on this event loop, with its gateway's client."""
+
+    def __init__(self, *plans: InstancePlan, max_restarts: int = 5) -> None:
+        self.client = ClusterClient(on_fatal=lambda reason: None)
+        self.fleet = Fleet(plans, self.client, max_restarts=max_restarts)
+
+    async def __aenter__(self) -> "Running":
+        self.task = asyncio.create_task(self.fleet.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.close()
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        assert all(supervisor._process.poll() is not None for supervisor in self.fleet.supervisors.values())
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    def kill(self, name: str) -> None:
+        os.kill(self.fleet.supervisors[name].pid, signal.SIGKILL)
+
+    def states(self) -> dict[str, str]:
+        return {name: link.state for name, link in self.client.instances.items()}
+
+
+async def test_one_is_restarted_and_the_other_is_not_disturbed():
+    async with Running(plan("a"), plan("b")) as running:
+        await asyncio.wait_for(running.client.ready(), DEADLINE_S)
+        assert running.states() == {"a": "ready", "b": "ready"}
+        other = running.fleet.supervisors["b"].pid
+        old = running.client.instances["a"].incarnation
+        running.kill("a")
+        await running.until(lambda: running.states()["a"] == "restarting")
+        await running.until(lambda: running.states()["a"] == "ready")
+        assert running.client.instances["a"].incarnation != old
+        assert running.fleet.supervisors["b"].pid == other
+        assert running.states()["b"] == "ready"
+        assert running.client.restarts == {"a": 1, "b": 0}
+
+
+async def test_the_others_go_on_without_one_that_dies_too_often_until_none_is_left():
+    async with Running(plan("a"), plan("b"), max_restarts=1) as running:
+        await asyncio.wait_for(running.client.ready(), DEADLINE_S)
+        for _ in range(2):
+            await running.until(lambda: running.states()["a"] == "ready")
+            running.kill("a")
+            await running.until(lambda: running.states()["a"] != "ready")
+        await running.until(lambda: running.states()["a"] == "failed")
+        assert running.states()["b"] == "ready"
+        assert not running.task.done()
+        for _ in range(2):
+            await running.until(lambda: running.states()["b"] == "ready")
+            running.kill("b")
+            await running.until(lambda: running.states()["b"] != "ready")
+        with pytest.raises(InstanceFailed, match=r"^b: the instance failed 2 times in a row.*SIGKILL"):
+            await asyncio.wait_for(running.task, DEADLINE_S)
+
+
+async def test_a_first_start_that_fails_ends_all_of_them():
+    async with Running(plan("good"), plan("bad", vocab_size=0)) as running:
+        with pytest.raises(InstanceFailed, match=r"^bad: .*vocab_size"):
+            await asyncio.wait_for(running.task, DEADLINE_S)
+
+
+async def test_ports_that_only_the_engine_knows_are_told():
+    changed = plan("a", peer_endpoint="tcp://127.0.0.1:0")
+    async with Running(changed) as running:
+        supervisor = running.fleet.supervisors["a"]
+        supervisor._endpoint = "tcp://127.0.0.1:0"
+        await asyncio.wait_for(running.client.ready(), DEADLINE_S)
+        link = running.client.instances["a"]
+        assert link.endpoint.startswith("tcp://127.0.0.1:")
+        assert not link.endpoint.endswith(":0")
+        assert link.welcome.peer_endpoint.startswith("tcp://127.0.0.1:")
+        assert link.welcome.peer_endpoint != link.endpoint

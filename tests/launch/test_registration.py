@@ -1,0 +1,172 @@
+"""What an instance makes of a server's answers.  (A real gateway answers in tests/e2e/test_cluster.py.)"""
+
+import http.server
+import json
+import threading
+
+import pytest
+
+from baton.launch.options import OptionError
+from baton.launch.registration import Refused, Registrar, Registration, Server, ServerAway
+
+ME = Registration("abc", "tcp://127.0.0.1:1", "decode", "tiny", process="p", checkpoint="c", dtype="float32")
+
+
+class Scripted:
+    """An HTTP server on a port of its own that gives the answers that it is told to, and can go away."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, bytes]] = []
+        self.asked: list[tuple[str, str, dict, str | None]] = []
+        self._start(0)
+
+    def _start(self, port: int) -> None:
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                key = self.headers.get("authorization")
+                outer.asked.append((self.command, self.path, json.loads(body) if body else {}, key))
+                status, text = outer.answers.pop(0) if outer.answers else (200, b'{"state": "ready"}')
+                self.send_response(status)
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_GET = do_PUT = do_POST = do_DELETE = answer
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def go(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def come_back(self) -> None:
+        self._start(self.port)
+
+
+@pytest.fixture
+def scripted():
+    server = Scripted()
+    yield server
+    server.go()
+
+
+def refusal(message: str) -> bytes:
+    return json.dumps({"error": {"message": message}}).encode()
+
+
+async def test_registering_says_who_and_where(scripted):
+    registrar = Registrar(Server.parse(f"127.0.0.1:{scripted.port}", "secret"), "d-0", 9.0)
+    assert await registrar.renew(ME) == 3.0
+    assert registrar.registered
+    body = {**ME._asdict(), "ttl_s": 9.0}
+    assert scripted.asked == [("PUT", "/cluster/instances/d-0", body, "Bearer secret")]
+    await registrar.drain(5.0)
+    assert scripted.asked[-1][2] == {"state": "draining", "move_after_s": 5.0}
+    scripted.answers = [(200, b'{"drained": false}'), (200, b'{"drained": true}')]
+    assert [await registrar.drained(), await registrar.drained()] == [False, True]
+    await registrar.leave()
+    assert scripted.asked[-1][:2] == ("DELETE", "/cluster/instances/d-0")
+    await registrar.leave()
+    assert len(scripted.asked) == 5, "it says goodbye once"
+
+
+async def test_a_server_that_is_away_is_asked_again_with_growing_pauses(scripted, caplog):
+    registrar = Registrar(Server.parse(f"http://127.0.0.1:{scripted.port}/", None), "d-0", 9.0)
+    await registrar.renew(ME)
+    scripted.go()
+    pauses = [await registrar.renew(ME) for _ in range(6)]
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 3.0, 3.0]
+    assert not registrar.registered
+    scripted.come_back()
+    assert await registrar.renew(ME) == 3.0
+    assert registrar.registered
+    assert len(caplog.messages) == 2, "one line when it goes, one when it is back"
+    assert "does not answer" in caplog.messages[0]
+
+
+async def test_the_server_says_which_weights_it_has_put_in_place(scripted):
+    registrar = Registrar(Server.parse(f"127.0.0.1:{scripted.port}", None), "d-0", 9.0)
+    scripted.answers = [
+        (200, b'{"state": "ready", "weights": ""}'),
+        (200, b'{"state": "ready", "weights": "/w"}'),
+    ]
+    await registrar.renew(ME)
+    assert registrar.weights == ""
+    await registrar.renew(ME)
+    assert registrar.weights == "/w"
+
+
+async def test_until_the_server_has_connected_it_is_asked_often(scripted):
+    registrar = Registrar(Server.parse(f"127.0.0.1:{scripted.port}", None), "d-0", 9.0)
+    scripted.answers = [(200, b'{"state": "starting"}')] * 2
+    assert [await registrar.renew(ME) for _ in range(2)] == [0.25, 0.5]
+    assert (registrar.registered, registrar.connected) == (True, False)
+    assert await registrar.renew(ME) == 3.0
+    assert registrar.connected
+
+
+async def test_a_name_that_is_taken_is_known_before_anything_is_loaded(scripted):
+    registrar = Registrar(Server.parse(f"127.0.0.1:{scripted.port}", None), "d-0", 9.0)
+    entry = {"name": "d-0", "state": "ready"}
+    scripted.answers = [(200, json.dumps({"instances": [entry]}).encode())]
+    with pytest.raises(Refused, match=r"'d-0' is there already; give another --name"):
+        await registrar.look()
+    entry["state"] = "restarting"
+    scripted.answers = [(200, json.dumps({"instances": [entry]}).encode())]
+    await registrar.look()
+    assert {method for method, *_ in scripted.asked} == {"GET"}
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409])
+async def test_a_refusal_is_final_and_says_what_the_server_said(scripted, status):
+    registrar = Registrar(Server.parse(f"127.0.0.1:{scripted.port}", None), "d-0", 9.0)
+    scripted.answers = [(status, refusal("another model is served here"))]
+    with pytest.raises(Refused, match=r"^another model is served here$"):
+        await registrar.renew(ME)
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503])
+async def test_a_server_in_trouble_is_asked_again(scripted, status):
+    registrar = Registrar(Server.parse(f"127.0.0.1:{scripted.port}", None), "d-0", 9.0)
+    scripted.answers = [(status, b"<html>")]
+    assert await registrar.renew(ME) == 0.25
+    scripted.answers = [(status, refusal("later"))]
+    with pytest.raises(ServerAway, match="later"):
+        await registrar.drained()
+
+
+async def test_another_kind_of_server_is_refused(scripted):
+    registrar = Registrar(Server.parse(f"127.0.0.1:{scripted.port}", None), "d-0", 9.0)
+    scripted.answers = [(200, b"<html>hello</html>")]
+    with pytest.raises(Refused, match="is it a Baton"):
+        await registrar.renew(ME)
+
+
+async def test_no_proxy_stands_between(scripted, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    registrar = Registrar(Server.parse(f"127.0.0.1:{scripted.port}", None), "d-0", 9.0)
+    assert await registrar.renew(ME) == 3.0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:port", "ftp://h:1", "http://h:1/path", "a b:1", "h:1234567"]
+)
+def test_an_address_that_is_none(text):
+    with pytest.raises(OptionError, match="--join"):
+        Server.parse(text, None)
+
+
+def test_addresses():
+    assert Server.parse("10.0.0.1:8000", None).url == "http://10.0.0.1:8000"
+    assert Server.parse("[::1]:8000", None).url == "http://[::1]:8000"
+    assert Server.parse("https://baton.example/", None).url == "https://baton.example"
