@@ -1,0 +1,40 @@
+"""What a request must be answered: the simulated executor's tokens, computed one by one from the text alone.
+
+The same as `baton.executor.simulated.simulated_tokens` (a test says so), but incremental and without arrays:
+the sum over the tokens so far is kept, so that each further token costs one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.protocol.sampling import Sampling, Stopping
+
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_LENGTH_MIX = 0xD6E8FEB86659FD93
+_MASK = (1 << 64) - 1
+
+
+def expected_tokens(
+    prompt: Sequence[int], sampling: Sampling, stopping: Stopping, vocab_size: int
+) -> tuple[list[int], str]:
+    """The tokens of the whole answer, and why it ends: "stop" or "length"."""
+    salt = (sampling.seed * _LENGTH_MIX + 1) & _MASK if sampling.temperature > 0 else 0
+    total, power = 0, 1
+    for token in prompt:
+        total = (total + (token + 1) * power) & _MASK
+        power = power * _MULTIPLIER & _MASK
+    length = len(prompt)
+    answer: list[int] = []
+    while len(answer) < stopping.max_tokens:
+        x = ((total + length * _LENGTH_MIX) ^ salt) & _MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        token = (x ^ (x >> 31)) % vocab_size
+        answer.append(token)
+        if token in stopping.stop_token_ids and len(answer) > stopping.min_tokens:
+            return answer, "stop"
+        total = (total + (token + 1) * power) & _MASK
+        power = power * _MULTIPLIER & _MASK
+        length += 1
+    return answer, "length"

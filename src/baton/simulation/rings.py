@@ -1,0 +1,178 @@
+"""What the processes of an instance share, without memory: the command ring, the report rings, the tickets.
+
+A record or a ticket becomes visible to each rank after a delay of its own, in order; and, as in shared
+memory, a ticket never before the records that it speaks of.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from baton.ipc.ring import PUBLISHED_WORD
+from baton.worker.rounds import LeaderRounds
+
+
+class Blocked(Exception):
+    """The rank would sleep until another rank moves."""
+
+
+class LogEnd:
+    """A rank's end of the command ring: as much of the common records as is visible to it."""
+
+    def __init__(self, records: list[bytes]) -> None:
+        self.words = [0] * (PUBLISHED_WORD + 1)
+        self.cursor = 0
+        self.partial = False
+        self._records = records
+
+    def read(self) -> bytes | None:
+        if self.cursor == self.words[PUBLISHED_WORD]:
+            return None
+        self.cursor += 1
+        return self._records[self.cursor - 1]
+
+    def publish(self) -> None:
+        self.words[PUBLISHED_WORD] += 1
+
+    @property
+    def has_news(self) -> bool:
+        return self.words[PUBLISHED_WORD] != self.cursor
+
+
+class ReportEnd:
+    """A rank's end of its report ring, which has room for a few records; the rest waits with the rank."""
+
+    def __init__(self, room: int, send: Callable[[bytes], None], wake: Callable[[], None]) -> None:
+        self._room = room
+        self._send = send
+        self._wake = wake
+        self._queue: deque[bytes] = deque()
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._queue)
+
+    def append(self, record: bytes) -> None:
+        self._queue.append(record)
+
+    def write(self, record: bytes) -> bool:
+        self._queue.append(record)
+        return self.flush()
+
+    def flush(self) -> bool:
+        while self._queue and self._room:
+            self._room -= 1
+            self._send(self._queue.popleft())
+        return not self._queue
+
+    def freed(self) -> None:
+        """The engine has read a record; it rings if somebody waits for the space."""
+        self._room += 1
+        if self._queue:
+            self._wake()
+
+    def force(self) -> None:
+        """What a rank that ends does: it waits until the engine has read enough."""
+        self._room += len(self._queue)
+        self.flush()
+
+
+class WatchedReports:
+    """What the token loop writes to: its report end, whose writer is watched, and which may keep a record
+    until the step that it tells of has come so far (`write`)."""
+
+    def __init__(
+        self, end: ReportEnd, watch: Callable[[bytes], None], write: Callable[[bytes], bool]
+    ) -> None:
+        self._end = end
+        self._watch = watch
+        self._write = write
+
+    @property
+    def pending(self) -> bool:
+        return self._end.pending
+
+    def write(self, record: bytes) -> bool:
+        self._watch(record)
+        return self._write(record)
+
+    def flush(self) -> bool:
+        return self._end.flush()
+
+
+class Bell:
+    """A doorbell that nobody needs to ring: the world runs a rank when something is visible to it."""
+
+    def ring(self) -> None:
+        """Nothing."""
+
+    def drain(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return 0
+
+
+class TicketEnd:
+    """A follower's end of the tickets."""
+
+    def __init__(self, taken: Callable[[], None]) -> None:
+        self.visible: dict[int, int] = {}
+        self.taken = 0
+        self._on_taken = taken
+
+    def take(self, round_: int) -> int | None:
+        sequence = self.visible.pop(round_, None)
+        if sequence is not None:
+            self.taken = round_
+            self._on_taken()
+        return sequence
+
+    def wait(
+        self,
+        round_: int,
+        *,
+        timeout_s: float | None,
+        spin_s: float = 0.0,
+        on_wake: Callable[[], bool] | None = None,
+    ) -> int | None:
+        """Instead of sleeping."""
+        if on_wake is not None:
+            on_wake()
+        return None
+
+    def wake(self) -> None:
+        """Nothing: see `Bell`."""
+
+
+class TicketBoard:
+    """The leader's end of the tickets.  `entries` as in shared memory: so far may it be ahead."""
+
+    def __init__(self, entries: int, write: Callable[[int, int], None]) -> None:
+        self.entries = entries
+        self.last = 0
+        self.ends: list[TicketEnd] = []
+        self._write = write
+
+    def publish(self, round_: int, sequence: int) -> bool:
+        if self.full:
+            return False
+        self.last = round_
+        self._write(round_, sequence)
+        return True
+
+    def lag(self) -> int:
+        return self.last - min(end.taken for end in self.ends)
+
+    @property
+    def full(self) -> bool:
+        return self.lag() >= self.entries
+
+
+class Leader(LeaderRounds):
+    """Rounds of rank 0 that give up instead of sleeping."""
+
+    def _wait(self, timeout_s: float | None, reason: str) -> None:
+        if reason != "commands":
+            raise Blocked

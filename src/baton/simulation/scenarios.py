@@ -1,0 +1,175 @@
+"""The named kinds of plans.  `standard` and `handover` are what `make soak` runs: everything may happen."""
+
+from __future__ import annotations
+
+from baton.gateway.member import Label
+from baton.simulation.plan import FAULT_KINDS, Shape
+
+_P1D1: tuple[Label, ...] = ("prefill", "decode")
+_P2D3: tuple[Label, ...] = ("prefill", "prefill", "decode", "decode", "decode")
+
+_ALONE = (
+    Shape("standard", "50 requests, every kind of client, every kind of fault"),
+    Shape("calm", "50 requests and nothing goes wrong", faults=(), client_chance=0.3),
+    Shape(
+        "tiny-pool",
+        "a pool of little more than one request: growth, preemption, requeueing",
+        faults=("stall_rank", "stall_engine", "pause", "reset_prefix"),
+        clients=("cancels", "priorities", "prefixes"),
+        spare_blocks=(0, 3),
+    ),
+    Shape(
+        "crashes",
+        "engines, ranks and gateways die at any message",
+        faults=("crash_engine", "crash_rank", "crash_gateway", "fail_rank", "terminate", "hang_rank"),
+        fault_chance=0.6,
+    ),
+    Shape(
+        "network",
+        "links that break, stall and slow down, and messages that make no sense",
+        faults=("stall_link", "break_link", "slow_link", "malformed", "stale_report"),
+        fault_chance=0.7,
+    ),
+    Shape(
+        "clients",
+        "clients that cancel, flood, read slowly and ask for what cannot be",
+        faults=("pause", "reset_prefix", "query"),
+        client_chance=0.8,
+    ),
+    Shape("small", "8 requests, for a quick look", num_requests=8, seconds=0.8),
+)
+
+_CLUSTERS = (
+    Shape(
+        "handover",
+        "14 requests, two to four instances of every label, every kind of client, every kind of fault",
+        num_requests=14,
+        seconds=1.0,
+        faults=FAULT_KINDS,
+        fault_chance=0.2,
+        spare_blocks=(0, 20),
+        clusters=(
+            _P1D1,
+            _P1D1,
+            _P1D1,
+            ("prefill", "decode", "decode"),
+            ("prefill", "prefill", "decode"),
+            ("prefill", "mixed"),
+            ("mixed", "mixed"),
+            ("prefill", "prefill", "decode", "decode"),
+        ),
+    ),
+    Shape(
+        "1p1d",
+        "one instance prefills and one decodes; pages travel badly",
+        num_requests=12,
+        seconds=0.8,
+        faults=(
+            "stall_fetch",
+            "slow_fetch",
+            "fail_fetch",
+            "stall_peer",
+            "slow_peer",
+            "stall_rank",
+            "reset_prefix",
+        ),
+        spare_blocks=(0, 20),
+        clusters=(_P1D1,),
+    ),
+    Shape(
+        "tight",
+        "pools of little more than one request on both sides",
+        num_requests=16,
+        seconds=0.8,
+        faults=("stall_rank", "stall_engine", "pause", "reset_prefix", "slow_fetch"),
+        clients=("cancels", "priorities", "prefixes"),
+        spare_blocks=(0, 6),
+        max_model_len=(40, 64),
+        step_tokens=(2, 3),
+        clusters=(_P1D1,),
+        burdens=((1, "full"),),
+    ),
+    Shape(
+        "2p3d",
+        "of three that decode, one is full, one slow and one dying",
+        num_requests=12,
+        seconds=0.8,
+        faults=("freeze", "break_peer", "fail_fetch", "break_link"),
+        spare_blocks=(0, 20),
+        clusters=(_P2D3,),
+        burdens=((2, "full"), (3, "slow"), (4, "dying")),
+    ),
+    Shape(
+        "slow",
+        "of three that decode, two answer late: attempts cross",
+        num_requests=12,
+        seconds=0.8,
+        faults=("freeze", "stall_engine", "stall_rank"),
+        spare_blocks=(0, 20),
+        clusters=(("prefill", "decode", "decode", "decode"),),
+        burdens=((1, "slow"), (2, "slow")),
+    ),
+    Shape(
+        "partition",
+        "instances that cannot reach each other, freeze, and lose their connections",
+        num_requests=12,
+        seconds=0.8,
+        faults=(
+            "partition",
+            "break_peer",
+            "stall_peer",
+            "slow_peer",
+            "freeze",
+            "stall_fetch",
+            "strange_peer",
+        ),
+        fault_chance=0.5,
+        spare_blocks=(0, 20),
+        clusters=(_P1D1, _P1D1, ("prefill", "decode", "decode")),
+    ),
+    Shape(
+        "leases",
+        "engines and whole instances stand still for longer than leases, and pages travel slowly",
+        num_requests=12,
+        seconds=0.8,
+        faults=("freeze", "stall_engine", "stall_peer", "stall_fetch"),
+        fault_chance=0.5,
+        clusters=(_P1D1,),
+        burdens=((1, "lagging"),),
+        always=("stall_engine", "stall_peer"),
+        lease_s=(0.1, 0.2),
+        reserve_timeout_s=(0.2,),
+    ),
+    Shape(
+        "restart",
+        "instances, ranks and gateways die at any message and come back",
+        num_requests=12,
+        seconds=0.8,
+        faults=("crash_engine", "crash_rank", "crash_gateway", "fail_rank", "terminate", "freeze"),
+        fault_chance=0.5,
+        spare_blocks=(0, 20),
+        clusters=(_P1D1, _P1D1, ("prefill", "prefill", "decode", "decode")),
+    ),
+    Shape(
+        "labels",
+        "labels change while requests run",
+        num_requests=12,
+        seconds=0.8,
+        faults=("relabel", "pause", "update_weights", "crash_engine"),
+        spare_blocks=(0, 20),
+        clusters=(_P1D1, ("prefill", "decode", "mixed"), ("mixed", "mixed")),
+        always=("relabel",),
+    ),
+    Shape(
+        "drain",
+        "instances are drained, leave and come back",
+        num_requests=12,
+        seconds=0.8,
+        faults=("drain", "slow_peer", "crash_engine", "terminate"),
+        spare_blocks=(0, 20),
+        clusters=(_P1D1, ("prefill", "decode", "decode"), ("mixed", "mixed")),
+        always=("drain",),
+    ),
+)
+
+SCENARIOS: dict[str, Shape] = {shape.name: shape for shape in (*_ALONE, *_CLUSTERS)}

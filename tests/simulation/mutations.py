@@ -1,0 +1,439 @@
+"""Deliberate defects, one at a time, patched into the production classes.
+
+A simulator that finds nothing shows nothing unless it can be seen to find.  Each mutation is a small,
+plausible mistake in the code that runs in production; `rules` are the names by which it may be reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from baton.engine import core as engine_core
+from baton.engine import scheduler as engine_scheduler
+from baton.engine import steps as engine_steps
+from baton.engine.blocks import Ledger
+from baton.engine.controls import Controls
+from baton.engine.core import EngineCore
+from baton.engine.prefix import PrefixIndex, root_key
+from baton.engine.request import State
+from baton.engine.scheduler import Scheduler
+from baton.engine.steps import StepReader
+from baton.gateway.inbox import EngineRequest
+from baton.gateway.member import lost_error
+from baton.gateway.requests_table import RequestTable
+from baton.protocol.commands import Abort, Preempt
+from baton.protocol.reports import Closed, CloseReason, StepReport
+from baton.worker.loop import WorkerLoop
+from baton.worker.rounds import FollowerRounds, LeaderRounds
+from baton.worker.slots import Slots
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    rules: tuple[str, ...]
+    apply: Callable[[Patch], None]
+    scenario: str = "standard"
+
+
+MUTATIONS: list[Mutation] = []
+
+
+def mutation(
+    name: str, *rules: str, scenario: str = "standard"
+) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def add(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        MUTATIONS.append(Mutation(name, rules, apply, scenario))
+        return apply
+
+    return add
+
+
+# -- the engine
+
+
+@mutation("blocks are freed before Closed", "closing-4", "table")
+def free_before_closed(patch: Patch) -> None:
+    cancel = EngineCore._cancel
+
+    def wrong(self, request):
+        cancel(self, request)
+        if request.state is State.ABORTING:
+            self.scheduler.ledger.release(request.slot)
+
+    patch.setattr(EngineCore, "_cancel", wrong)
+
+
+@mutation("the slot is given away when it is preempted", "closing-4", "closing-1")
+def slot_before_closed(patch: Patch) -> None:
+    give_way = Scheduler._give_way
+
+    def wrong(self, decisions):
+        give_way(self, decisions)
+        for victim in decisions.preempted:
+            if self.slots[victim.slot] is victim:
+                self.slots[victim.slot] = None
+                self._free_slots.append(victim.slot)
+
+    patch.setattr(Scheduler, "_give_way", wrong)
+
+
+@mutation("a closing of a stale epoch is accepted by the engine", "closing-4", "closing-1", "violation")
+def stale_epoch_in_engine(patch: Patch) -> None:
+    occupant = StepReader._occupant
+
+    def wrong(self, slot, epoch):
+        slots = self._scheduler.slots
+        request = slots[slot] if 0 <= slot < len(slots) else None
+        return request if request is not None else occupant(self, slot, epoch)
+
+    patch.setattr(StepReader, "_occupant", wrong)
+
+
+@mutation("prefix blocks are indexed before they are computed", "closing-5", "pages")
+def indexed_before_computed(patch: Patch) -> None:
+    seat = Scheduler._seat
+
+    def wrong(self, request, shared, fresh):
+        admission = seat(self, request, shared, fresh)
+        self._index(request, len(request.tokens) - 1)
+        return admission
+
+    patch.setattr(Scheduler, "_seat", wrong)
+
+
+@mutation("a block is indexed one token too early", "closing-5", "pages")
+def indexed_one_token_early(patch: Patch) -> None:
+    index = Scheduler._index
+    patch.setattr(Scheduler, "_index", lambda self, request, computed: index(self, request, computed + 1))
+
+
+@mutation("a cancel is lost while the request is queued", "cancel")
+def cancel_lost_while_queued(patch: Patch) -> None:
+    cancel = EngineCore._cancel
+
+    def wrong(self, request):
+        if request.state is not State.WAITING:
+            cancel(self, request)
+
+    patch.setattr(EngineCore, "_cancel", wrong)
+
+
+@mutation("the requests of a lost gateway run on", "cancel")
+def lost_gateway_ignored(patch: Patch) -> None:
+    patch.setattr(EngineCore, "gateway_lost", lambda self, identity: self._outboxes.drop(identity) and None)
+
+
+@mutation("a preempted request is requeued without its last token", "tokens")
+def requeued_without_last_token(patch: Patch) -> None:
+    close = StepReader._close
+
+    def wrong(self, request, closed, now):
+        if closed.reason is CloseReason.PREEMPTED and request.num_generated:
+            request.tokens.pop()
+        close(self, request, closed, now)
+
+    patch.setattr(StepReader, "_close", wrong)
+
+
+@mutation("a Grow is dropped", "table")
+def grow_dropped(patch: Patch) -> None:
+    decide = Scheduler.decide
+
+    def wrong(self):
+        decisions = decide(self)
+        del decisions.grown[1:]
+        return decisions
+
+    patch.setattr(Scheduler, "decide", wrong)
+
+
+@mutation("a block is freed twice", "ledger")
+def double_release(patch: Patch) -> None:
+    release = Ledger.release
+
+    def wrong(self, slot):
+        table = list(self.table(slot))
+        release(self, slot)
+        self._free.extend(block for block in table[-1:] if block in self._free)
+
+    patch.setattr(Ledger, "release", wrong)
+
+
+@mutation(
+    "the prefix index does not hear of evictions", "owner", "tokens", "ledger", "crash", "closing-5", "salt"
+)
+def evictions_unheard(patch: Patch) -> None:
+    patch.setattr(PrefixIndex, "_forget", lambda self, block: None)
+
+
+@mutation("the salt is left out of the prefix keys", "salt")
+def salt_ignored(patch: Patch) -> None:
+    patch.setattr(engine_core, "root_key", lambda salt: root_key(""))
+
+
+@mutation("epochs do not grow when a slot is reused", "epoch")
+def epochs_repeat(patch: Patch) -> None:
+    seat = Scheduler._seat
+
+    def wrong(self, request, shared, fresh):
+        self._epochs[self._free_slots[-1]] = 0
+        return seat(self, request, shared, fresh)
+
+    patch.setattr(Scheduler, "_seat", wrong)
+
+
+@mutation("the queue's bound is ignored", "queue")
+def queue_bound_ignored(patch: Patch) -> None:
+    init = EngineCore.__init__
+
+    def wrong(self, config, **options):
+        init(self, config, **options)
+        self.config = msgspec.structs.replace(config, max_waiting=1 << 30)
+
+    patch.setattr(EngineCore, "__init__", wrong)
+
+
+@mutation("a request behind a cancelled head is not looked at", "liveness", "end")
+def lost_wake_up(patch: Patch) -> None:
+    def wrong(self, request):
+        engine_scheduler.heapq.heappush(self._waiting, (request.rank, request))
+        self._num_waiting += 1
+        if self._waiting[0][1] is request:
+            self._stale = True
+
+    patch.setattr(Scheduler, "enqueue", wrong)
+
+
+@mutation("Finished is sent twice", "answer")
+def finished_twice(patch: Patch) -> None:
+    finish = engine_steps.finish
+
+    def wrong(outboxes, counters, request, reason, message=""):
+        finish(outboxes, counters, request, reason, message)
+        if reason == "aborted":
+            request.gateway.finished.append(request.gateway.finished[-1])
+
+    patch.setattr(engine_core, "finish", wrong)
+    patch.setattr(engine_steps, "finish", wrong)
+
+
+@mutation("nobody times the steps", "timer")
+def untimed(patch: Patch) -> None:
+    patch.setattr(EngineCore, "_expects_reports", lambda self: False)
+
+
+@mutation("tokens of a cancelled request are still sent", "answer")
+def tokens_after_cancel(patch: Patch) -> None:
+    cancel = EngineCore._cancel
+
+    def wrong(self, request):
+        cancel(self, request)
+        request.outbox = request.gateway
+
+    patch.setattr(EngineCore, "_cancel", wrong)
+
+
+@mutation("admission goes on while the slots drain for new weights", "crash")
+def admission_while_draining(patch: Patch) -> None:
+    drain = Scheduler.drain
+
+    def wrong(self):
+        victims = drain(self)
+        self.end_drain()
+        return victims
+
+    patch.setattr(Scheduler, "drain", wrong)
+    command = Controls.command
+    patch.setattr(
+        Controls,
+        "command",
+        lambda self, scheduler, now: command(
+            self,
+            SimpleNamespace(
+                num_occupied=sum(1 for one in scheduler.slots if one and one.state is not State.RUNNING)
+            ),
+            now,
+        ),
+    )
+
+
+# -- the worker
+
+
+@mutation("Closed is not sent when no step runs", "closing-3")
+def no_closed_without_step(patch: Patch) -> None:
+    emit = WorkerLoop.emit
+
+    def wrong(self, report):
+        if isinstance(report, StepReport) and report.step == 0 and not self.slots.open_slots():
+            return
+        emit(self, report)
+
+    patch.setattr(WorkerLoop, "emit", wrong)
+
+
+@mutation("a command for a stale epoch is answered by the worker", "closing-1")
+def stale_epoch_in_worker(patch: Patch) -> None:
+    apply = Slots.apply
+
+    def wrong(self, command):
+        effect = apply(self, command)
+        if effect is None and isinstance(command, Preempt | Abort):
+            return Closed(command.slot, command.epoch, CloseReason.ABORTED)
+        return effect
+
+    patch.setattr(Slots, "apply", wrong)
+
+
+@mutation("a token comes after its Closed", "closing-2")
+def token_after_closed(patch: Patch) -> None:
+    emit = WorkerLoop.emit
+
+    def wrong(self, report):
+        if isinstance(report, StepReport) and report.step and report.closings:
+            emit(self, StepReport(step=0, applied=report.applied, closings=report.closings))
+            report = msgspec.structs.replace(report, closings=[])
+        emit(self, report)
+
+    patch.setattr(WorkerLoop, "emit", wrong)
+
+
+@mutation("a follower's ticket is off by one", "agreement")
+def ticket_off_by_one(patch: Patch) -> None:
+    enter = FollowerRounds.enter
+
+    def wrong(self, busy):
+        sequence = enter(self, busy)
+        return sequence if sequence is None else max(sequence - 1, self._log.applied)
+
+    patch.setattr(FollowerRounds, "enter", wrong)
+
+
+@mutation("a follower applies what it has read, whatever the ticket says", "agreement")
+def follower_runs_ahead(patch: Patch) -> None:
+    enter = FollowerRounds.enter
+
+    def wrong(self, busy):
+        sequence = enter(self, busy)
+        if sequence is not None:
+            self._log.collect()
+            sequence = self._log.collected
+        return sequence
+
+    patch.setattr(FollowerRounds, "enter", wrong)
+
+
+@mutation("the leader's ticket is off by one", "agreement")
+def leader_ticket_off_by_one(patch: Patch) -> None:
+    enter = LeaderRounds.enter
+
+    def wrong(self, busy):
+        board = self._tickets
+        if board is None:
+            return enter(self, busy)
+        self._tickets = SimpleNamespace(
+            publish=lambda round_, sequence: board.publish(round_, max(sequence - 1, 0)), lag=board.lag
+        )
+        try:
+            return enter(self, busy)
+        finally:
+            self._tickets = board
+
+    patch.setattr(LeaderRounds, "enter", wrong)
+
+
+@mutation("an idle rank forgets the reports that wait for room", "liveness", "failure", "end")
+def idle_rank_does_not_flush(patch: Patch) -> None:
+    def wrong(self):
+        if self._log.has_news():
+            self._collect()
+
+    patch.setattr(LeaderRounds, "_sleep", wrong)
+
+
+@mutation("grown blocks do not reach the rows that decode", "owner", "tokens")
+def stale_decode_tables(patch: Patch) -> None:
+    patch.setattr(Slots, "_grow", lambda self, command: self._append_blocks(command))
+
+
+@mutation("min_tokens is ignored", "tokens")
+def min_tokens_ignored(patch: Patch) -> None:
+    admit = Slots._admit
+
+    def wrong(self, command):
+        effect = admit(self, command)
+        self._unstoppable[command.slot] = 0
+        return effect
+
+    patch.setattr(Slots, "_admit", wrong)
+
+
+@mutation("a request that starts again gets max_tokens anew", "tokens", "failure")
+def max_tokens_anew(patch: Patch) -> None:
+    admit = Slots._admit
+
+    def wrong(self, command):
+        effect = admit(self, command)
+        if not isinstance(effect, Closed):
+            self._left[command.slot] = command.stopping.max_tokens
+        return effect
+
+    patch.setattr(Slots, "_admit", wrong)
+
+
+# -- the gateway
+
+
+@mutation("a retry reuses the old id", "answer")
+def retry_reuses_id(patch: Patch) -> None:
+    send = RequestTable._send
+
+    def wrong(self, request, plan, num_tokens, now):
+        old = request.id
+        send(self, request, plan, num_tokens, now)
+        if request.losses:
+            message = plan.at.outgoing[-1]
+            plan.at.outgoing[-1] = msgspec.structs.replace(message, id=old)
+            self.running[old] = self.running.pop(request.id)
+            request.id = old
+
+    patch.setattr(RequestTable, "_send", wrong)
+
+
+@mutation("a request goes on without its last token", "tokens")
+def goes_on_without_last_token(patch: Patch) -> None:
+    submit = EngineRequest.submit
+
+    def wrong(self, decoders=()):
+        message = submit(self, decoders)
+        return msgspec.structs.replace(message, generated=message.generated[:-4])
+
+    patch.setattr(EngineRequest, "submit", wrong)
+
+
+@mutation("a request goes on from what its client has taken, not from what came", "tokens")
+def goes_on_from_received(patch: Patch) -> None:
+    submit = EngineRequest.submit
+
+    def wrong(self, decoders=()):
+        return msgspec.structs.replace(submit(self, decoders), generated=self.received.tobytes())
+
+    patch.setattr(EngineRequest, "submit", wrong)
+
+
+@mutation("parked requests wait without a limit", "timer")
+def parked_for_ever(patch: Patch) -> None:
+    patch.setattr(RequestTable, "next_deadline", lambda self: None)
+
+
+@mutation("a request whose instance was lost fails", "answer")
+def no_retry(patch: Patch) -> None:
+    patch.setattr(RequestTable, "_lost", lambda self, request, reason, now: request.fail(lost_error(reason)))

@@ -1,0 +1,53 @@
+"""The simulator can fail: it finds every one of these deliberate defects, and says what it is.
+
+`python -m tests.simulation.test_mutations [part of a name]` prints the table.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from baton.simulation.monitor import Violation
+from baton.simulation.runner import run_seed
+from baton.simulation.scenarios import SCENARIOS
+from tests.simulation import handover_mutations
+from tests.simulation.mutations import MUTATIONS, Mutation
+
+LIMIT = 2000
+
+
+def find(mutation: Mutation, limit: int = LIMIT) -> tuple[int, Violation | None]:
+    """How many seeds of its scenario it took, and what was reported."""
+    with pytest.MonkeyPatch.context() as patch:
+        mutation.apply(patch)
+        for seed in range(limit):
+            violation = run_seed(SCENARIOS[mutation.scenario], seed).violation
+            if violation is not None:
+                return seed + 1, violation
+    return limit, None
+
+
+def test_there_are_more_than_two_dozen():
+    assert len(MUTATIONS) > 24
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+    assert sum(mutation.scenario != "standard" for mutation in MUTATIONS) > 12
+    assert handover_mutations.__doc__
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_the_simulator_finds(mutation):
+    seeds, violation = find(mutation)
+    assert violation is not None, f"not found in {seeds} seeds"
+    assert violation.rule in mutation.rules, str(violation)
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    print("| defect | scenario | seeds | reported as |\n| --- | --- | --- | --- |")
+    for one in MUTATIONS:
+        if wanted in one.name or wanted == one.scenario:
+            needed, found = find(one)
+            told = str(found).replace("\n", " ")[:160] if found else "NOT FOUND"
+            print(f"| {one.name} | {one.scenario} | {needed} | {told} |", flush=True)

@@ -1,0 +1,82 @@
+"""The simulator over the code as it is: many seeds, and no rule is broken."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+
+from baton.simulation.runner import Summary, run_seeds
+from baton.simulation.scenarios import SCENARIOS
+
+FIXED = {
+    "standard": range(0, 150),
+    "calm": range(0, 20),
+    "tiny-pool": range(0, 30),
+    "crashes": range(0, 40),
+    "network": range(0, 40),
+    "clients": range(0, 40),
+    "small": range(0, 60),
+    "handover": range(0, 100),
+    "1p1d": range(0, 30),
+    "tight": range(0, 20),
+    "2p3d": range(0, 30),
+    "slow": range(0, 20),
+    "partition": range(0, 30),
+    "leases": range(0, 30),
+    "restart": range(0, 30),
+    "labels": range(0, 30),
+    "drain": range(0, 30),
+}
+
+
+def check(summary: Summary, scenario: str) -> None:
+    print(f"{scenario}: {summary}")
+    lines = [
+        f"seed {failure.seed}: {failure.rule}: {failure.text}\n"
+        f"  baton simulate --scenario {scenario} --seed {failure.seed} --timeline"
+        for failure in summary.failures
+    ]
+    assert not lines, "\n".join(lines)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_fixed_seeds(scenario):
+    check(run_seeds(SCENARIOS[scenario], FIXED[scenario], keep_going=True), scenario)
+
+
+@pytest.mark.parametrize("scenario", ["standard", "handover"])
+def test_fresh_seeds(scenario):
+    start = secrets.randbits(32)
+    print(f"fresh seeds from {start}")
+    check(run_seeds(SCENARIOS[scenario], range(start, start + 8), keep_going=True), scenario)
+
+
+def test_the_standard_scenario_is_eventful():
+    """Every kind of fault strikes, and every kind of answer is given."""
+    summary = run_seeds(SCENARIOS["standard"], range(1000, 1060), keep_going=True)
+    assert set(SCENARIOS["standard"].faults) == set(summary.faults)
+    answers = set(summary.answers)
+    assert {"stop", "length", "cancelled", "gateway gone"} <= answers
+    assert {"error: internal", "rejected: queue_full", "rejected: never_fits"} <= answers
+    assert summary.preemptions > 20
+    assert summary.crashes > 20
+    assert summary.continued > 50
+
+
+def test_the_handover_scenario_is_eventful():
+    """Every kind of fault strikes, and a hand-over ends in every way."""
+    summary = run_seeds(SCENARIOS["handover"], range(1000, 1150), keep_going=True)
+    assert set(SCENARIOS["handover"].faults) == set(summary.faults)
+    handovers = summary.handovers
+    for name in ("taken", "returned", "lost", "seated", "credits", "fetch_errors"):
+        assert handovers[name] > 0, (name, handovers)
+    for kind in ("recomputed", "given_up", "stayed", "refused"):
+        assert sum(count for name, count in handovers.items() if name.startswith(kind)) > 10, handovers
+    assert summary.continued > 20
+
+
+def test_several_processes_find_the_same():
+    shape = SCENARIOS["small"]
+    alone, together = (run_seeds(shape, range(20), jobs=jobs, keep_going=True) for jobs in (1, 2))
+    assert (alone.events, alone.answers, alone.faults) == (together.events, together.answers, together.faults)
