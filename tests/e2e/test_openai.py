@@ -1,0 +1,178 @@
+"""The real server with the embedded model, through the real `openai` client."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import openai
+import pytest
+
+from tests.e2e.server import Server
+from tests.e2e.test_kill import wait_metric
+from tests.e2e.test_load import wait_clean
+
+MODEL = "baton-tiny"
+
+
+def test_chat_streams_a_sensible_answer(server: Server) -> None:
+    client = server.client()
+    question = [{"role": "user", "content": "Hello! Who are you?"}]
+    whole = client.chat.completions.create(model=MODEL, messages=question, temperature=0, max_tokens=40)
+    text = whole.choices[0].message.content
+    assert "Baton" in text
+    assert whole.choices[0].finish_reason == "stop"
+    pieces = client.chat.completions.create(
+        model=MODEL,
+        messages=question,
+        temperature=0,
+        max_tokens=40,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(pieces)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+    assert sum(bool(c.choices and c.choices[0].delta.content) for c in chunks) > 2
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_recall_over_a_long_prompt(server: Server) -> None:
+    """A thousand tokens of context: a wrong KV block shows as a wrong answer."""
+    rng = random.Random(5)
+    filler = (
+        "The river runs past the old mill. A cat sleeps on the warm stone. "
+        "Many people walk through the park in the morning. The baker sells fresh bread. "
+    )
+    client = server.client()
+    found = 0
+    for _ in range(5):
+        word = f"{rng.choice(['maple', 'cedar', 'amber', 'coral'])}-{rng.randint(1000, 9999)}"
+        text = f"The code word is {word}. " + filler * 14 + "What is the code word?"
+        answer = client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": text}], temperature=0, max_tokens=24
+        )
+        assert answer.usage.prompt_tokens > 700
+        found += word in answer.choices[0].message.content
+    assert found >= 4
+
+
+def test_the_same_prompt_again_comes_from_the_prefix_cache(server: Server) -> None:
+    client = server.client()
+    prompt = "one two three four five " * 40
+    ask = dict(model=MODEL, prompt=prompt, temperature=0, max_tokens=8)
+    first = client.completions.create(**ask)
+    second = client.completions.create(**ask)
+    assert first.choices[0].text == second.choices[0].text
+    assert second.usage.prompt_tokens_details.cached_tokens > 64
+
+
+def test_n_choices_seeds_and_logprobs(server: Server) -> None:
+    client = server.client()
+    ask = dict(model=MODEL, prompt="The", max_tokens=12, temperature=1.0, seed=3, n=3, logprobs=2)
+    one, two = client.completions.create(**ask), client.completions.create(**ask)
+    assert [c.text for c in one.choices] == [c.text for c in two.choices]
+    assert len({c.text for c in one.choices}) > 1
+    logprobs = one.choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs)
+    assert all(value <= 0 for value in logprobs.token_logprobs)
+
+
+def test_echo_scores_the_prompt(server: Server) -> None:
+    answer = server.client().completions.create(
+        model=MODEL, prompt="Hello there, friend", max_tokens=1, echo=True, logprobs=1, temperature=0
+    )
+    values = answer.choices[0].logprobs.token_logprobs
+    assert values[0] is None
+    assert len(values) == answer.usage.prompt_tokens + 1
+    assert all(value <= 0 for value in values[1:])
+
+
+def test_stop_string_and_token_ids(server: Server) -> None:
+    client = server.client()
+    whole = client.completions.create(model=MODEL, prompt="Count: 1, 2, 3,", temperature=0, max_tokens=24)
+    text = whole.choices[0].text
+    stop = text[4:7]
+    cut = client.completions.create(
+        model=MODEL, prompt="Count: 1, 2, 3,", temperature=0, max_tokens=24, stop=[stop]
+    )
+    assert cut.choices[0].text == text[: text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    ids = server.http.post("/tokenize", json={"model": MODEL, "prompt": "Count: 1, 2, 3,"}).json()["tokens"]
+    by_ids = client.completions.create(model=MODEL, prompt=ids, temperature=0, max_tokens=24)
+    assert by_ids.choices[0].text == text
+
+
+def test_errors_name_the_field(server: Server) -> None:
+    client = server.client()
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model=MODEL, prompt="x", temperature=-1)
+    with pytest.raises(openai.BadRequestError, match="2048"):
+        client.completions.create(model=MODEL, prompt=[5] * 3000)
+    with pytest.raises(openai.NotFoundError, match="nobody"):
+        client.completions.create(model="nobody", prompt="x")
+
+
+def test_async_client_and_a_client_that_goes_away(server: Server) -> None:
+    async def scenario() -> None:
+        async with server.async_client() as client:
+            stream = await client.completions.create(
+                model=MODEL, prompt="go on", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+            )
+            async for _ in stream:
+                break
+            await stream.close()
+
+    asyncio.run(scenario())
+    wait_clean(server)
+    assert server.metric("baton:num_requests_running") == 0
+
+
+def test_queue_bound_is_a_429() -> None:
+    flags = ("--max-num-seqs", "1", "--max-waiting", "2", "--executor", "simulated")
+    with Server(*flags, "--simulated-cost", "0.05") as small:
+
+        async def scenario() -> list[object]:
+            async with small.async_client() as client:
+                ask = dict(model=MODEL, prompt="x", extra_body={"ignore_eos": True})
+                first = asyncio.create_task(client.completions.create(max_tokens=1900, **ask))
+                await asyncio.to_thread(wait_metric, small, "baton:num_requests_running", 1)
+                more = [client.completions.create(max_tokens=4, **ask) for _ in range(5)]
+                calls = [asyncio.create_task(call) for call in more]
+                for _, refused in zip(range(3), asyncio.as_completed(calls), strict=False):
+                    with pytest.raises(openai.RateLimitError):
+                        await refused
+                first.cancel()  # the two that wait can run
+                return await asyncio.gather(*calls, return_exceptions=True)
+
+        outcomes = asyncio.run(scenario())
+        rejected = [o for o in outcomes if isinstance(o, openai.RateLimitError)]
+        assert len(rejected) == 3
+        assert float(rejected[0].response.headers["retry-after"]) > 0
+        assert sum(not isinstance(o, Exception) for o in outcomes) == 2
+        wait_clean(small)
+
+
+def test_metrics_and_health(server: Server) -> None:
+    assert server.http.get("/health").status_code == 200
+    assert server.http.get("/ready").status_code == 200
+    server.client().completions.create(model=MODEL, prompt="count me", max_tokens=4)
+    text = server.http.get("/metrics").text
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions"):
+        assert f"baton:{name}" in text
+    assert server.metric("baton:generation_tokens_total") > 0
+
+
+def test_pause_holds_tokens_and_resume_lets_them_go(server: Server) -> None:
+    assert server.http.post("/pause").status_code == 200
+    try:
+        started = time.monotonic()
+        with pytest.raises(openai.APITimeoutError):
+            server.client().with_options(timeout=1.0).completions.create(
+                model=MODEL, prompt="x", max_tokens=4
+            )
+        assert time.monotonic() - started < 60
+    finally:
+        assert server.http.post("/resume").status_code == 200
+    assert server.client().completions.create(model=MODEL, prompt="x", max_tokens=4).choices
+    wait_clean(server)

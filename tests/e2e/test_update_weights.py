@@ -1,0 +1,105 @@
+"""`baton serve` gets other weights while it is busy, and profiles itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import baton
+from tests.e2e.server import Server
+from tests.e2e.test_kill import wait_metric
+from tests.e2e.test_load import wait_clean
+
+FLAGS = ("--dtype", "float32", "--max-model-len", "768", "--max-num-seqs", "16")
+
+
+@pytest.fixture(scope="module")
+def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("weights") / "other"
+    shutil.copytree(Path(baton.__file__).parent / "assets" / "baton-tiny", target)
+    tensors = load_file(target / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in tensors.items():
+        noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std() * 0.3
+        tensors[name] = (tensor.float() + noise).to(tensor.dtype)
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def ask(server: Server, number: int, max_tokens: int = 40):
+    """A prompt that shares its first blocks with all others, so that a stale cache would be noticed."""
+    return server.client().completions.create(
+        model="",
+        prompt="The orchestra plays on, and the conductor lifts the baton once more. " * 3 + str(number),
+        max_tokens=max_tokens,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+
+
+def answers(server: Server) -> list[str]:
+    return [ask(server, number).choices[0].text for number in range(6)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_new_weights_under_load(other_weights: Path, tmp_path: Path, ranks: int) -> None:
+    flags = (*FLAGS, "--tensor-parallel-size", str(ranks))
+    with Server(*flags, model=str(other_weights)) as reference:
+        expected = answers(reference)
+    with Server(*flags) as server, ThreadPoolExecutor(16) as pool:
+        old = answers(server)
+        assert old != expected
+        with server.client().completions.create(
+            model="", prompt="one two", max_tokens=600, stream=True, extra_body={"ignore_eos": True}
+        ) as stream:
+            next(iter(stream))
+            running = [pool.submit(ask, server, number, 500) for number in range(12)]
+            wait_metric(server, "baton:num_requests_running", 10)
+            response = server.http.post("/update_weights", json={"path": str(other_weights)})
+            assert response.status_code == 200, response.text
+            assert response.json()["preempted_requests"] >= 10
+            pieces = 1 + sum(1 for chunk in stream if chunk.choices)
+        assert pieces > 10
+        for future in running:
+            completion = future.result(200)
+            assert completion.usage.completion_tokens == 500
+            assert completion.choices[0].finish_reason == "length"
+        assert answers(server) == expected
+        wait_clean(server)
+
+        wrong = server.http.post("/update_weights", json={"path": str(tmp_path)})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "path")
+        assert answers(server) == expected
+
+        traces = tmp_path / "traces"
+        assert server.http.post("/start_profile", json={"directory": str(traces)}).json()["profiling"]
+        ask(server, 1, 8)
+        assert server.http.post("/start_profile", json={"directory": str(traces)}).status_code == 400
+        assert server.http.post("/stop_profile").json() == {"profiling": False}
+        assert server.http.post("/stop_profile").status_code == 400
+        files = sorted(traces.iterdir())
+        assert [file.name.split("-")[1] for file in files] == [f"rank{rank}" for rank in range(ranks)]
+        assert all(json.loads(file.read_text())["traceEvents"] for file in files)
+
+        os.kill(server.children()["worker"][0], signal.SIGKILL)
+        wait_metric(server, "baton:instance_restarts_total", 1)
+        server.wait_ready()
+        assert answers(server) == expected, "the next incarnation has the new weights too"
+
+
+def test_the_simulated_executor_has_no_profile_and_takes_any_directory(tmp_path: Path) -> None:
+    with Server("--executor", "simulated", "--max-model-len", "256", "--tensor-parallel-size", "2") as server:
+        response = server.http.post("/start_profile", json={"directory": str(tmp_path)})
+        assert response.status_code == 400
+        assert "not supported by the simulated executor" in response.json()["error"]["message"]
+        response = server.http.post("/update_weights", json={"path": str(tmp_path)})
+        assert (response.status_code, response.json()["path"]) == (200, str(tmp_path))
