@@ -149,6 +149,7 @@ def test_generate_and_chat() -> None:
         (("serve", "--instance", "--join", "nowhere"), "--join nowhere"),
         (("serve", "--instance", "--join", "127.0.0.1:1", "--decode", "1"), "give it a --label"),
         (("serve", "--instance", "--join", "127.0.0.1:1", "--host", "0.0.0.0"), "--host 0.0.0.0"),
+        (("serve", "--instance", "--join", "127.0.0.1:1", "--port", "80"), "--port 80"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: tuple[str, ...], words: str) -> None:

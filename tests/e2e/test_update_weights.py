@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import baton
 from tests.e2e.server import Server
+from tests.e2e.test_cluster import Joined, handed_over, instances, until
 from tests.e2e.test_kill import wait_metric
 from tests.e2e.test_load import wait_clean
 
@@ -103,3 +104,16 @@ def test_the_simulated_executor_has_no_profile_and_takes_any_directory(tmp_path:
         assert "not supported by the simulated executor" in response.json()["error"]["message"]
         response = server.http.post("/update_weights", json={"path": str(tmp_path)})
         assert (response.status_code, response.json()["path"]) == (200, str(tmp_path))
+
+
+def test_an_instance_may_join_with_the_new_weights(other_weights: Path) -> None:
+    """From a directory of its own: pages are named alike on both sides, so requests are handed over."""
+    with Server("--prefill", "1", "--disaggregation-threshold", "0", *FLAGS) as server:
+        server.http.post("/update_weights", json={"path": str(other_weights)}).raise_for_status()
+        expected = ask(server, 1).choices[0].text
+        copy = other_weights.parent / "copy"
+        shutil.copytree(other_weights, copy)
+        with Joined(server, str(copy), "--label", "decode", "--name", "d", *FLAGS):
+            until(lambda: instances(server).get("d", {}).get("state") == "ready", "d is ready")
+            assert ask(server, 1).choices[0].text == expected
+            assert handed_over(server) == 1

@@ -124,6 +124,10 @@ async def test_a_name_that_is_taken_is_known_before_anything_is_loaded(scripted)
     entry["state"] = "restarting"
     scripted.answers = [(200, json.dumps({"instances": [entry]}).encode())]
     await registrar.look()
+    assert (registrar.weights, registrar.checkpoint) == ("", "")
+    scripted.answers = [(200, b'{"instances": [], "weights": "/w", "checkpoint": "c"}')]
+    await registrar.look()
+    assert (registrar.weights, registrar.checkpoint) == ("/w", "c")
     assert {method for method, *_ in scripted.asked} == {"GET"}
 
 

@@ -18,8 +18,9 @@ def serve(
     model: flags.Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_SERVER)] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(help="Port to listen on; 0 takes a free one.", rich_help_panel=_SERVER)
-    ] = 8000,
+        int | None,
+        typer.Option(help="Port to listen on; 0 takes a free one. Default: 8000.", rich_help_panel=_SERVER),
+    ] = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -299,6 +300,10 @@ def serve(
         )
         keys = tuple(api_key or ())
         if instance or join is not None:
+            if port is not None:
+                raise OptionError(
+                    f"--port {port}: an instance that joins a server has no HTTP of its own; leave it out"
+                )
             joining = JoinOptions(
                 instance=instance,
                 join=join,
@@ -319,7 +324,7 @@ def serve(
                     )
             server = ServerOptions(
                 host=host,
-                port=port,
+                port=8000 if port is None else port,
                 api_keys=keys,
                 shutdown_timeout_s=shutdown_timeout,
                 max_restarts=max_restarts,

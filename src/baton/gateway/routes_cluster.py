@@ -43,7 +43,9 @@ def cluster_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("/cluster/instances")
     async def instances() -> Response:
-        return _json({"instances": client.describe()})
+        # The weights are for an instance that is about to join.
+        facts = {"weights": gateway.weights, "checkpoint": gateway.checkpoint}
+        return _json({"instances": client.describe(), **facts})
 
     @router.get("/cluster/instances/{name}")
     async def instance(name: str) -> Response:

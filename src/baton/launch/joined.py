@@ -137,6 +137,10 @@ class _Joined:
         started = time.monotonic()
         self._stop_on_signals()
         await self._unless_refused(self._registrar.look())
+        if self._registrar.weights and self._registrar.checkpoint == self._plan.served.checkpoint:
+            # The same weights, from a directory of its own: pages of them are of use to the others.
+            self._weights = self._registrar.weights
+            self._supervisor.name_weights(self._weights)
         say(f"Baton {__version__} loads {self._plan.served.name} for {self._registrar.server.url}")
         supervising = asyncio.create_task(self._supervisor.run(), name="supervisor")
         registering = asyncio.create_task(self._register(started), name="registration")

@@ -110,6 +110,8 @@ class Registrar:
         """And the server said that it uses the instance."""
         self.weights = ""
         """The directory of the weights that the server has put in place since its start."""
+        self.checkpoint = ""
+        """What the server served when it was looked at (`checkpoint.fingerprint`)."""
         self._path = f"/cluster/instances/{quote(name, safe='')}"
         self._name = name
         self._ttl_s = ttl_s
@@ -118,7 +120,7 @@ class Registrar:
         self._latest: asyncio.Future[dict[str, Any]] | None = None
 
     async def look(self) -> None:
-        """Before anything is loaded: whether the server would take the name, and the key.
+        """Before anything is loaded: whether the server would take the name, and the key; what it serves.
 
         Raises `Refused`; a server that is away says nothing.
         """
@@ -127,6 +129,8 @@ class Registrar:
         except ServerAway as error:
             self._away(error)
             return
+        self.weights = str(answer.get("weights") or "")
+        self.checkpoint = str(answer.get("checkpoint") or "")
         for entry in answer.get("instances", ()):
             if entry.get("name") == self._name and entry.get("state") == "ready":
                 raise Refused(f"an instance {self._name!r} is there already; give another --name")

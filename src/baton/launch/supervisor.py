@@ -113,9 +113,13 @@ class Supervisor:
             await self._stop()
             directory.remove()
 
+    def name_weights(self, name: str) -> None:
+        """The cluster calls the weights that the next incarnation loads so (`InstanceConfig.weights`)."""
+        self._config = msgspec.structs.replace(self._config, weights=name)
+
     def use_weights(self, directory: str) -> None:
         """The instance has been given other weights: the next incarnation loads them too."""
-        self._config = msgspec.structs.replace(self._config, weights=directory)
+        self.name_weights(directory)
         if self._config.executor != "simulated":
             self._config = msgspec.structs.replace(self._config, model=directory)
 
