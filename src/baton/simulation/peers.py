@@ -124,9 +124,17 @@ class Link:
         """It breaks: what is on its way is lost, and the owner notices after a while."""
         if not self.broken:
             self.broken = True
-            self._world.network.broken.add(frozenset((self.source.instance.name, self.to.incarnation)))
+            self._note_broken()
             self.wire.alive = False
             self._notice(0.05 * self._random.random())
+
+    def refused(self) -> None:
+        """Its reader closes it, which takes a moment to travel."""
+        self._note_broken()
+        self._world.events.after(self._world.plan.usual_delay, self.wire, self.cut)
+
+    def _note_broken(self) -> None:
+        self._world.network.broken.add(frozenset((self.source.instance.name, self.to.incarnation)))
 
     def _connect(self) -> None:
         now = self._world.events.now
@@ -240,7 +248,7 @@ class Peers:
             heard.refused = True
             core.violation(f"peer {peer}", str(error))
             self._world.monitor.engine.refused_malformed(self._engine)
-            self._world.events.after(self._world.plan.usual_delay, link.wire, link.cut)
+            link.refused()
             self._lost(peer, now, False)
             return
         watch = self._world.monitor.handover
