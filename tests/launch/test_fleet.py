@@ -67,6 +67,18 @@ async def test_one_is_restarted_and_the_other_is_not_disturbed():
         assert running.client.restarts == {"a": 1, "b": 0}
 
 
+async def test_an_engine_that_is_over_and_does_not_end_is_killed(monkeypatch, caplog):
+    monkeypatch.setattr("baton.launch.supervisor._HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("baton.launch.supervisor._LEAVE_S", 0.1)
+    async with Running(plan("a")) as running:
+        await asyncio.wait_for(running.client.ready(), DEADLINE_S)
+        pid = running.fleet.supervisors["a"].pid
+        running.client.instances["a"].lost("the connection broke")
+        await running.until(lambda: running.states()["a"] == "ready")
+        assert running.fleet.supervisors["a"].pid != pid
+        assert "did not leave; killing it" in caplog.text
+
+
 async def test_the_others_go_on_without_one_that_dies_too_often_until_none_is_left():
     async with Running(plan("a"), plan("b"), max_restarts=1) as running:
         await asyncio.wait_for(running.client.ready(), DEADLINE_S)

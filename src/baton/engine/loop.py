@@ -43,6 +43,7 @@ from baton.engine.sockets import bound_endpoint, has_messages, listen
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.process import Waiter, open_pidfd
 from baton.ipc.ring import RETRY_S, RingCorrupted, RingReader, RingWriter
+from baton.ipc.zeromq import terminate
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PeerMessage
@@ -57,6 +58,7 @@ _BESIDES_SUBMIT = 1 << 20
 """What a hand-over adds to a request that a gateway may send."""
 _LINGER_MS = 1000
 """How long what was sent last may take to leave."""
+_TERM_S = 0.5
 _LEAVE_S = 4.0
 """How long workers may take to leave after they were told to."""
 
@@ -276,7 +278,7 @@ class EngineLoop:
         if self._peers is not None:
             self._peers.close()
         self._socket.close(_LINGER_MS)
-        self._context.term()
+        terminate(self._context, _LINGER_MS / 1000 + _TERM_S)
         for fd in (*self._pidfds, self._wake_read, self._wake_write):
             os.close(fd)
 

@@ -7,8 +7,8 @@ the gateway (`InstanceClient.lost`): it goes on at another instance, or at the n
 
 A process can also be alive and do nothing (stopped, swapped out, stuck in the kernel).  The engine's loop
 never blocks, so while requests are in flight it is asked for its statistics every few seconds; when two
-such questions in a row get no answer it is killed, and the rest is as for any death.  A hanging *worker* is
-the engine's to notice (`step_timeout_s`).
+such questions in a row get no answer it is killed, and the rest is as for any death.  So is one that has said
+that it fails, and does not end.  A hanging *worker* is the engine's to notice (`step_timeout_s`).
 
 Each start is a new *incarnation* with its own sockets, so that nothing of the old one is ever taken for
 the new one.  An endpoint `ipc://*` stands for a socket in a private directory; of `tcp://HOST:0` only the
@@ -48,6 +48,8 @@ _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _HEALTHY_AFTER_S = 60.0
 _STOP_DEADLINE_S = 10.0
+_LEAVE_S = 5.0
+"""What an engine that has failed may take to end its workers and itself."""
 _HEARTBEAT_S = 2.0
 _HEARTBEAT_DEADLINE_S = 5.0
 _MISSED_HEARTBEATS = 2
@@ -150,6 +152,7 @@ class Supervisor:
                 ready_at = time.monotonic()
                 await self._watch(self._process, died)
             elif not died.done():
+                await self._stop()
                 return 0.0, f"not ready after {self._startup_timeout_s:.0f} s (--startup-timeout)"
             # The engine may have said why it goes down; let the client read it before it is asked.
             await asyncio.sleep(0.05)
@@ -172,12 +175,23 @@ class Supervisor:
         await self._client.attach(await told.endpoint(), incarnation)
 
     async def _watch(self, process: subprocess.Popen[bytes], died: asyncio.Future[int]) -> None:
-        """Returns when the process is dead; sees to it when it does not answer."""
+        """Returns when the process is dead; sees to it when it does not answer, or does not end."""
         missed = 0
+        over_since: float | None = None
         while not died.done():
             await asyncio.wait((died,), timeout=_HEARTBEAT_S)
-            wanted = self._heartbeat_idle or self._client.in_flight
-            if died.done() or not wanted or self._client.state != "ready":
+            if died.done():
+                return
+            if self._client.state != "ready":
+                # It has said that it fails, or closed its connection: it is about to end.
+                over_since = over_since or time.monotonic()
+                if time.monotonic() - over_since >= _LEAVE_S:
+                    log.error("%s: the engine failed and did not leave; killing it", self.name)
+                    process.kill()
+                    await died
+                continue
+            over_since = None
+            if not (self._heartbeat_idle or self._client.in_flight):
                 continue
             try:
                 await self._client.query("stats", _HEARTBEAT_DEADLINE_S)
