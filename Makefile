@@ -1,7 +1,7 @@
 # Two commands are all that a fresh machine needs:
 #   make serve    serve the embedded model on 127.0.0.1:8000
 #   make test     lint, types, import contracts, tests
-# Both make .venv once; a second run installs nothing unless pyproject.toml or constraints.txt changed.
+# Both make .venv once; a second run installs nothing unless pyproject.toml, constraints.txt or a C++ source changed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,6 +11,7 @@ SERVE_FLAGS ?=
 PYTEST_FLAGS ?=
 MINUTES ?= 10
 JOBS ?= 2
+NATIVE := hatch_build.py $(wildcard src/baton/model/cpu/native/*)
 
 .PHONY: serve test lint types imports pytest soak install install-dev clean
 
@@ -44,11 +45,11 @@ $(VENV)/bin/python:
 	  || { echo "Baton needs Python 3.11 to 3.13; set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
 	$(PIP) install --quiet -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
 	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/.installed
 

@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 from baton.model.attention.base import AttentionBackend, AttentionShape, AttentionStep
+from baton.model.attention.cpu_backend import CpuAttention, kernel_shape, supported
 from baton.model.attention.torch_backend import TorchAttention
+from baton.model.cpu.kernels import Kernels, KernelShape
+from baton.model.cpu.library import native
 
-__all__ = ["AttentionBackend", "AttentionShape", "AttentionStep", "TorchAttention", "attention_backend"]
+__all__ = [
+    "AttentionBackend",
+    "AttentionShape",
+    "AttentionStep",
+    "CpuAttention",
+    "TorchAttention",
+    "attention_backend",
+]
 
 
 def attention_backend(shape: AttentionShape) -> AttentionBackend:
     """The backend to use for these shapes on this machine."""
-    return TorchAttention(shape)
+    kernels = _kernels(kernel_shape(shape)) if supported(shape) else None
+    return TorchAttention(shape) if kernels is None else CpuAttention(shape, kernels)
+
+
+def _kernels(shape: KernelShape) -> Kernels | None:
+    """C++ where it was built, else numba, where it is installed; only what is chosen is imported."""
+    library = native()
+    if library is not None:
+        from baton.model.cpu.native_kernels import NativeKernels
+
+        return NativeKernels(shape, library)
+    try:
+        from baton.model.cpu.numba_kernels import NumbaKernels
+    except ImportError:
+        return None
+    return NumbaKernels(shape)

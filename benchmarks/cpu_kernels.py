@@ -1,0 +1,257 @@
+"""The CPU kernels, each beside its limit, which is measured in the same process and in turns with it.
+
+    python benchmarks/cpu_kernels.py [--only attention …] [--builds avx512bf16 numba …] [--quick]
+                                     [--cpu-time] [--out FILE]
+
+* attention: decode over the paged pool in GB/s of keys and values read, beside what a plain read of memory
+  gives; prefill of a chunk in GFLOP/s (4 * head_dim for each pair of query and visible key), beside PyTorch's
+  matrix product.  Builds: each instruction set of the C++ library, numba, and plain PyTorch.
+* sampling: a step of 64 rows of 100,000 logits, beside one plain read of them.
+
+A time is the median of several rounds; a round runs every build once, then its limit.  "of limit" is the
+median of the ratios within rounds, since neighbours on the memory bus come and go.  On a machine that has
+other work, `--cpu-time` gives the CPU time of one thread instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from _common import Table, machine, print_machine, write_json
+from baton.model.attention import AttentionShape, AttentionStep, CpuAttention, TorchAttention
+from baton.model.attention.base import AttentionBackend
+from baton.model.attention.cpu_backend import kernel_shape
+from baton.model.cpu.library import instruction_sets, load
+from baton.model.cpu.native_kernels import NativeKernels
+from baton.model.cpu.sampling import native_kernel
+from baton.model.sampler import Sampler
+from baton.protocol.sampling import Sampling, Stopping
+
+SHAPES = {"ernie-0.3b": (16, 2, 128), "qwen3-0.6b": (16, 8, 128)}
+"""Query heads, KV heads, head_dim."""
+LIMIT = "limit"
+
+Work = Callable[[], object]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Options:
+    builds: list[str]
+    quick: bool
+    clock: Clock
+
+    @property
+    def rounds(self) -> int:
+        return 5 if self.quick else 15
+
+
+def rounds(works: dict[str, Work], number: int, clock: Clock) -> dict[str, list[float]]:
+    """Seconds of each work in each round; one round more, the first, is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for index in range(number + 1):
+        first = index % len(works)  # who comes after whom matters: caches
+        for name in [*works][first:] + [*works][:first]:
+            begin = clock()
+            works[name]()
+            if index:
+                times[name].append(clock() - begin)
+    return times
+
+
+def read_limit(megabytes: int = 512) -> tuple[Work, float]:
+    """(a plain read of memory by all threads, its bytes)"""
+    data = torch.ones(megabytes << 18, dtype=torch.float32)
+    return lambda: data.sum(), float(data.nbytes)
+
+
+def product_limit(dtype: torch.dtype) -> tuple[Work, float]:
+    """(a matrix product, its floating-point operations)"""
+    left, right = (torch.randn(1024, 1024).to(dtype) for _ in range(2))
+    packed = torch.ops.mkldnn._reorder_linear_weight(right, 1024)
+    return (
+        lambda: torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], ""),
+        2.0 * 1024**3,
+    )
+
+
+def backends(shape: AttentionShape, builds: list[str]) -> dict[str, AttentionBackend]:
+    made: dict[str, AttentionBackend] = {}
+    for build in builds:
+        if build == "torch":
+            made[build] = TorchAttention(shape)
+        elif build == "numba":
+            from baton.model.cpu.numba_kernels import NumbaKernels
+
+            made[build] = CpuAttention(shape, NumbaKernels(kernel_shape(shape)))
+        else:
+            made[build] = CpuAttention(shape, NativeKernels(kernel_shape(shape), load(build)))
+    return made
+
+
+def attention_case(
+    model: str, block_size: int, starts: list[int], counts: list[int], options: Options
+) -> tuple[dict[str, list[float]], float, float]:
+    """(seconds of each build, a layer, and of the limit; bytes of KV read, floating-point operations)"""
+    heads, kv_heads, dim = SHAPES[model]
+    dtype = torch.bfloat16
+    ends = np.add(starts, counts)
+    read = float(ends.sum()) * 2 * kv_heads * dim * dtype.itemsize
+    pairs = sum((start + 1 + start + count) * count / 2 for start, count in zip(starts, counts, strict=True))
+    # Decode: as many layers, one after the other, as it takes to find none of them in a cache.
+    layers = min(64, 1 + int(128e6 / read)) if counts[0] == 1 else 1
+    shape = AttentionShape(
+        layers, heads, kv_heads, dim, block_size, dim**-0.5, frozenset({None}), dtype, torch.device("cpu")
+    )
+    blocks = -(-ends // block_size)
+    tables = np.zeros((len(starts), int(blocks.max())), np.int32)
+    order = np.random.default_rng(0).permutation(int(blocks.sum()))
+    for row, begin in enumerate(np.cumsum(blocks) - blocks):
+        tables[row, : blocks[row]] = order[begin : begin + blocks[row]]
+    decodes = sum(count == 1 for count in counts)
+    step = AttentionStep(np.array(starts, np.int32), np.array(counts, np.int32), tables, decodes)
+    pool = torch.empty(len(order), layers, 2, kv_heads, block_size * dim, dtype=dtype).normal_()
+    queries = torch.randn(sum(counts), heads, dim).to(dtype)
+    works: dict[str, Work] = {}
+    for name, backend in backends(shape, options.builds).items():
+        backend.bind(pool.view(*pool.shape[:4], *backend.tile_shape))
+        works[name] = _all_layers(backend, queries, backend.prepare(step), layers)
+    limit, _ = read_limit() if decodes == len(counts) else product_limit(dtype)
+    times = rounds(works | {LIMIT: limit}, options.rounds, options.clock)
+    for name in works:
+        times[name] = [seconds / layers for seconds in times[name]]
+    return times, read, 4.0 * dim * heads * pairs
+
+
+def _all_layers(backend: AttentionBackend, queries: torch.Tensor, plan: Any, layers: int) -> Work:
+    def work() -> None:
+        for layer in range(layers):
+            backend.attend(layer, queries, None, plan)
+
+    return work
+
+
+def attention(options: Options) -> list[dict[str, Any]]:
+    """Decode and prefill of both shapes."""
+    results = []
+    read_bytes, product_work = read_limit(1)[1] * 512, product_limit(torch.bfloat16)[1]
+    decode = Table("attention, decode: GB/s of KV", ["case", "build", "us", "GB/s", "limit", "of limit"])
+    prefill = Table("attention, prefill: GFLOP/s", ["case", "build", "us", "GFLOP/s", "limit", "of limit"])
+    cases = [(64, [1023] * 64, [1] * 64), (64, [1023] * 16, [1] * 16), (64, [0], [2048])]
+    if not options.quick:
+        cases += [(64, [1023], [1]), (64, [127] * 64, [1] * 64)]
+        cases += [(size, [1023] * 16, [1] * 16) for size in (32, 16)]
+        cases += [(64, [0], [512]), (64, [1536], [512])]
+    for model in SHAPES:
+        for block_size, starts, counts in cases:
+            times, read, work = attention_case(model, block_size, starts, counts, options)
+            is_decode = counts[0] == 1
+            amount, full = (read, read_bytes) if is_decode else (work, product_work)
+            name = f"{model} {len(starts)} x {starts[0]}+{counts[0]}, blocks of {block_size}"
+            for build, seconds in times.items():
+                if build == LIMIT:
+                    continue
+                rate = amount / statistics.median(seconds)
+                limit = full / statistics.median(times[LIMIT])
+                ratio = statistics.median(
+                    (amount / mine) / (full / best) for mine, best in zip(seconds, times[LIMIT], strict=True)
+                )
+                row = [f"{statistics.median(seconds) * 1e6:.0f}", f"{rate / 1e9:.1f}", f"{limit / 1e9:.1f}"]
+                (decode if is_decode else prefill).row(name, build, *row, f"{ratio:.2f}")
+                results.append(
+                    {
+                        "case": name,
+                        "build": build,
+                        "seconds": seconds,
+                        "rate": rate,
+                        "limit": limit,
+                        "of_limit": ratio,
+                    }
+                )
+    decode.print()
+    prefill.print()
+    return results
+
+
+SAMPLINGS: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "random": {"temperature": 1.0},
+    "top-k 50, top-p 0.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
+    "top-p 0.9": {"temperature": 0.8, "top_p": 0.9},
+    "min-p 0.05": {"temperature": 0.8, "min_p": 0.05},
+}
+
+
+def sampling(options: Options) -> list[dict[str, Any]]:
+    """64 rows of 100,000 logits in bfloat16, flat (the worst case of top-p) and peaked as a model's are."""
+    rows, vocab = 64, 100_000
+    table = Table(f"sampling, {rows} x {vocab:,}: milliseconds", ["case", "build", "ms", "limit", "of limit"])
+    results = []
+    slots, positions = np.arange(rows, dtype=np.int32), np.full(rows, 9, np.int32)
+    for spread in (3.0,) if options.quick else (3.0, 9.0):
+        logits = (torch.randn(rows, vocab) * spread).bfloat16()
+        limit = logits.view(torch.float32)
+        for name, wish in SAMPLINGS.items():
+            works: dict[str, Work] = {}
+            for build in options.builds:
+                if build == "numba":
+                    continue  # has no build of this kernel
+                kernel = None if build == "torch" else native_kernel(load(build))
+                sampler = Sampler(vocab, rows, kernel)
+                for slot in range(rows):
+                    wanted = Sampling(seed=slot, **wish)  # type: ignore[arg-type]
+                    sampler.admit(slot, np.zeros(1, np.int32), 1, wanted, Stopping(9))
+                works[build] = partial(sampler.sample, logits, slots, positions)
+            times = rounds(works | {LIMIT: limit.sum}, options.rounds, options.clock)
+            best = statistics.median(times[LIMIT])
+            case = f"{name}, spread {spread:g}"
+            for build in works:
+                seconds = statistics.median(times[build])
+                table.row(case, build, f"{seconds * 1e3:.2f}", f"{best * 1e3:.2f}", f"{best / seconds:.3f}")
+                results.append({"case": case, "build": build, "seconds": times[build], "limit": times[LIMIT]})
+    table.print()
+    return results
+
+
+SECTIONS: dict[str, Callable[[Options], list[dict[str, Any]]]] = {
+    "attention": attention,
+    "sampling": sampling,
+}
+"""Each prints its tables and returns what goes into the JSON."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="*", choices=list(SECTIONS), default=list(SECTIONS))
+    known = [name for name in instruction_sets() if name != "plain"]
+    parser.add_argument(
+        "--builds", nargs="*", default=[*known, "numba", "torch"], help=f"of {known}, numba, torch"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and cases")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread")
+    parser.add_argument("--out", help="a JSON file for the result")
+    arguments = parser.parse_args()
+    if arguments.cpu_time:
+        torch.set_num_threads(1)
+    clock = time.thread_time if arguments.cpu_time else time.perf_counter
+    options = Options(arguments.builds, arguments.quick, clock)
+    facts = machine() | {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    print_machine(facts)
+    with torch.inference_mode():
+        found = {name: SECTIONS[name](options) for name in arguments.only}
+    write_json(arguments.out, {"machine": facts, **found})
+
+
+if __name__ == "__main__":
+    main()

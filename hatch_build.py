@@ -1,0 +1,176 @@
+"""Compiles `src/baton/model/cpu/native/*.cpp` into one shared library, if there is a C++ compiler.
+
+Run by hatchling when a wheel or an editable install is made, or by hand: `python hatch_build.py`.
+Without a compiler, or if it fails, one line says so and the installation goes on: the library is optional.
+
+Every source but `dispatch.cpp` is compiled once for each instruction set, under another name space and symbol
+suffix; `dispatch.cpp` tells at run time which of them this CPU has.  The library has a plain C interface
+and is linked to nothing of PyTorch's or of OpenMP's.  `BATON_NATIVE=0` skips it.  Objects are kept in
+`build/native`, by what they were made of, so that a second run compiles only what has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # run by hand where hatchling is not installed
+    BuildHookInterface = object
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "src" / "baton" / "model" / "cpu" / "native"
+LIBRARY = SOURCES.parent / "_native.so"
+OBJECTS = ROOT / "build" / "native"
+
+COMMON = (
+    "-std=c++17 -O3 -fPIC -fvisibility=hidden -fno-exceptions -fno-rtti -fno-math-errno -fno-trapping-math "
+    "-ffp-contract=fast -Wall -Wno-psabi -Wno-uninitialized -Wno-maybe-uninitialized"
+).split()
+LINK = ["-shared", "-Wl,--as-needed"] if sys.platform != "darwin" else ["-shared"]
+
+AVX2 = "-mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpopcnt".split()
+AVX512 = [*AVX2, *"-mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512".split()]
+INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {
+    "x86_64": {
+        "avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"],
+        "avx512": AVX512,
+        "avx2": AVX2,
+        "plain": [],
+    },
+    "aarch64": {"neon": []},
+}
+"""By machine, best first.  Names as in `dispatch.cpp`."""
+
+
+def main() -> int:
+    return 0 if build() else 1
+
+
+def build() -> bool:
+    """Makes the library.  Returns whether it is new; prints one line either way."""
+    if os.environ.get("BATON_NATIVE") == "0":
+        return _say("not built: BATON_NATIVE=0", False)
+    compiler = find_compiler()
+    if compiler is None:
+        return _say("not built: no C++ compiler ($CXX, c++, g++, clang++); Baton works without it", False)
+    begin = time.monotonic()
+    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    OBJECTS.mkdir(parents=True, exist_ok=True)
+    sets = INSTRUCTION_SETS.get(machine, {"plain": []})
+    sources = sorted(path for path in SOURCES.glob("*.cpp") if path.name != "dispatch.cpp")
+    headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.h")))
+    made: dict[str, list[Path]] = {}
+    error = ""
+    jobs = {
+        (name, source): [*COMMON, *flags, f"-DBATON_ISA={name}", str(source)]
+        for name, flags in sets.items()
+        for source in sources
+    }
+    results = _compile_all(compiler, jobs, headers)
+    for name in sets:
+        objects = [results[name, source] for source in sources]
+        if all(isinstance(item, Path) for item in objects):
+            made[name] = [item for item in objects if isinstance(item, Path)]
+        else:
+            error = next(item for item in objects if isinstance(item, str))
+            print(f"baton native library: no {name} build: {error}")
+    if not made:
+        return _say(f"not built: {error}", False)
+    dispatch_key = ("dispatch", SOURCES / "dispatch.cpp")
+    names = ",".join(made)
+    flags = [*COMMON, f'-DBATON_ISAS="{names}"', str(dispatch_key[1])]
+    dispatch = _compile_all(compiler, {dispatch_key: flags}, headers)[dispatch_key]
+    if isinstance(dispatch, str):
+        return _say(f"not built: {dispatch}", False)
+    # A process that has the old file mapped keeps it: the new one takes its name.
+    fresh = LIBRARY.with_suffix(f".{os.getpid()}.tmp")
+    objects = [str(dispatch), *(str(path) for paths in made.values() for path in paths)]
+    failed = _error(subprocess.run([compiler, *LINK, "-o", str(fresh), *objects], **_CAPTURE))
+    if failed:
+        return _say(f"not built: {failed}", False)
+    fresh.replace(LIBRARY)
+    seconds = time.monotonic() - begin
+    return _say(f"{names.replace(',', ', ')} with {compiler} in {seconds:.1f} s", True)
+
+
+def find_compiler() -> str | None:
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    return None
+
+
+_CAPTURE: dict[str, Any] = {"capture_output": True, "text": True}
+Key = tuple[str, Path]
+
+
+def _compile_all(compiler: str, jobs: dict[Key, list[str]], headers: bytes) -> dict[Key, Path | str]:
+    """Compiles what has changed, as many at once as there are cores: an object file or one line of error."""
+    results: dict[Key, Path | str] = {}
+    waiting = []
+    for key, flags in jobs.items():
+        made_of = hashlib.sha256(repr((compiler, flags)).encode() + headers + key[1].read_bytes())
+        target = OBJECTS / f"{key[1].stem}-{key[0]}-{made_of.hexdigest()[:16]}.o"
+        results[key] = target
+        if not target.exists():
+            waiting.append((key, target, flags))
+    running: list[tuple[Key, Path, Path, subprocess.Popen[str]]] = []
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            key, target, flags = waiting.pop()
+            partial = target.with_suffix(f".{os.getpid()}.tmp")
+            command = [compiler, *flags, "-c", "-o", str(partial)]
+            pipe = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            running.append((key, target, partial, pipe))
+        key, target, partial, process = running.pop(0)
+        _, stderr = process.communicate()
+        if process.returncode == 0:
+            partial.replace(target)
+        else:
+            partial.unlink(missing_ok=True)
+            results[key] = _first_error(stderr)
+    return results
+
+
+def _error(done: subprocess.CompletedProcess[str]) -> str:
+    return "" if done.returncode == 0 else _first_error(done.stderr)
+
+
+def _first_error(output: str) -> str:
+    lines = [line for line in output.splitlines() if "error" in line] or output.splitlines() or ["failed"]
+    return lines[0].strip()
+
+
+def _say(what: str, result: bool) -> bool:
+    print(f"baton native library: {what}")
+    return result
+
+
+class CustomBuildHook(BuildHookInterface):
+    """Hatchling's hook: a wheel with the library in it is for this platform, one without it for any."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
+        if not build():
+            LIBRARY.unlink(missing_ok=True)  # an older one would not fit
+            return
+        build_data["artifacts"].append(str(LIBRARY.relative_to(ROOT)))
+        build_data["pure_python"] = False
+        system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{system}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Paged attention on a CPU, by kernels that read the pool's tiles where they lie.
+
+Theory.  A tile is laid out for the kernels (`model.cpu.kernels`): pairs of bfloat16 adjacent, or float32 with
+the lanes of a vector adjacent.  `prepare` makes the arrays that say what to do, in numpy and without a loop
+over rows: *runs* of tokens to write, and *items* to read, one for each tile of queries: up to 32 rows
+(positions * query heads of a KV head), so a tile is one position of a decode row or a few of a prefill chunk.
+
+A row that has a single tile (a decode row) would keep one thread busy for long if its context is long: its
+blocks are cut at fixed positions into pieces.  Where the cuts are depends on nothing but the row itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from baton.model.attention.base import AttentionBackend, AttentionShape, AttentionStep
+from baton.model.cpu.kernels import (
+    ITEM_COLUMNS,
+    NO_WINDOW,
+    RUN_COLUMNS,
+    HeadNorms,
+    Kernels,
+    KernelShape,
+    Reads,
+    Runs,
+    address_of,
+)
+
+_PIECE_TOKENS = 512
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class CpuPlan:
+    num_tokens: int
+    runs: Runs
+    reads: dict[int | None, Reads]
+
+
+def supported(shape: AttentionShape) -> bool:
+    """Whether the kernels serve these sizes."""
+    if shape.device.type != "cpu" or shape.head_dim % 2 or shape.head_dim > 256 or shape.block_size > 128:
+        return False
+    return shape.dtype == torch.float32 or (shape.dtype == torch.bfloat16 and shape.block_size % 2 == 0)
+
+
+def kernel_shape(shape: AttentionShape) -> KernelShape:
+    tile = shape.block_size * shape.head_dim
+    return KernelShape(
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        block_size=shape.block_size,
+        bfloat16=shape.dtype == torch.bfloat16,
+        block_stride=shape.num_layers * 2 * shape.num_kv_heads * tile,
+        scale=shape.scale,
+    )
+
+
+class CpuAttention(AttentionBackend):
+    """`supported` shapes only."""
+
+    def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
+        super().__init__(shape)
+        self._kernels = kernels
+        self._positions = kernel_shape(shape).tile_positions
+        self._piece_blocks = max(1, _PIECE_TOKENS // shape.block_size)
+        self._layers: list[int] = []
+
+    @property
+    def kernel_name(self) -> str:
+        return self._kernels.name
+
+    @property
+    def tile_name(self) -> str:
+        layout = "pairs:bfloat16" if self.shape.dtype == torch.bfloat16 else "lanes:float32"
+        return f"{layout}:{self.shape.block_size}x{self.shape.head_dim}"
+
+    @property
+    def tile_shape(self) -> tuple[int, ...]:
+        return (self.shape.block_size * self.shape.head_dim,)
+
+    def bind(self, pool: Tensor) -> None:
+        self.pool = pool
+        layer_bytes = pool[0, 0].numel() * pool.itemsize if len(pool) else 0
+        self._layers = [pool.data_ptr() + layer * layer_bytes for layer in range(self.shape.num_layers)]
+
+    # Once a step
+
+    def prepare(self, step: AttentionStep) -> CpuPlan:
+        tables = np.ascontiguousarray(step.block_tables, np.int32)
+        first_tokens = np.cumsum(step.counts, dtype=np.int32)
+        num_tokens = int(first_tokens[-1]) if len(first_tokens) else 0
+        first_tokens -= step.counts
+        return CpuPlan(
+            num_tokens,
+            self._runs(step, first_tokens, tables),
+            {window: self._reads(step, first_tokens, tables, window) for window in self.shape.windows},
+        )
+
+    def _runs(self, step: AttentionStep, first_tokens: Int32Array, tables: Int32Array) -> Runs:
+        size = self.shape.block_size
+        starts, counts = step.starts, step.counts
+        if step.num_decodes == len(counts):
+            row, column, position, count = np.arange(len(counts)), starts // size, starts, counts
+            token = first_tokens
+        else:
+            first_column = starts // size
+            row, index = _expand((starts + counts - 1) // size + 1 - first_column)
+            column = first_column[row] + index
+            position = np.maximum(column * size, starts[row])
+            count = np.minimum((column + 1) * size, (starts + counts)[row]) - position
+            token = first_tokens[row] + position - starts[row]
+        runs = np.empty((len(row), RUN_COLUMNS), np.int32)
+        runs[:, 0] = token
+        runs[:, 1] = count
+        runs[:, 2] = tables[row, column]
+        runs[:, 3] = position % size
+        runs[:, 4] = position
+        return Runs(runs, address_of(runs))
+
+    def _reads(
+        self, step: AttentionStep, first_tokens: Int32Array, tables: Int32Array, window: int | None
+    ) -> Reads:
+        items, slots = self._items(step, first_tokens, window)
+        return Reads(items, tables, slots, window or NO_WINDOW, address_of(items), address_of(tables))
+
+    def _items(
+        self, step: AttentionStep, first_tokens: Int32Array, window: int | None
+    ) -> tuple[Int32Array, int]:
+        """([N, ITEM_COLUMNS], slots of partial results)"""
+        size = self.shape.block_size
+        starts, counts = step.starts, step.counts
+        short = window is None and starts.max(initial=0) < self._piece_blocks * size
+        if short and step.num_decodes == len(counts):  # most steps: spare the rest
+            items: Int32Array = np.zeros((len(counts), ITEM_COLUMNS), np.int32)
+            items[:, 0] = items[:, 3] = first_tokens
+            items[:, 1] = items[:, 8] = 1
+            items[:, 2] = starts
+            items[:, 5] = starts // size + 1
+            return items, 0
+        alone: npt.NDArray[np.bool_] | bool = True
+        if step.num_decodes == len(counts):
+            row, token, count, position = np.arange(len(counts)), first_tokens, counts, starts
+        else:
+            tiles = -(-counts // self._positions)
+            row, index = _expand(tiles)
+            index *= self._positions
+            token = first_tokens[row] + index
+            count = np.minimum(counts[row] - index, self._positions)
+            position = starts[row] + index
+            alone = (tiles == 1)[row]
+        last = (position + count - 1) // size + 1
+        first = np.zeros_like(last) if window is None else np.maximum(position - (window - 1), 0) // size
+        first_piece = first // self._piece_blocks
+        pieces = np.where(alone, (last - 1) // self._piece_blocks + 1 - first_piece, 1)
+        slots = np.where(pieces > 1, pieces, 0)
+        total = int(slots.sum())
+        items = np.empty((len(row), ITEM_COLUMNS), np.int32)
+        columns = (token, count, position, row, first, last, np.cumsum(slots) - slots, 0, pieces)
+        for index_of, column in enumerate(columns):
+            items[:, index_of] = column
+        if total:
+            item, piece = _expand(pieces)
+            items = items[item]
+            cut = (first_piece[item] + piece) * self._piece_blocks
+            several = pieces[item] > 1
+            items[:, 4] = np.where(several, np.maximum(items[:, 4], cut), items[:, 4])
+            items[:, 5] = np.where(several, np.minimum(items[:, 5], cut + self._piece_blocks), items[:, 5])
+            items[:, 7] = piece
+        if step.num_decodes < len(counts):
+            # The last tiles of a chunk see most: begin with them, so that threads end together.
+            items = np.ascontiguousarray(items[::-1])
+        return items, total
+
+    # For each layer
+
+    def write_kv(self, layer: int, keys: Tensor, values: Tensor, plan: CpuPlan) -> None:
+        self._kernels.write(self._layers[layer], _rows(keys), _rows(values), plan.runs)
+
+    def rotate_and_write(
+        self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None, plan: CpuPlan
+    ) -> Tensor:
+        """Normalizes and rotates queries and keys, stores keys and values: see `Kernels.rotate_and_write`.
+
+        qkv: [T, (heads + 2 * kv_heads) * head_dim].  Returns queries [T, heads, head_dim].
+        """
+        queries = torch.empty((plan.num_tokens, self.shape.num_heads, self.shape.head_dim), dtype=qkv.dtype)
+        qkv = qkv.contiguous()
+        self._kernels.rotate_and_write(self._layers[layer], qkv, queries, cos, sin, norms, plan.runs)
+        return queries
+
+    def attend(self, layer: int, queries: Tensor, window: int | None, plan: CpuPlan) -> Tensor:
+        queries = _rows(queries)
+        out = torch.empty((plan.num_tokens, queries.shape[1] * queries.shape[2]), dtype=queries.dtype)
+        self._kernels.attend(self._layers[layer], queries, out, plan.reads[window])
+        return out
+
+
+def _expand(numbers: Int32Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """[n] how many of each → [sum] which one, and which of its kind: [2, 1, 3] → 0 0 1 2 2 2, 0 1 0 0 1 2."""
+    which = np.repeat(np.arange(len(numbers)), numbers)
+    begin = np.cumsum(numbers) - numbers
+    return which, np.arange(len(which)) - begin[which]
+
+
+def _rows(heads: Tensor) -> Tensor:
+    """[T, n, head_dim] with heads side by side; tokens may be apart."""
+    apart = heads.stride(2) != 1 or heads.stride(1) != heads.shape[2]
+    return heads.contiguous() if apart else heads

@@ -1,0 +1,88 @@
+"""The native library: which of its builds this CPU runs, and how Python calls them.
+
+The library holds each kernel for several instruction sets; `native` picks the best that the CPU has.
+Functions are called through ctypes: about a microsecond, and the GIL is free meanwhile.  Two variables of the
+environment, for tests and comparisons: `BATON_NATIVE=0` ignores the library, `BATON_CPU_ISA=avx2` forces one
+build.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from baton.model.cpu.openmp import openmp
+
+LIBRARY = Path(__file__).with_name("_native.so")
+
+Function = Callable[..., None]
+POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+"""The types of arguments: addresses (`tensor.data_ptr()`), int64_t, float."""
+
+
+class Native:
+    """The builds for one instruction set."""
+
+    def __init__(self, library: ctypes.CDLL, instruction_set: str) -> None:
+        self._library = library
+        self.instruction_set = instruction_set
+        self._functions: dict[str, Function] = {}
+
+    def function(self, name: str, *argument_types: Any) -> Function:
+        """The C function `void baton_<name>_<instruction set>(…)`; see POINTER, INT, FLOAT."""
+        if name not in self._functions:
+            found = self._library[f"baton_{name}_{self.instruction_set}"]
+            found.argtypes = argument_types
+            found.restype = None
+            self._functions[name] = found
+        return self._functions[name]
+
+
+@functools.cache
+def native() -> Native | None:
+    """The library for this CPU, or None: not built, not loadable, or switched off."""
+    if os.environ.get("BATON_NATIVE") == "0":
+        return None
+    usable = instruction_sets()
+    if not usable:
+        return None
+    wanted = os.environ.get("BATON_CPU_ISA")
+    if wanted and wanted not in usable:
+        raise ValueError(f"BATON_CPU_ISA={wanted}: this CPU and build have {', '.join(usable)}")
+    return load(wanted or usable[0])
+
+
+@functools.cache
+def load(instruction_set: str) -> Native:
+    """One of `instruction_sets()`."""
+    library = _open()
+    assert library is not None
+    return Native(library, instruction_set)
+
+
+@functools.cache
+def instruction_sets() -> list[str]:
+    """What the library was built for and this CPU has, best first; empty without a library."""
+    library = _open()
+    if library is None:
+        return []
+    library.baton_instruction_sets.restype = ctypes.c_char_p
+    names: list[str] = library.baton_instruction_sets().decode().split(",")
+    return [name for name in names if library.baton_cpu_has(name.encode())]
+
+
+@functools.cache
+def _open() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+    except OSError:
+        return None
+    runtime = openmp()
+    if runtime is not None:
+        library.baton_bind_openmp.argtypes = [POINTER, POINTER, POINTER]
+        library.baton_bind_openmp(runtime.parallel, runtime.thread_num, runtime.max_threads)
+    return library

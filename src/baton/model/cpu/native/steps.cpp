@@ -1,0 +1,188 @@
+// What happens to activations between two products, each in one go over a row that stays in the first-level cache.
+//
+// Rows [T, n] are independent; sums are in float32 and in an order that depends on n only.  A result of a product
+// of quantized activations comes with one factor a row (`scales`, else null), which is applied when it is read.
+// A result for a quantized product is written as bytes 128 + round(x / c) with c = max|x| / 127 of the row.
+#include "parallel.h"
+#include "simd.h"
+
+namespace {
+
+typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+
+constexpr int64_t kElementsAThread = 16384;  // below some microseconds of work another thread costs more than it does
+
+template <class Body>
+void for_rows(int64_t rows, int64_t n, const Body& body) {
+    int64_t threads = 1 + rows * n / kElementsAThread;
+    if (threads > baton_num_threads()) threads = baton_num_threads();
+    parallel_for(rows, static_cast<int>(threads), [&](int64_t row, int) { body(row); });
+}
+
+INLINE F absolute(F v) { return as_f(as_u(v) & 0x7fffffffu); }
+INLINE float absolute(float v) { return v < 0 ? -v : v; }
+INLINE float larger(float a, float b) { return a > b ? a : b; }
+
+// silu(x) = x / (1 + exp(-x)); the exponential is cut where it no longer matters.
+INLINE F silu(F x) {
+    const F limit = splat(126.0f);
+    F power = x * -1.44269504088896f;
+    power = select(power > limit, limit, power);
+    return x / (exp2_of(power) + 1.0f);
+}
+INLINE float silu(float x) {
+    float lanes[kLanes];
+    store(lanes, silu(splat(x)));
+    return lanes[0];
+}
+
+// value(i) for lanes i … and for one element; the quantized form of the row and its scale.
+template <class T>
+float quantize_row(const T* x, uint8_t* out, int64_t n) {
+    F most = splat(0.0f);
+    float rest = 0.0f;
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) most = max(most, absolute(load(x + i)));
+    for (; i < n; ++i) rest = larger(rest, absolute(get(x + i)));
+    const float scale = larger(larger(reduce_max(most), rest) / 127.0f, 1e-30f);
+    const float inverse = 1.0f / scale;
+    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds, and the low byte is the integer
+    for (i = 0; i + kLanes <= n; i += kLanes) {
+        const Bytes bytes = __builtin_convertvector((as_u(load(x + i) * inverse + magic) + 128) & 255, Bytes);
+        __builtin_memcpy(out + i, &bytes, sizeof bytes);
+    }
+    for (; i < n; ++i) {
+        const float rounded = get(x + i) * inverse + magic;
+        uint32_t bits;
+        __builtin_memcpy(&bits, &rounded, 4);
+        out[i] = static_cast<uint8_t>(bits + 128);
+    }
+    return scale;
+}
+
+// x += y; out = x / sqrt(mean(x²) + eps) * weight.
+template <class T>
+void add_norm(T* x, const T* y, const float* y_scales, const T* weight, void* out, float* out_scales,
+              int64_t rows, int64_t n, float eps) {
+    for_rows(rows, n, [=](int64_t row) {
+        T* xs = x + row * n;
+        F squares = splat(0.0f);
+        float rest = 0.0f;
+        int64_t i = 0;
+        if (y) {
+            const T* ys = y + row * n;
+            const float factor = y_scales ? y_scales[row] : 1.0f;
+            for (; i + kLanes <= n; i += kLanes) {
+                store(xs + i, load(xs + i) + load(ys + i) * factor);
+                const F v = load(xs + i);
+                squares += v * v;
+            }
+            for (; i < n; ++i) {
+                put(xs + i, get(xs + i) + get(ys + i) * factor);
+                rest += get(xs + i) * get(xs + i);
+            }
+        } else {
+            for (; i + kLanes <= n; i += kLanes) {
+                const F v = load(xs + i);
+                squares += v * v;
+            }
+            for (; i < n; ++i) rest += get(xs + i) * get(xs + i);
+        }
+        const float inverse = 1.0f / __builtin_sqrtf((reduce_add(squares) + rest) / n + eps);
+        if (out_scales) {
+            float normed[n];
+            for (i = 0; i + kLanes <= n; i += kLanes) store(normed + i, load(xs + i) * inverse * load(weight + i));
+            for (; i < n; ++i) normed[i] = get(xs + i) * inverse * get(weight + i);
+            out_scales[row] = quantize_row(normed, static_cast<uint8_t*>(out) + row * n, n);
+        } else {
+            T* os = static_cast<T*>(out) + row * n;
+            for (i = 0; i + kLanes <= n; i += kLanes) store(os + i, load(xs + i) * inverse * load(weight + i));
+            for (; i < n; ++i) put(os + i, get(xs + i) * inverse * get(weight + i));
+        }
+    });
+}
+
+template <class T, class Out>
+void swiglu_row(const T* gates, const T* ups, float factor, Out* out, int64_t n) {
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) store(out + i, silu(load(gates + i) * factor) * (load(ups + i) * factor));
+    for (; i < n; ++i) put(out + i, silu(get(gates + i) * factor) * (get(ups + i) * factor));
+}
+
+// out [rows, n] = silu(gate) * up of rows [gate (n), up (n)].
+template <class T>
+void silu_mul(const T* gate_up, const float* scales, void* out, float* out_scales, int64_t rows, int64_t n) {
+    for_rows(rows, 4 * n, [=](int64_t row) {
+        const T* gates = gate_up + row * 2 * n;
+        const float factor = scales ? scales[row] : 1.0f;
+        if (out_scales) {
+            float values[n];
+            swiglu_row(gates, gates + n, factor, values, n);
+            out_scales[row] = quantize_row(values, static_cast<uint8_t*>(out) + row * n, n);
+        } else {
+            swiglu_row(gates, gates + n, factor, static_cast<T*>(out) + row * n, n);
+        }
+    });
+}
+
+template <class T>
+void quantize(const T* x, uint8_t* out, float* scales, int64_t rows, int64_t n) {
+    for_rows(rows, n, [=](int64_t row) { scales[row] = quantize_row(x + row * n, out + row * n, n); });
+}
+
+// x = x * scale of the row + bias, in place.
+template <class T>
+void scale_rows(T* x, const float* scales, const T* bias, int64_t rows, int64_t n) {
+    for_rows(rows, n, [=](int64_t row) {
+        T* xs = x + row * n;
+        const float factor = scales[row];
+        int64_t i = 0;
+        if (bias) {
+            for (; i + kLanes <= n; i += kLanes) store(xs + i, load(xs + i) * factor + load(bias + i));
+            for (; i < n; ++i) put(xs + i, get(xs + i) * factor + get(bias + i));
+        } else {
+            for (; i + kLanes <= n; i += kLanes) store(xs + i, load(xs + i) * factor);
+            for (; i < n; ++i) put(xs + i, get(xs + i) * factor);
+        }
+    });
+}
+
+// out[t, k] = elements[row_places[rows[t]] + column_places[k]]: rows of a packed matrix (model/packed.py).
+template <class T>
+void take_rows(const T* elements, const int64_t* row_places, const int64_t* column_places, const int64_t* rows,
+               T* out, int64_t count, int64_t n) {
+    for_rows(count, 4 * n, [=](int64_t t) {
+        const T* row = elements + row_places[rows[t]];
+        for (int64_t k = 0; k < n; ++k) out[t * n + k] = row[column_places[k]];
+    });
+}
+
+}  // namespace
+
+BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, const void* weight,
+                       void* out, float* out_scales, int64_t rows, int64_t n, float eps) {
+    if (is_bf16) add_norm((bf16*)x, (const bf16*)y, y_scales, (const bf16*)weight, out, out_scales, rows, n, eps);
+    else add_norm((float*)x, (const float*)y, y_scales, (const float*)weight, out, out_scales, rows, n, eps);
+}
+
+BATON_EXPORT(silu_mul)(int64_t is_bf16, const void* gate_up, const float* scales, void* out, float* out_scales,
+                       int64_t rows, int64_t n) {
+    if (is_bf16) silu_mul((const bf16*)gate_up, scales, out, out_scales, rows, n);
+    else silu_mul((const float*)gate_up, scales, out, out_scales, rows, n);
+}
+
+BATON_EXPORT(quantize)(int64_t is_bf16, const void* x, uint8_t* out, float* scales, int64_t rows, int64_t n) {
+    if (is_bf16) quantize((const bf16*)x, out, scales, rows, n);
+    else quantize((const float*)x, out, scales, rows, n);
+}
+
+BATON_EXPORT(scale_rows)(int64_t is_bf16, void* x, const float* scales, const void* bias, int64_t rows, int64_t n) {
+    if (is_bf16) scale_rows((bf16*)x, scales, (const bf16*)bias, rows, n);
+    else scale_rows((float*)x, scales, (const float*)bias, rows, n);
+}
+
+BATON_EXPORT(take_rows)(int64_t is_bf16, const void* elements, const int64_t* row_places,
+                        const int64_t* column_places, const int64_t* rows, void* out, int64_t count, int64_t n) {
+    if (is_bf16) take_rows((const bf16*)elements, row_places, column_places, rows, (bf16*)out, count, n);
+    else take_rows((const float*)elements, row_places, column_places, rows, (float*)out, count, n);
+}

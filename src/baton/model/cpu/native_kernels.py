@@ -1,0 +1,115 @@
+"""Attention's kernels in C++ (native/attention.cpp, native/kv_write.cpp), as `kernels` asks for them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+from torch import Tensor
+
+from baton.model.cpu.kernels import HeadNorms, KernelShape, Reads, Runs, address_of
+from baton.model.cpu.library import FLOAT, INT, POINTER, Native
+
+
+class _Geometry(ctypes.Structure):
+    """`Geometry` of native/tiles.h."""
+
+    _fields_ = (
+        ("is_bf16", INT),
+        ("num_heads", INT),
+        ("num_kv_heads", INT),
+        ("dim", INT),
+        ("block", INT),
+        ("block_stride", INT),
+        ("scale", ctypes.c_double),
+    )
+
+
+class NativeKernels:
+    """See `kernels.Kernels`."""
+
+    def __init__(self, shape: KernelShape, library: Native) -> None:
+        self.name = f"C++ {library.instruction_set}"
+        self._shape = shape
+        self._geometry = _Geometry(
+            shape.bfloat16,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.block_size,
+            shape.block_stride,
+            shape.scale,
+        )
+        self._where = ctypes.addressof(self._geometry)
+        self._write = library.function("write", POINTER, POINTER, POINTER, INT, POINTER, INT, POINTER, INT)
+        self._rotate = library.function(
+            "rotate_and_write", *[POINTER] * 6, INT, POINTER, POINTER, FLOAT, POINTER, INT
+        )
+        self._attend = library.function(
+            "attend", *[POINTER] * 3, INT, POINTER, POINTER, INT, POINTER, INT, INT, POINTER, POINTER
+        )
+        self._grow(0)
+
+    def _grow(self, slots: int) -> None:
+        """Room for partial results; see `attend` in native/attention.cpp."""
+        shape = self._shape
+        self._slots = slots
+        self._partials = np.empty(
+            (slots, shape.num_heads, shape.tile_positions, shape.head_dim + 2), np.float32
+        )
+        self._finished = np.zeros((slots, shape.num_heads), np.int32)
+        self._addresses = address_of(self._partials), address_of(self._finished)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, runs: Runs) -> None:
+        self._write(
+            self._where,
+            layer,
+            keys.data_ptr(),
+            keys.stride(0),
+            values.data_ptr(),
+            values.stride(0),
+            runs.address,
+            len(runs.runs),
+        )
+
+    def rotate_and_write(
+        self,
+        layer: int,
+        qkv: Tensor,
+        queries: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        norms: HeadNorms | None,
+        runs: Runs,
+    ) -> None:
+        self._rotate(
+            self._where,
+            layer,
+            qkv.data_ptr(),
+            queries.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.stride(0),
+            None if norms is None else norms.queries.data_ptr(),
+            None if norms is None else norms.keys.data_ptr(),
+            0.0 if norms is None else norms.eps,
+            runs.address,
+            len(runs.runs),
+        )
+
+    def attend(self, layer: int, queries: Tensor, out: Tensor, reads: Reads) -> None:
+        if reads.slots > self._slots:
+            self._grow(2 * reads.slots)
+        self._attend(
+            self._where,
+            layer,
+            queries.data_ptr(),
+            queries.stride(0),
+            out.data_ptr(),
+            reads.items_address,
+            len(reads.items),
+            reads.tables_address,
+            reads.tables.shape[1],
+            reads.window,
+            *self._addresses,
+        )

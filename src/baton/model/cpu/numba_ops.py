@@ -1,0 +1,67 @@
+"""The operations of `fused` by numba kernels (`numba_steps`), where there is no C++ build."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.model.cpu.kernels import address_of
+from baton.model.cpu.numba_kernels import kernel, run_task
+from baton.model.cpu.numba_task import NEXT, NORM_EPS, TASK_BYTES, X
+from baton.model.fused import Activations, FusedOps, Result
+from baton.model.quantized import Quantized, Unscaled
+
+_ELEMENTS_OF_A_THREAD = 16384
+_SIX, _SEVEN = struct.Struct("=6q"), struct.Struct("=7q")
+
+
+class NumbaOps(FusedOps):
+    """For contiguous tensors of one dtype, bfloat16 or float32, on a CPU."""
+
+    def __init__(self, dtype: torch.dtype, int8: bool = False) -> None:
+        super().__init__(int8)
+        self._kind = "pairs" if dtype == torch.bfloat16 else "singles"
+        self._task = np.zeros(TASK_BYTES // 8, np.int64)
+        self._address = address_of(self._task)
+        self._fields = memoryview(self._task)  # type: ignore[arg-type]
+        self._eps = self._task.view(np.float32)[NORM_EPS // 4 :]
+        self._scratch = np.empty(0, np.uint8)
+
+    def add_norm(self, x: Tensor, y: Result | None, weight: Tensor, eps: float) -> Activations:
+        self._eps[0] = eps
+        return self._run("add_norm", x, y, weight, *x.shape)
+
+    def silu_mul(self, gate_up: Result) -> Activations:
+        values = gate_up.values if isinstance(gate_up, Unscaled) else gate_up
+        return self._run("silu_mul", values, gate_up, None, values.shape[0], values.shape[1] // 2)
+
+    def quantize(self, x: Tensor) -> Activations:
+        return self._run("quantize", x.contiguous(), None, None, *x.shape) if self.int8 else x
+
+    def _run(
+        self, name: str, x: Tensor, y: Result | None, weight: Tensor | None, rows: int, n: int
+    ) -> Activations:
+        threads = min(1 + rows * n // _ELEMENTS_OF_A_THREAD, torch.get_num_threads())
+        room = threads * (n + 16) * 4 + 64
+        if self._scratch.nbytes < room:
+            self._scratch = np.zeros(room, np.uint8)
+        out: Activations
+        if self.int8:
+            out = Quantized(torch.empty((rows, n), dtype=torch.uint8), torch.empty(rows, dtype=torch.float32))
+            result, result_scales = out.values.data_ptr(), out.scales.data_ptr()
+        else:
+            out = torch.empty((rows, n), dtype=x.dtype)
+            result, result_scales = out.data_ptr(), 0
+        more, more_scales = 0, 0
+        if isinstance(y, Unscaled):
+            more, more_scales = y.values.data_ptr(), y.scales.data_ptr()
+        elif y is not None:
+            more = y.data_ptr()
+        weights = 0 if weight is None else weight.data_ptr()
+        _SIX.pack_into(self._fields, NEXT, 0, 0, rows, 0, address_of(self._scratch), 0)
+        _SEVEN.pack_into(self._fields, X, x.data_ptr(), more, more_scales, weights, result, result_scales, n)
+        run_task(kernel(f"{name}_{self._kind}").address, self._address, threads)
+        return out

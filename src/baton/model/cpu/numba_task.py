@@ -1,0 +1,28 @@
+"""What numba's kernels are given: a *task*, an array of int64, at the offsets (in bytes) that stand here."""
+
+from __future__ import annotations
+
+import functools
+
+import numba
+
+compiled = functools.partial(numba.njit, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+TASK_BYTES = 20 * 8
+
+# Of each call: counters of items and of threads that have begun, the work, the threads' memory, the layer in
+# the pool.
+NEXT, THREADS, NUM_ITEMS, ITEMS, SCRATCH, LAYER = range(0, 6 * 8, 8)
+# Of the shape.
+HEADS, KV_HEADS, DIM, BLOCK, BLOCK_BYTES, SCALE = range(6 * 8, 12 * 8, 8)
+# Of `attend`.
+QUERIES, QUERY_STRIDE, OUT, TABLES, TABLE_STRIDE, WINDOW, PARTIALS, FINISHED = range(12 * 8, 20 * 8, 8)
+# Of `write`.
+KEYS, KEY_STRIDE, VALUES, VALUE_STRIDE = range(12 * 8, 16 * 8, 8)
+# Of `rotate_and_write`.
+QKV, ROTATED, COS, SIN, ROTARY_STRIDE, QUERY_NORM, KEY_NORM, EPS = range(12 * 8, 20 * 8, 8)
+# Of the steps between products.
+X, Y, Y_SCALES, WEIGHT, RESULT, RESULT_SCALES, WIDTH, NORM_EPS = range(12 * 8, 20 * 8, 8)
+
+SCRATCH_BYTES = 128 << 10
+"""Of a thread."""

@@ -1,0 +1,67 @@
+"""The OpenMP runtime that PyTorch has loaded: all parallel code of a process must run on its threads.
+
+Theory.  Two pools of threads in one process fight for the cores (each spins for a while after its work),
+which costs a third of a step.  So Baton's kernels bring no pool.  An OpenMP runtime exports what compilers
+call for `#pragma omp parallel`: `GOMP_parallel(function, data, threads, flags)` (LLVM's and Intel's runtimes
+have it too).  We call the very function that PyTorch calls, so the threads are the ones that have just
+computed a matrix product, and still awake.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch  # noqa: F401  loads its OpenMP runtime
+
+_RUNTIME = re.compile(r"/lib(g|i)?omp[^/]*\.so[^/]*$")
+
+
+@dataclass(frozen=True)
+class OpenMP:
+    """Addresses of the runtime's C functions."""
+
+    parallel: int
+    """void GOMP_parallel(void (*function)(void *), void *data, unsigned threads, unsigned flags)"""
+    thread_num: int
+    """int omp_get_thread_num(void)"""
+    max_threads: int
+    """int omp_get_max_threads(void); what torch.set_num_threads has set"""
+
+
+@functools.cache
+def openmp() -> OpenMP | None:
+    """The runtime; None where PyTorch uses none that we know."""
+    # The global name space first: there PyTorch itself finds one that was preloaded.
+    for library in (None, *_mapped_runtimes()):
+        try:
+            found = ctypes.CDLL(library, mode=_ALREADY_LOADED)
+            return OpenMP(
+                parallel=_address(found.GOMP_parallel),
+                thread_num=_address(found.omp_get_thread_num),
+                max_threads=_address(found.omp_get_max_threads),
+            )
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+_ALREADY_LOADED = getattr(__import__("os"), "RTLD_NOLOAD", 0) | ctypes.DEFAULT_MODE
+
+
+def _address(function: ctypes._CFuncPtr) -> int:  # type: ignore[name-defined]
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _mapped_runtimes() -> list[str]:
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = (line.split(maxsplit=5)[5] for line in lines if line.count("/"))
+    return list(dict.fromkeys(path for path in paths if _RUNTIME.search(path)))

@@ -1,0 +1,118 @@
+"""Sampling on a CPU by a kernel: `native/sampling.cpp`, which tells the theory, behind one call.
+
+Logits may be bfloat16: they are widened on the way through the kernel, and no copy of the matrix is made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from baton.model.cpu.library import INT, POINTER, Native, native
+
+Int32Array = npt.NDArray[np.int32]
+SampleKernel = Callable[..., None]
+"""(is bf16, logits, rows, vocab, stride of rows, columns of `SlotParameters`, slots, positions, tokens out,
+scratch, bytes of it a thread, threads): integers and addresses; see `KernelSampling.sample`."""
+
+_CHUNK = 1024
+_SCRATCH_PER_TOKEN = 13
+"""Bytes a thread needs for each entry of the vocabulary, rounded up."""
+_WORTH_A_THREAD = 1 << 15
+"""Logits: below about 10 us of work a second thread is not woken."""
+_TYPES = (torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class SlotParameters:
+    """What the request on each slot asks for, all [num_slots]."""
+
+    temperature: npt.NDArray[np.float32]
+    """0: greedy."""
+    top_k: npt.NDArray[np.int64]
+    """The size of the vocabulary: all."""
+    top_p: npt.NDArray[np.float64]
+    min_p: npt.NDArray[np.float32]
+    streams: npt.NDArray[np.uint64]
+    """Where the request's random numbers start: `counter_random.stream_starts` of its seed."""
+
+    @classmethod
+    def of_greedy(cls, num_slots: int, vocab_size: int) -> SlotParameters:
+        """As if every slot's request were greedy."""
+        return cls(
+            np.zeros(num_slots, np.float32),
+            np.full(num_slots, vocab_size, np.int64),
+            np.ones(num_slots, np.float64),
+            np.zeros(num_slots, np.float32),
+            np.zeros(num_slots, np.uint64),
+        )
+
+
+def native_kernel(library: Native) -> SampleKernel:
+    """The C++ kernel."""
+    return library.function("sample", INT, POINTER, INT, INT, INT, *(POINTER,) * 5, INT, INT)
+
+
+def sampling_kernel() -> SampleKernel | None:
+    """The best that there is; None: PyTorch's operations must do."""
+    library = native()
+    return None if library is None else native_kernel(library)
+
+
+class KernelSampling:
+    """Draws tokens for slots.  The arrays of `parameters` are looked at in each call, and must stay."""
+
+    def __init__(self, kernel: SampleKernel, parameters: SlotParameters, vocab_size: int) -> None:
+        self._sample = kernel
+        self._vocab_size = vocab_size
+        self._arrays = parameters
+        columns = (
+            parameters.temperature,
+            parameters.top_k,
+            parameters.top_p,
+            parameters.min_p,
+            parameters.streams,
+        )
+        self._columns = (ctypes.c_void_p * len(columns))(*(column.ctypes.data for column in columns))
+        # Arguments and result have a fixed place: to ask for an array's address takes a microsecond.
+        self._rows = np.zeros((3, len(parameters.temperature)), np.int32)
+        self._addresses = [row.ctypes.data for row in self._rows]
+        chunks = -(-vocab_size // _CHUNK)
+        self._scratch_bytes = chunks * _CHUNK * _SCRATCH_PER_TOKEN
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    @staticmethod
+    def takes(logits: Tensor) -> bool:
+        return logits.dtype in _TYPES and logits.device.type == "cpu" and logits.stride(1) == 1
+
+    def sample(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Int32Array:
+        """Logits [n, vocab] of these slots, positions of the new tokens [n] → tokens [n].  See `takes`."""
+        count, vocab = logits.shape
+        if vocab != self._vocab_size or count > self._rows.shape[1]:
+            raise ValueError(
+                f"logits [{count}, {vocab}] for {self._rows.shape[1]} slots of {self._vocab_size}"
+            )
+        threads = min(torch.get_num_threads(), count) if count * vocab > _WORTH_A_THREAD else 1
+        if threads * self._scratch_bytes > len(self._scratch):
+            self._scratch = torch.empty(threads * self._scratch_bytes, dtype=torch.uint8)
+        self._rows[0, :count] = slots
+        self._rows[1, :count] = positions
+        self._sample(
+            logits.dtype is torch.bfloat16,
+            logits.data_ptr(),
+            count,
+            vocab,
+            logits.stride(0),
+            self._columns,
+            *self._addresses,
+            self._scratch.data_ptr(),
+            self._scratch_bytes,
+            threads,
+        )
+        return self._rows[2, :count].copy()

@@ -1,0 +1,107 @@
+"""The operations of `fused` by compiled kernels (`native/steps.cpp`): one pass over memory each.
+
+A call costs some microseconds, of which most are PyTorch's for the result's memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.model.cpu.library import FLOAT, INT, POINTER, Native, native
+from baton.model.fused import Activations, FusedOps, Result
+from baton.model.quantized import Quantized, Unscaled
+
+_MAX_ROW = 1 << 16
+"""Elements of a row that is quantized: kernels keep it on their stack as float32."""
+
+
+class NativeOps(FusedOps):
+    """For contiguous tensors of one dtype, bfloat16 or float32, on a CPU."""
+
+    def __init__(self, library: Native, dtype: torch.dtype, int8: bool = False) -> None:
+        super().__init__(int8)
+        self._is_bf16 = int(dtype == torch.bfloat16)
+        self._add_norm = library.function("add_norm", INT, *[POINTER] * 6, INT, INT, FLOAT)
+        self._silu_mul = library.function("silu_mul", INT, *[POINTER] * 4, INT, INT)
+        self._quantize = library.function("quantize", INT, *[POINTER] * 3, INT, INT)
+        self._scale_rows = library.function("scale_rows", INT, *[POINTER] * 3, INT, INT)
+        self._take_rows = library.function("take_rows", INT, *[POINTER] * 5, INT, INT)
+
+    def add_norm(self, x: Tensor, y: Result | None, weight: Tensor, eps: float) -> Activations:
+        rows, n = x.shape
+        address, scales = _addresses(y)
+        out = self._result(x, rows, n)
+        values, out_scales = _addresses(out)
+        self._add_norm(
+            self._is_bf16, x.data_ptr(), address, scales, weight.data_ptr(), values, out_scales, rows, n, eps
+        )
+        return out
+
+    def silu_mul(self, gate_up: Result) -> Activations:
+        values = gate_up.values if isinstance(gate_up, Unscaled) else gate_up
+        rows, n = values.shape[0], values.shape[1] // 2
+        out = self._result(values, rows, n)
+        self._silu_mul(self._is_bf16, *_addresses(gate_up), *_addresses(out), rows, n)
+        return out
+
+    def quantize(self, x: Tensor) -> Activations:
+        if not self.int8:
+            return x
+        x = x.contiguous()
+        out = self._result(x, *x.shape)
+        self._quantize(self._is_bf16, x.data_ptr(), *_addresses(out), *x.shape)
+        return out
+
+    def scaled(self, found: Unscaled, bias: Tensor | None = None) -> Tensor:
+        values = found.values
+        self._scale_rows(
+            self._is_bf16,
+            values.data_ptr(),
+            found.scales.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            *values.shape,
+        )
+        return values
+
+    def take_rows(self, elements: Tensor, row_places: Tensor, column_places: Tensor, rows: Tensor) -> Tensor:
+        rows = rows.contiguous()
+        out = torch.empty((len(rows), len(column_places)), dtype=elements.dtype)
+        self._take_rows(
+            self._is_bf16,
+            elements.data_ptr(),
+            row_places.data_ptr(),
+            column_places.data_ptr(),
+            rows.data_ptr(),
+            out.data_ptr(),
+            *out.shape,
+        )
+        return out
+
+    def _result(self, like: Tensor, rows: int, n: int) -> Activations:
+        if not self.int8:
+            return torch.empty((rows, n), dtype=like.dtype)
+        return Quantized(torch.empty((rows, n), dtype=torch.uint8), torch.empty(rows, dtype=torch.float32))
+
+
+def fused_ops(dtype: torch.dtype, device: torch.device, longest_row: int, int8: bool = False) -> FusedOps:
+    """The fastest that this machine has.  `longest_row`: elements of the widest activations."""
+    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32):
+        return FusedOps(int8)
+    library = native()
+    if library is not None:
+        return FusedOps(int8) if longest_row > _MAX_ROW else NativeOps(library, dtype, int8)
+    try:
+        from baton.model.cpu.numba_ops import NumbaOps
+    except ImportError:
+        return FusedOps(int8)
+    return NumbaOps(dtype, int8)
+
+
+def _addresses(item: Tensor | Unscaled | Quantized | None) -> tuple[int | None, int | None]:
+    """Of the values and of the scales."""
+    if item is None:
+        return None, None
+    if isinstance(item, Tensor):
+        return item.data_ptr(), None
+    return item.values.data_ptr(), item.scales.data_ptr()

@@ -1,0 +1,142 @@
+"""Paged attention checked against a direct computation in float64; shared by the tests of all backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.model.attention.base import AttentionBackend, AttentionShape, AttentionStep
+
+LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of (tokens before, tokens now); decode rows (one token now) come first."""
+
+    rows: tuple[tuple[int, int], ...]
+    head_dim: int = 64
+    num_kv_heads: int = 2
+    heads_per_kv: int = 1
+    block_size: int = 16
+    window: int | None = None
+    dtype: torch.dtype = torch.float32
+
+    def shape(self) -> AttentionShape:
+        return AttentionShape(
+            num_layers=LAYERS,
+            num_heads=self.num_kv_heads * self.heads_per_kv,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=self.block_size,
+            scale=self.head_dim**-0.5,
+            windows=frozenset({None, self.window}),
+            dtype=self.dtype,
+            device=torch.device("cpu"),
+        )
+
+
+@dataclass
+class Loaded:
+    """A pool that holds what came before the step, and the step."""
+
+    case: Case
+    pool: Tensor
+    step: AttentionStep
+    keys: list[Tensor]
+    """Of each row, [before + now, kv_heads, head_dim]."""
+    values: list[Tensor]
+    queries: Tensor
+    """[T, heads, head_dim]"""
+
+    def new(self, of: list[Tensor]) -> Tensor:
+        """[T, kv_heads, head_dim] the step's own."""
+        return torch.cat([part[before:] for part, (before, _) in zip(of, self.case.rows, strict=True)])
+
+    def expected(self) -> Tensor:
+        """[T, heads * head_dim] float64"""
+        parts = self.queries.split([now for _, now in self.case.rows])
+        return torch.cat(
+            [
+                direct(part, keys, values, before, self.case.window, self.case.heads_per_kv)
+                for part, keys, values, (before, _) in zip(
+                    parts, self.keys, self.values, self.case.rows, strict=True
+                )
+            ]
+        )
+
+
+LAYER = 1
+
+
+def load(backend: AttentionBackend, case: Case, seed: int = 0, garbage: float = 0.0) -> Loaded:
+    """Writes all but the step's own tokens into layer `LAYER` of a pool full of `garbage`.
+
+    Blocks are spread over the pool in a random order; columns of a table past the row's end are wild.
+    """
+    generator = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    size = case.block_size
+    blocks = [-(-(before + now) // size) for before, now in case.rows]
+    ids = generator.permutation(sum(blocks) + 3)
+    tables = np.full((len(blocks), max(blocks) + 1), 1 << 30, np.int32)
+    used = 0
+    for row, number in enumerate(blocks):
+        tables[row, :number] = ids[used : used + number]
+        used += number
+    pool = torch.full(
+        (len(ids), LAYERS, 2, case.num_kv_heads, *backend.tile_shape), garbage, dtype=case.dtype
+    )
+    backend.bind(pool)
+    keys, values = (
+        [
+            torch.randn(before + now, case.num_kv_heads, case.head_dim).to(case.dtype)
+            for before, now in case.rows
+        ]
+        for _ in range(2)
+    )
+    starts = np.array([before for before, _ in case.rows], np.int32)
+    counts = np.array([now for _, now in case.rows], np.int32)
+    for row, before in enumerate(starts):
+        if before:
+            zero, one = np.zeros(1, np.int32), starts[row : row + 1]
+            plan = backend.prepare(AttentionStep(zero, one, tables[row : row + 1], 0))
+            backend.write_kv(LAYER, keys[row][:before], values[row][:before], plan)
+    step = AttentionStep(starts, counts, tables, int((counts == 1).sum()))
+    heads = case.num_kv_heads * case.heads_per_kv
+    queries = torch.randn(int(counts.sum()), heads, case.head_dim).to(case.dtype)
+    return Loaded(case, pool, step, keys, values, queries)
+
+
+def run(backend: AttentionBackend, loaded: Loaded) -> Tensor:
+    plan = backend.prepare(loaded.step)
+    backend.write_kv(LAYER, loaded.new(loaded.keys), loaded.new(loaded.values), plan)
+    return backend.attend(LAYER, loaded.queries, loaded.case.window, plan)
+
+
+def check(make: Callable[[AttentionShape], AttentionBackend], case: Case, seed: int = 0) -> None:
+    """Compares with `direct`; what is unused in the pool is NaN."""
+    backend = make(case.shape())
+    loaded = load(backend, case, seed, garbage=float("nan"))
+    found = run(backend, loaded)
+    # bfloat16: the weights and the result are rounded to 8 bits.
+    tolerance = 2e-5 if case.dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.double(), loaded.expected(), atol=tolerance, rtol=tolerance)
+
+
+def direct(
+    queries: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None, heads_per_kv: int
+) -> Tensor:
+    """[n, heads, d] over [start + n, kv_heads, d] → [n, heads * d] float64"""
+    keys, values = (part.double().repeat_interleave(heads_per_kv, dim=1) for part in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) * queries.shape[-1] ** -0.5
+    distance = (start + torch.arange(len(queries)))[:, None] - torch.arange(len(keys))[None, :]
+    hidden = distance < 0
+    if window is not None:
+        hidden |= distance >= window
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
