@@ -1,4 +1,7 @@
-"""The sampler against a straightforward reference, its distribution, and its independence of the batch."""
+"""The sampler against a straightforward reference, its distribution, and its independence of the batch.
+
+Everything is asked of both forms: PyTorch's operations, and the CPU's kernel where there is one.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,22 @@ from hypothesis import strategies as st
 
 from baton.model import sampler as sampler_module
 from baton.model.counter_random import stream_starts, uniforms
-from baton.model.sampler import Sampler
+from baton.model.cpu.sampling import sampling_kernel
 from baton.protocol.sampling import Sampling, Stopping
 
 VOCAB = 50
+_KERNELS = {"torch": None} if sampling_kernel() is None else {"torch": None, "kernel": sampling_kernel()}
+_form = "torch"
+
+
+@pytest.fixture(autouse=True, scope="module", params=_KERNELS)
+def _each_form(request: pytest.FixtureRequest) -> None:
+    global _form
+    _form = request.param
+
+
+def new_sampler(vocab: int, num_slots: int) -> sampler_module.Sampler:
+    return sampler_module.Sampler(vocab, num_slots, _KERNELS[_form])
 
 
 def reference_token(
@@ -65,7 +80,7 @@ def reference_token(
 
 
 def sample_one(logits, tokens, num_prompt, sampling, stopping, vocab=VOCAB) -> int:
-    sampler = Sampler(vocab, 4)
+    sampler = new_sampler(vocab, 4)
     sampler.admit(2, np.array(tokens, np.int32), num_prompt, sampling, stopping)
     found, _ = sampler.sample(
         torch.as_tensor(logits).float()[None].clone(),
@@ -114,7 +129,7 @@ def test_every_parameter_is_the_references(row: Any, generated: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(batch=st.lists(rows, min_size=2, max_size=9), data=st.data())
 def test_a_row_does_not_depend_on_the_others(batch: list[Any], data: Any) -> None:
-    sampler = Sampler(VOCAB, len(batch))
+    sampler = new_sampler(VOCAB, len(batch))
     slots = data.draw(st.permutations(range(len(batch))))
     for slot, (_, tokens, sampling, stopping) in zip(slots, batch, strict=True):
         sampler.admit(slot, np.array(tokens, np.int32), 1, sampling, stopping)
@@ -140,7 +155,7 @@ def test_large_vocabulary_alone_and_batched_and_reference(sampling: Sampling) ->
     logits = (torch.randn(n, vocab, generator=torch.Generator().manual_seed(1)) * 8).round() / 4
     logits[1] = 0.0
     logits[2, 100:400] = 5.0
-    sampler = Sampler(vocab, 16)
+    sampler = new_sampler(vocab, 16)
     others = [Sampling(1, top_k=5), Sampling(2), Sampling(3, temperature=0.0), Sampling(4, top_p=0.5)]
     slots = np.arange(n, dtype=np.int32)
     positions = np.full(n, 3, np.int32)
@@ -150,7 +165,7 @@ def test_large_vocabulary_alone_and_batched_and_reference(sampling: Sampling) ->
         found, _ = sampler.sample(logits[row : row + 1].clone(), slots[row : row + 1], positions[:1])
         expected = reference_token(logits[row].numpy(), [1, 2, 3], 3, wanted, Stopping(9))
         assert found[0] == expected
-        mixed = Sampler(vocab, 16)
+        mixed = new_sampler(vocab, 16)
         for slot, other in enumerate(others):
             mixed.admit(slot, np.array([1], np.int32), 1, other, Stopping(9))
         mixed.admit(4, np.array([1, 2, 3], np.int32), 3, wanted, Stopping(9))
@@ -163,7 +178,7 @@ def test_distribution_of_many_draws() -> None:
     logits = torch.linspace(-2, 2, 16)
     for sampling, kept in ((Sampling(0), range(16)), (Sampling(0, temperature=0.5, top_k=5), range(11, 16))):
         draws = 8000
-        sampler = Sampler(16, draws)
+        sampler = new_sampler(16, draws)
         for slot in range(draws):
             wanted = Sampling(slot, sampling.temperature, 1.0, sampling.top_k)
             sampler.admit(slot, np.array([0], np.int32), 1, wanted, Stopping(9))
@@ -225,7 +240,7 @@ def test_penalties_follow_sampled_tokens_and_survive_a_preemption(prompt, steps,
     )
     logits = torch.randn(steps, VOCAB, generator=torch.Generator().manual_seed(seed))
     tokens = list(prompt)
-    sampler = Sampler(VOCAB, 2)
+    sampler = new_sampler(VOCAB, 2)
     sampler.admit(1, np.array(tokens, np.int32), len(prompt), sampling, Stopping(99))
     for step in range(steps):
         if step == preempt_at:
@@ -240,7 +255,7 @@ def test_penalties_follow_sampled_tokens_and_survive_a_preemption(prompt, steps,
 
 
 def test_a_released_slot_leaves_nothing_to_the_next_request() -> None:
-    sampler = Sampler(VOCAB, 2)
+    sampler = new_sampler(VOCAB, 2)
     heavy = Sampling(1, 1.0, 0.9, 3, 0.1, 1.5, 1.0, 1.0, {4: 100.0}, 5, 5)
     sampler.admit(0, np.array([1, 2], np.int32), 1, heavy, Stopping(9, 9, (3,)))
     sampler.release(0)
@@ -256,7 +271,7 @@ def test_a_released_slot_leaves_nothing_to_the_next_request() -> None:
 def test_logprobs_are_of_the_raw_logits() -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(3)).round(decimals=1)
     expected = torch.log_softmax(logits, dim=-1)
-    sampler = Sampler(VOCAB, 3)
+    sampler = new_sampler(VOCAB, 3)
     biased = {int(logits[0].argmin()): 100.0}
     sampler.admit(0, np.array([1], np.int32), 1, Sampling(0, 0.0, logit_bias=biased, logprobs=4), Stopping(9))
     sampler.admit(1, np.array([1], np.int32), 1, Sampling(1, 2.0), Stopping(9))
@@ -301,6 +316,8 @@ def test_the_shortcut_is_taken_where_it_suffices(monkeypatch: pytest.MonkeyPatch
         return original(logits, weights, drawing, depth)
 
     monkeypatch.setattr(sampler_module, "_truncated", spy)
+    if _form != "torch":
+        pytest.skip("the kernel takes other ways")
     logits = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 4
     sample_one(logits, [1], 1, Sampling(0, top_k=20), Stopping(1), 5000)
     sample_one(logits, [1], 1, Sampling(0, top_p=0.9), Stopping(1), 5000)

@@ -9,6 +9,7 @@ Implementations: `torch_executor` (CPU, CUDA) and `simulated` (no torch; the ora
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -127,6 +128,12 @@ class Executor(Protocol):
         `start_profile`.  Raises `ControlRefused` if nothing is recorded or it cannot be written."""
 
     def close(self) -> None: ...
+
+
+def import_executor(config: InstanceConfig) -> None:
+    """Imports what `create_executor` needs: with PyTorch more than a second."""
+    name = "baton.executor.simulated" if config.executor == "simulated" else "baton.executor.torch_executor"
+    importlib.import_module(name)
 
 
 def create_executor(config: InstanceConfig, rank: int, rendezvous: str) -> Executor:

@@ -13,13 +13,13 @@ A rank that waits for another one inside a collective does so for `step_timeout_
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from baton.executor.base import (
     ControlRefused,
@@ -31,12 +31,23 @@ from baton.executor.base import (
 )
 from baton.executor.kv_pool import KvPool, available_memory
 from baton.executor.profiler import StepProfiler
-from baton.model.attention import AttentionBackend, AttentionShape, AttentionStep, attention_backend
+from baton.ipc.cores import usable_cores
+from baton.model.attention import (
+    AttentionBackend,
+    AttentionShape,
+    AttentionStep,
+    CpuAttention,
+    attention_backend,
+)
 from baton.model.config import ModelConfig
+from baton.model.cpu.sampling import sampling_kernel
+from baton.model.cpu.steps import fused_ops
+from baton.model.int8 import why_not_int8
 from baton.model.layers import Placement
 from baton.model.llama import LlamaForCausalLM
 from baton.model.loader import check_weights, load_model, load_weights
 from baton.model.logprobs import token_logprobs
+from baton.model.packed import Weights, best_form
 from baton.model.parallel import TensorParallel
 from baton.model.sampler import Sampler
 from baton.protocol.config import InstanceConfig
@@ -78,7 +89,7 @@ class TorchExecutor:
         self._view = pool.view(first_head, model_config.num_kv_heads)
         self._device = device
         self._profiler = StepProfiler(parallel.rank)
-        self._sampler = Sampler(model_config.vocab_size, config.max_num_seqs)
+        self._sampler = Sampler(model_config.vocab_size, config.max_num_seqs, sampling_kernel())
         self._info = ExecutorInfo(
             num_blocks=pool.num_blocks,
             block_size=config.block_size,
@@ -109,7 +120,10 @@ class TorchExecutor:
         with torch.inference_mode():
             shape = _attention_shape(config, model_config, rank, dtype, device)
             backend = attention_backend(shape)
-            placement = Placement(parallel, dtype, device)
+            weights = _weights(config, dtype, device)
+            longest = max(model_config.hidden_size, model_config.intermediate_size)
+            ops = fused_ops(dtype, device, longest, int8=weights == "int8")
+            placement = Placement(parallel, dtype, device, weights, ops)
             model = load_model(Path(config.model), model_config, placement, backend, config.max_model_len)
             num_blocks = parallel.minimum(_num_blocks(config, shape), config.device)
         # Outside of inference mode, so that a transport may write into the pool from anywhere.
@@ -142,6 +156,14 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
+        if not self._profiler.recording:
+            return self._execute(batch, on_layers)
+        with record_function("baton::step"):
+            result = self._execute(batch, on_layers)
+        self._profiler.step_done()
+        return result
+
+    def _execute(self, batch: StepBatch, on_layers: OnLayers | None) -> StepResult:
         if self._device.type != "cpu":
             on_layers = None  # the device runs behind: what Python has launched is not written yet
         ends = np.cumsum(batch.counts, dtype=np.int64)
@@ -164,13 +186,11 @@ class TorchExecutor:
             result.prompt_logprobs[row] = self._prompt_logprobs(
                 hidden[first : first + len(targets)], targets, int(batch.slots[row])
             )
-        if self._profiler.recording:
-            self._profiler.step_done()
         return result
 
     @torch.inference_mode()
     def update_weights(self, directory: str) -> None:
-        """Reads one tensor after the other into the parameters that there are."""
+        """Layer by layer: its old weights go when the new ones have been packed."""
         self._refuse_together(self._why_not_load(directory))
         load_weights(self._model, Path(directory), self._model_config)
 
@@ -216,7 +236,7 @@ class TorchExecutor:
         found: dict[int, TokenLogprobs] = {}
         tokens = np.empty(len(slots), np.int32)
         if logits is not None:
-            tokens, found = self._sampler.sample(logits.contiguous(), slots, positions)
+            tokens, found = self._sampler.sample(logits, slots, positions)
         if self._parallel.size > 1:
             shared = self._parallel.broadcast(torch.from_numpy(tokens).to(self._device))
             tokens = shared.cpu().numpy()
@@ -239,8 +259,9 @@ class TorchExecutor:
         ends = batch.starts + batch.counts
         last = (ends - 1) // self._block_size
         opened = (last * self._block_size >= batch.starts) & (ends % self._block_size != 0)
-        for row in np.flatnonzero(opened):
-            self._pool.tensor[int(batch.block_tables[row, last[row]])].zero_()
+        if opened.any():
+            blocks = batch.block_tables[opened, last[opened]]
+            self._pool.tensor.index_fill_(0, self._int64(blocks), 0)
 
     def _warm_up(self) -> None:
         """Two small steps in block 0, so that the first request does not wait for lazy set-up."""
@@ -289,7 +310,17 @@ def _device(config: InstanceConfig, rank: int) -> torch.device:
 def _num_threads(config: InstanceConfig) -> int:
     if config.num_threads is not None:
         return config.num_threads
-    return max(1, len(os.sched_getaffinity(0)) // config.tensor_parallel_size)
+    return max(1, usable_cores() // config.tensor_parallel_size)
+
+
+def _weights(config: InstanceConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+    """How layers hold their weights."""
+    if config.quantization == "int8":
+        reason = why_not_int8() if config.device == "cpu" else "it is computed on CPUs only"
+        if reason:
+            raise ExecutorError(f"quantization int8: {reason}; leave --quantization away")
+        return "int8"
+    return best_form(dtype, device)
 
 
 def _attention_shape(
@@ -350,8 +381,9 @@ def _num_blocks(config: InstanceConfig, shape: AttentionShape) -> int:
 def _detail(config: InstanceConfig, model: LlamaForCausalLM, pool: KvPool, device: torch.device) -> str:
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     kv = pool.num_blocks * pool.block_bytes
+    attention = model.backend.kernel_name if isinstance(model.backend, CpuAttention) else "PyTorch"
     return (
         f"torch {torch.__version__} on {device}, {config.dtype}{threads}, "
-        f"weights {model.weight_bytes() / 1e6:.0f} MB, KV {kv / 1e6:.0f} MB "
-        f"({pool.num_blocks} blocks of {config.block_size} tokens)"
+        f"weights {model.weight_bytes() / 1e6:.0f} MB ({model.weights}), KV {kv / 1e6:.0f} MB "
+        f"({pool.num_blocks} blocks of {config.block_size} tokens), attention by {attention}"
     )

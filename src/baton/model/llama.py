@@ -3,6 +3,10 @@
 A decoder block is `x + Attention(norm(x))`, then `x + MLP(norm(x))` with a SwiGLU MLP.  All tokens of a
 step, of whatever rows, are one batch [T, hidden]; only attention knows rows, through its backend.
 Under tensor parallelism a rank has its share of the heads and of the MLP's columns.
+
+The residual stream x is one tensor for the whole step.  A sublayer's result y is not added at once: the next
+norm takes (x, y), adds and normalizes in one pass (`fused.FusedOps.add_norm`).  Of a layer there remain four
+products, two such norms, the SwiGLU, and what attention does: rotate and store, attend.
 """
 
 from __future__ import annotations
@@ -11,13 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from baton.model.attention import AttentionBackend
+from baton.model.attention import AttentionBackend, CpuAttention
 from baton.model.config import ModelConfig
+from baton.model.cpu.kernels import HeadNorms
+from baton.model.fused import Activations, Result
 from baton.model.layers import (
     Linear,
+    Module,
     Placement,
     RMSNorm,
     RowParallelLinear,
@@ -31,13 +39,14 @@ from baton.model.rotary import Rotary, rotate
 class LayerContext:
     """What the layers of one step share."""
 
-    cos: Tensor
-    sin: Tensor
+    rotary: Rotary
+    turns: tuple[Tensor, Tensor] | None
+    """cos and sin of the step's positions; None where the attention backend rotates by itself."""
     plan: Any
     """The attention backend's."""
 
 
-class Attention(nn.Module):
+class Attention(Module):
     def __init__(
         self,
         name: str,
@@ -47,12 +56,13 @@ class Attention(nn.Module):
         backend: AttentionBackend,
         max_model_len: int,
     ) -> None:
-        super().__init__()
         rank, size = placement.parallel.rank, placement.parallel.size
         self.layer = layer
         self.window = config.window_of(layer, max_model_len)
         self.backend = backend
+        self.ops = placement.ops
         self.head_dim = config.head_dim
+        self.head_norms: HeadNorms | None = None
         self.num_heads = config.num_attention_heads // size
         first_kv, stop_kv = config.kv_heads_of_rank(rank, size)
         self.num_kv_heads = stop_kv - first_kv
@@ -75,25 +85,44 @@ class Attention(nn.Module):
     ) -> Linear:
         return Linear(parts, config.hidden_size, config.qkv_bias, placement)
 
-    def normalize(self, queries_and_keys: Tensor) -> Tensor:
-        """[T, heads + kv_heads, head_dim], before rotation."""
-        return queries_and_keys
+    def __call__(self, x: Activations, context: LayerContext) -> Result:
+        qkv = self.ops.dequantize(self.qkv.multiply(x))
+        if isinstance(self.backend, CpuAttention):
+            rotary = context.rotary
+            queries = self.backend.rotate_and_write(
+                self.layer, qkv, rotary.cos, rotary.sin, self.head_norms, context.plan
+            )
+        else:
+            queries = self._rotate_and_write(qkv, context)
+        mixed = self.backend.attend(self.layer, queries, self.window, context.plan)
+        return self.output.multiply(self.ops.quantize(mixed))
 
-    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+    def _rotate_and_write(self, qkv: Tensor, context: LayerContext) -> Tensor:
+        """[T, out of qkv] → queries [T, heads, head_dim], for a backend that does not rotate."""
+        assert context.turns is not None
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         split = self.num_heads + self.num_kv_heads
-        rotated = rotate(self.normalize(heads[:, :split]), context.cos, context.sin)
+        turning = heads[:, :split]
+        if self.head_norms is not None:
+            queries, keys = turning[:, : self.num_heads], turning[:, self.num_heads :]
+            norms, size = self.head_norms, (self.head_dim,)
+            turning = torch.cat(
+                (
+                    F.rms_norm(queries, size, norms.queries, norms.eps),
+                    F.rms_norm(keys, size, norms.keys, norms.eps),
+                ),
+                dim=1,
+            )
+        rotated = rotate(turning, *context.turns)
         self.backend.write_kv(self.layer, rotated[:, self.num_heads :], heads[:, split:], context.plan)
-        mixed = self.backend.attend(self.layer, rotated[:, : self.num_heads], self.window, context.plan)
-        out: Tensor = self.output(mixed)
-        return out
+        return rotated[:, : self.num_heads]
 
 
-class MLP(nn.Module):
+class MLP(Module):
     """down(silu(gate(x)) * up(x))"""
 
     def __init__(self, name: str, config: ModelConfig, placement: Placement) -> None:
-        super().__init__()
+        self.ops = placement.ops
         self.gate_up = column_parallel(
             [f"{name}.gate_proj", f"{name}.up_proj"],
             config.intermediate_size,
@@ -105,13 +134,11 @@ class MLP(nn.Module):
             f"{name}.down_proj", config.intermediate_size, config.hidden_size, config.mlp_bias, placement
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        out: Tensor = self.down(F.silu(gate).mul_(up))
-        return out
+    def __call__(self, x: Activations) -> Result:
+        return self.down.multiply(self.ops.silu_mul(self.gate_up.multiply(x)))
 
 
-class LlamaForCausalLM(nn.Module):
+class LlamaForCausalLM(Module):
     """One rank's model.  Parameters are allocated uninitialised; see `loader`."""
 
     attention_class: type[Attention] = Attention
@@ -119,13 +146,16 @@ class LlamaForCausalLM(nn.Module):
     def __init__(
         self, config: ModelConfig, placement: Placement, backend: AttentionBackend, max_model_len: int
     ) -> None:
-        super().__init__()
         self.config = config
+        self.weights = placement.weights
+        self.backend = backend
+        self.ops = placement.ops
+        sizes, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings
         self.embedding = VocabParallelEmbedding(
-            "model.embed_tokens", config.vocab_size, config.hidden_size, placement
+            "model.embed_tokens", *sizes, placement, lookup=True, head=tied
         )
         self.rotary = Rotary(config.rope, config.head_dim, max_model_len, placement.device)
-        self.layers = nn.ModuleList()
+        self.layers: list[Block] = []
         for index in range(config.num_layers):
             name = f"model.layers.{index}"
             attention = self.attention_class(
@@ -135,44 +165,45 @@ class LlamaForCausalLM(nn.Module):
         self.norm = RMSNorm("model.norm", config.hidden_size, config.norm_eps, placement)
         self.head = (
             self.embedding
-            if config.tie_word_embeddings
-            else VocabParallelEmbedding("lm_head", config.vocab_size, config.hidden_size, placement)
+            if tied
+            else VocabParallelEmbedding("lm_head", *sizes, placement, lookup=False, head=True)
         )
 
-    def forward(
+    def __call__(
         self, tokens: Tensor, positions: Tensor, plan: Any, on_layers: Callable[[int], None] | None = None
     ) -> Tensor:
         """Token ids [T] at positions [T] → [T, hidden] before the last norm.  Writes their KV.
 
         `on_layers(n)` follows layer n: its sums over the ranks are complete, so all of them have written.
         """
-        cos, sin = self.rotary.at(positions)
-        context = LayerContext(cos, sin, plan)
-        x: Tensor = self.embedding(tokens)
+        turns = None if isinstance(self.backend, CpuAttention) else self.rotary.at(positions)
+        context = LayerContext(self.rotary, turns, plan)
+        x = self.embedding.look_up(tokens)
+        y: Result | None = None
         for done, layer in enumerate(self.layers, start=1):
-            x = layer(x, context)
+            y = layer(x, y, context)
             if on_layers is not None:
                 on_layers(done)
+        self.ops.add(x, y)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        """[n, hidden] of `forward` → [n, vocab] float32 on rank 0; None on the other ranks."""
+        """[n, hidden] of `forward` → [n, vocab] in the model's dtype on rank 0; None on the others."""
         return self.head.logits(self.norm(hidden))
 
     def weight_bytes(self) -> int:
-        return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters())
+        return sum(layer.weight_bytes() for layer in self.layers_within())
 
 
-class Block(nn.Module):
+class Block(Module):
     def __init__(self, name: str, attention: Attention, config: ModelConfig, placement: Placement) -> None:
-        super().__init__()
         size, eps = config.hidden_size, config.norm_eps
         self.attention_norm = RMSNorm(f"{name}.input_layernorm", size, eps, placement)
         self.attention = attention
         self.mlp_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, placement)
         self.mlp = MLP(f"{name}.mlp", config, placement)
 
-    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), context)
-        out: Tensor = self.mlp(self.mlp_norm(x)).add_(x)
-        return out
+    def __call__(self, x: Tensor, y: Result | None, context: LayerContext) -> Result:
+        """Adds y, and all of this block's result but its last term, to x, in place; returns that term."""
+        mixed = self.attention(self.attention_norm(x, y), context)
+        return self.mlp(self.mlp_norm(x, mixed))

@@ -1,9 +1,10 @@
 """From safetensors files to the parameters of one rank, without a second copy of the model in memory.
 
 Theory.  Files are mapped, not read.  Each layer has declared which slice of which checkpoint tensor fills
-which part of its parameters (`layers.Piece`); the loader visits the files one by one, takes just these
-slices and copies them into place, converting the dtype on the way.  What is in memory besides the
-parameters is at most one slice.  Pages of the files belong to the page cache, shared by all ranks.
+which part of its parameters (`layers.Piece`); the loader visits the layers one by one, takes just these
+slices and copies them into place, converting the dtype on the way, and lets the layer bring them into the
+form that it computes with.  What is in memory besides the weights is at most one layer.  Pages of the files
+belong to the page cache, shared by all ranks.
 
 A checkpoint is complete or an error: a tensor that is missing, has another shape, or is there and unknown
 to the model (so it may be another model than its config.json says) is a `LoadError` that names it.
@@ -14,17 +15,18 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor
 
 from baton.model.attention import AttentionBackend
 from baton.model.config import ModelConfig
 from baton.model.ernie4_5 import Ernie45ForCausalLM
-from baton.model.layers import Piece, Placement
+from baton.model.layers import Module, Piece, Placement
 from baton.model.llama import LlamaForCausalLM
 from baton.model.mistral import MistralForCausalLM
 from baton.model.qwen2 import Qwen2ForCausalLM
@@ -54,28 +56,37 @@ def load_model(
     with torch.device("cpu"):
         model = MODELS[config.architecture](config, placement, backend, max_model_len)
     load_weights(model, Path(directory), config)
-    return model.eval()
+    return model
 
 
-def load_weights(model: nn.Module, directory: Path, config: ModelConfig) -> None:
-    """Fills the parameters from `directory`.
+def load_weights(model: Module, directory: Path, config: ModelConfig) -> None:
+    """Fills the layers from `directory`, one after the other.
 
     Raises `LoadError` before the first byte is copied if the files do not hold the model (`check_weights`);
     if they cannot be read after all, later, and then old and new are mixed.
     """
     check_weights(model, directory, config)
-    wanted = _pieces(model)
-    for path in checkpoint_files(directory):
-        try:
-            with safe_open(str(path), framework="pt", device="cpu") as file:
-                for name in file.keys():  # noqa: SIM118 - not a dictionary
-                    for piece in wanted.get(name, ()):
-                        _fill(piece, file.get_slice(name))
-        except (SafetensorError, OSError) as error:
-            raise LoadError(f"{str(path)!r} cannot be read: {error}") from None
+    try:
+        with ExitStack() as stack:
+            files: dict[str, Any] = {}
+            for path in checkpoint_files(directory):
+                file = stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
+                files.update(dict.fromkeys(file.keys(), file))
+            for layer in model.layers_within():
+                filled = layer.open()
+                for piece in layer.pieces:
+                    target, part = filled[piece.parameter], _part(piece, files[piece.source])
+                    whole = part.shape == target.shape and part.dtype == target.dtype
+                    if layer.copies and piece.parameter == "weight" and whole and part.is_contiguous():
+                        filled[piece.parameter] = part
+                    else:
+                        target[piece.row : piece.row + part.shape[0]].copy_(part)
+                layer.close(filled)
+    except (SafetensorError, OSError) as error:
+        raise LoadError(f"{str(directory)!r} cannot be read: {error}") from None
 
 
-def check_weights(model: nn.Module, directory: Path, config: ModelConfig) -> None:
+def check_weights(model: Module, directory: Path, config: ModelConfig) -> None:
     """Compares names, shapes and kinds of all tensors with what the model needs; reads headers only.
 
     Raises `LoadError`.
@@ -111,11 +122,11 @@ def check_weights(model: nn.Module, directory: Path, config: ModelConfig) -> Non
         )
 
 
-def _pieces(model: nn.Module) -> dict[str, list[Piece]]:
+def _pieces(model: Module) -> dict[str, list[Piece]]:
     """By the name of the checkpoint tensor that they come from."""
     wanted: dict[str, list[Piece]] = defaultdict(list)
-    for module in model.modules():
-        for piece in getattr(module, "pieces", ()):
+    for layer in model.layers_within():
+        for piece in layer.pieces:
             wanted[piece.source].append(piece)
     return wanted
 
@@ -154,12 +165,12 @@ def _check(piece: Piece, source: Any, path: Path) -> None:
         raise LoadError(f"{str(path)!r}: tensor {piece.source!r} is {kind}; Baton reads floating point")
 
 
-def _fill(piece: Piece, source: Any) -> None:
-    """Copies a part of `source` (a safetensors slice: shape and indexing) into its place."""
-    shape = source.get_shape()
-    stop = shape[piece.dim] if piece.stop is None else piece.stop
-    part = source[piece.start : stop] if piece.dim == 0 else source[:, piece.start : stop]
-    piece.target.copy_(part if piece.transform is None else piece.transform(part))
+def _part(piece: Piece, file: Any) -> Tensor:
+    """What of a file (an open `safe_open`) fills the piece; a view of the mapping if nothing is reordered."""
+    source = file.get_slice(piece.source)
+    stop = source.get_shape()[piece.dim] if piece.stop is None else piece.stop
+    part: Tensor = source[piece.start : stop] if piece.dim == 0 else source[:, piece.start : stop]
+    return part if piece.transform is None else piece.transform(part)
 
 
 def _is_harmless(name: str) -> bool:

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from baton.model.attention import AttentionBackend
 from baton.model.config import ModelConfig
+from baton.model.cpu.kernels import HeadNorms
 from baton.model.layers import Layer, Piece, Placement
 from baton.model.llama import Attention, LlamaForCausalLM
 
 
-class HeadNorm(Layer):
-    """RMSNorm of each head, with one weight for all query heads and one for all key heads.
+class HeadNormWeights(Layer):
+    """One RMSNorm weight [head_dim] for all query heads and one for all key heads."""
 
-    The weights are kept once per head, [heads, head_dim], so that queries and keys are one product.
-    """
-
-    def __init__(
-        self, name: str, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, placement: Placement
-    ) -> None:
+    def __init__(self, name: str, head_dim: int, placement: Placement) -> None:
         super().__init__()
-        self.weight = placement.empty(num_heads + num_kv_heads, head_dim)
-        self.head_size = (head_dim,)
-        self.eps = eps
+        self.queries = placement.empty(head_dim)
+        self.keys = placement.empty(head_dim)
         self.pieces = [
-            Piece(f"{name}.q_norm.weight", (head_dim,), self.weight[:num_heads]),
-            Piece(f"{name}.k_norm.weight", (head_dim,), self.weight[num_heads:]),
+            Piece(f"{name}.q_norm.weight", (head_dim,), "queries"),
+            Piece(f"{name}.k_norm.weight", (head_dim,), "keys"),
         ]
-
-    def forward(self, heads: Tensor) -> Tensor:
-        return F.rms_norm(heads, self.head_size, None, self.eps).mul_(self.weight)
 
 
 class Qwen3Attention(Attention):
@@ -44,13 +33,9 @@ class Qwen3Attention(Attention):
         max_model_len: int,
     ) -> None:
         super().__init__(name, layer, config, placement, backend, max_model_len)
-        self.head_norm = HeadNorm(
-            name, self.num_heads, self.num_kv_heads, config.head_dim, config.norm_eps, placement
-        )
-
-    def normalize(self, queries_and_keys: Tensor) -> Tensor:
-        normalized: Tensor = self.head_norm(queries_and_keys)
-        return normalized
+        self.head_norm_weights = HeadNormWeights(name, config.head_dim, placement)
+        weights = self.head_norm_weights
+        self.head_norms = HeadNorms(weights.queries, weights.keys, config.norm_eps)
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from baton.model.config import RopeConfig
 
@@ -76,33 +76,27 @@ def _yarn(base: Tensor, rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
     return frequencies, float(attention_factor)
 
 
-class Rotary(nn.Module):
-    """cos and sin of every position that may be served, computed once in float32."""
+class Rotary:
+    """cos and sin of every position that may be served, [max_positions, head_dim / 2] float32."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
-        super().__init__()
         frequencies, factor = rope_frequencies(rope, head_dim)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-        cos, sin = angles.cos() * factor, angles.sin() * factor
-        # The sign of "minus the second half" lives in the table: see `rotate`.
-        self.cos = torch.cat((cos, cos), dim=-1).to(device)
-        self.sin = torch.cat((-sin, sin), dim=-1).to(device)
+        self.cos = (angles.cos() * factor).to(device)
+        self.sin = (angles.sin() * factor).to(device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[T] positions → (cos, signed sin), each [T, 1, head_dim] float32."""
-        return self.cos.index_select(0, positions).unsqueeze(1), self.sin.index_select(
-            0, positions
-        ).unsqueeze(1)
+        """[T] positions → (cos, sin), each [T, 1, head_dim / 2] float32."""
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates [T, n, head_dim] heads, in float32; returns their own dtype.
 
-    With halves a, b of a head: (a cos - b sin, b cos + a sin) = heads * cos + swapped * (-sin, sin).
+    Halves a, b of a head become (a cos - b sin, b cos + a sin).
     """
-    exact = heads.float()
-    turned = torch.addcmul(exact * cos, exact.roll(exact.shape[-1] // 2, -1), sin)
-    return turned.to(heads.dtype)
+    a, b = heads.float().chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(heads.dtype)
 
 
 def pairs_to_halves(rows: Tensor, head_dim: int) -> Tensor:

@@ -13,8 +13,9 @@ float64.  Candidates are ranked by (logit descending, id ascending), so top-k ke
 Truncation needs the ranked logits only down to the last one kept: `_truncated` ranks the first 64 or 1024
 (by the row's own top_k) and repeats a row with the whole vocabulary if that was not enough.
 
-Rows without special wishes cost nothing: a batch of greedy rows is one argmax.
-Slots and their states live on the host; logits may be on any device.
+Rows without special wishes cost nothing: a batch of greedy rows is one argmax.  Slots and their states live
+on the host; logits may be on any device and are not changed.  On a CPU that has a kernel for it, that one
+chooses (`cpu/sampling.py`); what follows here is for CUDA and where there is none.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from baton.model.counter_random import stream_starts, uniforms
+from baton.model.cpu.sampling import KernelSampling, SampleKernel, SlotParameters
 from baton.model.edits import SlotEdits, edit_logits
 from baton.model.logprobs import token_logprobs
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
@@ -65,16 +67,13 @@ class _Drawing:
 
 
 class Sampler:
-    """The sampling state of all slots."""
+    """The sampling state of all slots.  `kernel` chooses on a CPU; None: PyTorch's operations do."""
 
-    def __init__(self, vocab_size: int, num_slots: int) -> None:
+    def __init__(self, vocab_size: int, num_slots: int, kernel: SampleKernel | None) -> None:
         self.vocab_size = vocab_size
         self._flags = np.zeros(num_slots, dtype=np.uint8)
-        self._temperature = np.zeros(num_slots, dtype=np.float32)
-        self._top_k = np.zeros(num_slots, dtype=np.int64)
-        self._top_p = np.ones(num_slots, dtype=np.float64)
-        self._min_p = np.zeros(num_slots, dtype=np.float32)
-        self._streams = np.zeros(num_slots, dtype=np.uint64)
+        self._have = SlotParameters.of_greedy(num_slots, vocab_size)
+        self._kernel = None if kernel is None else KernelSampling(kernel, self._have, vocab_size)
         self._edits: dict[int, SlotEdits] = {}
         self._logprobs: dict[int, int] = {}
         self._prompt_logprobs: dict[int, int] = {}
@@ -87,13 +86,14 @@ class Sampler:
         flags = 0
         if sampling.temperature >= _MIN_TEMPERATURE:
             flags |= _RANDOM
-            self._temperature[slot] = sampling.temperature
+            have = self._have
+            have.temperature[slot] = sampling.temperature
             top_k = sampling.top_k
-            self._top_k[slot] = top_k if 0 < top_k < self.vocab_size else self.vocab_size
-            self._top_p[slot] = sampling.top_p
-            self._min_p[slot] = sampling.min_p
+            have.top_k[slot] = top_k if 0 < top_k < self.vocab_size else self.vocab_size
+            have.top_p[slot] = sampling.top_p
+            have.min_p[slot] = sampling.min_p
             seed = np.array([sampling.seed & 0xFFFF_FFFF_FFFF_FFFF], dtype=np.uint64)
-            self._streams[slot] = stream_starts(seed)[0]
+            have.streams[slot] = stream_starts(seed)[0]
         edits = SlotEdits.of(tokens, num_prompt, sampling, stopping, self.vocab_size)
         if edits is not None:
             flags |= _EDIT
@@ -107,6 +107,7 @@ class Sampler:
 
     def release(self, slot: int) -> None:
         self._flags[slot] = 0
+        self._have.temperature[slot] = 0.0
         self._edits.pop(slot, None)
         self._logprobs.pop(slot, None)
         self._prompt_logprobs.pop(slot, None)
@@ -118,70 +119,81 @@ class Sampler:
     def sample(
         self, logits: Tensor, slots: Int32Array, positions: Int32Array
     ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
-        """Logits [n, vocab] float32 (may be overwritten) of these slots → tokens [n], log-probabilities.
+        """Logits [n, vocab] of these slots, of any float type → tokens [n], log-probabilities.
 
         `positions`: [n] of the new tokens, that is, how many tokens each request has so far.
         The dictionary has the indices, 0 to n-1, of the rows that asked.
         """
         flags = self._flags[slots]
         wishes = int(np.bitwise_or.reduce(flags)) if len(flags) else 0
-        raw = logits
         if wishes & _EDIT:
-            if wishes & _LOGPROBS:
-                logits = logits.clone()
-            self._edit(logits, slots, positions, flags)
-        random = np.flatnonzero(flags & _RANDOM) if wishes & _RANDOM else ()
+            tokens = self._choose_edited(logits, slots, positions, flags)
+        else:
+            tokens = self._choose(logits, slots, positions)
+        return tokens, self._report(logits, slots, tokens, flags) if wishes & _LOGPROBS else {}
+
+    def _choose_edited(
+        self, logits: Tensor, slots: Int32Array, positions: Int32Array, flags: npt.NDArray[np.uint8]
+    ) -> Int32Array:
+        """As `_choose` where some rows are edited: they are sampled from a copy."""
+        tokens = np.empty(len(slots), np.int32)
+        plain, edited = np.flatnonzero((flags & _EDIT) == 0), np.flatnonzero(flags & _EDIT)
+        if len(plain):
+            rows = torch.from_numpy(plain).to(logits.device)
+            tokens[plain] = self._choose(logits[rows], slots[plain], positions[plain])
+        copy = logits[torch.from_numpy(edited).to(logits.device)].float()
+        each = [self._edits[slot] for slot in slots[edited].tolist()]
+        edit_logits(copy, list(zip(range(len(edited)), positions[edited].tolist(), each, strict=True)))
+        tokens[edited] = self._choose(copy, slots[edited], positions[edited])
+        for edits, token in zip(each, tokens[edited].tolist(), strict=True):
+            edits.append(token)
+        return tokens
+
+    def _choose(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Int32Array:
+        """Logits [n, vocab] as they are to be sampled from → tokens [n]."""
+        if self._kernel is not None and self._kernel.takes(logits):
+            return self._kernel.sample(logits, slots, positions)
+        random = np.flatnonzero(self._flags[slots] & _RANDOM)
         if len(random) == len(slots):
-            tokens = self._draw(logits, slots, positions)
+            tokens = self._draw(logits.float(), slots, positions)
         else:
             tokens = logits.argmax(dim=-1)
             if len(random):
                 chosen = torch.from_numpy(random).to(logits.device)
-                tokens[chosen] = self._draw(logits[chosen], slots[random], positions[random])
+                tokens[chosen] = self._draw(logits[chosen].float(), slots[random], positions[random])
         result: Int32Array = tokens.cpu().numpy().astype(np.int32)
-        if wishes & _EDIT:
-            for row in np.flatnonzero(flags & _EDIT):
-                self._edits[int(slots[row])].append(int(result[row]))
-        if wishes & _LOGPROBS:
-            return result, self._report(raw, slots, tokens, flags)
-        return result, {}
-
-    def _edit(
-        self, logits: Tensor, slots: Int32Array, positions: Int32Array, flags: npt.NDArray[np.uint8]
-    ) -> None:
-        rows = np.flatnonzero(flags & _EDIT)
-        edit_logits(logits, [(int(row), int(positions[row]), self._edits[int(slots[row])]) for row in rows])
+        return result
 
     def _report(
-        self, raw: Tensor, slots: Int32Array, tokens: Tensor, flags: npt.NDArray[np.uint8]
+        self, logits: Tensor, slots: Int32Array, tokens: Int32Array, flags: npt.NDArray[np.uint8]
     ) -> dict[int, TokenLogprobs]:
+        chosen = torch.from_numpy(tokens.astype(np.int64)).to(logits.device)
         found: dict[int, TokenLogprobs] = {}
         by_count: dict[int, list[int]] = {}
         for row in np.flatnonzero(flags & _LOGPROBS):
             by_count.setdefault(self._logprobs[int(slots[row])], []).append(int(row))
         for count, rows in by_count.items():
-            found.update(zip(rows, token_logprobs(raw[rows], tokens[rows], count), strict=True))
+            found.update(zip(rows, token_logprobs(logits[rows], chosen[rows], count), strict=True))
         return found
 
     def _draw(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Tensor:
-        device = logits.device
-        uniform = uniforms(self._streams[slots], positions.astype(np.uint64))
+        device, have = logits.device, self._have
+        uniform = uniforms(have.streams[slots], positions.astype(np.uint64))
+        top_k, top_p, min_p = have.top_k[slots], have.top_p[slots], have.min_p[slots]
         drawing = _Drawing(
-            torch.from_numpy(self._temperature[slots]).to(device),
-            torch.from_numpy(self._top_k[slots]).to(device),
-            torch.from_numpy(self._top_p[slots]).to(device),
-            torch.from_numpy(self._min_p[slots]).to(device),
+            torch.from_numpy(have.temperature[slots]).to(device),
+            torch.from_numpy(top_k).to(device),
+            torch.from_numpy(top_p).to(device),
+            torch.from_numpy(min_p).to(device),
             torch.from_numpy(uniform).to(device),
         )
-        truncated = (
-            (self._top_k[slots] < self.vocab_size) | (self._top_p[slots] < 1) | (self._min_p[slots] > 0)
-        )
+        truncated = (top_k < self.vocab_size) | (top_p < 1) | (min_p > 0)
         weights = logits - logits.amax(dim=-1, keepdim=True)
         weights = weights.div_(drawing.temperature.unsqueeze(1)).exp_()
         if not truncated.any():
             return _inverse_cdf(weights, drawing.uniform)
         tokens = torch.empty(len(slots), dtype=torch.int64, device=device)
-        short = truncated & (self._top_k[slots] < _SHORT)
+        short = truncated & (top_k < _SHORT)
         for mask, depth in ((short, _SHORT), (truncated & ~short, _LONG), (~truncated, 0)):
             if mask.any():
                 rows = torch.from_numpy(np.flatnonzero(mask)).to(device)

@@ -31,6 +31,8 @@ class InstanceConfig(msgspec.Struct, frozen=True):
     executor: Literal["torch", "simulated"] = "torch"
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Dtype = "bfloat16"
+    """Of activations and the KV cache; also of weights, unless these are quantized."""
+    quantization: Literal["int8"] | None = None
     tensor_parallel_size: int = 1
     block_size: int = 32
     num_blocks: int | None = None

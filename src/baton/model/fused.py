@@ -1,0 +1,66 @@
+"""What happens to activations between two products, each as one operation: here in plain PyTorch.
+
+* `add_norm`: the residual stream takes up what the last sublayer gave, and is normalized for the next one;
+* `silu_mul`: SwiGLU, silu(gate) * up;
+* `quantize`, `scaled`: into and out of int8 products (see `quantized`), where no other operation does it.
+
+With int8 weights the first two quantize their result and accept an unscaled product.  `cpu.steps` does the
+same with one pass over memory each; this file serves every other device, and a CPU without the native
+library.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.model.quantized import Quantized, Unscaled, quantize_activations
+
+Activations = Tensor | Quantized
+"""What a product takes."""
+Result = Tensor | Unscaled
+"""What a product gives."""
+
+
+class FusedOps:
+    """`int8`: results are quantized, for layers with int8 weights."""
+
+    def __init__(self, int8: bool = False) -> None:
+        self.int8 = int8
+
+    def add(self, x: Tensor, y: Result | None) -> None:
+        """x += y, both [T, hidden]; nothing if y is None."""
+        if y is not None:
+            x.add_(self.scaled(y) if isinstance(y, Unscaled) else y)
+
+    def add_norm(self, x: Tensor, y: Result | None, weight: Tensor, eps: float) -> Activations:
+        """x += y in place, then RMSNorm(x): x / sqrt(mean(x²) + eps) * weight over the last dimension.
+
+        x, y and the result are [T, hidden].
+        """
+        self.add(x, y)
+        return self.quantize(F.rms_norm(x, weight.shape, weight, eps))
+
+    def silu_mul(self, gate_up: Result) -> Activations:
+        """[T, 2 n], gates first → [T, n]"""
+        gate, up = self.dequantize(gate_up).chunk(2, dim=-1)
+        return self.quantize(F.silu(gate).mul_(up))
+
+    def quantize(self, x: Tensor) -> Activations:
+        """[T, K] as the products take it."""
+        return quantize_activations(x) if self.int8 else x
+
+    def dequantize(self, found: Result, bias: Tensor | None = None) -> Tensor:
+        """What a product gave, as it is.  `bias` is for an unscaled one, which has none."""
+        return self.scaled(found, bias) if isinstance(found, Unscaled) else found
+
+    def scaled(self, found: Unscaled, bias: Tensor | None = None) -> Tensor:
+        """values * scale of the row + bias, in the dtype of `values`, which may be overwritten."""
+        out = found.values.float().mul_(found.scales.unsqueeze(1))
+        if bias is not None:
+            out += bias
+        return out.to(found.values.dtype)
+
+    def take_rows(self, elements: Tensor, row_places: Tensor, column_places: Tensor, rows: Tensor) -> Tensor:
+        """[t, k] = elements[row_places[rows[t]] + column_places[k]]"""
+        return elements.take(row_places[rows].unsqueeze(1) + column_places)
