@@ -1,13 +1,15 @@
 """What the engine costs per step and per token, with a worker that costs nothing.
 
-    python benchmarks/engine_step.py [--slots 64 256 1024] [--steps 2000] [--seconds 3] [--out step.json]
+    python benchmarks/engine_step.py [--slots 1 64 256 1024] [--steps 2000] [--seconds 3] [--pace-us 500]
+                                     [--out step.json]
 
 1. In one process: the real core reads step reports that were made beforehand, one token for each slot.
    "core" is intake, decisions and outputs; "with codec" adds decoding the report and encoding commands and
    outputs.  Growth and prefix hashing, due every block, are spread over the steps and are in the mean.
-2. With real processes: engine loop, rings and a worker whose executor returns constants at once.  The worker
-   runs freely, so steps/s is what the slower of the two reaches; "engine" is the CPU time of the engine
-   process, all its threads, per step.
+2. With real processes: engine loop, rings and a worker whose executor returns constants, at once and then
+   after a pause of `--pace-us` a step, as a small model would.  At once, the worker runs freely: steps/s is
+   what the slower of the two reaches, and the engine finds several reports a turn.  "engine CPU" is the CPU
+   time of the engine process, all its threads, per step; "gateway CPU" that of the process that reads.
 
 Goal: less than 3 us of the engine's time per token.
 """
@@ -36,7 +38,7 @@ from baton.engine.loop import EngineLoop
 from baton.executor.base import ExecutorInfo, Int32Array, StepBatch, StepResult
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import COMMANDS, Admit
-from baton.protocol.config import InstanceConfig
+from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.reports import REPORTS, StepReport, WorkerReady
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, Query, QueryReply, Submit
 from baton.protocol.sampling import Sampling, Stopping
@@ -51,7 +53,7 @@ TOKENS = 1 << 23
 DEADLINE_S = 60
 
 
-def make_config(slots: int) -> InstanceConfig:
+def make_config(slots: int, pace_s: float = 0.0) -> InstanceConfig:
     return InstanceConfig(
         model="",
         executor="simulated",
@@ -62,6 +64,7 @@ def make_config(slots: int) -> InstanceConfig:
         max_num_batched_tokens=8192,
         max_waiting=slots,
         vocab_size=VOCAB,
+        simulated_cost=CostModel(base=pace_s),
         command_ring_bytes=1 << 22,
         report_ring_bytes=1 << 22,
         log_level="warning",
@@ -106,14 +109,14 @@ def measure_core(slots: int, steps: int) -> dict[str, float]:
     for _ in range(REPEATS):
         core, admits = core_with(slots)
         reports = make_reports(admits, steps)
-        began = time.perf_counter()
+        began = time.process_time()
         for report in reports:
             core.on_report(0, report, 0.0)
             core.flush(0.0)
-        plain.append((time.perf_counter() - began) / steps * 1e6)
+        plain.append((time.process_time() - began) / steps * 1e6)
         core, admits = core_with(slots)
         records = [REPORTS.encode(report) for report in reports]
-        began = time.perf_counter()
+        began = time.process_time()
         for record in records:
             core.on_report(0, REPORTS.decode(record), 0.0)
             batch, messages, _ = core.flush(0.0)
@@ -121,7 +124,7 @@ def measure_core(slots: int, steps: int) -> dict[str, float]:
                 COMMANDS.encode(batch)
             for _, message in messages:
                 FROM_ENGINE.encode(message)
-        coded.append((time.perf_counter() - began) / steps * 1e6)
+        coded.append((time.process_time() - began) / steps * 1e6)
     return {"slots": slots, "core_us": percentile(plain, 50), "codec_us": percentile(coded, 50)}
 
 
@@ -129,11 +132,12 @@ def measure_core(slots: int, steps: int) -> dict[str, float]:
 
 
 class Constant:
-    """An executor that returns the same token for every row, at once."""
+    """An executor that returns the same token for every row, at once or after the pause of its cost model."""
 
     def __init__(self, config: InstanceConfig) -> None:
         self.info = ExecutorInfo(config.num_blocks or 0, BLOCK, "none", 1, VOCAB, "constant")
         self._tokens = np.full(config.max_num_seqs, 7, np.int32)
+        self._pace_s = config.simulated_cost.base
 
     def admit(
         self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
@@ -144,6 +148,8 @@ class Constant:
         pass
 
     def execute(self, batch: StepBatch) -> StepResult:
+        if self._pace_s:
+            time.sleep(self._pace_s)
         return StepResult(self._tokens[: int(batch.samples.sum())])
 
     def close(self) -> None:
@@ -213,8 +219,8 @@ def cpu_seconds(pid: int) -> float:
     )
 
 
-def measure_processes(slots: int, seconds: float) -> dict[str, float]:
-    with instance(make_config(slots)) as (engine, gateway):
+def measure_processes(slots: int, seconds: float, pace_s: float) -> dict[str, float]:
+    with instance(make_config(slots, pace_s)) as (engine, gateway):
         for index in range(slots):
             gateway.send(TO_ENGINE.encode(make_submit(index, slots)))
         deadline = time.monotonic() + DEADLINE_S
@@ -222,24 +228,29 @@ def measure_processes(slots: int, seconds: float) -> dict[str, float]:
             if time.monotonic() > deadline:
                 raise TimeoutError("the instance does not get going")
         before, cpu, began = ask_stats(gateway), cpu_seconds(engine.pid), time.perf_counter()
+        own = time.process_time()
         while time.perf_counter() - began < seconds:
             gateway.recv()
+        own = time.process_time() - own
         after, cpu, took = ask_stats(gateway), cpu_seconds(engine.pid) - cpu, time.perf_counter() - began
     steps = after["steps"] - before["steps"]
     tokens = after["generation_tokens"] - before["generation_tokens"]
     return {
         "slots": slots,
+        "pace_us": pace_s * 1e6,
         "steps_per_s": steps / took,
         "tokens_per_s": tokens / took,
         "engine_cpu_us": cpu / steps * 1e6,
         "engine_cpu_us_per_token": cpu / tokens * 1e6,
+        "gateway_cpu_us": own / steps * 1e6,
         "step_us_in_worker": (after["step_seconds"] - before["step_seconds"]) / steps * 1e6,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--slots", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--slots", type=int, nargs="+", default=[1, 64, 256, 1024])
+    parser.add_argument("--pace-us", type=float, default=500.0)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--out")
@@ -256,25 +267,33 @@ def main() -> None:
         cells = (row["core_us"], row["core_us"] / slots, row["codec_us"], row["codec_us"] / slots)
         table.row(slots, *(f"{cell:.3f}" if cell < 10 else f"{cell:.1f}" for cell in cells))
     table.print()
-    processes = [measure_processes(slots, options.seconds) for slots in options.slots]
+    processes = [
+        measure_processes(slots, options.seconds, pace_us * 1e-6)
+        for pace_us in (0.0, options.pace_us)
+        for slots in options.slots
+    ]
     table = Table(
         f"With real processes, a worker of constants, {options.seconds:g} s on {os.cpu_count()} cores",
         [
             "running slots",
+            "pause us",
             "steps/s",
             "tokens/s",
             "engine CPU us/step",
             "engine CPU us/token",
+            "gateway CPU us/step",
             "worker us/step",
         ],
     )
     for row in processes:
         table.row(
             row["slots"],
+            f"{row['pace_us']:.0f}",
             f"{row['steps_per_s']:.0f}",
             f"{row['tokens_per_s']:.0f}",
             f"{row['engine_cpu_us']:.1f}",
             f"{row['engine_cpu_us_per_token']:.3f}",
+            f"{row['gateway_cpu_us']:.1f}",
             f"{row['step_us_in_worker']:.1f}",
         )
     table.print()

@@ -216,6 +216,20 @@ def test_the_queue_is_bounded_but_free_places_are_used_first():
     assert "1 requests are waiting and max_waiting is 1" in ends[0].message
 
 
+def test_nobody_hurries_while_only_tokens_are_awaited():
+    script = Script(max_num_seqs=2)
+    assert not Script(ready=False).core.unhurried
+    (first,) = script.submit(1)
+    script.submit(2)
+    assert script.core.unhurried
+    script.submit(3)
+    assert not script.core.unhurried, "the third one waits for a slot"
+    script.close(first.slot, first.epoch, CloseReason.STOP)
+    assert script.core.unhurried
+    script.tell(Query(1, "start_profile", "/tmp"))
+    assert not script.core.unhurried, "somebody waits for an order to be done"
+
+
 def test_cancel_while_queued_is_answered_at_once():
     script = Script(max_num_seqs=1)
     script.submit(1)

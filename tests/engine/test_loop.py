@@ -284,6 +284,35 @@ def test_silence_fails_the_instance_within_the_timeout(puppet):
     gateway.close()
 
 
+def test_reports_that_come_fast_are_all_passed_on_and_a_death_meanwhile_is_noticed(puppet):
+    """While the loop rests between reports its workers' doorbell wakes nobody; everything else does."""
+    one = puppet()
+    one.report(READY)
+    gateway = Gateway(one.loop.endpoint)
+    assert isinstance(gateway.receive(), Welcome)
+    count = 300
+    gateway.send(submit(1, [1], count + 1))
+    while not isinstance(commands := one.commands.read(), bytes):
+        time.sleep(0.001)
+    (admit,) = COMMANDS.decode(commands).commands
+    slot, epoch = pack_int32([admit.slot]), pack_int32([admit.epoch])
+    tokens: list[int] = []
+    for step in range(count):
+        one.report(StepReport(step + 1, 1, slot, epoch, pack_int32([step % 100])))
+        time.sleep(0.0002)
+    while len(tokens) < count:
+        message = gateway.receive()
+        if isinstance(message, Outputs):
+            tokens += unpack_int32(message.tokens)
+    assert tokens == [step % 100 for step in range(count)]
+    one.report(StepReport(count + 1, 1, slot, epoch, pack_int32([5])))
+    one.process.kill()
+    while not isinstance(message := gateway.receive(), Failing):
+        pass
+    assert "killed by SIGKILL" in message.message
+    gateway.close()
+
+
 def test_a_full_command_ring_blocks_nobody(puppet):
     one = puppet()
     one.report(READY)

@@ -424,7 +424,7 @@ def goes_on_from_received(patch: Patch) -> None:
     submit = EngineRequest.submit
 
     def wrong(self, decoders=()):
-        return msgspec.structs.replace(submit(self, decoders), generated=self.received.tobytes())
+        return msgspec.structs.replace(submit(self, decoders), generated=self.tokens[: self.taken].tobytes())
 
     patch.setattr(EngineRequest, "submit", wrong)
 

@@ -10,7 +10,7 @@ from baton.ipc.process import wait_any
 from baton.ipc.ring import RETRY_S
 from baton.protocol.commands import COMMANDS, CommandBatch, Control
 from baton.protocol.config import InstanceConfig
-from baton.protocol.reports import REPORTS, StepReport, WorkerFailed, WorkerReady
+from baton.protocol.reports import REPORTS, ControlDone, StepReport, WorkerFailed, WorkerReady
 from baton.worker.wiring import GroupWiring, worker_argv
 
 VOCAB = 1000
@@ -41,6 +41,7 @@ class Group:
         self.wiring = GroupWiring(config, "")
         self.sequence = 0
         self.transfers = 0
+        self.orders = 0
         self.reports = [[] for _ in range(config.tensor_parallel_size)]
         self.workers = []
         for rank in range(config.tensor_parallel_size):
@@ -129,6 +130,17 @@ class Group:
 
     def wait_closed(self, *keys):
         self.wait(lambda: set(keys) <= set(self.closings()), f"closings of {keys}")
+
+    def settle(self):
+        """Until every rank has run the steps that rank 0 has reported: simulated ranks do not wait for each
+        other within a step, as those of a model do.  (An order is answered after the steps before it.)"""
+        self.orders += 1
+        self.send(Control("stop_profile", id=self.orders))
+        ranks = range(len(self.workers))
+        self.wait(
+            lambda: all(any(one.id == self.orders for one in self.of_kind(ControlDone, r)) for r in ranks),
+            "answer to an order",
+        )
 
     def shutdown(self):
         self.send(Control("shutdown"))

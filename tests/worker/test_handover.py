@@ -71,6 +71,7 @@ def test_a_request_goes_on_from_fetched_pages(here, there, transfer):
         decode.ready()
         prefill.send(handed(admit(0, 0, PROMPT, BLOCKS, max_tokens=30)))
         prefill.wait_closed((0, 0))
+        prefill.settle()
         assert prefill.closings()[0, 0] == "handed_over"
         first = prefill.tokens()[0, 0]
         assert first == oracle(PROMPT, 1)

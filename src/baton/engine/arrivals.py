@@ -39,7 +39,7 @@ from typing import Any
 
 from baton.engine.arrival import TRUST, Arrival, Reply, Stage
 from baton.engine.counters import Counters
-from baton.engine.courier import Alarm, Courier
+from baton.engine.courier import Alarm, Courier, earliest
 from baton.engine.credits import Credits
 from baton.engine.fetches import Fetches
 from baton.engine.outbox import Outbox, Outboxes
@@ -106,8 +106,8 @@ class Arrivals:
 
     @property
     def next_deadline(self) -> float | None:
-        times = [time for time in (self._alarm.at, self.credits.next_deadline) if time is not None]
-        return min([*times, *self._renew_at.values()], default=None)
+        deadline = earliest(self._alarm.at, self.credits.next_deadline)
+        return earliest(deadline, min(self._renew_at.values())) if self._renew_at else deadline
 
     def on_clock(self, now: float) -> str | None:
         """Returns why the instance cannot go on, if so."""

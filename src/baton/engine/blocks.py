@@ -214,12 +214,15 @@ class Ledger:
 
     def counts(self) -> dict[str, int]:
         """Blocks by state."""
-        outside: Counter[int] = Counter()
-        for tables in (self._exported, self._reserved):
-            for table in tables.values():
-                outside.update(table)
-        unheld = {block for block, owners in outside.items() if owners == self._refs[block]}
-        exported = len(unheld & {block for table in self._exported.values() for block in table})
+        unheld: set[int] = set()
+        exported = 0
+        if self._exported or self._reserved:
+            outside: Counter[int] = Counter()
+            for tables in (self._exported, self._reserved):
+                for table in tables.values():
+                    outside.update(table)
+            unheld = {block for block, owners in outside.items() if owners == self._refs[block]}
+            exported = len(unheld & {block for table in self._exported.values() for block in table})
         return {
             "total": self.num_blocks,
             "free": self.num_free,
@@ -242,7 +245,26 @@ class Ledger:
     def check(self) -> None:
         """Recounts everything from the tables.  Raises `LedgerError` that names the block that is wrong."""
         tables = [*self._tables, *self._exported.values(), *self._reserved.values()]
-        shares = Counter(block for table in tables for block in table)
+        shares = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                shares[block] += 1
+        idle = {*self._free, *self._cached}
+        is_partition = len(idle) == len(self._free) + len(self._cached) == shares.count(0)
+        is_partition = is_partition and not any(map(shares.__getitem__, idle))
+        indexed = {block for block, known in enumerate(self._known) if known and not shares[block]}
+        if shares != self._refs or not is_partition or indexed != set(self._cached):
+            self._find_fault(shares)
+        for table in tables:
+            if len(set(table)) != len(table):
+                raise LedgerError(f"a table has a block twice: {table}")
+        counts = self.counts()
+        total = sum(number for state, number in counts.items() if state != "total")
+        if total != self.num_blocks or counts["held"] < 0:
+            raise LedgerError(f"the states together are not the pool: {counts}")
+
+    def _find_fault(self, shares: list[int]) -> None:
+        """Raises `LedgerError` for the first block that is not in one place; `shares` counts its tables."""
         free = Counter(self._free)
         for block in range(self.num_blocks):
             owners, refs = shares[block], self._refs[block]
@@ -256,10 +278,4 @@ class Ledger:
                 )
             if bool(self._known[block]) != (block in self._cached) and not refs:
                 raise LedgerError(f"block {block} is cached but not in the prefix index, or the reverse")
-        for table in tables:
-            if len(set(table)) != len(table):
-                raise LedgerError(f"a table has a block twice: {table}")
-        counts = self.counts()
-        total = sum(number for state, number in counts.items() if state != "total")
-        if total != self.num_blocks or counts["held"] < 0:
-            raise LedgerError(f"the states together are not the pool: {counts}")
+        raise LedgerError("the ledger holds a block that is not of the pool")

@@ -35,7 +35,7 @@ import msgspec
 
 from baton.engine.controls import ACTIONS, Controls, RanksDiffer, UnexpectedDone
 from baton.engine.counters import Counters
-from baton.engine.courier import Courier
+from baton.engine.courier import Courier, earliest
 from baton.engine.handovers import Handovers
 from baton.engine.handshake import Handshake, HandshakeError
 from baton.engine.machinery import Machinery
@@ -153,13 +153,26 @@ class EngineCore:
             return None
         if self._failing_at is not None:
             return self._failing_at
-        deadlines = [self._last_report + self.config.step_timeout_s] if self._expecting else []
-        if self._controls.deadline is not None and not self.closing:
-            deadlines.append(self._controls.deadline)
-        if self._machinery is not None and not self.closing:
-            times = (self._machinery.handovers.next_deadline, self._machinery.loads.next_deadline)
-            deadlines += [time for time in times if time is not None]
-        return min(deadlines, default=None)
+        deadline = self._last_report + self.config.step_timeout_s if self._expecting else None
+        if self.closing:
+            return deadline
+        deadline = earliest(deadline, self._controls.deadline)
+        if self._machinery is not None:
+            deadline = earliest(deadline, self._machinery.handovers.next_deadline)
+            deadline = earliest(deadline, self._machinery.loads.next_deadline)
+        return deadline
+
+    @property
+    def unhurried(self) -> bool:
+        """What the workers report next are tokens, and nobody waits for what may follow from them: for blocks
+        or a slot, for another engine (such waits have a deadline), or for an order to be done."""
+        machinery = self._machinery
+        return (
+            machinery is not None
+            and not machinery.scheduler.in_demand
+            and machinery.handovers.next_deadline is None
+            and not self._controls.under_way
+        )
 
     def flush(self, now: float) -> Outgoing:
         """Decides, and takes everything that is to be sent."""

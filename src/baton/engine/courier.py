@@ -44,6 +44,13 @@ class Courier:
         return messages
 
 
+def earliest(one: float | None, other: float | None) -> float | None:
+    """The earlier of two deadlines; None is none."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one if one <= other else other
+
+
 class Alarm:
     """The earliest of many deadlines, never too late; one at infinity is none.
 

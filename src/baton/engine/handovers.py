@@ -14,7 +14,7 @@ import msgspec
 from baton.engine.arrivals import Arrivals
 from baton.engine.blocks import Key
 from baton.engine.counters import Counters
-from baton.engine.courier import Courier
+from baton.engine.courier import Courier, earliest
 from baton.engine.departures import Departures
 from baton.engine.outbox import Outboxes
 from baton.engine.scheduler import Scheduler
@@ -76,8 +76,7 @@ class Handovers:
 
     @property
     def next_deadline(self) -> float | None:
-        times = (self.departures.next_deadline, self.arrivals.next_deadline)
-        return min((time for time in times if time is not None), default=None)
+        return earliest(self.departures.next_deadline, self.arrivals.next_deadline)
 
     def on_clock(self, now: float) -> str | None:
         """Returns why the instance cannot go on, if so."""

@@ -16,6 +16,12 @@ deadline.  Nothing in a turn blocks:
 ROUTER_HANDOVER is on: a gateway that comes back under the identity of a connection that is dead but not yet
 noticed to be so takes it over, where it would be ignored without a word otherwise.
 
+**Rest.**  A model that takes half a millisecond a step would have this loop, ZeroMQ's threads and the gateway
+woken for each token, and they compete with the model for the same cores.  So a turn that follows another one
+closely is followed by a rest of `REST_S`, in which the workers' doorbell wakes nobody; what they report
+meanwhile is read together.  Only while nothing but tokens is awaited (`EngineCore.unhurried`), so nobody who
+waits for blocks, a slot or pages waits longer, and never where steps take longer than two rests.
+
 ZeroMQ's descriptor is edge-triggered and every operation on the socket may consume the edge, so the socket's
 events are looked at again before each sleep.
 
@@ -52,6 +58,9 @@ from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, FromEngine, Target, 
 
 log = logging.getLogger(__name__)
 
+REST_S = 0.001
+"""The grain of `poll()`."""
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _TURN = 256
 """Messages, and records of each ring, that are taken in one turn."""
 _BESIDES_SUBMIT = 1 << 20
@@ -112,7 +121,13 @@ class EngineLoop:
         self._pidfds = {open_pidfd(pid): rank for rank, pid in enumerate(worker_pids)}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         sockets = [self._socket.fileno()] + ([self._peers.fileno()] if self._peers else [])
-        self._waiter = Waiter((*sockets, doorbell.fileno(), self._wake_read, *self._pidfds))
+        others = (*sockets, self._wake_read, *self._pidfds)
+        self._waiter = Waiter((*others, doorbell.fileno()))
+        self._resting = Waiter(others)
+        self._read_at = 0.0
+        """When the last turn began that read reports."""
+        self._hasty = False
+        """Whether this turn read reports, and another one did not long before it."""
 
     def run(self) -> int:
         """Serves until it is told to stop (returns 0) or the instance fails (returns 1)."""
@@ -171,9 +186,14 @@ class EngineLoop:
             timeout = deadline - time.monotonic()
         if has_messages(self._socket) or (self._peers is not None and self._peers.busy()):
             timeout = 0.0
+        elif self._hasty and self.core.unhurried and not self._stopping:
+            timeout = REST_S if timeout is None else min(timeout, REST_S)
+            return self._dead(self._resting.wait(timeout))
         elif self._commands.pending or any(reader.has_news() for reader in self._reports):
             timeout = RETRY_S if timeout is None else min(timeout, RETRY_S)
-        ready = self._waiter.wait(timeout)
+        return self._dead(self._waiter.wait(timeout))
+
+    def _dead(self, ready: list[int]) -> set[int]:
         return {fd for fd in ready if fd in self._pidfds}
 
     def _receive(self) -> None:
@@ -195,6 +215,11 @@ class EngineLoop:
             self.core.on_message(identity, message, time.monotonic())
 
     def _read_reports(self, limit: int | None) -> None:
+        self._hasty = False
+        if self._reports[0].has_news():
+            now = time.monotonic()
+            self._hasty = now - self._read_at < 2 * REST_S
+            self._read_at = now
         for rank, reader in enumerate(self._reports):
             try:
                 self._read_ring(rank, reader, limit)
@@ -231,7 +256,8 @@ class EngineLoop:
     def _send(self, identity: bytes, message: FromEngine) -> bool:
         """False: the gateway is gone."""
         try:
-            self._socket.send_multipart((identity, FROM_ENGINE.encode(message)), zmq.NOBLOCK)
+            self._socket.send(identity, _MORE)
+            self._socket.send(FROM_ENGINE.encode(message), _NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise

@@ -228,11 +228,11 @@ class Slots:
         rows = decode.slots
         starts: Int32Array = self._computed[rows]
         ready = starts < self._capacity[rows]
-        if len(rows) <= budget and ready.all():
+        if len(rows) <= budget and np.count_nonzero(ready) == len(rows):
             tables = decode.tables
             counts, samples = decode.ones, decode.trues
         else:
-            kept = np.flatnonzero(ready)[:budget]
+            kept = ready.nonzero()[0][:budget]
             filled = int(self._capacity.max()) // self.block_size
             rows, starts, tables = rows[kept], starts[kept], decode.tables[kept, :filled]
             counts, samples = decode.ones[: len(kept)], decode.trues[: len(kept)]
@@ -317,7 +317,7 @@ class Slots:
             self._commit_prefill(batch, outcome)
         if result.logprobs or result.prompt_logprobs:
             self._take_logprobs(batch, result, outcome)
-        stopped = (stops == result.tokens[:, None]).any(axis=1)
+        stopped: BoolArray = np.logical_or.reduce(stops == result.tokens[:, None], axis=1)
         if self._many_stops:
             for index, slot in enumerate(sampled.tolist()):
                 if slot in self._many_stops:
@@ -327,8 +327,8 @@ class Slots:
         if self._handovers:
             for index in range(batch.num_decodes, len(sampled)):
                 over[index] |= int(sampled[index]) in self._handovers
-        if over.any():
-            for index in np.flatnonzero(over).tolist():
+        if np.count_nonzero(over):
+            for index in over.nonzero()[0].tolist():
                 reason = CloseReason.HANDED_OVER
                 if stopped[index]:
                     reason = CloseReason.STOP
@@ -380,8 +380,8 @@ class Slots:
 
     def _decode_set(self) -> _DecodeSet:
         if self._decode is None:
-            slots = np.flatnonzero(self._phase == DECODE).astype(np.int32)
-            slots = slots[np.argsort(self._admission[slots])]
+            slots = (self._phase == DECODE).nonzero()[0].astype(np.int32)
+            slots = slots[self._admission[slots].argsort()]
             self._decode = _DecodeSet(slots, self._tables, self._epoch, self._stops)
         return self._decode
 
