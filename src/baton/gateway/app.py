@@ -15,12 +15,14 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from baton.gateway.chat_template import ChatTemplateError
 from baton.gateway.cluster_client import ClusterClient, Requirements
 from baton.gateway.errors import ApiError, BadRequest, MethodNotAllowed, NotFound
 from baton.gateway.generation import Generator
 from baton.gateway.middleware import GatewayMiddleware, error_response
+from baton.gateway.responses import SEND
 from baton.gateway.routes_chat import chat_routes
 from baton.gateway.routes_cluster import cluster_routes
 from baton.gateway.routes_completions import completion_routes
@@ -70,7 +72,7 @@ def create_app(
         yield
         tokenizer.close()
 
-    app = FastAPI(
+    app = _Application(
         title="Baton",
         version=__version__,
         lifespan=lifespan,
@@ -88,6 +90,14 @@ def create_app(
     _add_error_handlers(app)
     app.add_middleware(GatewayMiddleware, api_keys=tuple(api_keys), metrics=metrics)
     return app
+
+
+class _Application(FastAPI):
+    """Keeps the server's `send` for who writes many pieces."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SEND] = send
+        await super().__call__(scope, receive, send)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -22,7 +22,7 @@ import zmq
 
 from baton.gateway.cluster import Cluster, Requirements
 from baton.gateway.errors import ApiError, BadRequest, Conflict, InstanceUnavailable, NotFound
-from baton.gateway.inbox import EngineRequest, Inbox
+from baton.gateway.inbox import EngineRequest, Inbox, Turn
 from baton.gateway.instance_client import InstanceClient
 from baton.gateway.member import Label, Member, State
 from baton.gateway.orders import Answers, ask_each, merge
@@ -65,6 +65,7 @@ class ClusterClient:
             disaggregation_threshold=disaggregation_threshold,
         )
         self.instances: dict[str, InstanceClient] = {}
+        self.turn = Turn()  # for the inboxes of consumers that listen
         self._on_fatal = on_fatal
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -42,7 +42,7 @@ class ByteDetokenizer:
     decoder drops one space at the start of a text, which is here if there is no context before it.
     """
 
-    __slots__ = ("_decode", "_strip", "_token_bytes")
+    __slots__ = ("_rest", "_strip", "_token_bytes")
 
     def __init__(
         self,
@@ -52,17 +52,27 @@ class ByteDetokenizer:
         strip_first_space: bool = False,
     ) -> None:
         self._token_bytes = token_bytes
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._rest = b""
+        """The beginning of a character."""
+        self._strip = False
+        self.push(context[-CONTEXT_TOKENS:])
         self._strip = strip_first_space and not context
-        self._decode(b"".join(map(token_bytes, context[-CONTEXT_TOKENS:])))
 
     def push(self, ids: Sequence[int]) -> str:
-        return self._give(self._decode(b"".join(map(self._token_bytes, ids))))
+        if len(ids) == 1:
+            data = self._rest + self._token_bytes(ids[0])
+            if data.isascii() and not self._strip:
+                self._rest = b""
+                return data.decode("ascii")
+            return self._decode(data)
+        return self._decode(self._rest + b"".join(map(self._token_bytes, ids)))
 
     def finish(self) -> str:
-        return self._give(self._decode(b"", True))
+        return self._decode(self._rest, True)
 
-    def _give(self, text: str) -> str:
+    def _decode(self, data: bytes, final: bool = False) -> str:
+        text, used = codecs.utf_8_decode(data, "replace", final)
+        self._rest = data[used:]
         if self._strip and text:
             self._strip = False
             return text.removeprefix(" ")

@@ -19,6 +19,8 @@ _LOWEST = -9999.0
 encode = msgspec.json.encode
 
 DONE = b"data: [DONE]\n\n"
+NO_USAGE = b',"usage":null'
+"""Of a chunk, where the counts come at the end."""
 
 
 def event(data: bytes) -> bytes:
@@ -46,11 +48,16 @@ class StreamUsage:
     include: bool
     continuous: bool
 
+    @property
+    def changes(self) -> bool:
+        """Each chunk has another count."""
+        return self.continuous
+
     def in_chunk(self) -> bytes:
         """The member of a chunk with choices, with its leading comma; empty if usage is not wanted."""
         if self.continuous:
             return b',"usage":' + encode(usage(self.generation))
-        return b',"usage":null' if self.include else b""
+        return NO_USAGE if self.include else b""
 
     def at_end(self) -> bytes:
         """The event after all choices have ended; empty if usage is not wanted."""

@@ -39,6 +39,26 @@ _AGAIN_S = 1.0
 class Generation:
     """One API request in progress."""
 
+    __slots__ = (
+        "_begun",
+        "_client",
+        "_closed",
+        "_error",
+        "_first_token",
+        "_full_since",
+        "_metrics",
+        "_n",
+        "_pending",
+        "_running",
+        "_sent",
+        "_widest",
+        "_window",
+        "arrived",
+        "inbox",
+        "request_id",
+        "sequences",
+    )
+
     def __init__(
         self,
         request_id: str,
@@ -51,13 +71,12 @@ class Generation:
     ) -> None:
         self.request_id = request_id
         self.sequences: list[Sequence] = []
-        self.inbox = Inbox()
+        self.inbox = Inbox(client.turn)
         self.arrived = arrived
         """`time.monotonic()` when the request came."""
         self._client = client
         self._metrics = metrics
         self._n = n
-        self._by_request: dict[EngineRequest, Sequence] = {}
         self._running = 0
         self._pending: deque[Sequence] = deque()
         """Not submitted yet."""
@@ -68,14 +87,11 @@ class Generation:
         """Something came of it."""
         self._full_since: float | None = None
         self._first_token: float | None = None
-        self._last_chunk: list[float] = []
         self._closed = False
         self._error: str | None = None
 
     def add(self, sequence: Sequence) -> None:
         self.sequences.append(sequence)
-        self._by_request[sequence.request] = sequence
-        self._last_chunk.append(0.0)
         self._running += 1
         self._pending.append(sequence)
 
@@ -117,46 +133,62 @@ class Generation:
         """
         if self.done:
             return []
+        if self.stalled:
+            timeout_s = _AGAIN_S if timeout_s is None else min(timeout_s, _AGAIN_S)
+        return self._advance(await self.inbox.wait(timeout_s))
+
+    def take(self) -> list[Update]:
+        """The updates that have come, without waiting; for who listens to the inbox.  Raises as `next`."""
+        return [] if self.done else self._advance(self.inbox.take())
+
+    @property
+    def stalled(self) -> bool:
+        """The queue was full, and nothing will come by itself: `next` tries again after a while."""
+        return not self._sent
+
+    def _advance(self, news: list[EngineRequest]) -> list[Update]:
         updates: list[Update] = []
         refused: list[Sequence] = []
-        if not self._sent:  # the queue was full: nothing will come by itself
-            timeout_s = _AGAIN_S if timeout_s is None else min(timeout_s, _AGAIN_S)
-        for request in await self.inbox.wait(timeout_s):
-            sequence = self._by_request[request]
+        now = time.monotonic()
+        for request in news:
+            sequence: Sequence = request.consumer
             if sequence.finish_reason is not None:
                 continue
-            chunk = request.take()
-            if self._must_wait(chunk):
-                request.renew()
-                refused.append(sequence)
-                continue
-            try:
-                update = sequence.advance(chunk)
-            except ApiError as error:
-                self._error = error.code or type(error).__name__
-                self.close()
-                raise
+            tokens = request.take_tokens()
+            if tokens is not None:
+                update = sequence.take(tokens)
+            else:
+                chunk = request.take()
+                if self._must_wait(chunk, now):
+                    request.renew()
+                    refused.append(sequence)
+                    continue
+                try:
+                    update = sequence.advance(chunk)
+                except ApiError as error:
+                    self._error = error.code or type(error).__name__
+                    self.close()
+                    raise
             if update.finish_reason is not None:
                 self._running -= 1
                 self._sent -= 1
                 self._window = min(self._window + 1, self._widest)
                 self._full_since = None
                 self._client.cancel(request)
-            self._observe(sequence, update)
+            if update.token_ids:
+                self._observe(sequence, len(update.token_ids), now)
             updates.append(update)
             self._begun = True
-        self._pending.extendleft(reversed(refused))
-        if self._sent or not refused:
+        if refused:
+            self._pending.extendleft(reversed(refused))
+        if self._pending and (self._sent or not refused):
             self.feed()
         return updates
 
-    def _must_wait(self, chunk: Chunk) -> bool:
+    def _must_wait(self, chunk: Chunk, now: float) -> bool:
         """The queue had no room for this sequence of a request that has begun; it is to be tried again."""
-        if chunk.finished is None or chunk.finished.code != "queue_full" or chunk.tokens:
+        if chunk.finished is None or chunk.finished.code != "queue_full" or chunk.tokens or not self._begun:
             return False
-        if not self._begun:
-            return False
-        now = time.monotonic()
         self._full_since = self._full_since or now
         if now - self._full_since > QUEUE_FULL_S:
             return False
@@ -176,6 +208,8 @@ class Generation:
                     completion.logprobs += update.logprobs
                     completion.finish_reason = update.finish_reason
                     completion.stop_reason = update.stop_reason
+                    if self._metrics is None:  # (which would see fewer and larger chunks)
+                        self.sequences[update.index].wait_for_end()
         finally:
             self.close()
         return completions
@@ -204,21 +238,17 @@ class Generation:
                 )
         self._log(now)
 
-    def _observe(self, sequence: Sequence, update: Update) -> None:
-        if not update.token_ids:
+    def _observe(self, sequence: Sequence, count: int, now: float) -> None:
+        """So many tokens of the sequence have come."""
+        metrics, last, sequence.last_tokens_at = self._metrics, sequence.last_tokens_at, now
+        if last:
+            if metrics is not None:
+                metrics.more_tokens(count, now - last)
             return
-        now = time.monotonic()
-        last = self._last_chunk[sequence.index]
-        self._last_chunk[sequence.index] = now
         if self._first_token is None:
             self._first_token = now
-        if self._metrics is None:
-            return
-        if last:
-            self._metrics.inter_token(now - last)
-        else:
-            self._metrics.first_token(now - self.arrived)
-        self._metrics.tokens(0 if last else len(sequence.prompt), len(update.token_ids))
+        if metrics is not None:
+            metrics.first_tokens(count, len(sequence.prompt), now - self.arrived)
 
     def _log(self, now: float) -> None:
         if not log.isEnabledFor(logging.INFO):

@@ -5,14 +5,22 @@ appends tokens to the `EngineRequest`s of the inbox and wakes the consumer at mo
 from the engine.  A consumer that is slower than the engine finds more tokens at once: they coalesce, and
 it delays nobody else.
 
+A consumer either waits (`wait`), which costs a future and a wake-up of its task each time, or it is a
+function (`listen`).  The functions of all consumers that have news are called in one go by the `Turn` that
+their inboxes share, after the message has been distributed: with many streams that is the difference between
+one entry in the event loop's queue for each step of the engine, and two for each token.
+
 Everything here runs on one event loop; nothing is locked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -20,6 +28,8 @@ from baton.gateway.errors import ApiError, RequestCancelled
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import Finished, Submit, Target
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -35,14 +45,43 @@ class Chunk:
     """Instead of `finished`: no more will come."""
 
 
-class Inbox:
-    """The news of one consumer's sequences."""
+class Turn:
+    """Calls listeners in the next turn of the event loop: all that are due by one entry there."""
 
-    __slots__ = ("_closed", "_news", "_waiter")
+    __slots__ = ("_due",)
 
     def __init__(self) -> None:
+        self._due: list[Inbox] = []
+
+    def add(self, inbox: Inbox) -> None:
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._run)
+        self._due.append(inbox)
+
+    def _run(self) -> None:
+        due, self._due = self._due, []
+        for inbox in due:
+            inbox.due, listener = False, inbox.listener
+            try:
+                if listener is not None:
+                    listener()
+            except Exception:  # (a defect: it must not cost the others their turn)
+                log.exception("a consumer of the engine's output failed")
+
+
+class Inbox:
+    """The news of one consumer's sequences.  `turn`: shared by consumers that listen."""
+
+    __slots__ = ("_closed", "_news", "_turn", "_waiter", "due", "listener")
+
+    def __init__(self, turn: Turn | None = None) -> None:
         self._news: list[EngineRequest] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._turn = turn or Turn()
+        self.listener: Callable[[], None] | None = None
+        """Set by `listen`."""
+        self.due = False
+        """It has a place in the next turn."""
         self._closed = False
 
     async def wait(self, timeout_s: float | None = None) -> list[EngineRequest]:
@@ -61,6 +100,10 @@ class Inbox:
                 self._waiter = None
                 if timer:
                     timer.cancel()
+        return self.take()
+
+    def take(self) -> list[EngineRequest]:
+        """The sequences that have news now.  Raises `RequestCancelled` once the inbox is closed."""
         if self._closed:
             raise RequestCancelled
         news, self._news = self._news, []
@@ -68,12 +111,24 @@ class Inbox:
             request.has_news = False
         return news
 
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """From now on `listener` is called soon after each `wake`, and at once if there are news already;
+        None ends that.  Instead of `wait`; it must not raise."""
+        self.listener = listener
+        if self._news or self._closed:
+            self.wake()
+
     def add(self, request: EngineRequest) -> None:
         """Notes that a sequence has news.  The caller wakes the consumer when its message is through."""
         self._news.append(request)
         request.has_news = True
 
     def wake(self) -> None:
+        if self.listener is not None:
+            if not self.due:
+                self.due = True
+                self._turn.add(self)
+            return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -122,38 +177,63 @@ class EngineRequest:
     """While it waits for an instance: until then."""
     prompt_position: int = 1
     """The prompt position whose log-probabilities come next: those before came, maybe of a lost instance."""
-    received: array[int] = field(default_factory=lambda: array("i"))
-    """The tokens that the consumer has taken, of all instances."""
     has_news: bool = False
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    patient: bool = False
+    """Its consumer wants to hear of its end alone; tokens wait until then."""
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    """All that came, of all instances."""
+    taken: int = 0
+    """So many of them the consumer has."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Of the tokens that the consumer does not have; None if there are none."""
+    prompt_logprobs: list[PromptLogprobs] | None = None
     finished: Finished | None = None
     error: ApiError | None = None
+    consumer: Any = None
+    """Whatever the consumer wants to find here."""
 
     @property
     def num_generated(self) -> int:
-        return len(self.received) + len(self.tokens)
+        return len(self.tokens)
 
     @property
     def last_token(self) -> int | None:
         """The last token that came; None before the first."""
-        tokens = self.tokens or self.received
-        return tokens[-1] if tokens else None
+        return self.tokens[-1] if self.tokens else None
+
+    def take_tokens(self) -> list[int] | None:
+        """The tokens that came since the last look, if nothing else came; None: call `take`."""
+        if (
+            self.finished is not None
+            or self.logprobs is not None
+            or self.prompt_logprobs is not None
+            or self.error is not None
+        ):
+            return None
+        new = self.tokens[self.taken :].tolist()
+        self.taken += len(new)
+        return new
 
     def take(self) -> Chunk:
-        """Everything that came since the last call."""
-        self.received.extend(self.tokens)
-        chunk = Chunk(self.tokens, self.logprobs, self.prompt_logprobs, self.finished, self.error)
-        self.tokens, self.logprobs, self.prompt_logprobs = [], [], []
+        """Everything that came since the last look."""
+        new = self.tokens[self.taken :].tolist()
+        self.taken += len(new)
+        chunk = Chunk(new, self.logprobs or [], self.prompt_logprobs or [], self.finished, self.error)
+        self.logprobs = self.prompt_logprobs = None
         return chunk
+
+    def add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        """Of the token that came last without any."""
+        if self.logprobs is None:
+            self.logprobs = []
+        self.logprobs.append(logprobs)
 
     def submit(self, decoders: tuple[Target, ...] = ()) -> Submit:
         """The message that asks an engine for it, or for the rest of it."""
         sampling = self.sampling
         generated = b""
         if self.num_generated:
-            generated = (self.received + array("i", self.tokens)).tobytes()
+            generated = self.tokens.tobytes()
             if sampling.prompt_logprobs is not None:  # they came before the first token
                 sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return Submit(
@@ -176,7 +256,7 @@ class EngineRequest:
         if known > 0:
             run = msgspec.structs.replace(run, first=self.prompt_position, positions=run.positions[known:])
         self.prompt_position = run.first + len(run.positions)
-        self.prompt_logprobs.append(run)
+        self.prompt_logprobs = [*(self.prompt_logprobs or ()), run]
         self.notify()
         return True
 

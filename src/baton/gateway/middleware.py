@@ -93,4 +93,8 @@ class GatewayMiddleware:
 
 def _route(scope: dict[str, Any] | Scope) -> str:
     """The route's template: a label must not have as many values as there are paths."""
-    return getattr(scope.get("route"), "path", "unmatched")
+    route = scope.get("route")
+    if route is not None:
+        return str(getattr(route, "path", "unmatched"))
+    # A plain route says only that it matched; those that there are have no parameters.
+    return scope["path"] if "endpoint" in scope else "unmatched"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.gateway.formats import (
+    NO_USAGE,
     StreamUsage,
     TokenNames,
     chat_logprobs,
@@ -15,6 +16,9 @@ from baton.gateway.formats import (
 )
 from baton.gateway.generation import Completion, Generation, Update
 from baton.gateway.responses import now
+
+_PLAIN = b'},"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+_PLAIN_WITH_USAGE = _PLAIN[:-3] + NO_USAGE + _PLAIN[-3:]
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,6 +37,8 @@ class ChatOptions:
 class ChatRenderer:
     """A `Renderer`."""
 
+    __slots__ = ("_begun", "_generation", "_head", "_names", "_openings", "_options", "_plain", "_usage")
+
     def __init__(self, generation: Generation, options: ChatOptions, names: TokenNames) -> None:
         self._generation = generation
         self._options = options
@@ -45,11 +51,15 @@ class ChatRenderer:
         }
         self._usage = StreamUsage(generation, self._head, options.include_usage, options.continuous_usage)
         opening = encode(self._head)[:-1]
-        self._openings = [
+        self._openings = tuple(
             b"data: " + opening + b',"choices":[{"index":%d,"delta":' % index
             for index in range(len(generation.sequences))
-        ]
+        )
         self._begun = [False] * len(generation.sequences)
+        self._plain: bytes | None = None
+        """What follows the text in a chunk that brings nothing but text; None if each is different."""
+        if options.top_logprobs is None and not (options.token_ids or self._usage.changes):
+            self._plain = _PLAIN_WITH_USAGE if options.include_usage else _PLAIN
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -77,6 +87,10 @@ class ChatRenderer:
         )
 
     def chunk(self, update: Update) -> bytes:
+        if self._plain is not None and update.finish_reason is None:
+            if not update.text:
+                return b""
+            return self._openings[update.index] + b'{"content":' + encode(update.text) + self._plain
         options, index = self._options, update.index
         wants_tokens = options.top_logprobs is not None or options.token_ids
         if not (update.text or update.finish_reason or (update.token_ids and wants_tokens)):

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.gateway.formats import (
+    NO_USAGE,
     CompletionLogprobs,
     StreamUsage,
     TokenNames,
@@ -16,6 +17,9 @@ from baton.gateway.formats import (
 from baton.gateway.generation import Completion, Generation, Update
 from baton.gateway.prompts import Prompt
 from baton.gateway.responses import now
+
+_PLAIN = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+_PLAIN_WITH_USAGE = _PLAIN[:-3] + NO_USAGE + _PLAIN[-3:]
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,6 +41,19 @@ class CompletionOptions:
 class CompletionRenderer:
     """A `Renderer`."""
 
+    __slots__ = (
+        "_begun",
+        "_generation",
+        "_head",
+        "_names",
+        "_offsets",
+        "_openings",
+        "_options",
+        "_plain",
+        "_prompts",
+        "_usage",
+    )
+
     def __init__(
         self, generation: Generation, prompts: list[Prompt], options: CompletionOptions, names: TokenNames
     ) -> None:
@@ -55,10 +72,14 @@ class CompletionRenderer:
         }
         self._usage = StreamUsage(generation, self._head, options.include_usage, options.continuous_usage)
         opening = encode(self._head)[:-1]
-        self._openings = [
+        self._openings = tuple(
             b"data: " + opening + b',"choices":[{"index":%d,"text":' % index
             for index in range(len(generation.sequences))
-        ]
+        )
+        self._plain: bytes | None = None
+        """What follows the text in a chunk that brings nothing but text; None if each is different."""
+        if not (options.echo or options.logprobs or options.token_ids or self._usage.changes):
+            self._plain = _PLAIN_WITH_USAGE if options.include_usage else _PLAIN
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         return {
@@ -71,6 +92,8 @@ class CompletionRenderer:
         return b""
 
     def chunk(self, update: Update) -> bytes:
+        if self._plain is not None and update.finish_reason is None:
+            return self._openings[update.index] + encode(update.text) + self._plain if update.text else b""
         options, index = self._options, update.index
         text, logprobs, extra = update.text, b"null", b""
         first = not self._begun[index]

@@ -170,17 +170,22 @@ class RequestTable:
         ids, tokens = unpack_int64(outputs.ids), unpack_int32(outputs.tokens)
         if len(ids) != len(tokens) or any(not 0 <= at < len(tokens) for at, _ in outputs.logprobs):
             raise MalformedMessage(f"outputs: {len(ids)} ids and {len(tokens)} tokens do not fit together")
-        owners = [self._owner(sender, number) for number in ids]
-        for owner, token in zip(owners, tokens, strict=True):
+        owners: list[EngineRequest | None] = []
+        running, name = self.running, sender.name
+        for number, token in zip(ids, tokens, strict=True):
+            owner = running.get(number)
+            if owner is None or not owner.heard or owner.at != name:  # (nearly always it is the sender's)
+                owner = self._owner(sender, number)
+            owners.append(owner)
             if owner is not None:
                 owner.tokens.append(token)
-                if not owner.has_news:
+                if not (owner.has_news or owner.patient):
                     owner.inbox.add(owner)
                     woken[owner.inbox] = None
         for index, logprobs in outputs.logprobs:
             owner = owners[index]
             if owner is not None:
-                owner.logprobs.append(logprobs)
+                owner.add_logprobs(logprobs)
         for number, prompt_logprobs in outputs.prompt_logprobs:
             owner = self.running.get(number)
             if owner is not None and owner.at == sender.name and owner.add_prompt_logprobs(prompt_logprobs):

@@ -5,7 +5,13 @@ disconnect and cancels the generation, and with it every sequence, at once.
 
 The status of a stream is decided by its first update, so that a full queue is a 429 and not an event; if
 that takes long the stream begins without it.  Each wake-up by the engine becomes one write, however many
-sequences have news.  While the connection does not take more, tokens coalesce in the inbox.
+sequences have news.
+
+While a stream flows no task of it runs: its inbox calls a function that renders what came and writes it, in
+one go with all other streams that got something from the same message.  Only a connection that does not take
+more (its client reads too slowly: the transport's buffer is over its mark) wakes the task, which then waits
+for that connection; meanwhile nothing listens, and tokens coalesce in the inbox.  So a slow client holds a
+buffer and the tokens that it has not read, which `max_tokens` bounds, and delays nobody else.
 """
 
 from __future__ import annotations
@@ -22,8 +28,13 @@ from baton.gateway.errors import ApiError, InternalError, RequestCancelled
 from baton.gateway.formats import DONE, encode, event
 from baton.gateway.generation import Completion, Generation, Update
 from baton.gateway.middleware import error_response
+from baton.gateway.stepping import Begun, begin
 
 log = logging.getLogger(__name__)
+
+SEND = "baton.send"
+"""In the scope: the server's own `send`, for the pieces of a body.  Every wrapper around it looks at nothing
+but the start of a response, and would cost each piece another call."""
 
 _FIRST_UPDATE_S = 2.0
 _STREAM_HEADERS = [
@@ -63,7 +74,8 @@ class GenerationResponse(Response):
         try:
             if self._stream:
                 updates = await self._generation.next(_FIRST_UPDATE_S)
-                await self._send_stream(updates, send)
+                await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                await self._send_stream(updates, scope.get(SEND, send))
             else:
                 completions = await self._generation.collect()
                 body = Response(encode(self._renderer.whole(completions)), media_type="application/json")
@@ -82,20 +94,18 @@ class GenerationResponse(Response):
         self._generation.cancel()
 
     async def _send_stream(self, updates: list[Update], send: Send) -> None:
-        """Everything from the status line on; errors become the last event."""
+        """Everything after the headers; errors become the last event."""
         generation, renderer = self._generation, self._renderer
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        data = renderer.begin()
+        data = renderer.begin() + _render(renderer, updates)
         try:
-            while True:
-                data += b"".join([renderer.chunk(update) for update in updates])
-                if generation.done:
-                    data += renderer.end() + DONE
-                    break
+            while not generation.done:
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-                updates = await generation.next()
-                data = b""
+                if generation.stalled:
+                    data = _render(renderer, await generation.next())
+                else:
+                    data = await self._flow(send)
+            data += renderer.end() + DONE
         except ApiError as error:
             data = event(encode(error.body()))
         except RequestCancelled:
@@ -109,6 +119,61 @@ class GenerationResponse(Response):
             data = event(encode(failure.body()))
         generation.close()
         await send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _flow(self, send: Send) -> bytes:
+        """Writes events as they come, until the generation is done or has to be waited for, or the connection
+        took no more and takes some again.  Returns what is not written yet.  Raises as `Generation.next`."""
+        flow = _Flow(self._generation, self._renderer, send)
+        inbox = self._generation.inbox
+        inbox.listen(flow.on_news)
+        try:
+            left = await flow.ended
+        finally:
+            inbox.listen(None)
+        if isinstance(left, bytes):
+            return left
+        await left
+        return b""
+
+
+class _Flow:
+    """A stream while nobody waits for it."""
+
+    __slots__ = ("_generation", "_renderer", "_send", "ended")
+
+    def __init__(self, generation: Generation, renderer: Renderer, send: Send) -> None:
+        self._generation = generation
+        self._renderer = renderer
+        self._send = send
+        self.ended: asyncio.Future[bytes | Begun] = asyncio.get_running_loop().create_future()
+        """What is to be written, or a write that waits."""
+
+    def on_news(self) -> None:
+        generation = self._generation
+        left: bytes | Begun | None
+        try:
+            data = _render(self._renderer, generation.take())
+            if generation.done or generation.stalled:
+                left = data
+            elif data:
+                left = begin(self._send({"type": "http.response.body", "body": data, "more_body": True}))
+            else:
+                left = None
+        except Exception as error:
+            generation.inbox.listen(None)
+            if not self.ended.done():
+                self.ended.set_exception(error)
+            return
+        if left is not None:
+            generation.inbox.listen(None)
+            if not self.ended.done():
+                self.ended.set_result(left)
+
+
+def _render(renderer: Renderer, updates: list[Update]) -> bytes:
+    if len(updates) == 1:
+        return renderer.chunk(updates[0])
+    return b"".join([renderer.chunk(update) for update in updates])
 
 
 def now() -> int:

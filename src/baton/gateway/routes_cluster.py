@@ -129,7 +129,7 @@ def _check_fit(gateway: Gateway, body: JoinRequest, renewal: bool) -> None:
         raise _misfit(
             "dtype",
             f"it computes in {body.dtype[:64]}, the instances here in {served.dtype}; start it with the same "
-            "--dtype and --executor",
+            "--dtype, --quantization and --executor",
         )
 
 

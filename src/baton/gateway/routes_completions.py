@@ -20,7 +20,6 @@ from baton.protocol.sampling_params import SamplingParams, make_params
 def completion_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         arrived = time.monotonic()
         body = await gateway.read(request, CompletionRequest)
@@ -59,6 +58,8 @@ def completion_routes(gateway: Gateway) -> APIRouter:
         renderer = CompletionRenderer(generation, prompts, shape, names)
         return GenerationResponse(generation, renderer, stream=bool(body.stream))
 
+    # (A plain route: it reads the body itself, and FastAPI's way to a handler costs a fifth of a request.)
+    router.add_route("/v1/completions", completions, methods=["POST"])
     return router
 
 

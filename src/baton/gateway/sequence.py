@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from baton.gateway.detokenizer import Detokenizer, StopStrings
@@ -52,6 +53,25 @@ class Completion:
 class Sequence:
     """One sequence: turns the engine's chunks into updates."""
 
+    __slots__ = (
+        "_detokenizer",
+        "_drop_output",
+        "_eos",
+        "_last_token",
+        "_params",
+        "_stop_ids",
+        "_stops",
+        "finish_reason",
+        "index",
+        "last_tokens_at",
+        "num_cached",
+        "num_generated",
+        "prompt",
+        "prompt_logprobs",
+        "queued_s",
+        "request",
+    )
+
     def __init__(
         self,
         index: int,
@@ -72,21 +92,25 @@ class Sequence:
         """Prompt tokens from the prefix cache; None while unknown (until the engine's end)."""
         self.queued_s: float | None = None
         self.finish_reason: EndReason | None = None
+        self.last_tokens_at = 0.0
+        """When tokens came last (`time.monotonic()`); 0 before the first."""
         self.request = request
+        request.consumer = self
         self._params = params
-        self._tokenizer = tokenizer
-        self._eos = frozenset(eos_token_ids)
-        self._stop_ids = frozenset(request.stopping.stop_token_ids)
+        self._eos = _ids(tuple(eos_token_ids))
+        self._stop_ids = _ids(tuple(request.stopping.stop_token_ids))
         self._drop_output = drop_output
         self._last_token = -1
         self._detokenizer: Detokenizer | None = None
         if params.detokenize:
-            self._detokenizer = self._tokenizer.detokenizer(
-                self.prompt, skip_special_tokens=params.skip_special_tokens
-            )
+            self._detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=params.skip_special_tokens)
         self._stops: StopStrings | None = None
         if params.stop_strings:
             self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
+
+    def wait_for_end(self) -> None:
+        """Nobody looks at single tokens: what comes is kept until the end, if the worker decides that."""
+        self.request.patient = self._stops is None
 
     def advance(self, chunk: Chunk) -> Update:
         """Raises `ApiError` if the sequence failed."""
@@ -99,15 +123,32 @@ class Sequence:
             self.num_cached = min(chunk.finished.num_cached, len(self.prompt))
             self.queued_s = chunk.finished.queued_s
         self._take_prompt_logprobs(chunk)
-        text, taken, stop = self._take_tokens(chunk.tokens)
-        update = Update(self.index, text, chunk.tokens[:taken], chunk.logprobs[:taken], None, None)
+        update = self._update(chunk.tokens)
+        if chunk.logprobs:
+            update.logprobs = chunk.logprobs[: len(update.token_ids)]
+        if update.finish_reason is None and chunk.finished is not None:
+            self._end(chunk.finished, update)
+        return self._given(update)
+
+    def take(self, tokens: list[int]) -> Update:
+        """`advance` for tokens and nothing else: what happens nearly always."""
+        update = self._update(tokens)
+        if update.finish_reason is None and not self._drop_output:
+            return update
+        return self._given(update)
+
+    def _update(self, tokens: list[int]) -> Update:
+        """What tokens bring, and the end if they complete a stop string."""
+        text, taken, stop = self._take_tokens(tokens)
+        if taken < len(tokens):
+            tokens = tokens[:taken]
         self.num_generated += taken
         if taken:
-            self._last_token = chunk.tokens[taken - 1]
-        if stop is not None:
-            update.finish_reason, update.stop_reason = "stop", stop
-        elif chunk.finished is not None:
-            self._end(chunk.finished, update)
+            self._last_token = tokens[-1]
+        return Update(self.index, text, tokens, [], None if stop is None else "stop", stop)
+
+    def _given(self, update: Update) -> Update:
+        """Notes the end; without output where none is wanted."""
         self.finish_reason = update.finish_reason
         if self._drop_output:
             self.num_generated = 0
@@ -156,6 +197,12 @@ class Sequence:
             if not self.prompt_logprobs:
                 self.prompt_logprobs = [None] * len(self.prompt)
             self.prompt_logprobs[run.first : run.first + len(run.positions)] = run.positions
+
+
+@lru_cache(maxsize=256)
+def _ids(tokens: tuple[int, ...]) -> frozenset[int]:
+    """One set for all sequences with the same ids: what many streams look at stays in the cache."""
+    return frozenset(tokens)
 
 
 def _failure(finished: Finished) -> ApiError | None:

@@ -71,6 +71,18 @@ class _Backend(Protocol):
     def token_to_id(self, token: str) -> int | None: ...
 
 
+class _Bytes(dict[int, bytes]):
+    """Of each token; found when it is first asked for."""
+
+    def __init__(self, find: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, token: int) -> bytes:
+        found = self[token] = self._find(token)
+        return found
+
+
 class Tokenizer:
     """Immutable after loading; encoding is safe from any thread."""
 
@@ -80,7 +92,9 @@ class Tokenizer:
         self.special_tokens = _special_tokens(config)
         """`bos_token` and the like → text."""
         self._to_bytes, self._strip_first_space = _bytes_of(description.decoder)
-        self._bytes: dict[int, bytes] = {}
+        self._bytes = _Bytes(self._find_bytes)
+        visible = _Bytes(lambda token: b"" if token in self.special_ids else self._bytes[token])
+        self._bytes_of, self._visible_of = self._bytes.__getitem__, visible.__getitem__
         self._prefix: list[int] = []
         """Ids that come before an encoded text with special tokens and that `backend` does not add."""
         bos = self.special_tokens.get("bos_token")
@@ -158,10 +172,7 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for, special ones too; empty for an unknown id."""
-        known = self._bytes.get(token)
-        if known is None:
-            known = self._bytes[token] = self._find_bytes(token)
-        return known
+        return self._bytes[token]
 
     def token_text(self, token: int) -> str:
         """A token on its own; U+FFFD where it is a part of a character."""
@@ -176,7 +187,7 @@ class Tokenizer:
                 hidden=self.special_ids if skip_special_tokens else (),
             )
         return ByteDetokenizer(
-            self._visible_bytes if skip_special_tokens else self.token_bytes,
+            self._visible_of if skip_special_tokens else self._bytes_of,
             context,
             strip_first_space=self._strip_first_space,
         )
@@ -192,9 +203,6 @@ class Tokenizer:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _visible_bytes(self, token: int) -> bytes:
-        return b"" if token in self.special_ids else self.token_bytes(token)
 
     def _find_bytes(self, token: int) -> bytes:
         content = self._backend.id_to_token(token)

@@ -12,10 +12,18 @@ import ctypes
 import os
 import select
 import signal
+import time
 from collections.abc import Iterable
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _DEAD = select.POLLERR | select.POLLHUP | select.POLLNVAL
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, the interpreter's start and imports included."""
+    started = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
 class ParentGone(RuntimeError):

@@ -23,7 +23,7 @@ async def announce(plan: Plan, client: ClusterClient, listener: socket.socket, s
         say("  no instance runs here; start some with: baton serve --instance --join HOST:PORT")
     config = plan.instance
     say(
-        f"  model     {plan.served.name} ({plan.architecture}), {config.dtype}, "
+        f"  model     {plan.served.name} ({plan.architecture}), {plan.served.dtype or config.dtype}, "
         f"{config.max_model_len:,} tokens of context"
     )
     await asyncio.gather(*(_announce_instance(link, named=len(mine) > 1) for link in mine))

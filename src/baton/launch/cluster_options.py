@@ -8,7 +8,6 @@ all their ranks, and the memory that is free among their KV pools.  Sizes that w
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -16,6 +15,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from baton.gateway.member import Label
+from baton.ipc.cores import usable_cores
 from baton.launch.options import OptionError, Plan
 from baton.protocol.config import InstanceConfig
 
@@ -148,4 +148,4 @@ def _share_of_cores(config: InstanceConfig, instances: int) -> int | None:
     """None: one instance takes them all, as its workers do by themselves."""
     if instances <= 1:
         return None
-    return max(1, len(os.sched_getaffinity(0)) // (instances * config.tensor_parallel_size))
+    return max(1, usable_cores() // (instances * config.tensor_parallel_size))

@@ -31,6 +31,11 @@ class Fleet:
             for plan in instances
         }
 
+    @property
+    def spawned(self) -> bool:
+        """Each instance has a process."""
+        return all(supervisor.pid is not None for supervisor in self.supervisors.values())
+
     async def run(self) -> None:
         """Until cancelled.  Raises `InstanceFailed` when an instance cannot be started, or none is left."""
         if not self.supervisors:  # a gateway whose instances all join from elsewhere

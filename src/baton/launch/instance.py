@@ -9,6 +9,7 @@ the instance failed.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -19,8 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from baton.engine.loop import EngineLoop
 from baton.ipc.process import ParentGone, die_with_parent
+from baton.launch.environment import worker_environment
 from baton.observe.logs import configure_logging
 from baton.protocol.config import InstanceConfig
 from baton.worker.wiring import GroupWiring, WorkerWiring, worker_argv
@@ -56,6 +57,8 @@ def run_instance(launch: InstanceLaunch) -> int:
             _start(group.worker(rank, workers[0].pid)) for rank in range(1, config.tensor_parallel_size)
         ]
         group.close_worker_ends()
+        from baton.engine.loop import EngineLoop  # (now, while the workers import theirs)
+
         loop = EngineLoop(
             config,
             incarnation=launch.incarnation,
@@ -68,6 +71,8 @@ def run_instance(launch: InstanceLaunch) -> int:
         )
         os.write(launch.told_fd, f"{loop.endpoint}\n".encode())
         os.close(launch.told_fd)
+        gc.collect()
+        gc.freeze()  # what has been imported stays: the garbage collector need not walk it between steps
         return loop.run()
     finally:
         _end(workers)
@@ -75,14 +80,12 @@ def run_instance(launch: InstanceLaunch) -> int:
 
 
 def _start(wiring: WorkerWiring) -> subprocess.Popen[bytes]:
-    """Starts a rank.
-
-    Compute threads sleep at OpenMP's barriers instead of spinning there: cores are shared with the engine,
-    the gateway and whatever else runs, and a spinning thread keeps away the one that it waits for.
-    """
-    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+    """Starts a rank."""
     return subprocess.Popen(
-        worker_argv(wiring), pass_fds=wiring.descriptors(), stdin=subprocess.DEVNULL, env=environment
+        worker_argv(wiring),
+        pass_fds=wiring.descriptors(),
+        stdin=subprocess.DEVNULL,
+        env=worker_environment(),
     )
 
 

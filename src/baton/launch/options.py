@@ -35,6 +35,7 @@ class ServeOptions:
     revision: str | None = None
     served_model_name: tuple[str, ...] = ()
     dtype: str = "auto"
+    quantization: Literal["int8"] | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 2048
@@ -85,6 +86,7 @@ def make_plan(options: ServeOptions) -> Plan:
         executor=options.executor,
         device=device,
         dtype=_dtype(options.dtype, model.dtype, device),
+        quantization=_quantization(options, device),
         tensor_parallel_size=options.tensor_parallel_size,
         block_size=options.block_size,
         num_blocks=options.num_gpu_blocks_override,
@@ -111,7 +113,7 @@ def make_plan(options: ServeOptions) -> Plan:
         eos_token_ids=generation.eos_token_ids or model.eos_token_ids,
         vocab_size=model.vocab_size,
         checkpoint=fingerprint(directory),
-        dtype="simulated" if options.executor == "simulated" else instance.dtype,
+        dtype=_computes_in(instance),
         defaults=generation.sampling if options.generation_config == "auto" else {},
         seed=options.seed,
     )
@@ -213,6 +215,24 @@ def _dtype(flag: str, checkpoint: str, device: str) -> Dtype:
     if name == "float16" and device == "cpu":
         raise OptionError("--dtype float16: not on a CPU; give bfloat16 or float32")
     return name  # type: ignore[return-value]
+
+
+def _quantization(options: ServeOptions, device: str) -> Literal["int8"] | None:
+    if options.quantization is not None:
+        if options.executor != "torch":
+            raise OptionError(f"--quantization {options.quantization}: the simulated executor has no weights")
+        if device != "cpu":
+            raise OptionError(
+                f"--quantization {options.quantization}: on CPUs only; give --device cpu or leave it away"
+            )
+    return options.quantization
+
+
+def _computes_in(instance: InstanceConfig) -> str:
+    """What two instances must have in common to continue each other's requests."""
+    if instance.executor == "simulated":
+        return "simulated"
+    return instance.dtype if instance.quantization is None else f"{instance.dtype}+{instance.quantization}"
 
 
 def _cpu_has_bf16() -> bool:

@@ -38,6 +38,7 @@ import msgspec
 
 from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.instance_client import InstanceClient
+from baton.launch.environment import engine_environment
 from baton.launch.instance import InstanceLaunch
 from baton.launch.runtime_dir import RuntimeDirectory
 from baton.protocol.config import InstanceConfig
@@ -263,7 +264,11 @@ def _spawn(launch: InstanceLaunch) -> subprocess.Popen[bytes]:
     """
     command = [sys.executable, "-P", "-m", "baton.launch.instance", msgspec.json.encode(launch).decode()]
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=(launch.told_fd,)
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=(launch.told_fd,),
+        env=engine_environment(),
     )
 
 

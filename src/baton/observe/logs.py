@@ -16,5 +16,5 @@ def configure_logging(level: str, who: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("httpx", "httpcore", "urllib3", "filelock"):
+    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "torch"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))

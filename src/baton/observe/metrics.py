@@ -8,11 +8,20 @@ one instance has the label `instance`; a sum over it is the server's.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.utils import floatToGoString
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -89,7 +98,8 @@ class Metrics:
         self.registry.register(self._engine)
         self._model_name = model_name
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were served.")
-        self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
+        self._generation_tokens = _Tally(model_name, "generation_tokens", "Generated tokens.")
+        self.registry.register(self._generation_tokens)
         self._success = Counter(
             _PREFIX + "request_success",
             "Sequences by how they ended: stop, length, abort or error.",
@@ -97,7 +107,8 @@ class Metrics:
             registry=self.registry,
         )
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to first token.", _TTFT)
-        self._itl = self._histogram("inter_token_latency_seconds", "Between two chunks of tokens.", _ITL)
+        self._itl = _Buckets(model_name, "inter_token_latency_seconds", "Between two chunks of tokens.", _ITL)
+        self.registry.register(self._itl)
         self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _LATENCY)
         self._queue = self._histogram("request_queue_time_seconds", "From arrival to admission.", _QUEUE)
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens a sequence.", _TOKENS)
@@ -111,18 +122,16 @@ class Metrics:
             registry=self.registry,
         )
 
-    def first_token(self, seconds: float) -> None:
+    def first_tokens(self, count: int, prompt: int, seconds: float) -> None:
+        """The first tokens of a sequence came, so long after the request."""
         self._ttft.observe(seconds)
+        self._prompt_tokens.inc(prompt)
+        self._generation_tokens.value += count
 
-    def inter_token(self, seconds: float) -> None:
+    def more_tokens(self, count: int, seconds: float) -> None:
+        """Further ones came, so long after those before them."""
         self._itl.observe(seconds)
-
-    def tokens(self, prompt: int, generated: int) -> None:
-        """Counts prompt tokens (once a sequence) and generated tokens as they arrive."""
-        if prompt:
-            self._prompt_tokens.inc(prompt)
-        if generated:
-            self._generation_tokens.inc(generated)
+        self._generation_tokens.value += count
 
     def finished(
         self, reason: str, *, seconds: float, prompt: int, generated: int, queued_s: float | None = None
@@ -152,6 +161,40 @@ class Metrics:
         return Histogram(
             _PREFIX + name, text, ("model_name",), buckets=buckets, registry=self.registry
         ).labels(self._model_name)
+
+
+class _Tally:
+    """A counter for what happens with every token: nothing but an addition.  For one thread."""
+
+    def __init__(self, model_name: str, name: str, text: str) -> None:
+        self._model_name, self._name, self._text = model_name, name, text
+        self.value = 0
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(_PREFIX + self._name, self._text, labels=["model_name"])
+        family.add_metric([self._model_name], self.value)
+        yield family
+
+
+class _Buckets:
+    """A histogram for what happens with every token: a search and two additions.  For one thread."""
+
+    def __init__(self, model_name: str, name: str, text: str, bounds: tuple[float, ...]) -> None:
+        self._model_name, self._name, self._text = model_name, name, text
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(_PREFIX + self._name, self._text, labels=["model_name"])
+        bounds = [floatToGoString(bound) for bound in (*self._bounds, math.inf)]
+        counts = zip(bounds, accumulate(self._counts), strict=True)
+        family.add_metric([self._model_name], list(counts), self._sum)
+        yield family
 
 
 _INSTANCE_GAUGES: dict[str, tuple[str, Callable[[InstanceSample], float]]] = {

@@ -23,10 +23,10 @@ from types import FrameType
 
 import msgspec
 
-from baton.executor.base import Executor, create_executor
+from baton.executor.base import Executor, create_executor, import_executor
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.locked import LockedRingWriter
-from baton.ipc.process import ParentGone, die_with_parent, open_pidfd
+from baton.ipc.process import ParentGone, die_with_parent, open_pidfd, process_age_s
 from baton.ipc.ring import RingReader
 from baton.ipc.ticket import PeerDied, TicketReader, TicketWriter
 from baton.observe.logs import configure_logging
@@ -61,6 +61,9 @@ class Worker:
         """Loads, reports ready, runs until the end.  Returns the exit code; raises nothing."""
         executor: Executor | None = None
         try:
+            began_s = process_age_s()
+            import_executor(self._wiring.config)
+            imported_s = process_age_s()
             executor = create_executor(self._wiring.config, self._wiring.rank, self._wiring.rendezvous)
             if self._wiring.config.peer_endpoint:
                 self._transfers = self._make_transfers(executor)
@@ -77,6 +80,13 @@ class Worker:
                     source=None if self._transfers is None else self._transfers.source,
                     detail=info.detail,
                 )
+            )
+            log.info(
+                "started in %.2f s: interpreter %.2f, imports %.2f, model and KV pool %.2f",
+                process_age_s(),
+                began_s,
+                imported_s - began_s,
+                process_age_s() - imported_s,
             )
             # What has been loaded stays: the garbage collector need not walk it in the middle of a step.
             gc.collect()

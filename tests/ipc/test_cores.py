@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from baton.ipc.cores import usable_cores
+
+
+@pytest.fixture
+def sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Eight hardware threads of four cores, all allowed, no quota."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for cpu in range(8):
+        directory = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
+        directory.mkdir(parents=True)
+        (directory / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    (tmp_path / "fs/cgroup").mkdir(parents=True)
+    return tmp_path
+
+
+def test_physical_cores_count(sys: Path):
+    assert usable_cores(sys) == 4
+
+
+def test_the_affinity_mask_counts(sys: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 4, 5})
+    assert usable_cores(sys) == 2
+
+
+def test_without_topology_each_thread_is_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    assert usable_cores(tmp_path) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("max 100000", 4), ("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1), ("nonsense", 4)],
+)
+def test_the_quota_of_a_control_group(sys: Path, text: str, cores: int):
+    (sys / "fs/cgroup/cpu.max").write_text(text + "\n")
+    assert usable_cores(sys) == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("-1", 4), ("300000", 3)])
+def test_the_quota_of_version_1(sys: Path, quota: str, cores: int):
+    directory = sys / "fs/cgroup/cpu"
+    directory.mkdir()
+    (directory / "cpu.cfs_quota_us").write_text(quota)
+    (directory / "cpu.cfs_period_us").write_text("100000")
+    assert usable_cores(sys) == cores
+
+
+def test_of_this_machine():
+    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
