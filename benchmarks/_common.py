@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
-import shlex
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
 
-import baton
-
-
-def machine() -> dict[str, Any]:
-    """The hardware, the software and the command line that a result belongs to."""
-    return {
-        "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "baton": baton.__version__,
-        "load_average": [round(load, 2) for load in os.getloadavg()],
-        "command": shlex.join(["python", *sys.argv]),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+from baton.bench.machine import machine as machine  # for the benchmarks
 
 
 def percentile(values: Sequence[float], q: float) -> float:
@@ -82,11 +63,3 @@ def write_json(path: str | None, result: dict[str, Any]) -> None:
     if path:
         Path(path).write_text(json.dumps(result, indent=2) + "\n")
         print(f"written: {path}")
-
-
-def _field(path: str, name: str) -> str:
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), "")

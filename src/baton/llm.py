@@ -171,7 +171,7 @@ class LLM:
         params = (sampling_params or make_params(self._plan.served.defaults, {}, max_tokens=None)).replace(
             n=1
         )
-        generation = self._background.call(self._start([ids], params))
+        generation = self._background.call(self._start_one(ids, params))
         try:
             while not generation.done:
                 for update in self._background.call(generation.next()):
@@ -197,12 +197,13 @@ class LLM:
     def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         return self._background.tokenizer.render_chat(messages, **options)
 
-    async def _start(
-        self, prompts: list[list[int]], params: SamplingParams, *, priority: int = 0
-    ) -> Generation:
+    async def _start_one(self, prompt: list[int], params: SamplingParams) -> Generation:
         await self._background.ready()
+        return self._start(prompt, params)
+
+    def _start(self, prompt: list[int], params: SamplingParams, priority: int = 0) -> Generation:
         return self._background.generations.start(
-            prompts, params, request_id=f"llm-{next(self._ids)}", priority=priority
+            [prompt], params, request_id=f"llm-{next(self._ids)}", priority=priority
         )
 
     def _run(
@@ -222,8 +223,9 @@ class LLM:
         async def everything() -> list[RequestOutput]:
             started: list[Generation] = []
             try:
+                await self._background.ready()
                 for ids, one in zip(prompts, each, strict=True):
-                    started.append(await self._start([ids], one, priority=priority))
+                    started.append(self._start(ids, one, priority))
                 with _progress(len(started), show_progress) as advance:
 
                     async def finish(generation: Generation, text: str | None) -> RequestOutput:

@@ -34,6 +34,7 @@ def chat(
     top_p: flags.TopP = None,
     seed: flags.Seed = None,
     dtype: flags.Dtype = "auto",
+    quantization: flags.Quantization = None,
     max_model_len: flags.MaxModelLen = None,
     tensor_parallel_size: flags.TensorParallel = 1,
     log_level: flags.LogLevel = "warning",
@@ -49,6 +50,7 @@ def chat(
         given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
         options: dict[str, Any] = {
             "dtype": dtype,
+            "quantization": quantization,
             "max_model_len": max_model_len,
             "tensor_parallel_size": tensor_parallel_size,
             "log_level": log_level,

@@ -29,6 +29,12 @@ Dtype = Annotated[
     Literal["auto", "bfloat16", "float16", "float32"],
     typer.Option(help="auto: the checkpoint's, or float32 on a CPU without bf16.", rich_help_panel=MODEL),
 ]
+Quantization = Annotated[
+    Literal["int8"] | None,
+    typer.Option(
+        help="int8: weights and activations of all products in 8 bits, on a CPU.", rich_help_panel=MODEL
+    ),
+]
 TensorParallel = Annotated[
     int,
     typer.Option(

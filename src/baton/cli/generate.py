@@ -28,6 +28,7 @@ def generate(
         bool, typer.Option("--chat", help="Send each prompt as a chat message instead of raw text.")
     ] = False,
     dtype: flags.Dtype = "auto",
+    quantization: flags.Quantization = None,
     max_model_len: flags.MaxModelLen = None,
     tensor_parallel_size: flags.TensorParallel = 1,
     log_level: flags.LogLevel = "warning",
@@ -44,6 +45,7 @@ def generate(
         given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
         options: dict[str, Any] = {
             "dtype": dtype,
+            "quantization": quantization,
             "max_model_len": max_model_len,
             "tensor_parallel_size": tensor_parallel_size,
             "log_level": log_level,

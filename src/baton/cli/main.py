@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from baton.cli import chat, generate, replay, serve, simulate
+from baton.cli import bench, chat, generate, replay, serve, simulate
 from baton.version import __version__
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def main(
 app.command("serve")(serve.serve)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.add_typer(bench.app, name="bench")
 app.command("simulate")(simulate.simulate)
 app.command("replay")(replay.replay)
 

@@ -52,6 +52,7 @@ def serve(
         str | None, typer.Option(help="Branch, tag or commit on the hub.", rich_help_panel=flags.MODEL)
     ] = None,
     dtype: flags.Dtype = "auto",
+    quantization: flags.Quantization = None,
     generation_config: Annotated[
         Literal["auto", "baton"],
         typer.Option(
@@ -103,7 +104,9 @@ def serve(
     num_threads: Annotated[
         int | None,
         typer.Option(
-            help="Compute threads of a worker. Default: all cores, divided.", rich_help_panel=_EXECUTION
+            help="Compute threads of a worker. Default: the physical cores that this process may use, "
+            "divided among all workers.",
+            rich_help_panel=_EXECUTION,
         ),
     ] = None,
     executor: Annotated[
@@ -265,6 +268,7 @@ def serve(
             revision=revision,
             served_model_name=tuple(served_model_name or ()),
             dtype=dtype,
+            quantization=quantization,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

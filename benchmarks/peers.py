@@ -1,0 +1,307 @@
+"""Baton beside other engines: the same checkpoint, the same requests, alternating runs, ratio and spread.
+
+    python tools/make_checkpoint.py --shape ernie-0.3b --out /tmp/ernie
+    python benchmarks/peers.py /tmp/ernie --peer vllm=VENV --peer openvino=VENV --work 64x128x128
+
+Theory.  A machine that others use too is faster in one minute than in the next, so only what ran within the
+same minutes can be compared: every engine is started once, warmed up with prompts of the work and the first
+eighth of its output, and then they take turns, round after round.  While one runs the others wait for input
+("CPU waiting" says what that costs).  A row gives the median over the rounds, the slowest and the fastest,
+and the median over the rounds of *our speed / its speed in that round*.
+
+An engine is a process of its own, run by the Python of the virtual environment that it is installed in
+(`_peers/run_*.py`; their first lines say what to install).  Work is NxIxO: N requests, all there at once, of
+I prompt tokens and O greedy output tokens each.  An engine that does not start is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _common import Table, machine, print_machine, write_json
+from baton.bench.workload import random_requests, vocabulary_of
+
+SCRIPTS = {
+    "baton": "run_baton.py",
+    "vllm": "run_vllm.py",
+    "openvino": "run_openvino.py",
+    "llama.cpp": "run_llama_cpp.py",
+    "transformers": "run_transformers.py",
+}
+GIB = 1 << 30
+_PAUSE_S = 1.0
+"""Between two runs: threads of the engine that has just run may spin for a while before they sleep."""
+_ANSWER_S = 1200.0
+"""What starting an engine, conversion included, or one batch may take."""
+
+
+class Engine:
+    """One engine in its process, waiting between runs."""
+
+    def __init__(self, name: str, python: Path, settings: dict[str, Any], log: Path) -> None:
+        """Raises `RuntimeError` with one line if the engine does not start."""
+        self.name = name
+        script = Path(__file__).parent / "_peers" / SCRIPTS[name.partition("@")[0]]
+        self._log = log
+        start = time.perf_counter()
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                [str(python), str(script), json.dumps(settings)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=_environment(python),
+                start_new_session=True,
+            )
+        try:
+            hello = self._read()
+        except BaseException:
+            self.close()
+            raise
+        self.ready_s = time.perf_counter() - start
+        self.version = str(hello["version"])
+        self.resident_bytes = int(hello["resident_bytes"])
+        self.idle_cpu = 0.0
+
+    def run(self, prompts: list[list[int]], output_len: int) -> float:
+        """Seconds for one batch.  Raises `RuntimeError` if the answers are not of the length asked for."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompts": prompts, "output_len": output_len}) + "\n")
+        self._process.stdin.flush()
+        result = self._read()
+        self.resident_bytes = max(self.resident_bytes, int(result["resident_bytes"]))
+        self.idle_cpu = max(self.idle_cpu, float(result["idle_cpu"]))
+        if result["output_tokens"] != output_len * len(prompts):
+            raise RuntimeError(
+                f"{self.name}: {result['output_tokens']} tokens, not {output_len * len(prompts)}"
+            )
+        return float(result["elapsed_s"])
+
+    def close(self) -> None:
+        """Ends the process and what it started."""
+        process = self._process
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            process.wait()
+
+    def _kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        limit = threading.Timer(_ANSWER_S, self._kill)
+        limit.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            limit.cancel()
+        if not line:
+            raise RuntimeError(f"{self.name} ended; its messages are in {self._log}")
+        found: dict[str, Any] = json.loads(line)
+        if "error" in found:
+            raise RuntimeError(f"{self.name} {found['error']}")
+        return found
+
+
+def _environment(python: Path) -> dict[str, str]:
+    """Of an engine: that of its virtual environment, with Intel's OpenMP runtime if it is installed there."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    environment["PATH"] = f"{python.parent}:{environment.get('PATH', '')}"
+    found = sorted(python.parent.parent.glob("lib*/libiomp5.so"))
+    if found:
+        environment["LD_PRELOAD"] = str(found[0])
+    return environment
+
+
+def parse_work(text: str) -> tuple[int, int, int]:
+    """'64x128x128' → (requests, prompt tokens, output tokens)."""
+    try:
+        count, prompt, output = (int(part) for part in text.split("x"))
+        if min(count, prompt, output) < 1:
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give REQUESTSxPROMPTxOUTPUT, such as 64x128x128"
+        ) from None
+    return count, prompt, output
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What `--peer` names."""
+
+    name: str
+    python: Path
+    settings: dict[str, Any]
+    """Where its settings are others than everybody's."""
+
+
+def parse_peer(text: str) -> Peer:
+    """'baton@int8=/path/of/venv,quantization=int8' → name, its Python, its own settings."""
+    name, _, rest = text.partition("=")
+    place, *changes = rest.split(",")
+    if name.partition("@")[0] not in SCRIPTS or not place:
+        raise argparse.ArgumentTypeError(f"{text!r}: give NAME=VENV with one of {', '.join(SCRIPTS)}")
+    python = Path(place).absolute() / "bin" / "python"
+    if not python.exists():
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no {python}")
+    settings: dict[str, Any] = {}
+    for change in changes:
+        key, _, value = change.partition("=")
+        if key not in ("dtype", "quantization", "threads") or not value:
+            raise argparse.ArgumentTypeError(f"{text!r}: {change!r} is no dtype=, quantization= or threads=")
+        settings[key] = int(value) if key == "threads" else value
+    return Peer(name, python, settings)
+
+
+def measure(
+    engines: Sequence[Engine], work: tuple[int, int, int], rounds: int, vocab_size: int
+) -> dict[str, list[float]]:
+    """Name → seconds of each round.  The order turns, so that nobody always follows the same one."""
+    count, prompt, output = work
+    running = list(engines)
+    seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    for turn in range(-1, rounds):
+        prompts = [one.prompt for one in random_requests(count, prompt, output, vocab_size, seed=turn + 1)]
+        first = max(turn, 0) % len(running)
+        for engine in [*running[first:], *running[:first]]:
+            try:
+                time.sleep(_PAUSE_S)
+                elapsed = engine.run(prompts, output if turn >= 0 else max(2, output // 8))
+            except (RuntimeError, BrokenPipeError) as error:
+                if engine is engines[0]:
+                    raise SystemExit(f"error: {error}") from None
+                print(f"left out: {error}", file=sys.stderr)
+                running.remove(engine)
+                del seconds[engine.name]
+                continue
+            if turn >= 0:
+                seconds[engine.name].append(elapsed)
+            print(f"  {engine.name}: {elapsed:.2f} s{'' if turn >= 0 else ' (warm-up)'}", file=sys.stderr)
+    return seconds
+
+
+def show(work: tuple[int, int, int], seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """Prints the table of one workload and returns what it says."""
+    count, prompt, output = work
+    made, total = count * output, count * (prompt + output)
+    ours = next(iter(seconds))
+    title = f"{count} requests, {prompt} in / {output} out"
+    table = Table(title, ["engine", "output tok/s", "total tok/s", "slowest to fastest", f"{ours} / it"])
+    rows: dict[str, Any] = {}
+    for name, times in seconds.items():
+        speeds = [made / elapsed for elapsed in times]
+        ratios = [its / our for its, our in zip(times, seconds[ours], strict=True)]
+        median = statistics.median(speeds)
+        rows[name] = {"output_tok_s": speeds, "median_output_tok_s": median, "ratios": ratios}
+        table.row(
+            name,
+            f"{median:,.0f}",
+            f"{median * total / made:,.0f}",
+            f"{min(speeds):,.0f} to {max(speeds):,.0f}",
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+        )
+    table.print()
+    return {"requests": count, "prompt": prompt, "output": output, "engines": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path, help="directory of a checkpoint")
+    parser.add_argument(
+        "--peer",
+        type=parse_peer,
+        action="append",
+        default=[],
+        metavar="NAME=VENV[,KEY=VALUE]",
+        help=f"{', '.join(SCRIPTS)}; repeatable. NAME@LABEL tells two of a kind apart, settings of one's own "
+        "follow the directory: baton@int8=.venv,quantization=int8",
+    )
+    parser.add_argument(
+        "--work", type=parse_work, nargs="+", default=[(64, 128, 128)], metavar="NxIxO", help="64x128x128"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--quantization", choices=("int8",))
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--kv-cache-gib", type=int, default=2, help="of each engine")
+    parser.add_argument("--converted", type=Path, help="where engines keep what they make of the checkpoint")
+    parser.add_argument("--out", help="write JSON here")
+    options = parser.parse_args()
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engines are closed
+    facts = machine()
+    print_machine(facts)
+    converted = (options.converted or options.model.with_name(options.model.name + "-converted")).absolute()
+    converted.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "model": str(options.model.absolute()),
+        "dtype": options.dtype,
+        "quantization": options.quantization,
+        "threads": options.threads,
+        "max_num_seqs": max(count for count, _, _ in options.work),
+        "max_model_len": max(prompt + output for _, prompt, output in options.work) + 16,
+        "kv_cache_bytes": options.kv_cache_gib * GIB,
+        "converted": str(converted),
+    }
+    vocab_size = vocabulary_of(options.model)
+    with ExitStack() as stack:
+        engines: list[Engine] = []
+        for peer in [Peer("baton", Path(sys.executable), {}), *options.peer]:
+            print(f"starting {peer.name} …", file=sys.stderr)
+            log = converted / f"{peer.name}.log"
+            try:
+                engine = Engine(peer.name, peer.python, settings | peer.settings, log)
+            except RuntimeError as error:
+                if peer.name == "baton":
+                    raise SystemExit(f"error: {error}") from None
+                print(f"left out: {error}", file=sys.stderr)
+                continue
+            stack.callback(engine.close)
+            engines.append(engine)
+        results = [show(work, measure(engines, work, options.rounds, vocab_size)) for work in options.work]
+        table = Table("engines", ["engine", "version", "ready after", "resident at most", "CPU waiting"])
+        for engine in engines:
+            table.row(
+                engine.name,
+                engine.version,
+                f"{engine.ready_s:.1f} s",
+                f"{engine.resident_bytes / GIB:.1f} GiB",
+                f"{engine.idle_cpu:.0%} of a core",
+            )
+        table.print()
+        about = {
+            engine.name: {
+                "version": engine.version,
+                "ready_s": engine.ready_s,
+                "resident_bytes": engine.resident_bytes,
+                "idle_cpu": engine.idle_cpu,
+            }
+            for engine in engines
+        }
+    result = {"machine": facts, "settings": settings, "rounds": options.rounds, "engines": about}
+    write_json(options.out, result | {"work": results})
+
+
+if __name__ == "__main__":
+    main()

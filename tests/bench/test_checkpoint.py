@@ -1,0 +1,67 @@
+"""`tools/make_checkpoint.py`: reproducible, and a model for whoever reads the format."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from baton.model.config import ModelConfig
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "make_checkpoint.py"
+_spec = importlib.util.spec_from_file_location("make_checkpoint", SCRIPT)
+assert _spec is not None
+assert _spec.loader is not None
+make_checkpoint = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(make_checkpoint)
+
+
+def make(directory: Path, seed: int = 0) -> Path:
+    make_checkpoint.make_checkpoint("tiny-llama", directory, seed)
+    return directory
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("checkpoint") / "new" / "tiny")
+
+
+def test_the_same_seed_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
+    again, other = make(tmp_path / "again"), make(tmp_path / "other", seed=1)
+    assert {path.name for path in again.iterdir()} == {path.name for path in checkpoint.iterdir()}
+    for path in checkpoint.iterdir():
+        assert digest(path) == digest(again / path.name)
+    weights = "model.safetensors"
+    assert digest(checkpoint / weights) != digest(other / weights)
+    # Not only here and today: the stream of the generator and the table of quantiles are fixed.
+    assert digest(checkpoint / weights).startswith("29522d77991dad19")
+
+
+def test_every_id_is_a_token_and_every_text_has_ids(checkpoint: Path) -> None:
+    config = ModelConfig.from_directory(checkpoint)
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == config.vocab_size == 2048
+    assert all(tokenizer.id_to_token(index) for index in range(config.vocab_size))
+    text = "Hello, wörld: 12345 漢字\n"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert json.loads((checkpoint / "tokenizer_config.json").read_text())["model_max_length"] == 4096
+
+
+def test_it_loads_in_transformers_and_is_random(checkpoint: Path) -> None:
+    import transformers
+
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    weight = model.model.layers[0].mlp.up_proj.weight.float()
+    assert weight.std().item() == pytest.approx(0.02, rel=0.01)
+    assert abs(weight.mean().item()) < 1e-3
+    assert model.config.num_key_value_heads == 2
