@@ -168,20 +168,22 @@ def test_handed_over_or_not_the_answer_is_the_same(pair: Server, settings: dict[
 
 
 def test_a_client_sees_no_seam_when_the_decoding_instance_is_killed(pair: Server) -> None:
-    expected = complete(pair, max_tokens=300)
-    request = InBackground(lambda: complete(pair, max_tokens=300))
-    until(lambda: instances(pair)["decode-0"]["in_flight"] == 1, "it decodes")
-    time.sleep(0.2)
+    tokens = 850  # (half a second)
+    expected = complete(pair, max_tokens=tokens)
+    continued = pair.metric("baton:requests_continued_total")
     workers = {pid: child_pids(pid) for pid in child_pids(pair.process.pid)}
     victim = next(pid for pid in workers if '"name":"decode-0"' in Path(f"/proc/{pid}/cmdline").read_text())
+    request = InBackground(lambda: complete(pair, max_tokens=tokens))
+    until(lambda: instances(pair)["decode-0"]["in_flight"] == 1, "it decodes")
     os.kill(victim, signal.SIGKILL)
     assert request.result() == expected
+    assert pair.metric("baton:requests_continued_total") == continued + 1
     assert instances(pair)["prefill-0"]["state"] == "ready"
-    until(lambda: instances(pair)["decode-0"]["state"] == "ready", "it is started again")
+    until(lambda: instances(pair)["decode-0"]["restarts"] == 1, "it is started again")
+    assert instances(pair)["decode-0"]["state"] == "ready"
     assert instances(pair)["prefill-0"]["restarts"] == 0
-    assert instances(pair)["decode-0"]["restarts"] == 1
     before = handed_over(pair)
-    assert complete(pair, max_tokens=300) == expected
+    assert complete(pair, max_tokens=tokens) == expected
     assert handed_over(pair) == before + 1
     until(lambda: nothing_is_held(pair), "every block is free or cached", 2.0)
 
