@@ -2,7 +2,7 @@
 
 `zmq_ctx_term` waits until every closed socket has sent what it had, or its linger time is over, and it has no
 deadline of its own.  A connection that is not re-made (RECONNECT_IVL -1) and breaks while its socket is
-being closed can keep libzmq 4.3.5 waiting for ever: seen about once in a hundred deaths of a worker under
+being closed can keep libzmq 4.3.5 waiting for ever: seen twice in some thirty deaths of a worker under
 load, with all descriptors closed and no timer left.  A process that waits for that never ends, so nobody
 starts it again.
 """
