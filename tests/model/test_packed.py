@@ -71,6 +71,8 @@ def test_rows_are_read_back(kind: str, dtype: torch.dtype, shape: tuple[int, int
     table = torch.randn(shape).to(dtype)
     product = made(kind, table)
     rows = rows_of(product, table, FusedOps())
+    if rows is None and kind == "onednn":
+        pytest.skip("oneDNN's order is another one on this CPU: the plain table is kept")
     assert rows is not None
     chosen = torch.randint(0, shape[0], (100,))
     assert torch.equal(rows(chosen), table[chosen])
