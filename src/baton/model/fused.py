@@ -4,13 +4,14 @@
 * `silu_mul`: SwiGLU, silu(gate) * up;
 * `quantize`, `scaled`: into and out of int8 products (see `quantized`), where no other operation does it.
 
-With int8 weights the first two quantize their result and accept an unscaled product.  `cpu.steps` does the
-same with one pass over memory each; this file serves every other device, and a CPU without the native
-library.
+With int8 weights the first two quantize their result and accept an unscaled product.  `cpu.steps` (C++) and
+`cpu.numba_ops` (where that was not built) do the same with one pass over memory each; this file serves every
+other device and dtype.
 """
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -61,6 +62,21 @@ class FusedOps:
             out += bias
         return out.to(found.values.dtype)
 
+    def _result(self, like: Tensor, rows: int, n: int) -> Activations:
+        """Room for what a kernel gives: [rows, n] of the dtype of `like`, or quantized."""
+        if not self.int8:
+            return torch.empty((rows, n), dtype=like.dtype)
+        return Quantized(torch.empty((rows, n), dtype=torch.uint8), torch.empty(rows, dtype=torch.float32))
+
     def take_rows(self, elements: Tensor, row_places: Tensor, column_places: Tensor, rows: Tensor) -> Tensor:
         """[t, k] = elements[row_places[rows[t]] + column_places[k]]"""
         return elements.take(row_places[rows].unsqueeze(1) + column_places)
+
+
+def addresses(item: Tensor | Unscaled | Quantized | None) -> tuple[int, int]:
+    """Of the values and of the scales, for a kernel; 0 for what there is not."""
+    if item is None:
+        return 0, 0
+    if isinstance(item, Tensor):
+        return item.data_ptr(), 0
+    return item.values.data_ptr(), item.scales.data_ptr()

@@ -11,8 +11,8 @@ from torch import Tensor
 from baton.model.cpu.kernels import address_of
 from baton.model.cpu.numba_kernels import kernel, run_task
 from baton.model.cpu.numba_task import NEXT, NORM_EPS, TASK_BYTES, X
-from baton.model.fused import Activations, FusedOps, Result
-from baton.model.quantized import Quantized, Unscaled
+from baton.model.fused import Activations, FusedOps, Result, addresses
+from baton.model.quantized import Unscaled
 
 _ELEMENTS_OF_A_THREAD = 16384
 _SIX, _SEVEN = struct.Struct("=6q"), struct.Struct("=7q")
@@ -48,20 +48,9 @@ class NumbaOps(FusedOps):
         room = threads * (n + 16) * 4 + 64
         if self._scratch.nbytes < room:
             self._scratch = np.zeros(room, np.uint8)
-        out: Activations
-        if self.int8:
-            out = Quantized(torch.empty((rows, n), dtype=torch.uint8), torch.empty(rows, dtype=torch.float32))
-            result, result_scales = out.values.data_ptr(), out.scales.data_ptr()
-        else:
-            out = torch.empty((rows, n), dtype=x.dtype)
-            result, result_scales = out.data_ptr(), 0
-        more, more_scales = 0, 0
-        if isinstance(y, Unscaled):
-            more, more_scales = y.values.data_ptr(), y.scales.data_ptr()
-        elif y is not None:
-            more = y.data_ptr()
-        weights = 0 if weight is None else weight.data_ptr()
+        out = self._result(x, rows, n)
+        weights, _ = addresses(weight)
         _SIX.pack_into(self._fields, NEXT, 0, 0, rows, 0, address_of(self._scratch), 0)
-        _SEVEN.pack_into(self._fields, X, x.data_ptr(), more, more_scales, weights, result, result_scales, n)
+        _SEVEN.pack_into(self._fields, X, x.data_ptr(), *addresses(y), weights, *addresses(out), n)
         run_task(kernel(f"{name}_{self._kind}").address, self._address, threads)
         return out

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch  # noqa: F401  loads its OpenMP runtime
 
+_ALREADY_LOADED = os.RTLD_NOLOAD | ctypes.DEFAULT_MODE if hasattr(os, "RTLD_NOLOAD") else ctypes.DEFAULT_MODE
 _RUNTIME = re.compile(r"/lib(g|i)?omp[^/]*\.so[^/]*$")
 
 
@@ -47,9 +49,6 @@ def openmp() -> OpenMP | None:
         except (OSError, AttributeError):
             continue
     return None
-
-
-_ALREADY_LOADED = getattr(__import__("os"), "RTLD_NOLOAD", 0) | ctypes.DEFAULT_MODE
 
 
 def _address(function: ctypes._CFuncPtr) -> int:  # type: ignore[name-defined]

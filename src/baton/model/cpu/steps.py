@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from baton.model.cpu.library import FLOAT, INT, POINTER, Native, native
-from baton.model.fused import Activations, FusedOps, Result
-from baton.model.quantized import Quantized, Unscaled
+from baton.model.fused import Activations, FusedOps, Result, addresses
+from baton.model.quantized import Unscaled
 
 _MAX_ROW = 1 << 16
 """Elements of a row that is quantized: kernels keep it on their stack as float32."""
@@ -30,11 +30,9 @@ class NativeOps(FusedOps):
 
     def add_norm(self, x: Tensor, y: Result | None, weight: Tensor, eps: float) -> Activations:
         rows, n = x.shape
-        address, scales = _addresses(y)
         out = self._result(x, rows, n)
-        values, out_scales = _addresses(out)
         self._add_norm(
-            self._is_bf16, x.data_ptr(), address, scales, weight.data_ptr(), values, out_scales, rows, n, eps
+            self._is_bf16, x.data_ptr(), *addresses(y), weight.data_ptr(), *addresses(out), rows, n, eps
         )
         return out
 
@@ -42,7 +40,7 @@ class NativeOps(FusedOps):
         values = gate_up.values if isinstance(gate_up, Unscaled) else gate_up
         rows, n = values.shape[0], values.shape[1] // 2
         out = self._result(values, rows, n)
-        self._silu_mul(self._is_bf16, *_addresses(gate_up), *_addresses(out), rows, n)
+        self._silu_mul(self._is_bf16, *addresses(gate_up), *addresses(out), rows, n)
         return out
 
     def quantize(self, x: Tensor) -> Activations:
@@ -50,7 +48,7 @@ class NativeOps(FusedOps):
             return x
         x = x.contiguous()
         out = self._result(x, *x.shape)
-        self._quantize(self._is_bf16, x.data_ptr(), *_addresses(out), *x.shape)
+        self._quantize(self._is_bf16, x.data_ptr(), *addresses(out), *x.shape)
         return out
 
     def scaled(self, found: Unscaled, bias: Tensor | None = None) -> Tensor:
@@ -78,11 +76,6 @@ class NativeOps(FusedOps):
         )
         return out
 
-    def _result(self, like: Tensor, rows: int, n: int) -> Activations:
-        if not self.int8:
-            return torch.empty((rows, n), dtype=like.dtype)
-        return Quantized(torch.empty((rows, n), dtype=torch.uint8), torch.empty(rows, dtype=torch.float32))
-
 
 def fused_ops(dtype: torch.dtype, device: torch.device, longest_row: int, int8: bool = False) -> FusedOps:
     """The fastest that this machine has.  `longest_row`: elements of the widest activations."""
@@ -96,12 +89,3 @@ def fused_ops(dtype: torch.dtype, device: torch.device, longest_row: int, int8: 
     except ImportError:
         return FusedOps(int8)
     return NumbaOps(dtype, int8)
-
-
-def _addresses(item: Tensor | Unscaled | Quantized | None) -> tuple[int | None, int | None]:
-    """Of the values and of the scales."""
-    if item is None:
-        return None, None
-    if isinstance(item, Tensor):
-        return item.data_ptr(), None
-    return item.values.data_ptr(), item.scales.data_ptr()
