@@ -31,10 +31,10 @@ class Fleet:
             for plan in instances
         }
 
-    @property
-    def spawned(self) -> bool:
-        """Each instance has a process."""
-        return all(supervisor.pid is not None for supervisor in self.supervisors.values())
+    async def spawned(self) -> None:
+        """Returns when each instance has had a process; not at all if one never gets it: then `run` ends."""
+        for supervisor in self.supervisors.values():
+            await supervisor.spawned.wait()
 
     async def run(self) -> None:
         """Until cancelled.  Raises `InstanceFailed` when an instance cannot be started, or none is left."""

@@ -110,13 +110,14 @@ async def _serve(served: _Served, options: ServerOptions, listener: socket.socke
     fleet = Fleet(served.instances, client, max_restarts=options.max_restarts)
     instances = asyncio.create_task(fleet.run(), name="fleet")
     ending = _end_requests(client, stopping, impatient, options.shutdown_timeout_s)
+    spawned = asyncio.create_task(fleet.spawned(), name="spawned")
     others = [
+        spawned,
         asyncio.create_task(announce(plan, client, listener, started), name="announce"),
         asyncio.create_task(ending, name="end"),
     ]
     try:
-        while not (fleet.spawned or instances.done()):
-            await asyncio.sleep(0)
+        await asyncio.wait((spawned, instances), return_when=asyncio.FIRST_COMPLETED)
         http = _make_http(plan.served, client, stopping, on_weights, options)
         serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
         await asyncio.wait((serving, instances), return_when=asyncio.FIRST_COMPLETED)

@@ -82,6 +82,8 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._startup_timeout_s = startup_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
+        self.spawned = asyncio.Event()
+        """There has been a process."""
         self.restarts = 0
 
     @property
@@ -141,6 +143,7 @@ class Supervisor:
         with told.inherited() as told_fd:
             launch = InstanceLaunch(config, incarnation, endpoint, str(directory), os.getpid(), told_fd)
             self._process = _spawn(launch)
+            self.spawned.set()
         died = asyncio.ensure_future(_exit_of(self._process))
         ready = asyncio.ensure_future(self._attach(told, incarnation))
         ready_at: float | None = None
