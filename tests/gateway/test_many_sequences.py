@@ -71,12 +71,12 @@ def test_a_full_queue_with_nothing_running_is_asked_again(server: GatewayServer)
     asked: list[float] = []
 
     class Submits(list):
-        """Notes when the engine was asked; it has room again after a few refusals."""
+        """Notes when the engine was asked; it has room again when it was left alone twice for a second."""
 
         def append(self, submit):
             super().append(submit)
             asked.append(time.monotonic())
-            if len(asked) == 13:
+            if len(asked) > 2 and asked[-1] - asked[-2] > 0.9 and asked[-2] - asked[-3] > 0.9:
                 server.engine.behaviour.room = None
 
     def answer(prompt):
@@ -94,8 +94,8 @@ def test_a_full_queue_with_nothing_running_is_asked_again(server: GatewayServer)
         extra_body={"return_token_ids": True},
     )
     assert [choice.token_ids for choice in done.choices] == [[50 + i] for i in range(10)]
-    assert 13 <= len(asked) <= 15
-    assert asked[12] - asked[7] > 1.5, "five refusals, of which at most three came while others ran"
+    # The first window, a question for each of it that ended, the two slow ones, and the two with room.
+    assert SLOTS + 2 < len(asked) <= 2 * SLOTS + 2 + 2
 
 
 def test_a_full_queue_is_the_answer_at_first(server: GatewayServer):
