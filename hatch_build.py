@@ -3,8 +3,8 @@
 Run by hatchling when a wheel or an editable install is made, or by hand: `python hatch_build.py`.
 Without a compiler, or if it fails, one line says so and the installation goes on: the library is optional.
 
-Every source but `dispatch.cpp` is compiled once for each instruction set, under another name space and symbol
-suffix; `dispatch.cpp` tells at run time which of them this CPU has.  The library has a plain C interface
+Every source but those of `COMMON_SOURCES` is compiled once for each instruction set, under another name space and
+symbol suffix; `dispatch.cpp` tells at run time which of them this CPU has.  The library has a plain C interface
 and is linked to nothing of PyTorch's or of OpenMP's.  `BATON_NATIVE=0` skips it.  Objects are kept in
 `build/native`, by what they were made of, so that a second run compiles only what has changed.
 """
@@ -36,7 +36,8 @@ COMMON = (
     "-std=c++17 -O3 -fPIC -fvisibility=hidden -fno-exceptions -fno-rtti -fno-math-errno -fno-trapping-math "
     "-ffp-contract=fast -Wall -Wno-psabi -Wno-uninitialized -Wno-maybe-uninitialized"
 ).split()
-LINK = ["-shared", "-Wl,--as-needed"] if sys.platform != "darwin" else ["-shared"]
+COMMON_SOURCES = ("dispatch.cpp", "team.cpp")
+LINK = ["-shared", "-pthread", "-Wl,--as-needed"] if sys.platform != "darwin" else ["-shared", "-pthread"]
 
 AVX2 = "-mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpopcnt".split()
 AVX512 = [*AVX2, *"-mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512".split()]
@@ -67,7 +68,7 @@ def build() -> bool:
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
     OBJECTS.mkdir(parents=True, exist_ok=True)
     sets = INSTRUCTION_SETS.get(machine, {"plain": []})
-    sources = sorted(path for path in SOURCES.glob("*.cpp") if path.name != "dispatch.cpp")
+    sources = sorted(path for path in SOURCES.glob("*.cpp") if path.name not in COMMON_SOURCES)
     headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.h")))
     made: dict[str, list[Path]] = {}
     error = ""
@@ -86,21 +87,24 @@ def build() -> bool:
             print(f"baton native library: no {name} build: {error}")
     if not made:
         return _say(f"not built: {error}", False)
-    dispatch_key = ("dispatch", SOURCES / "dispatch.cpp")
-    names = ",".join(made)
-    flags = [*COMMON, f'-DBATON_ISAS="{names}"', str(dispatch_key[1])]
-    dispatch = _compile_all(compiler, {dispatch_key: flags}, headers)[dispatch_key]
-    if isinstance(dispatch, str):
-        return _say(f"not built: {dispatch}", False)
+    flags = [*COMMON, f'-DBATON_ISAS="{",".join(made)}"']
+    common = _compile_all(
+        compiler,
+        {("common", SOURCES / name): [*flags, str(SOURCES / name)] for name in COMMON_SOURCES},
+        headers,
+    )
+    for item in common.values():
+        if isinstance(item, str):
+            return _say(f"not built: {item}", False)
     # A process that has the old file mapped keeps it: the new one takes its name.
     fresh = LIBRARY.with_suffix(f".{os.getpid()}.tmp")
-    objects = [str(dispatch), *(str(path) for paths in made.values() for path in paths)]
+    objects = [*map(str, common.values()), *(str(path) for paths in made.values() for path in paths)]
     failed = _error(subprocess.run([compiler, *LINK, "-o", str(fresh), *objects], **_CAPTURE))
     if failed:
         return _say(f"not built: {failed}", False)
     fresh.replace(LIBRARY)
     seconds = time.monotonic() - begin
-    return _say(f"{names.replace(',', ', ')} with {compiler} in {seconds:.1f} s", True)
+    return _say(f"{', '.join(made)} with {compiler} in {seconds:.1f} s", True)
 
 
 def find_compiler() -> str | None:

@@ -8,8 +8,8 @@ the cores that the workers kept busy meanwhile, and their CPU while there was no
 
 | policy | what differs from the default |
 | --- | --- |
-| default | threads sleep at barriers; as many as cores, divided among the instances |
-| spin short, spin long | threads look 1,000 or 20,000 times before they sleep (`GOMP_SPINCOUNT`) |
+| default | helpers look for work for 200 us, then sleep; as many threads as cores, divided by the instances |
+| no spin, spin long | helpers sleep at once, or look for 2,000 us (`BATON_SPIN_US`) |
 | one thread | `--num-threads 1` |
 | pinned | each worker on the cores of its own share |
 | 1P1D … | the same for `--prefill 1 --decode 1`; *undivided*: each worker has a thread for every core |
@@ -47,8 +47,8 @@ _PAIR = ("--prefill", "1", "--decode", "1", "--disaggregation-threshold", "0")
 _CORES = sorted(os.sched_getaffinity(0))
 POLICIES = {
     "default": Policy(),
-    "spin short": Policy(environment=(("GOMP_SPINCOUNT", "1000"),)),
-    "spin long": Policy(environment=(("GOMP_SPINCOUNT", "20000"),)),
+    "no spin": Policy(environment=(("BATON_SPIN_US", "0"),)),
+    "spin long": Policy(environment=(("BATON_SPIN_US", "2000"),)),
     "one thread": Policy(("--num-threads", "1")),
     "pinned": Policy(pinned=True),
     "1P1D": Policy(_PAIR),

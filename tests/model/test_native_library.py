@@ -1,4 +1,4 @@
-"""The native library: built without fuss or not at all, chosen by the CPU, on PyTorch's threads."""
+"""The native library: built without fuss or not at all, chosen by the CPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec.loader.exec_module(module)
     sources = tmp_path / "native"
     sources.mkdir()
-    for name in ("parallel.h", "dispatch.cpp"):
+    for name in ("parallel.h", *module.COMMON_SOURCES):
         (sources / name).write_bytes((module.SOURCES / name).read_bytes())
     (sources / "one.cpp").write_text('#include "parallel.h"\nBATON_EXPORT(one)(int* out) { *out = 1; }\n')
     monkeypatch.setattr(module, "SOURCES", sources)
@@ -124,8 +124,8 @@ def test_the_best_instruction_set_comes_first() -> None:
 
 
 @BUILT
-def test_one_openmp_runtime() -> None:
-    """The library brings no threads of its own, and uses as many as PyTorch."""
+def test_as_many_threads_as_pytorch() -> None:
+    """And linked to no OpenMP runtime: PyTorch has one."""
     needed = subprocess.run(["ldd", str(LIBRARY)], capture_output=True, text=True, check=False).stdout
     assert "omp" not in needed
     assert "libtorch" not in needed

@@ -2,7 +2,7 @@
 
 | variable | value | why |
 | --- | --- | --- |
-| `OMP_WAIT_POLICY` | `passive` | compute threads sleep at OpenMP's barriers: see below |
+| `OMP_WAIT_POLICY` | `passive` | PyTorch's threads sleep at OpenMP's barriers: see below |
 | `THP_MEM_ALLOC_ENABLE` | `1` | PyTorch asks for huge pages for large tensors: weights are read faster |
 | `MALLOC_TRIM_THRESHOLD_`, `…MMAP_THRESHOLD_` | 256, 32 MiB | temporaries stay mapped between steps: below |
 | `OPENBLAS_NUM_THREADS` | `1` | NumPy makes no pool of threads of its own, which nothing would use |
@@ -10,8 +10,8 @@
 Waiting.  Compute threads, engine, gateway and whatever else runs share the cores.  A thread that spins at a
 barrier gains some microseconds a region when every thread has a core of its own.  When it has not, it keeps
 its core from the thread that it waits for until its time slice is over, and a step takes many times as long.
-On few cores that is the rule, so waiting is passive.  For a machine that runs nothing else, set
-`GOMP_SPINCOUNT` (some thousands: tens of microseconds) and measure.
+On few cores that is the rule, so PyTorch's threads wait passively.  Those of the native library, which do
+most of the work, wait actively for a moment but give way (`model/cpu/native/team.cpp`; `BATON_SPIN_US`).
 
 Memory.  glibc gives large blocks back to the kernel when they are freed, and each step would get its
 temporaries anew, cleared page by page: 2,300 page faults, 6 ms of 48, in a prefill of 2,048 tokens by a tiny

@@ -83,6 +83,6 @@ def _open() -> ctypes.CDLL | None:
         return None
     runtime = openmp()
     if runtime is not None:
-        library.baton_bind_openmp.argtypes = [POINTER, POINTER, POINTER]
-        library.baton_bind_openmp(runtime.parallel, runtime.thread_num, runtime.max_threads)
+        library.baton_bind_max_threads.argtypes = [POINTER]
+        library.baton_bind_max_threads(runtime.max_threads)
     return library

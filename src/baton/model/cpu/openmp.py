@@ -1,10 +1,11 @@
-"""The OpenMP runtime that PyTorch has loaded: all parallel code of a process must run on its threads.
+"""The OpenMP runtime that PyTorch has loaded, for kernels that share a step with PyTorch's own products.
 
 Theory.  Two pools of threads in one process fight for the cores (each spins for a while after its work),
-which costs a third of a step.  So Baton's kernels bring no pool.  An OpenMP runtime exports what compilers
-call for `#pragma omp parallel`: `GOMP_parallel(function, data, threads, flags)` (LLVM's and Intel's runtimes
-have it too).  We call the very function that PyTorch calls, so the threads are the ones that have just
-computed a matrix product, and still awake.
+which costs a third of a step.  The native library computes all of a step on threads of its own
+(`native/team.cpp`) and asks here only how many `torch.set_num_threads` allows.  numba's kernels, which run
+between products of oneDNN, bring no pool.  An OpenMP runtime exports what compilers call for `#pragma omp
+parallel`: `GOMP_parallel(function, data, threads, flags)` (LLVM's and Intel's runtimes have it too).  We call
+the very function that PyTorch calls, so the threads are the ones that have just computed a matrix product.
 """
 
 from __future__ import annotations

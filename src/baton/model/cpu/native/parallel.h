@@ -1,4 +1,4 @@
-// Work shared by the threads of PyTorch's OpenMP runtime, and the names of exported functions.
+// Work shared by threads, and the names of exported functions.
 //
 // A source that includes this is compiled once for each instruction set, with -DBATON_ISA=<name>:
 //   * BATON_EXPORT(attend)(…) defines the C function baton_attend_<name>;
@@ -10,7 +10,8 @@
 // What a thread of a team runs.
 typedef void (*BatonBody)(void* context, int thread);
 
-// dispatch.cpp: runs body(context, 0 … threads - 1), each on a thread; returns when all have.
+// team.cpp: runs body(context, thread) on the caller (thread 0) and on as many others below `threads` as come in time;
+// returns when all have.
 extern "C" int baton_num_threads();
 void baton_team(BatonBody body, void* context, int threads);
 
