@@ -95,7 +95,8 @@ def test_long_prompt_logprobs_are_computed_in_parts(
 
 
 def test_the_pool_is_readable_through_its_descriptor_and_blocks_hold_nothing_old(checkpoint: Path) -> None:
-    executor = TorchExecutor.from_config(config_for(checkpoint, num_blocks=6), 0, "")
+    config = config_for(checkpoint, num_blocks=6, peer_endpoint="ipc://*")
+    executor = TorchExecutor.from_config(config, 0, "")
     info, pool = executor.info, executor.pool
     assert pool.fd is not None
     with mmap.mmap(pool.fd, 0, prot=mmap.PROT_READ) as memory:
@@ -213,6 +214,18 @@ def test_pool_memory_is_given_back() -> None:
     pool.close()
     pool.close()
     assert mapped() == before - 1
+
+
+def test_a_pool_comes_into_use_block_by_block() -> None:
+    pool = KvPool(100, 2, 2, (16, 64), torch.float32, torch.device("cpu"))  # blocks of 16 KiB
+    pool.tensor[2].fill_(3.0)
+    for table in ([], [2, 1], [7, 0], [3, 99], [5]):
+        pool.use(np.array(table, np.int32).reshape(1, -1))
+    assert (pool.tensor[2] == 3).all()
+    assert pool.tensor.sum() == 3 * pool.tensor[0].numel()
+    assert pool.view(0, 2).memory is not None
+    assert len(pool.view(0, 2).memory or b"") == 100 * pool.block_bytes
+    pool.close()
 
 
 def test_the_worker_pays_for_no_transformers() -> None:

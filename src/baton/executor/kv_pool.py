@@ -2,7 +2,7 @@
 
 On a CPU the pool is a memfd, mapped shared: a descriptor that can be handed to another process, which
 reads pages of it without asking.  It leaves nothing behind in the file system whoever dies.  The kernel
-gives it pages when they are first written, so a large pool costs nothing until it is used.
+gives it memory when it is first used, so a large pool costs nothing until then; in huge pages, if it can.
 
 What of a block lies past its request's last position is zero: the executor clears a block when it is
 opened and will not be filled at once.  So no bytes of an earlier request travel with a page, and a value
@@ -11,7 +11,6 @@ that is masked out is finite.
 
 from __future__ import annotations
 
-import mmap
 import os
 from math import prod
 from pathlib import Path
@@ -19,6 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from baton.executor.base import Int32Array
+from baton.ipc.huge_pages import HugeMapping
 from baton.ipc.memory import create_memory
 from baton.transfer.base import PoolView
 
@@ -40,7 +41,8 @@ class KvPool:
         self.block_bytes = prod(shape[1:]) * dtype.itemsize
         self._num_layers = num_layers
         self._num_kv_heads = num_kv_heads
-        self._memory: mmap.mmap | None = None
+        self._mapping: HugeMapping | None = None
+        self._used = 0
         self.fd: int | None = None
         """Descriptor of the memory, on a CPU; owned by the pool."""
         if device.type != "cpu":
@@ -48,9 +50,17 @@ class KvPool:
             return
         size = num_blocks * self.block_bytes
         self.fd = create_memory("baton-kv", size)
-        self._memory = mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._mapping = HugeMapping(self.fd)
         # The tensor keeps the mapping alive; it is unmapped with the last view of it.
-        self.tensor = torch.frombuffer(self._memory, dtype=dtype).view(shape)
+        self.tensor = torch.frombuffer(self._mapping.bytes, dtype=dtype).view(shape)
+
+    def use(self, block_tables: Int32Array) -> None:
+        """These blocks are about to be used; so are those with smaller numbers, which are given out first."""
+        if self._mapping is not None and self._used < self.num_blocks and block_tables.size:
+            last = int(block_tables.max())
+            if last >= self._used:
+                self._mapping.use((last + 1) * self.block_bytes)
+                self._used = last + 1
 
     def view(self, head_start: int, total_kv_heads: int) -> PoolView:
         """The pool as transfers see it."""
@@ -61,7 +71,7 @@ class KvPool:
             kv_heads=self._num_kv_heads,
             head_start=head_start,
             total_kv_heads=total_kv_heads,
-            memory=None if self._memory is None else memoryview(self._memory),
+            memory=None if self._mapping is None else memoryview(self._mapping.bytes),
             fd=self.fd,
             address=self.tensor.data_ptr(),
             device=-1 if self.tensor.device.type == "cpu" else self.tensor.device.index or 0,
@@ -69,7 +79,7 @@ class KvPool:
 
     def close(self) -> None:
         self.tensor = torch.empty(0)
-        self._memory = None
+        self._mapping = None
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
