@@ -6,6 +6,9 @@
 * attention: decode over the paged pool in GB/s of keys and values read, beside what a plain read of memory
   gives; prefill of a chunk in GFLOP/s (4 * head_dim for each pair of query and visible key), beside PyTorch's
   matrix product.  Builds: each instruction set of the C++ library, numba, and plain PyTorch.
+* products: those of a layer of ERNIE-4.5-0.3B's shape, weights cold, and its output head, beside the larger
+  of two limits: the bytes of the weights at the rate of a plain read, and the operations at the rate that
+  the kernel reaches with 1,024 rows and a weight that stays in the cache.  "torch": oneDNN, packed weights.
 * sampling: a step of 64 rows of 100,000 logits, beside one plain read of them.
 
 A time is the median of several rounds; a round runs every build once, then its limit.  "of limit" is the
@@ -31,8 +34,12 @@ from baton.model.attention import AttentionShape, AttentionStep, CpuAttention, T
 from baton.model.attention.base import AttentionBackend
 from baton.model.attention.cpu_backend import kernel_shape
 from baton.model.cpu.library import instruction_sets, load
+from baton.model.cpu.linear import NativeInt8Product, NativeProduct, serves
 from baton.model.cpu.native_kernels import NativeKernels
 from baton.model.cpu.sampling import native_kernel
+from baton.model.fused import Activations
+from baton.model.packed import OneDnnProduct
+from baton.model.quantized import quantize_activations
 from baton.model.sampler import Sampler
 from baton.protocol.sampling import Sampling, Stopping
 
@@ -222,8 +229,89 @@ def sampling(options: Options) -> list[dict[str, Any]]:
     return results
 
 
+PRODUCTS: dict[str, list[tuple[int, int]]] = {
+    "layer": [(2560, 1024), (1024, 2048), (6144, 1024), (1024, 3072)],
+    "head": [(103_424, 1024)],
+}
+"""Outputs and inputs: qkv, o, gate + up, down; the output head."""
+
+
+def product_of(build: str, weight: torch.Tensor, int8: bool) -> Callable[[Activations], object] | None:
+    """None where a build has no such kernel."""
+    if build == "torch":
+        return None if int8 else OneDnnProduct(weight, None).multiply
+    if build == "numba" or not serves(load(build), torch.int8 if int8 else weight.dtype):
+        return None
+    return (NativeInt8Product if int8 else NativeProduct)(load(build), weight, None).multiply
+
+
+def product_case(
+    shapes: list[tuple[int, int]], tokens: int, int8: bool, options: Options
+) -> tuple[dict[str, list[float]], list[float]]:
+    """(seconds of each build for all shapes, least seconds by the limits), in each round"""
+    dtype = torch.bfloat16
+    weight_bytes = sum(n * k for n, k in shapes) * (1 if int8 else 2)
+    copies = 1 + int(128e6 / weight_bytes)  # one after the other, to find none of them in a cache
+    inputs: dict[int, Activations] = {}
+    for k in {k for _, k in shapes}:
+        x = torch.randn(tokens, k).to(dtype)
+        inputs[k] = quantize_activations(x) if int8 else x
+    rows = torch.randn(1024, 1024).to(dtype)
+    many: Activations = quantize_activations(rows) if int8 else rows
+    works: dict[str, Work] = {}
+    peak: Work | None = None
+    for build in options.builds:
+        made = [
+            (product_of(build, torch.randn(n, k).to(dtype), int8), inputs[k])
+            for _ in range(copies)
+            for n, k in shapes
+        ]
+        calls: list[Work] = [partial(product, x) for product, x in made if product is not None]
+        if calls:
+            works[build] = partial(_each, calls)
+            cached = product_of(build, rows, int8)
+            assert cached is not None
+            peak = peak or partial(cached, many)
+    if peak is None:
+        return {}, []
+    read, read_bytes = read_limit()
+    times = rounds(works | {"read": read, "peak": peak}, options.rounds, options.clock)
+    operations = 2.0 * tokens * sum(n * k for n, k in shapes)
+    limit = [
+        max(weight_bytes / read_bytes * reading, operations / (2.0 * 1024**3) * computing)
+        for reading, computing in zip(times.pop("read"), times.pop("peak"), strict=True)
+    ]
+    return {build: [seconds / copies for seconds in found] for build, found in times.items()}, limit
+
+
+def _each(calls: list[Work]) -> None:
+    for call in calls:
+        call()
+
+
+def products(options: Options) -> list[dict[str, Any]]:
+    """Few and many rows, bf16 and int8."""
+    table = Table("products: microseconds", ["case", "build", "us", "limit", "of limit"])
+    results = []
+    for part, shapes in PRODUCTS.items():
+        for int8 in (False, True):
+            for tokens in (1, 16, 64) if options.quick or part == "head" else (1, 4, 16, 64, 256, 2048):
+                times, limit = product_case(shapes, tokens, int8, options)
+                case = f"{part}, {'int8' if int8 else 'bf16'}, {tokens} rows"
+                for build, seconds in times.items():
+                    ratio = statistics.median(
+                        least / mine for least, mine in zip(limit, seconds, strict=True)
+                    )
+                    took, least = statistics.median(seconds), statistics.median(limit)
+                    table.row(case, build, f"{took * 1e6:,.0f}", f"{least * 1e6:,.0f}", f"{ratio:.2f}")
+                    results.append({"case": case, "build": build, "seconds": seconds, "of_limit": ratio})
+    table.print()
+    return results
+
+
 SECTIONS: dict[str, Callable[[Options], list[dict[str, Any]]]] = {
     "attention": attention,
+    "products": products,
     "sampling": sampling,
 }
 """Each prints its tables and returns what goes into the JSON."""

@@ -3,10 +3,10 @@
     python benchmarks/step_profile.py DIRECTORY [--quantization int8] [--threads 2] [--cpu-time] [CASE …]
 
 A case is `decode:64@200` (sequences @ tokens of context) or `prefill:2048` (tokens of one prompt).  The
-executor runs alone, without an engine.  Every operation of the model is wrapped with a clock, which costs
-about half a microsecond a call and is part of what is shown.  `--cpu-time` counts CPU time of the calling
-thread instead of the wall clock: with `--threads 1` it says what the work takes even while others use the
-machine.
+executor runs alone, without an engine.  Where the model is one native call (`model/cpu/program.py`), that one
+counts its operations itself.  Else every operation is wrapped with a clock, which costs about half a
+microsecond a call and is part of what is shown.  `--cpu-time` counts CPU time of the calling thread instead
+of the wall clock: with `--threads 1` it says what the work takes even while others use the machine.
 
 The limit of a product is the larger of its weight's bytes over the bandwidth and its operations over the
 peak, both measured in this process, by the wall clock: they say little while others use the machine.
@@ -19,6 +19,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from _common import Table, machine, print_machine, write_json
 from baton.executor.base import StepBatch
 from baton.executor.torch_executor import TorchExecutor
 from baton.model.config import ModelConfig
+from baton.model.cpu.program import Program
 from baton.model.cpu.steps import fused_ops
 from baton.model.layers import Matrix, Placement
 from baton.model.llama import Block
@@ -38,13 +40,15 @@ from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping
 
 BLOCK = 64
+REST = "the rest of Python"
 
 
 class Clocks:
     """Seconds by operation; an operation inside another one counts for itself only."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.now = now
+    def __init__(self, clock: int) -> None:
+        self.clock = clock
+        self.now: Callable[[], float] = partial(time.clock_gettime, clock)
         self.spent: dict[str, float] = defaultdict(float)
         self._inner = 0.0
 
@@ -73,8 +77,15 @@ def products(block: Block) -> list[tuple[str, Matrix]]:
     ]
 
 
-def instrument(executor: TorchExecutor, clocks: Clocks) -> None:
+def instrument(executor: TorchExecutor, clocks: Clocks) -> Program | None:
+    """Returns the program, if there is one: it tells what is done between embedding and logits."""
     model, backend = executor._model, executor._backend
+    clocks.wrap(backend, "prepare", "prepare attention")
+    clocks.wrap(executor._sampler, "sample", "sampling")
+    clocks.wrap(executor, "execute", REST)
+    if model._program:
+        model._program.measure(clocks.clock)
+        return model._program
     for block in model.layers:
         for name, layer in products(block):
             clocks.wrap(layer, "multiply", name)
@@ -82,12 +93,10 @@ def instrument(executor: TorchExecutor, clocks: Clocks) -> None:
     clocks.wrap(model.head, "logits", "product head")
     for method in ("add_norm", "silu_mul", "quantize", "scaled"):
         clocks.wrap(model.ops, method, method.replace("_", " "))
-    clocks.wrap(backend, "prepare", "prepare attention")
     clocks.wrap(backend, "attend", "attention")
     if hasattr(backend, "rotate_and_write"):
         clocks.wrap(backend, "rotate_and_write", "rotate and write")
-    clocks.wrap(executor._sampler, "sample", "sampling")
-    clocks.wrap(executor, "execute", "the rest of Python")
+    return None
 
 
 def batch_of(case: str) -> StepBatch:
@@ -188,14 +197,19 @@ def main() -> None:
     for slot in range(config.max_num_seqs):
         executor.admit(slot, np.array([5], np.int32), 1, Sampling(slot, 0.0), Stopping(1))
     results: dict[str, Any] = {}
-    clocks = Clocks(time.thread_time if given.cpu_time else time.perf_counter)
-    instrument(executor, clocks)
+    clocks = Clocks(time.CLOCK_THREAD_CPUTIME_ID if given.cpu_time else time.CLOCK_MONOTONIC)
+    program = instrument(executor, clocks)
     for case, batch in batches.items():
         executor.execute(batch)
+        if program:
+            program.take_nanoseconds()
         spent: dict[str, list[float]] = defaultdict(list)
         for _ in range(given.steps):
             clocks.spent.clear()
             executor.execute(batch)
+            for name, nanoseconds in program.take_nanoseconds().items() if program else ():
+                clocks.spent[name] += nanoseconds / 1e9
+                clocks.spent[REST] -= nanoseconds / 1e9
             for name, seconds in clocks.spent.items():
                 spent[name].append(seconds)
             spent["whole step"].append(sum(clocks.spent.values()))
@@ -205,7 +219,7 @@ def main() -> None:
             ["", "a step", "best", "a layer", "limit", "of the limit"],
         )
         layers = model.num_layers
-        once = ("embedding", "product head", "sampling", "prepare attention", "the rest of Python")
+        once = ("embedding", "product head", "sampling", "prepare attention", REST)
         for name, values in sorted(spent.items(), key=lambda item: -statistics.median(item[1])):
             median = statistics.median(values)
             limit = sum(lowest.values()) if name == "whole step" else lowest.get(name)
@@ -215,7 +229,7 @@ def main() -> None:
                 f"{min(values) * 1e6:,.0f}",
                 "" if name in once or name == "whole step" else f"{median * 1e6 / layers:,.1f}",
                 "" if limit is None else f"{limit * 1e6:,.0f}",
-                "" if limit is None else f"{limit / median:.0%}",
+                "" if limit is None or not median else f"{limit / median:.0%}",
             )
         table.print()
         results[case] = {name: statistics.median(values) * 1e6 for name, values in spent.items()}

@@ -48,11 +48,10 @@ def logits_of(
     for text in texts:
         count = np.array([len(text)], np.int32)
         table = np.arange(LENGTH // BLOCK, dtype=np.int32)[None]
-        plan = executor._backend.prepare(AttentionStep(np.zeros(1, np.int32), count, table, 0))
-        hidden = executor._model(torch.tensor(text), torch.arange(len(text)), plan)
-        logits = executor._model.logits(hidden)
+        step = AttentionStep(np.zeros(1, np.int32), count, table, 0)
+        _, logits = executor._model(np.array(text, np.int32), step)
         assert logits is not None
-        found.append(logits.float())
+        found.append(logits.float().clone())
     executor.close()
     return found
 

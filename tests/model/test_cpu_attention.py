@@ -13,7 +13,7 @@ from torch import Tensor
 from baton.model.attention import AttentionBackend, AttentionShape, AttentionStep, CpuAttention
 from baton.model.attention.cpu_backend import kernel_shape, supported
 from baton.model.cpu.kernels import HeadNorms
-from baton.model.cpu.library import instruction_sets, load
+from baton.model.cpu.library import FLOAT, INT, POINTER, instruction_sets, load
 from baton.model.cpu.native_kernels import NativeKernels
 from tests.model import attention_cases
 from tests.model.attention_cases import LAYER, Case, check
@@ -219,3 +219,51 @@ def test_the_layout_of_tiles(make: Make) -> None:
             keys, values = keys.transpose(1, 2).reshape(8, 4), values.transpose(1, 2).reshape(4, 8)
         assert np.array_equal(keys.T[:3].float(), loaded.keys[0][:, 0].float())
         assert np.array_equal(values[:3].float(), loaded.values[0][:, 0].float())
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads_per_kv", [1, 3, 40])
+@pytest.mark.parametrize("rows", [((7, 1), (63, 1), (0, 1), (300, 1)), ((7, 1), (20, 5)), ((5, 1), (900, 1))])
+def test_storing_while_attending(
+    isa: str, dtype: torch.dtype, heads_per_kv: int, rows: tuple[tuple[int, int], ...]
+) -> None:
+    """Bit for bit the same as `rotate_and_write` and `attend`, and may write its result over the queries."""
+    library, kv_heads, dim = load(isa), 2, 64
+    case = Case(rows, dim, kv_heads, heads_per_kv, 16, None, dtype)
+    kernels = NativeKernels(kernel_shape(case.shape()), library)
+    backend = CpuAttention(case.shape(), kernels)
+    step = attention_cases.load(backend, case).step
+    plan = backend.prepare(step)
+    reads, runs = plan.reads[None], plan.runs
+    total, heads = int(step.counts.sum()), kv_heads * heads_per_kv
+    qkv = torch.randn(total, heads + 2 * kv_heads, dim).to(dtype)
+    angles = torch.rand(1024, dim // 2) * 6
+    cos, sin = angles.cos(), angles.sin()
+    weight = torch.randn(dim).to(dtype)
+
+    start = backend.pool.clone()
+    queries = backend.rotate_and_write(LAYER, qkv.flatten(1), cos, sin, HeadNorms(weight, weight, 1e-6), plan)
+    expected, pool = backend.attend(LAYER, queries, None, plan), backend.pool.clone()
+
+    backend.pool.copy_(start)
+    layer = backend.pool[0, LAYER].data_ptr()
+    found = torch.empty(total, heads, dim, dtype=dtype)
+    store_and_attend = library.function(
+        "store_and_attend", *[POINTER] * 6, INT, POINTER, POINTER, FLOAT, POINTER, INT,
+        POINTER, POINTER, INT, POINTER, INT, INT, POINTER, POINTER,
+    )  # fmt: skip
+    arguments = (
+        kernels.geometry_address,
+        layer,
+        qkv.data_ptr(),
+        found.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+    )
+    norms = (dim // 2, weight.data_ptr(), weight.data_ptr(), 1e-6)
+    items = (reads.items_address, len(reads.items), reads.tables_address, reads.tables.shape[1], reads.window)
+    room = kernels.room_for(reads.slots)
+    store_and_attend(*arguments, *norms, runs.address, len(runs.runs), found.data_ptr(), *items, *room)
+    assert torch.equal(found.flatten(1), expected)
+    assert torch.equal(backend.pool, pool)

@@ -48,7 +48,7 @@ def test_the_product(kind: str, dtype: torch.dtype, shape: tuple[int, int], with
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, 3, 8])
 def test_a_row_of_the_native_product_does_not_depend_on_the_others(dtype: torch.dtype, threads: int) -> None:
     torch.manual_seed(1)
     product = made("native", torch.randn(300, 130).to(dtype))
@@ -61,6 +61,17 @@ def test_a_row_of_the_native_product_does_not_depend_on_the_others(dtype: torch.
             assert torch.equal(product.multiply(x[first:stop]), whole[first:stop])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inputs", [64, 3001])  # of the latter, 400 rows are several chunks
+def test_every_number_of_rows_gives_every_output(dtype: torch.dtype, inputs: int) -> None:
+    torch.manual_seed(3)
+    product = made("native", torch.randn(70, inputs).to(dtype))
+    x = torch.randn(400, inputs).to(dtype)
+    single = torch.cat([product.multiply(row.unsqueeze(0)) for row in x])
+    for tokens in (0, *range(2, 40), 63, 64, 65, 131, 257, 400):
+        assert torch.equal(product.multiply(x[:tokens]), single[:tokens])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

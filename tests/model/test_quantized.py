@@ -15,7 +15,7 @@ from baton.model.cpu.library import native
 from baton.model.cpu.linear import NativeInt8Product, serves
 from baton.model.fused import FusedOps
 from baton.model.int8 import Int8Product, why_not_int8
-from baton.model.quantized import quantize_activations, quantize_rows
+from baton.model.quantized import Quantized, quantize_activations, quantize_rows
 from baton.protocol.sampling import Sampling
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import config_for, prompt_of
@@ -70,6 +70,18 @@ def test_a_product_is_the_sum_of_the_integers(
         assert found.dtype == dtype
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance * 4)
+
+
+@pytest.mark.parametrize("inputs", [64, 6001])  # of the latter, 400 rows are several chunks
+def test_every_number_of_rows_gives_every_output(inputs: int) -> None:
+    torch.manual_seed(3)
+    product = product_of("native", torch.randn(70, inputs).bfloat16(), None)
+    x = quantize_activations(torch.randn(400, inputs))
+    single = torch.cat(
+        [product.multiply(Quantized(x.values[t : t + 1], x.scales[t : t + 1])) for t in range(400)]
+    )
+    for tokens in (0, *range(2, 40), 63, 64, 65, 131, 257, 400):
+        assert torch.equal(product.multiply(Quantized(x.values[:tokens], x.scales[:tokens])), single[:tokens])
 
 
 def logprobs_of(directory: Path, prompt: list[int], **changes) -> np.ndarray:

@@ -16,7 +16,6 @@ import logging
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.profiler import record_function
@@ -154,35 +153,40 @@ class TorchExecutor:
     def release(self, slot: int) -> None:
         self._sampler.release(slot)
 
-    @torch.inference_mode()
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
-        if not self._profiler.recording:
+        if self._profiler.recording:
+            with record_function("baton::step"), torch.inference_mode():
+                result = self._execute(batch, on_layers)
+            self._profiler.step_done()
+            return result
+        if self._model.is_program:  # then PyTorch does next to nothing: spare it the switching
             return self._execute(batch, on_layers)
-        with record_function("baton::step"):
-            result = self._execute(batch, on_layers)
-        self._profiler.step_done()
-        return result
+        with torch.inference_mode():
+            return self._execute(batch, on_layers)
 
     def _execute(self, batch: StepBatch, on_layers: OnLayers | None) -> StepResult:
         if self._device.type != "cpu":
             on_layers = None  # the device runs behind: what Python has launched is not written yet
-        ends = np.cumsum(batch.counts, dtype=np.int64)
+        self._pool.use(batch.block_tables)
         all_decode = batch.num_decodes == len(batch.counts)
-        positions = batch.starts if all_decode else _positions(batch.starts, batch.counts, ends)
-        plan = self._backend.prepare(
-            AttentionStep(batch.starts, batch.counts, batch.block_tables, batch.num_decodes)
-        )
-        self._clear_opened_blocks(batch)
-        hidden = self._model(self._int64(batch.tokens), self._int64(positions), plan, on_layers)
-        rows = np.flatnonzero(batch.samples)
-        result = StepResult(tokens=np.empty(0, np.int32))
-        if len(rows):
-            last = hidden if all_decode else hidden[self._int64(ends[rows] - 1)]
-            new_positions = (batch.starts + batch.counts)[rows]
-            result.tokens, found = self._sample(last, batch.slots[rows], new_positions)
-            result.logprobs = {int(rows[index]): logprobs for index, logprobs in found.items()}
+        step = AttentionStep(batch.starts, batch.counts, batch.block_tables, batch.num_decodes)
+        logprobs: dict[int, TokenLogprobs] = {}
+        tokens: Int32Array
+        if all_decode:
+            hidden, logits = self._model(batch.tokens, step, None, on_layers)
+            tokens, logprobs = self._sample(logits, batch.slots, batch.starts + 1)
+        else:
+            rows = np.flatnonzero(batch.samples)
+            ends = np.cumsum(batch.counts, dtype=np.int64)
+            whole = bool(batch.prompt_logprob_targets)
+            hidden, logits = self._model(batch.tokens, step, ends[rows] - 1, on_layers, whole)
+            tokens = np.empty(0, np.int32)
+            if len(rows):
+                tokens, found = self._sample(logits, batch.slots[rows], (batch.starts + batch.counts)[rows])
+                logprobs = {int(rows[index]): report for index, report in found.items()}
+        result = StepResult(tokens, logprobs)
         for row, targets in batch.prompt_logprob_targets.items():
-            first = int(ends[row] - batch.counts[row])
+            first = int(batch.counts[:row].sum())
             result.prompt_logprobs[row] = self._prompt_logprobs(
                 hidden[first : first + len(targets)], targets, int(batch.slots[row])
             )
@@ -225,18 +229,14 @@ class TorchExecutor:
         if not agreed:
             raise ControlRefused(reason or "another rank refused")
 
-    def _int64(self, array: npt.NDArray[np.generic]) -> Tensor:
-        tensor = torch.from_numpy(array.astype(np.int64))
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
-
     def _sample(
-        self, hidden: Tensor, slots: Int32Array, positions: Int32Array
+        self, logits: Tensor | None, slots: Int32Array, positions: Int32Array
     ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
-        logits = self._model.logits(hidden)
-        found: dict[int, TokenLogprobs] = {}
-        tokens = np.empty(len(slots), np.int32)
+        """`logits` on rank 0 only."""
         if logits is not None:
             tokens, found = self._sampler.sample(logits, slots, positions)
+        else:
+            tokens, found = np.empty(len(slots), np.int32), {}
         if self._parallel.size > 1:
             shared = self._parallel.broadcast(torch.from_numpy(tokens).to(self._device))
             tokens = shared.cpu().numpy()
@@ -246,22 +246,13 @@ class TorchExecutor:
         """Hidden states [n, hidden] and the tokens that followed them [n]; a few positions at a time."""
         count = self._sampler.prompt_logprobs_of(slot)
         step = max(1, _PROMPT_LOGPROB_CHUNK_BYTES // (4 * self._vocab_size))
-        wanted = self._int64(targets)
+        wanted = torch.from_numpy(targets.astype(np.int64)).to(self._device)
         found: list[TokenLogprobs] = []
         for first in range(0, len(targets), step):
             logits = self._model.logits(hidden[first : first + step])
             if logits is not None:
                 found.extend(token_logprobs(logits, wanted[first : first + step], count))
         return found
-
-    def _clear_opened_blocks(self, batch: StepBatch) -> None:
-        """Zeroes blocks whose first position is written in this step and whose last one is not."""
-        ends = batch.starts + batch.counts
-        last = (ends - 1) // self._block_size
-        opened = (last * self._block_size >= batch.starts) & (ends % self._block_size != 0)
-        if opened.any():
-            blocks = batch.block_tables[opened, last[opened]]
-            self._pool.tensor.index_fill_(0, self._int64(blocks), 0)
 
     def _warm_up(self) -> None:
         """Two small steps in block 0, so that the first request does not wait for lazy set-up."""
@@ -283,13 +274,6 @@ class TorchExecutor:
                 )
         with torch.inference_mode():
             self._pool.tensor[0].zero_()
-
-
-def _positions(starts: Int32Array, counts: Int32Array, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """[T] position of each query token."""
-    shifts = np.repeat(starts - (ends - counts), counts)
-    result: npt.NDArray[np.int64] = np.arange(len(shifts)) + shifts
-    return result
 
 
 def _device(config: InstanceConfig, rank: int) -> torch.device:

@@ -18,6 +18,7 @@ the kernel: `torch.nn.Module` costs more for each call and attribute than the ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ from baton.model.cpu.library import native
 from baton.model.cpu.linear import NativeInt8Product, NativeProduct, serves
 from baton.model.fused import Activations, FusedOps, Result
 from baton.model.int8 import Int8Product
+from baton.model.own_memory import own_memory
 from baton.model.packed import OneDnnProduct, PackedRows, PlainProduct, Weights, rows_of
 from baton.model.parallel import TensorParallel
 
@@ -47,6 +49,12 @@ class Placement:
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
+
+    def buffer(self, *shape: int) -> Tensor:
+        """For a weight that is about to be packed."""
+        if self.device.type != "cpu":
+            return self.empty(*shape)
+        return own_memory(math.prod(shape), self.dtype).view(shape)
 
     def product(self, weight: Tensor, bias: Tensor | None) -> Product:
         if self.weights == "int8":
@@ -164,7 +172,7 @@ class Matrix(Layer):
     def open(self) -> dict[str, Tensor]:
         filled = super().open()
         if "weight" not in filled:
-            filled["weight"] = self._placement.empty(*self._shape)
+            filled["weight"] = self._placement.buffer(*self._shape)
         return filled
 
     def close(self, filled: dict[str, Tensor]) -> None:
@@ -271,7 +279,7 @@ class VocabParallelEmbedding(Layer):
     def open(self) -> dict[str, Tensor]:
         weight: Tensor | None = self.weight
         if weight is None:
-            weight = self._placement.empty(self.share, self._hidden_size)
+            weight = self._placement.buffer(self.share, self._hidden_size)
         weight[self.filled :] = 0
         return {"weight": weight}
 
@@ -307,6 +315,13 @@ class VocabParallelEmbedding(Layer):
             return self._rows(rows)
         assert self.weight is not None
         return F.embedding(rows, self.weight)
+
+    def addresses(self) -> tuple[int, int | None, int | None]:
+        """Of the elements and, where a row is not in one piece, of `PackedRows.places`."""
+        if self._rows is not None:
+            return self._rows.addresses()
+        assert self.weight is not None
+        return self.weight.data_ptr(), None, None
 
     def logits(self, hidden: Activations) -> Tensor | None:
         """[n, hidden], normalized → [n, vocab] in the model's dtype on rank 0, None on the others."""

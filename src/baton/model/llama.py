@@ -13,15 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.model.attention import AttentionBackend, CpuAttention
+from baton.model.attention import AttentionBackend, AttentionStep, CpuAttention
 from baton.model.config import ModelConfig
 from baton.model.cpu.kernels import HeadNorms
+from baton.model.cpu.program import Program, program_of
 from baton.model.fused import Activations, Result
 from baton.model.layers import (
     Linear,
@@ -168,15 +171,46 @@ class LlamaForCausalLM(Module):
             if tied
             else VocabParallelEmbedding("lm_head", *sizes, placement, lookup=False, head=True)
         )
+        self._program: Program | Literal[False] | None = None
+        """All of it as one native call, where there is one; None: not made yet."""
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, plan: Any, on_layers: Callable[[int], None] | None = None
-    ) -> Tensor:
-        """Token ids [T] at positions [T] → [T, hidden] before the last norm.  Writes their KV.
+        self,
+        tokens: npt.NDArray[np.int32],
+        step: AttentionStep,
+        wanted: npt.NDArray[np.int64] | None = None,
+        on_layers: Callable[[int], None] | None = None,
+        whole: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Token ids [T] → [T, hidden] before the last norm, and `logits` of those `wanted` (None: of all).
 
-        `on_layers(n)` follows layer n: its sums over the ranks are complete, so all of them have written.
+        Writes their KV.  Both results are valid until the next call.  `on_layers(n)` follows layer n: its
+        sums over the ranks are complete, so all of them have written.  Not `whole`: the caller will not look
+        at the hidden states, so they need not be complete.
         """
-        turns = None if isinstance(self.backend, CpuAttention) else self.rotary.at(positions)
+        if self._program is None:
+            self._program = program_of(self) or False
+        if self._program:
+            return self._program(tokens, step, wanted, on_layers, whole)
+        self.backend.clear_opened(step)
+        hidden = self._run_layers(self._int64(tokens), step, on_layers)
+        chosen = hidden if wanted is None else hidden[self._int64(wanted)]
+        return hidden, self.logits(chosen) if len(chosen) else None
+
+    @property
+    def is_program(self) -> bool:
+        """Whether a step is one native call, as was seen in the first one."""
+        return bool(self._program)
+
+    def _int64(self, array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.norm.weight.device)
+
+    def _run_layers(
+        self, tokens: Tensor, step: AttentionStep, on_layers: Callable[[int], None] | None
+    ) -> Tensor:
+        cpu = isinstance(self.backend, CpuAttention)
+        turns = None if cpu else self.rotary.at(self._int64(step.positions()))
+        plan = self.backend.prepare(step)
         context = LayerContext(self.rotary, turns, plan)
         x = self.embedding.look_up(tokens)
         y: Result | None = None
@@ -188,8 +222,12 @@ class LlamaForCausalLM(Module):
         return x
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        """[n, hidden] of `forward` → [n, vocab] in the model's dtype on rank 0; None on the others."""
+        """[n, hidden] before the last norm → [n, vocab] in the model's dtype; None on ranks but the first."""
         return self.head.logits(self.norm(hidden))
+
+    def weights_change(self) -> None:
+        """Weights are about to be loaded, into other places of memory."""
+        self._program = None
 
     def weight_bytes(self) -> int:
         return sum(layer.weight_bytes() for layer in self.layers_within())

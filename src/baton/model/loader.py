@@ -59,13 +59,14 @@ def load_model(
     return model
 
 
-def load_weights(model: Module, directory: Path, config: ModelConfig) -> None:
+def load_weights(model: LlamaForCausalLM, directory: Path, config: ModelConfig) -> None:
     """Fills the layers from `directory`, one after the other.
 
     Raises `LoadError` before the first byte is copied if the files do not hold the model (`check_weights`);
     if they cannot be read after all, later, and then old and new are mixed.
     """
     check_weights(model, directory, config)
+    model.weights_change()
     try:
         with ExitStack() as stack:
             files: dict[str, Any] = {}

@@ -77,6 +77,10 @@ class PackedRows:
         self._rows, self._columns = places
         self._ops = ops
 
+    def addresses(self) -> tuple[int, int, int]:
+        """Of the elements, and of the places of rows and of columns."""
+        return self._elements.data_ptr(), self._rows.data_ptr(), self._columns.data_ptr()
+
     def __call__(self, rows: Tensor) -> Tensor:
         """[T] row numbers → [T, K]."""
         return self._ops.take_rows(self._elements, self._rows, self._columns, rows)

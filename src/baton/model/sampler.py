@@ -72,6 +72,8 @@ class Sampler:
     def __init__(self, vocab_size: int, num_slots: int, kernel: SampleKernel | None) -> None:
         self.vocab_size = vocab_size
         self._flags = np.zeros(num_slots, dtype=np.uint8)
+        self._special: set[int] = set()
+        """Slots whose requests ask for more than a token of the logits as they are."""
         self._have = SlotParameters.of_greedy(num_slots, vocab_size)
         self._kernel = None if kernel is None else KernelSampling(kernel, self._have, vocab_size)
         self._edits: dict[int, SlotEdits] = {}
@@ -104,9 +106,12 @@ class Sampler:
         if sampling.prompt_logprobs is not None:
             self._prompt_logprobs[slot] = sampling.prompt_logprobs
         self._flags[slot] = flags
+        if flags & (_EDIT | _LOGPROBS):
+            self._special.add(slot)
 
     def release(self, slot: int) -> None:
         self._flags[slot] = 0
+        self._special.discard(slot)
         self._have.temperature[slot] = 0.0
         self._edits.pop(slot, None)
         self._logprobs.pop(slot, None)
@@ -124,6 +129,8 @@ class Sampler:
         `positions`: [n] of the new tokens, that is, how many tokens each request has so far.
         The dictionary has the indices, 0 to n-1, of the rows that asked.
         """
+        if not self._special:
+            return self._choose(logits, slots, positions), {}
         flags = self._flags[slots]
         wishes = int(np.bitwise_or.reduce(flags)) if len(flags) else 0
         if wishes & _EDIT:

@@ -40,7 +40,7 @@ class AttentionShape:
     device: torch.device
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class AttentionStep:
     """The rows of a step: as in `executor.base.StepBatch`, of which this is the part that concerns KV."""
 
@@ -53,9 +53,18 @@ class AttentionStep:
     num_decodes: int
     """So many rows at the front have count 1."""
 
+    def positions(self) -> npt.NDArray[np.int64]:
+        """[T] of each query token."""
+        shifts = np.repeat(self.starts - (np.cumsum(self.counts) - self.counts), self.counts)
+        result: npt.NDArray[np.int64] = np.arange(len(shifts)) + shifts
+        return result
+
 
 class AttentionBackend(ABC):
     """Writes and reads the KV pool of one rank."""
+
+    pool: Tensor
+    """As bound."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
@@ -73,6 +82,16 @@ class AttentionBackend(ABC):
     @abstractmethod
     def bind(self, pool: Tensor) -> None:
         """Takes the pool [blocks, layers, 2, kv_heads, *tile_shape] to work on."""
+
+    def clear_opened(self, step: AttentionStep) -> None:
+        """Zeroes blocks whose first position is written in this step and whose last one is not."""
+        size = self.shape.block_size
+        ends = step.starts + step.counts
+        last = (ends - 1) // size
+        opened = (last * size >= step.starts) & (ends % size != 0)
+        if opened.any():
+            blocks = torch.from_numpy(step.block_tables[opened, last[opened]].astype(np.int64))
+            self.pool.index_fill_(0, blocks.to(self.pool.device), 0)
 
     @abstractmethod
     def prepare(self, step: AttentionStep) -> Any:

@@ -68,14 +68,14 @@ class CpuAttention(AttentionBackend):
 
     def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
         super().__init__(shape)
-        self._kernels = kernels
-        self._positions = kernel_shape(shape).tile_positions
-        self._piece_blocks = max(1, _PIECE_TOKENS // shape.block_size)
+        self.kernels = kernels
+        self.tile_positions = kernel_shape(shape).tile_positions
+        self.piece_blocks = max(1, _PIECE_TOKENS // shape.block_size)
         self._layers: list[int] = []
 
     @property
     def kernel_name(self) -> str:
-        return self._kernels.name
+        return self.kernels.name
 
     @property
     def tile_name(self) -> str:
@@ -137,7 +137,7 @@ class CpuAttention(AttentionBackend):
         """([N, ITEM_COLUMNS], slots of partial results)"""
         size = self.shape.block_size
         starts, counts = step.starts, step.counts
-        short = window is None and starts.max(initial=0) < self._piece_blocks * size
+        short = window is None and starts.max(initial=0) < self.piece_blocks * size
         if short and step.num_decodes == len(counts):  # most steps: spare the rest
             items: Int32Array = np.zeros((len(counts), ITEM_COLUMNS), np.int32)
             items[:, 0] = items[:, 3] = first_tokens
@@ -149,17 +149,17 @@ class CpuAttention(AttentionBackend):
         if step.num_decodes == len(counts):
             row, token, count, position = np.arange(len(counts)), first_tokens, counts, starts
         else:
-            tiles = -(-counts // self._positions)
+            tiles = -(-counts // self.tile_positions)
             row, index = _expand(tiles)
-            index *= self._positions
+            index *= self.tile_positions
             token = first_tokens[row] + index
-            count = np.minimum(counts[row] - index, self._positions)
+            count = np.minimum(counts[row] - index, self.tile_positions)
             position = starts[row] + index
             alone = (tiles == 1)[row]
         last = (position + count - 1) // size + 1
         first = np.zeros_like(last) if window is None else np.maximum(position - (window - 1), 0) // size
-        first_piece = first // self._piece_blocks
-        pieces = np.where(alone, (last - 1) // self._piece_blocks + 1 - first_piece, 1)
+        first_piece = first // self.piece_blocks
+        pieces = np.where(alone, (last - 1) // self.piece_blocks + 1 - first_piece, 1)
         slots = np.where(pieces > 1, pieces, 0)
         total = int(slots.sum())
         items = np.empty((len(row), ITEM_COLUMNS), np.int32)
@@ -169,10 +169,10 @@ class CpuAttention(AttentionBackend):
         if total:
             item, piece = _expand(pieces)
             items = items[item]
-            cut = (first_piece[item] + piece) * self._piece_blocks
+            cut = (first_piece[item] + piece) * self.piece_blocks
             several = pieces[item] > 1
             items[:, 4] = np.where(several, np.maximum(items[:, 4], cut), items[:, 4])
-            items[:, 5] = np.where(several, np.minimum(items[:, 5], cut + self._piece_blocks), items[:, 5])
+            items[:, 5] = np.where(several, np.minimum(items[:, 5], cut + self.piece_blocks), items[:, 5])
             items[:, 7] = piece
         if step.num_decodes < len(counts):
             # The last tiles of a chunk see most: begin with them, so that threads end together.
@@ -182,7 +182,7 @@ class CpuAttention(AttentionBackend):
     # For each layer
 
     def write_kv(self, layer: int, keys: Tensor, values: Tensor, plan: CpuPlan) -> None:
-        self._kernels.write(self._layers[layer], _rows(keys), _rows(values), plan.runs)
+        self.kernels.write(self._layers[layer], _rows(keys), _rows(values), plan.runs)
 
     def rotate_and_write(
         self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None, plan: CpuPlan
@@ -193,13 +193,13 @@ class CpuAttention(AttentionBackend):
         """
         queries = torch.empty((plan.num_tokens, self.shape.num_heads, self.shape.head_dim), dtype=qkv.dtype)
         qkv = qkv.contiguous()
-        self._kernels.rotate_and_write(self._layers[layer], qkv, queries, cos, sin, norms, plan.runs)
+        self.kernels.rotate_and_write(self._layers[layer], qkv, queries, cos, sin, norms, plan.runs)
         return queries
 
     def attend(self, layer: int, queries: Tensor, window: int | None, plan: CpuPlan) -> Tensor:
         queries = _rows(queries)
         out = torch.empty((plan.num_tokens, queries.shape[1] * queries.shape[2]), dtype=queries.dtype)
-        self._kernels.attend(self._layers[layer], queries, out, plan.reads[window])
+        self.kernels.attend(self._layers[layer], queries, out, plan.reads[window])
         return out
 
 

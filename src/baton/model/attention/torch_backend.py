@@ -110,6 +110,7 @@ class TorchAttention(AttentionBackend):
         return (self.shape.block_size, self.shape.head_dim)
 
     def bind(self, pool: Tensor) -> None:
+        self.pool = pool
         shape = self.shape
         tiles = pool.view(-1, shape.block_size * shape.head_dim)
         rows = pool.view(-1, shape.head_dim)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
 from torch import Tensor
 
 from baton.model.cpu.library import INT, POINTER, Native
 from baton.model.fused import Activations
+from baton.model.own_memory import own_memory
 from baton.model.quantized import Quantized, quantize_rows
 
-_CHUNK_BYTES = 384 << 10
 _LANES = {"avx512bf16": 16, "avx512": 16}
 """Instruction sets for which the kernel is worth using, and their float32 a vector."""
-_ROWS = 12
-"""Of x in a tile: kRows."""
 _ROWS_AT_A_TIME = 128
-_SIZES = (INT, INT, INT, POINTER, INT, INT)
 
 
 def serves(library: Native | None, dtype: torch.dtype) -> bool:
@@ -32,16 +27,6 @@ def serves(library: Native | None, dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-class _Scratch(threading.local):
-    """For rows of x; the products of a thread run one after the other."""
-
-    def __init__(self) -> None:
-        self.memory = torch.empty(0, dtype=torch.uint8)
-
-
-_scratch = _Scratch()
-
-
 class PackedWeight:
     """[N, K] in panels.  What it is made of is copied; nothing of it is kept."""
 
@@ -53,12 +38,10 @@ class PackedWeight:
         self._panel = 2 * _LANES[library.instruction_set]
         self.padded = -(-self.out_features // self._panel) * self._panel
         """Outputs, in whole panels."""
-        self.elements = torch.empty(self.padded * self._steps * self._inputs, dtype=weight.dtype)
+        self.elements = own_memory(self.padded * self._steps * self._inputs, weight.dtype)
         pack = library.function("pack_linear", INT, POINTER, POINTER, INT, INT)
         pack(weight.itemsize, weight.data_ptr(), self.elements.data_ptr(), *weight.shape)
         self.address = self.elements.data_ptr()
-        self._room = max(_CHUNK_BYTES, _ROWS * self._steps * 4)
-        """Bytes of scratch memory that a thread needs."""
 
     @property
     def nbytes(self) -> int:
@@ -74,14 +57,6 @@ class PackedWeight:
             columns // self._inputs * step + columns % self._inputs,
         )
 
-    def sizes(self, tokens: int) -> tuple[int, int, int, int, int, int]:
-        """The last arguments of a kernel: tokens, n, k, scratch memory, its bytes a thread, threads."""
-        threads = torch.get_num_threads()
-        scratch = _scratch.memory
-        if scratch.numel() < threads * self._room:
-            scratch = _scratch.memory = torch.empty(threads * self._room, dtype=torch.uint8)
-        return tokens, self.out_features, self.in_features, scratch.data_ptr(), self._room, threads
-
 
 class NativeProduct:
     """x [T, in] → x Wᵀ + b [T, out], one dtype.  A row depends on its row of x only, whatever T is."""
@@ -89,9 +64,9 @@ class NativeProduct:
     def __init__(self, library: Native, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = PackedWeight(library, weight)
         self._dtype = weight.dtype
-        self._bias = bias
+        self.bias = bias
         self._is_bf16 = int(weight.dtype == torch.bfloat16)
-        self._linear = library.function("linear", INT, *[POINTER] * 4, *_SIZES)
+        self._linear = library.function("linear", INT, *[POINTER] * 4, *[INT] * 3)
 
     @property
     def nbytes(self) -> int:
@@ -105,9 +80,11 @@ class NativeProduct:
             self._is_bf16,
             x.data_ptr(),
             weight.address,
-            None if self._bias is None else self._bias.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
             out.data_ptr(),
-            *weight.sizes(tokens),
+            tokens,
+            weight.out_features,
+            weight.in_features,
         )
         return out
 
@@ -119,15 +96,15 @@ class NativeInt8Product:
         values, scales = quantize_rows(weight)
         self.weight = PackedWeight(library, values)
         self._dtype = weight.dtype
-        self._bias = bias
-        self._scales = torch.zeros(self.weight.padded, dtype=torch.float32)
-        self._row_sums = torch.zeros(self.weight.padded, dtype=torch.int32)
-        self._scales[: len(scales)] = scales
+        self.bias = bias
+        self.scales = torch.zeros(self.weight.padded, dtype=torch.float32)
+        self.row_sums = torch.zeros(self.weight.padded, dtype=torch.int32)
+        self.scales[: len(scales)] = scales
         for first in range(0, len(scales), _ROWS_AT_A_TIME):
             part = values[first : first + _ROWS_AT_A_TIME]
-            self._row_sums[first : first + len(part)] = part.float().sum(dim=1)  # below 2^24: exact
+            self.row_sums[first : first + len(part)] = part.float().sum(dim=1)  # below 2^24: exact
         self._to_bf16 = int(weight.dtype == torch.bfloat16)
-        self._linear = library.function("linear_int8", INT, *[POINTER] * 7, *_SIZES)
+        self._linear = library.function("linear_int8", INT, *[POINTER] * 7, *[INT] * 3)
 
     @property
     def nbytes(self) -> int:
@@ -142,10 +119,12 @@ class NativeInt8Product:
             x.values.data_ptr(),
             x.scales.data_ptr(),
             weight.address,
-            self._scales.data_ptr(),
-            self._row_sums.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
+            self.scales.data_ptr(),
+            self.row_sums.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
             out.data_ptr(),
-            *weight.sizes(tokens),
+            tokens,
+            weight.out_features,
+            weight.in_features,
         )
         return out

@@ -40,7 +40,7 @@ class NativeKernels:
             shape.block_stride,
             shape.scale,
         )
-        self._where = ctypes.addressof(self._geometry)
+        self.geometry_address = ctypes.addressof(self._geometry)
         self._write = library.function("write", POINTER, POINTER, POINTER, INT, POINTER, INT, POINTER, INT)
         self._rotate = library.function(
             "rotate_and_write", *[POINTER] * 6, INT, POINTER, POINTER, FLOAT, POINTER, INT
@@ -62,7 +62,7 @@ class NativeKernels:
 
     def write(self, layer: int, keys: Tensor, values: Tensor, runs: Runs) -> None:
         self._write(
-            self._where,
+            self.geometry_address,
             layer,
             keys.data_ptr(),
             keys.stride(0),
@@ -83,7 +83,7 @@ class NativeKernels:
         runs: Runs,
     ) -> None:
         self._rotate(
-            self._where,
+            self.geometry_address,
             layer,
             qkv.data_ptr(),
             queries.data_ptr(),
@@ -97,11 +97,15 @@ class NativeKernels:
             len(runs.runs),
         )
 
+    def room_for(self, slots: int) -> tuple[int, int]:
+        """Addresses of `partials` and `finished` for so many slots; valid until more are asked for."""
+        if slots > self._slots:
+            self._grow(2 * slots)
+        return self._addresses
+
     def attend(self, layer: int, queries: Tensor, out: Tensor, reads: Reads) -> None:
-        if reads.slots > self._slots:
-            self._grow(2 * reads.slots)
         self._attend(
-            self._where,
+            self.geometry_address,
             layer,
             queries.data_ptr(),
             queries.stride(0),
@@ -111,5 +115,5 @@ class NativeKernels:
             reads.tables_address,
             reads.tables.shape[1],
             reads.window,
-            *self._addresses,
+            *self.room_for(reads.slots),
         )

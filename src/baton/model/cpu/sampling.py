@@ -86,6 +86,8 @@ class KernelSampling:
         chunks = -(-vocab_size // _CHUNK)
         self._scratch_bytes = chunks * _CHUNK * _SCRATCH_PER_TOKEN
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._room_for = 0
+        """Threads."""
 
     @staticmethod
     def takes(logits: Tensor) -> bool:
@@ -99,8 +101,9 @@ class KernelSampling:
                 f"logits [{count}, {vocab}] for {self._rows.shape[1]} slots of {self._vocab_size}"
             )
         threads = min(torch.get_num_threads(), count) if count * vocab > _WORTH_A_THREAD else 1
-        if threads * self._scratch_bytes > len(self._scratch):
+        if threads > self._room_for:
             self._scratch = torch.empty(threads * self._scratch_bytes, dtype=torch.uint8)
+            self._room_for = threads
         self._rows[0, :count] = slots
         self._rows[1, :count] = positions
         self._sample(

@@ -1,57 +1,43 @@
 // Causal attention over the paged KV pool (layout: tiles.h): decode, prefill and chunks over a cached prefix.
 //
 // Theory.  A *tile of queries* is up to 32 rows: all query heads that share a KV head, of one or several
-// consecutive positions of a request.  It walks over the request's blocks and keeps, for each row, an online
-// softmax: the largest score so far m, the sum l of 2^(score - m), and the sum O of 2^(score - m) * value.
-// With a block's keys K and values V:
+// consecutive positions of a request.  It walks over the request's blocks in *stretches* of some of them, and keeps,
+// for each row, an online softmax: the largest score so far m, the sum l of 2^(score - m), and the sum O of
+// 2^(score - m) * value.  With a stretch's keys K and values V:
 //
 //     S = Q K            scores, times scale * log2(e), so that 2^x serves for e^x
 //     m' = max(m, S)     P = 2^(S - m')      l = l * 2^(m - m') + sum P
 //     O = O * 2^(m - m') + P V
 //
-// and the result is O / l.  Both products are one routine (product.h): lanes are tokens in S and dims in O.
+// and the result is O / l.  Both products are one routine (product.h): lanes are tokens in S and dims in O.  The
+// longer a stretch, the rarer a row's maximum and factor; its scores should stay in the first-level cache.
 //
 // A unit of work is a tile of queries of one KV head, or of several that lie side by side in memory, if there is
-// work enough for all threads.  Where a request has only one tile (decode), its blocks are cut into pieces of
-// a fixed length; whoever finishes the last piece adds all of them up, in order.  So a result depends on
-// the request alone: not on the batch, not on the number of threads.
+// work enough for all threads (units.h).  Where a request has only one tile (decode), its blocks are cut into pieces
+// of a fixed length; whoever finishes the last piece adds all of them up, in order.  Stretches and pieces begin at
+// fixed positions.  So a result depends on the request alone: not on the batch, not on the number of threads.
+//
+// A step that only decodes can rotate and write its tokens on the way (`store_and_attend`): a token's key and value go
+// into their tiles just before these are read, when they are in the cache anyway; alone, the lines of a key, one for
+// each pair of its elements, would come from memory one by one.
 //
 // What lies past the last position may hold anything: scores are selected, not added to, and values there are
 // not read, or replaced by zero.
-#include "parallel.h"
+#include "kernels.h"
+#include "kv_rows.h"
 #include "product.h"
+#include "ranges.h"
 
 namespace {
 
+#if defined(__AVX512BF16__)
+typedef Pairs Products;
+#else
+typedef SplitPairs Products;
+#endif
+
 constexpr float kNothing = -__builtin_inff();
 constexpr float kLog2e = 1.44269504088896f;
-
-// A tile of queries and the blocks that it walks over; see Reads in model/cpu/kernels.py.
-struct Item {
-    int32_t token;        // the tile's first position, in the step
-    int32_t count;        // positions
-    int32_t position;     // of the first
-    int32_t row;          // of the block tables
-    int32_t first_block;  // columns of the block table
-    int32_t last_block;   // exclusive
-    int32_t slot;         // of its tile's first piece in `partials`, if there are several
-    int32_t piece;
-    int32_t pieces;
-};
-
-struct Call {
-    const Geometry* g;
-    void* layer;
-    const void* queries;
-    int64_t query_stride;
-    void* out;
-    const Item* items;
-    const int32_t* tables;
-    int64_t table_stride;
-    int64_t window;
-    float* partials;
-    int32_t* finished;
-};
 
 template <class M>
 struct Tile {
@@ -60,7 +46,6 @@ struct Tile {
 
     alignas(64) Operand queries[kRows * M::kQueryStride];
     alignas(64) float scores[kRows * kScoreStride];
-    alignas(64) Operand weights[kRows * M::kWeightStride];
     alignas(64) float out[kRows * kOutStride];
     alignas(64) F sums[kRows];
     alignas(64) float largest[kRows];
@@ -68,106 +53,60 @@ struct Tile {
     alignas(64) float factors[kRows];
     alignas(64) Element last_pair[kMaxDim * 2];
 
+    // Weights take the place of the row's scores.
+    Operand* weights(int row) { return reinterpret_cast<Operand*>(scores + row * kScoreStride); }
+
     void start(int row, const Element* from, int64_t dim) {
         Operand* to = queries + row * M::kQueryStride;
         if constexpr (sizeof(Element) == sizeof(Operand)) __builtin_memcpy(to, from, dim * sizeof(Operand));
         else for (int64_t i = 0; i < dim; ++i) to[i] = get(from + i);
-        __builtin_memset(out + row * kOutStride, 0, dim * sizeof(float));
         sums[row] = F{};
         largest[row] = kNothing;
     }
-    // A row that fills a register tile up: it is zero and stays so; nobody reads its result.
+    // A row that fills a register tile up; nobody reads its result.
     void start_empty(int row, int64_t dim) {
         __builtin_memset(queries + row * M::kQueryStride, 0, dim * sizeof(Operand));
-        __builtin_memset(weights + row * M::kWeightStride, 0, kMaxBlock * sizeof(Operand));
-        __builtin_memset(out + row * kOutStride, 0, dim * sizeof(float));
         largest[row] = fresh[row] = 0;
     }
 
-    // Scores → weights, for the row's tokens [low, high) of the block; `width` columns are written.
-    void find_largest(int r, int64_t low, int64_t high, int64_t width, float scale) {
+    // Of the row's scores for the tokens [low, high) of the stretch; others in the same vectors are masked.
+    void find_largest(int r, int64_t low, int64_t high, float scale) {
         float* row = scores + r * kScoreStride;
         F best = splat(kNothing);
-        if (low <= 0 && high >= width) {
-            for (int64_t i = 0; i < width; i += kLanes) best = max(best, load(row + i));
-        } else {
-            I lanes;
-            for (int i = 0; i < kLanes; ++i) lanes[i] = i;
-            for (int64_t i = 0; i < width; i += kLanes) {
-                const I at = lanes + static_cast<int32_t>(i);
-                const I seen = (at >= static_cast<int32_t>(low)) & (at < static_cast<int32_t>(high));
-                const F kept = select(seen, load(row + i), splat(kNothing));
-                store(row + i, kept);
-                best = max(best, kept);
+        for (int64_t i = low / kLanes * kLanes; i < high; i += kLanes) {
+            F found = load(row + i);
+            if (i < low || i + kLanes > high) {
+                I at;
+                for (int lane = 0; lane < kLanes; ++lane) at[lane] = static_cast<int32_t>(i) + lane;
+                found = select((at >= static_cast<int32_t>(low)) & (at < static_cast<int32_t>(high)), found,
+                               splat(kNothing));
+                store(row + i, found);
             }
+            best = max(best, found);
         }
         const float found = reduce_max(best) * scale;
         fresh[r] = found > largest[r] ? found : largest[r];
     }
 
-    void find_weights(int r, int64_t width, float scale) {
+    // Scores → weights of tokens [0, width); zero outside of [low, high).
+    void find_weights(int r, int64_t low, int64_t high, int64_t width, float scale) {
         const float* row = scores + r * kScoreStride;
-        Operand* to = weights + r * M::kWeightStride;
+        Operand* to = weights(r);
         if (fresh[r] == kNothing) {  // all masked so far
-            for (int64_t i = 0; i < width; ++i) to[i] = 0;
+            low = high = 0;
             factors[r] = 1;
-            return;
         }
         const F shift = splat(-fresh[r]);
         F sum = sums[r] * factors[r];
-        for (int64_t i = 0; i < width; i += kLanes) {
+        int64_t i = 0;
+        for (; i + kLanes <= low; i += kLanes) store(to + i, F{});
+        for (; i < high; i += kLanes) {
             const F p = exp2_of(load(row + i) * scale + shift);
             store(to + i, p);
             sum += p;
         }
+        for (; i < width; i += kLanes) store(to + i, F{});
         sums[r] = sum;
-    }
-};
-
-// A unit of work: an item, for `kv_heads` consecutive KV heads and (up to 32 of) their query heads.
-struct Unit {
-    const Item* item;
-    int kv_head;  // the first
-    int kv_heads;
-    int chunk;
-
-    int64_t block(const Call& call, int64_t column) const {
-        return call.tables[item->row * call.table_stride + column];
-    }
-    // Tokens of a block that any of the positions sees.
-    int64_t tokens(const Call& call, int64_t column) const {
-        const int64_t left = item->position + item->count - column * call.g->block;
-        return left < call.g->block ? left : call.g->block;
-    }
-};
-
-// How a call is cut into units.
-struct Units {
-    const Call& call;
-    int64_t chunks;    // of 32 query heads of a KV head
-    int64_t kv_heads;  // of a unit
-    int64_t per_item;
-    int64_t count;
-
-    // Several KV heads together if that leaves enough units for the threads: their tiles lie side by side, and
-    // memory gives more in longer stretches.
-    Units(const Call& of, int64_t num_items, int threads) : call(of) {
-        const Geometry& g = *call.g;
-        const int64_t per_kv = g.num_heads / g.num_kv_heads;
-        chunks = (per_kv + kRows - 1) / kRows;
-        int64_t most = 1;
-        for (int64_t i = 0; i < num_items; ++i) most = call.items[i].count > most ? call.items[i].count : most;
-        kv_heads = chunks > 1 ? 1 : kRows / padded(static_cast<int>(most * per_kv));
-        if (kv_heads > g.num_kv_heads) kv_heads = g.num_kv_heads;
-        while (kv_heads > 1 && num_items * (g.num_kv_heads / kv_heads) < 4 * threads) kv_heads /= 2;
-        per_item = (g.num_kv_heads + kv_heads - 1) / kv_heads * chunks;
-        count = num_items * per_item;
-    }
-    Unit operator[](int64_t index) const {
-        const int64_t place = index % per_item, first = place / chunks * kv_heads;
-        const int64_t left = call.g->num_kv_heads - first;
-        return {call.items + index / per_item, static_cast<int>(first),
-                static_cast<int>(left < kv_heads ? left : kv_heads), static_cast<int>(place % chunks)};
     }
 };
 
@@ -233,9 +172,43 @@ void deliver(const Call& call, const Unit& unit, Tile<M>& t, const Row* row_list
     }
 }
 
+// A unit's own token is not stored yet: its heads are turned and put into their tiles when these are about to be read.
+template <class T>
+class Fresh {
+public:
+    Fresh(const Call& call, const Unit& unit, const Heads<T>& heads) : call_(call), unit_(unit), heads_(heads) {
+        for (int h = 0; h < unit.kv_heads; ++h)
+            heads.turn_queries(*call.g, unit.item->token, unit.item->position, unit.kv_head + h);
+    }
+    void store(int64_t column, bool values) const {
+        const Item& item = *unit_.item;
+        if (column + 1 < item.last_block) return;
+        const Geometry& g = *call_.g;
+        const int64_t offset = item.position - column * g.block;
+        for (int head = unit_.kv_head; head < unit_.kv_head + unit_.kv_heads; ++head) {
+            T* tile = tile_of<T>(call_.layer, g, unit_.block(call_, column), head, values);
+            if (values) {
+                put_values(tile, g.dim, offset, heads_.value(g, item.token, head), 0, 1);
+            } else {
+                T key[kMaxDim];
+                heads_.turn_key(g, item.token, item.position, head, key);
+                put_keys(tile, g.block, g.dim, offset, key, 0, 1);
+            }
+        }
+    }
+
+private:
+    const Call& call_;
+    const Unit& unit_;
+    const Heads<T>& heads_;
+};
+struct Stored {  // everything is
+    void store(int64_t, bool) const {}
+};
+
 // `following`: what this thread does next, or null.
-template <class M>
-void attend_unit(const Call& call, const Unit& unit, const Unit* following) {
+template <class M, class New>
+void attend_unit(const Call& call, const Unit& unit, const Unit* following, const New& own) {
     typedef typename M::Element Element;
     const Geometry& g = *call.g;
     const Item& item = *unit.item;
@@ -245,6 +218,7 @@ void attend_unit(const Call& call, const Unit& unit, const Unit* following) {
     const int heads = per_kv - first_head < kRows ? per_kv - first_head : kRows;
     const int used = item.count * heads, rows = padded(used);
     const float scale = static_cast<float>(g.scale) * kLog2e;
+    Prefetcher<Element> fetcher(call, unit, following);
 
     // Row r of the tile is row r % rows of KV head r / rows; rows [used, rows) of each are empty.
     Tile<M> t;
@@ -262,86 +236,85 @@ void attend_unit(const Call& call, const Unit& unit, const Unit* following) {
             t.start(h * rows + i, static_cast<const Element*>(call.queries) + token * call.query_stride + head * dim,
                     dim);
         }
-    const auto tile_at = [&](const Unit& of, int64_t column) {
-        return tile_of<Element>(call.layer, g, of.block(call, column), of.kv_head, false);
-    };
-    const Element* keys = tile_at(unit, item.first_block);
-    for (int64_t index = item.first_block; index < item.last_block; ++index) {
-        const int64_t base = index * block;
-        // The block's tokens that any row sees, and the vectors that hold them.
+    for (int64_t first = item.first_block; first < item.last_block;) {
+        const int64_t stop = unit.stretch_end(call, first), base = first * block;
+        // The stretch's tokens that any row sees.
         const int64_t lowest = item.position - call.window + 1 - base;
-        const int64_t begin = lowest > 0 ? lowest : 0, end = unit.tokens(call, index);
-        const int64_t width = (end + kLanes - 1) / kLanes * kLanes;
-        const int64_t columns = width < block ? width : block;
-        const Element* values = keys + g.num_kv_heads * tile;
-        // The next tile of keys, if any, and how many of its tokens are needed.
-        const Unit* owner = index + 1 < item.last_block ? &unit : following;
-        const int64_t next_index = owner == &unit ? index + 1 : owner ? owner->item->first_block : 0;
-        const Element* next = owner ? tile_at(*owner, next_index) : nullptr;
-        const int64_t needed = owner ? owner->tokens(call, next_index) : 0;
-        // While a tile is worked on, the next one is prefetched: by the product, if both are whole.
-        for (int h = 0; h < unit.kv_heads; ++h) {
-            const Element* from = keys + h * tile;
-            const Element* then = h + 1 < unit.kv_heads ? from + tile : values;
-            if (end < block && then == values) prefetch_values(then, g, end);
-            else if (end < block) prefetch_keys(then, g, end);
-            product<M, M::kQueryStride, kScoreStride>(
-                rows, t.queries + h * rows * M::kQueryStride, from, block, columns, 0, dim / M::kStep,
-                t.scores + h * rows * kScoreStride, nullptr, end < block ? 0 : (then - from) * sizeof(Element));
+        const int64_t begin = lowest > 0 ? lowest : 0, end = (stop - 1) * block + unit.tokens(call, stop - 1) - base;
+        for (int64_t column = first; column < stop; ++column) {
+            own.store(column, false);
+            const Element* keys = tile_of<Element>(call.layer, g, unit.block(call, column), unit.kv_head, false);
+            const int64_t width = (unit.tokens(call, column) + kLanes - 1) / kLanes * kLanes;
+            for (int h = 0; h < unit.kv_heads; ++h)
+                product<M, M::kQueryStride, kScoreStride>(
+                    rows, t.queries + h * rows * M::kQueryStride, keys + h * tile, block, width < block ? width : block,
+                    0, dim / M::kStep, t.scores + h * rows * kScoreStride + (column - first) * block, nullptr,
+                    &fetcher);
         }
-        for (int r = 0; r < num_rows; ++r) {
-            const int64_t position = row_list[r].position - base;
-            t.find_largest(row_list[r].tile_row, position - call.window + 1,
-                           position + 1 < block ? position + 1 : block, width, scale);
-        }
+        const auto seen = [&](const Row& row, auto then) {
+            const int64_t low = row.position - call.window + 1 - base, high = row.position + 1 - base;
+            then(row.tile_row, low > 0 ? low : 0, high < end ? high : end);
+        };
+        for (int r = 0; r < num_rows; ++r)
+            seen(row_list[r], [&](int row, int64_t low, int64_t high) { t.find_largest(row, low, high, scale); });
         for (int r = 0; r < unit.kv_heads * rows; r += kLanes) {
             store(t.factors + r, exp2_of(load(t.largest + r) - load(t.fresh + r)));
             store(t.largest + r, load(t.fresh + r));
         }
-        for (int r = 0; r < num_rows; ++r) t.find_weights(row_list[r].tile_row, width, scale);
-        const int64_t whole = end / M::kStep;
-        for (int h = 0; h < unit.kv_heads; ++h) {
-            const Element* from = values + h * tile;
-            const bool last = h + 1 == unit.kv_heads;
-            const Element* then = last ? next : from + tile;
-            const bool all = begin == 0 && end == block && (!last || needed == block);
-            if (!all && !last) prefetch_values(then, g, end);
-            else if (!all && needed) prefetch_keys(then, g, needed);
-            typename M::Operand* weights = t.weights + h * rows * M::kWeightStride;
-            float* out = t.out + h * rows * kOutStride;
-            float* factors = t.factors + h * rows;
-            product<M, M::kWeightStride, kOutStride>(rows, weights, from, dim, dim, begin / M::kStep, whole, out,
-                                                     factors, all ? (then - from) * sizeof(Element) : 0);
-            if (whole * M::kStep == end) continue;
+        for (int r = 0; r < num_rows; ++r)
+            seen(row_list[r], [&](int row, int64_t low, int64_t high) { t.find_weights(row, low, high, end, scale); });
+        bool fresh = first == item.first_block;  // nothing is in t.out yet
+        for (int64_t column = first; column < stop; ++column) {
+            own.store(column, true);
+            const Element* values = tile_of<Element>(call.layer, g, unit.block(call, column), unit.kv_head, true);
+            const int64_t offset = (column - first) * block, tokens = unit.tokens(call, column);
+            const int64_t from = begin > offset ? begin - offset : 0;
+            const auto add = [&](int h, const Element* tile_values, int64_t weight, int64_t low, int64_t high) {
+                product<M, M::kWeightStride, kOutStride>(rows, t.weights(h * rows) + weight, tile_values, dim, dim, low,
+                                                         high, t.out + h * rows * kOutStride,
+                                                         fresh ? nullptr : t.factors + h * rows, &fetcher);
+            };
+            for (int h = 0; h < unit.kv_heads; ++h)
+                add(h, values + h * tile, offset, from / M::kStep, tokens / M::kStep);
+            if (column == first)
+                for (int r = 0; r < unit.kv_heads * rows; ++r) t.factors[r] = 1;
+            fresh = false;
+            if (tokens % M::kStep == 0) continue;
             // The last pair has one token: the other counts as zero.
-            for (int64_t i = 0; i < dim; ++i) {
-                t.last_pair[i * 2] = from[(whole * dim + i) * 2];
-                t.last_pair[i * 2 + 1] = 0;
+            const int64_t whole = tokens / M::kStep;
+            for (int h = 0; h < unit.kv_heads; ++h) {
+                const Element* last = values + h * tile + whole * dim * 2;
+                for (int64_t i = 0; i < dim; ++i) {
+                    t.last_pair[i * 2] = last[i * 2];
+                    t.last_pair[i * 2 + 1] = 0;
+                }
+                add(h, t.last_pair, offset + whole * 2, 0, 1);
             }
-            for (int r = 0; r < rows; ++r) factors[r] = 1;
-            product<M, M::kWeightStride, kOutStride>(rows, weights + whole * 2, t.last_pair, dim, dim, 0, 1, out,
-                                                     factors, 0);
         }
-        keys = next;
+        first = stop;
     }
-
+    fetcher.finish();
     deliver(call, unit, t, row_list, num_rows);
 }
 
+// `heads`: of tokens that are not stored yet, or null.
 template <class M>
-void attend(const Call& call, int64_t num_items) {
-    const int threads = baton_num_threads();
-    const Units units(call, num_items, threads);
-    // A thread takes several units at once, if there are many: it prefetches from one to the next.
-    const int64_t share = units.count / (8 * threads);
-    const int64_t grain = share < 1 ? 1 : share > 16 ? 16 : share;
-    parallel_for((units.count + grain - 1) / grain, [&](int64_t index, int) {
-        const int64_t stop = (index + 1) * grain < units.count ? (index + 1) * grain : units.count;
-        for (int64_t i = index * grain; i < stop; ++i) {
-            const Unit unit = units[i], following = units[i + 1 < stop ? i + 1 : i];
-            attend_unit<M>(call, unit, i + 1 < stop ? &following : nullptr);
-        }
+void attend(const Call& call, int64_t num_items, const Heads<typename M::Element>* heads) {
+    const Units units(call, num_items, baton_num_threads());
+    parallel_ranges(units.count, [&](int64_t index, bool more) {
+        const Unit unit = units[index], next = units[more ? index + 1 : index];
+        const Unit* following = more ? &next : nullptr;
+        if (heads) attend_unit<M>(call, unit, following, Fresh<typename M::Element>(call, unit, *heads));
+        else attend_unit<M>(call, unit, following, Stored{});
     });
+}
+
+// Whether each unit has a token of its own, so that nobody waits for another one's.
+bool only_decodes(const Call& call, int64_t num_items) {
+    if (call.g->num_heads / call.g->num_kv_heads > kRows) return false;
+    for (int64_t i = 0; i < num_items; ++i)
+        if (call.items[i].count != 1 || call.items[i].pieces != 1 || call.items[i].token != i) return false;
+    return true;
 }
 
 }  // namespace
@@ -356,10 +329,28 @@ BATON_EXPORT(attend)(const Geometry* g, void* layer, const void* queries, int64_
                      float* partials, int32_t* finished) {
     const Call call = {g,      layer,        queries, query_stride, out, static_cast<const Item*>(items),
                        tables, table_stride, window,  partials,     finished};
-    if (!g->is_bf16) attend<Singles>(call, num_items);
-#if defined(__AVX512BF16__)
-    else attend<Pairs>(call, num_items);
-#else
-    else attend<SplitPairs>(call, num_items);
-#endif
+    if (!g->is_bf16) attend<Singles>(call, num_items, nullptr);
+    else attend<Products>(call, num_items, nullptr);
+}
+
+// `rotate_and_write`, then `attend`, of the same tokens; `out` may be where the queries are.
+BATON_EXPORT(store_and_attend)(const Geometry* g, void* layer, const void* qkv, void* queries, const float* cos,
+                               const float* sin, int64_t rotary_stride, const void* query_norm, const void* key_norm,
+                               float eps, const void* runs, int64_t num_runs, void* out, const void* items,
+                               int64_t num_items, const int32_t* tables, int64_t table_stride, int64_t window,
+                               float* partials, int32_t* finished) {
+    const Call call = {g,      layer,        queries, g->num_heads * g->dim, out, static_cast<const Item*>(items),
+                       tables, table_stride, window,  partials,              finished};
+    if (num_items != num_runs || !only_decodes(call, num_items)) {
+        BATON_JOIN(rotate_and_write, BATON_ISA)
+        (g, layer, qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps, runs, num_runs);
+        BATON_JOIN(attend, BATON_ISA)
+        (g, layer, queries, call.query_stride, out, items, num_items, tables, table_stride, window, partials, finished);
+    } else if (g->is_bf16) {
+        const auto heads = heads_of<bf16>(qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps);
+        attend<Products>(call, num_items, &heads);
+    } else {
+        const auto heads = heads_of<float>(qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps);
+        attend<Singles>(call, num_items, &heads);
+    }
 }

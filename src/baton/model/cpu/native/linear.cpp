@@ -4,16 +4,21 @@
 // step of the sum over K the kPanel outputs side by side.  A step is what one instruction multiplies: one float32, a
 // pair of bfloat16, or four bytes (x uint8 with zero point 128, W int8).  N and K are padded with zeros.
 //
-// Arithmetic.  The kernel keeps the sums of up to kRows rows by one panel in registers and goes over K once: each step
-// loads the panel's two vectors, broadcasts one step of each row, and adds the products.  So an output is summed in
-// the order of K whatever T is: a token's result does not depend on who else is in the batch.  Sums of bytes are
-// exact; x - 128 is accounted for by the sum of each row of W, and the scales of row and output come last.
+// Arithmetic.  The kernel keeps the sums of up to kRows rows (a tile) by one panel in registers and goes over K once:
+// each step loads the panel's two vectors, broadcasts one step of each row, and adds the products.  So an output is
+// summed in the order of K whatever T is: a token's result does not depend on who else is in the batch.  Sums of
+// bytes are exact; they begin with -128 times the sum of the row of W, and the scales of row and output come last.
 //
-// Memory.  With one row, weights are read once and the memory is the limit; a prefetch runs ahead of the sum.  With
-// many, the rows of x are copied into tiles of kRows, step by step, in a chunk that stays in the second-level cache
-// (else their distance, a power of two, would put them into few sets of it), and every panel is used for all of them,
-// while the next one is fetched.
-#include "parallel.h"
+// Memory.  Rows of x are read where they lie: a broadcast costs the same wherever it is from, as long as a chunk of
+// rows stays in the second-level cache.  With one tile of rows, weights are read once and the memory is the limit; a
+// prefetch runs ahead of the sum.  With more, a panel is used for all tiles of a chunk, which bring in the next panel
+// meanwhile, each its part.
+//
+// Threads.  An item of work is a panel for some tiles.  Each thread has a range of them, so that what it prefetches is
+// what it needs next, and takes over from others when it is done (ranges.h): at the end, no thread is late by more
+// than an item, which is some microseconds.
+#include "kernels.h"
+#include "ranges.h"
 #include "simd.h"
 
 namespace {
@@ -24,8 +29,9 @@ constexpr int kRows = 12;
 #else
 constexpr int kRows = 4;
 #endif
-constexpr int kThreads = 512;
-constexpr int kAhead = 4096;  // bytes that the prefetch is ahead where a panel is used once
+constexpr int64_t kChunk = 384 << 10;  // bytes of x that stay in the second-level cache
+constexpr int64_t kItem = 256 << 10;   // bytes of x that an item multiplies, about
+constexpr int kAhead = 8192;  // bytes that the prefetch is ahead where a panel is used once
 
 // Of float32 and bfloat16: X is the element of x, W and y.
 template <class T> struct Floats;
@@ -76,55 +82,109 @@ struct Ahead {
     int64_t bytes;
 };
 
-INLINE F finish(F sum, const float*, const int32_t*, float) { return sum; }
-INLINE F finish(I sum, const float* scales, const int32_t* row_sums, float x_scale) {
-    I rows;
-    __builtin_memcpy(&rows, row_sums, sizeof rows);
-    return __builtin_convertvector(sum - 128 * rows, F) * (load(scales) * x_scale);
+// What a sum begins with, and what becomes of it in the end.
+INLINE void begin(F* sum, const int32_t*) { *sum = F{}; }
+INLINE void begin(I* sum, const int32_t* row_sums) {
+    __builtin_memcpy(sum, row_sums, sizeof *sum);
+    *sum *= -128;
+}
+INLINE F finish(F sum, const float*, float) { return sum; }
+INLINE F finish(I sum, const float* scales, float x_scale) {
+    return __builtin_convertvector(sum, F) * (load(scales) * x_scale);
 }
 
-// Rows row … by the panel of outputs from n on; step s of a row r is x[s * x_step + r * x_row].
+// The compiler is not to compute it anew from something else.
+#define KEEP(variable) __asm__("" : "+r"(variable))
+
+// `count` tiles of `rows` rows, from `row` on, by the panel of outputs from n on.
 template <int rows, class Kind>
-void tile(const Task<Kind>& task, int64_t row, int64_t n, const typename Kind::Step* x, int64_t x_row, int64_t x_step,
-          const typename Kind::Step* panel, int64_t steps, Ahead ahead) {
+void tiles_by_panel(const Task<Kind>& task, int64_t row, int64_t count, int64_t n, const char* panel, Ahead* ahead) {
     typedef typename Kind::Sum Sum;
-    Sum sums[rows][2];
-    for (int r = 0; r < rows; ++r) sums[r][0] = sums[r][1] = Sum{};
-    for (int64_t s = 0; s < steps; ++s) {
-        const typename Kind::Step* w = panel + s * kPanel;
-        __builtin_prefetch(ahead.from + s * ahead.bytes, 0, 2);
-        if (ahead.bytes > 64) __builtin_prefetch(ahead.from + s * ahead.bytes + 64, 0, 2);
+    typedef typename Kind::Step Step;
+    typedef typename Kind::X X;
+    constexpr int inputs = sizeof(Step) / sizeof(X);
+    const int64_t k = task.k, steps = k / inputs, rest = k % inputs, stride = k * (int64_t)sizeof(X);
+    const int64_t left = task.n - n, fetched = ahead->bytes;
+    const char* fetch = ahead->from;
+    int64_t stride3 = 3 * stride, stride5 = 5 * stride;
+    KEEP(stride3);
+    KEEP(stride5);
+    for (; count--; row += rows) {
+        typename Kind::Out* to = task.out + row * task.n + n;
+        for (int r = 0; r < rows; ++r) __builtin_prefetch(to + r * task.n, 1);
+        const Step* w = (const Step*)panel;
+        Sum sums[rows][2];
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r) {
-            const typename Kind::Step input = x[s * x_step + r * x_row];
+            begin(&sums[r][0], task.row_sums + n);
+            begin(&sums[r][1], task.row_sums + n + kLanes);
+        }
+        const auto add = [&](Step input, int r) {
             sums[r][0] = Kind::add(sums[r][0], input, w);
             sums[r][1] = Kind::add(sums[r][1], input, w + kLanes);
+        };
+        // Rows 0 and 6, and distances from them: else there are more addresses than registers.
+        const char* near = (const char*)(task.x + row * k);
+        const char* far = near + 6 * stride;
+        const auto input_of = [&](int r) {
+            const char* from = r < 6 ? near : far;
+            const int i = r % 6;
+            Step input;
+            __builtin_memcpy(&input, from + (i == 3 ? stride3 : i == 5 ? stride5 : i * stride), sizeof input);
+            return input;
+        };
+        for (int64_t s = 0; s < steps; ++s) {
+            KEEP(near);
+            KEEP(far);
+            __builtin_prefetch(fetch, 0, 2);
+            if (fetched > 64) __builtin_prefetch(fetch + 64, 0, 2);
+            fetch += fetched;
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; ++r) add(input_of(r), r);
+            w += kPanel;
+            near += sizeof(Step);
+            far += sizeof(Step);
         }
-    }
-    for (int r = 0; r < rows; ++r) {
-        const float x_scale = task.x_scales ? task.x_scales[row + r] : 1.0f;
-        for (int half = 0; half < 2; ++half) {
-            const int64_t first = n + half * kLanes, left = task.n - first;
-            if (left <= 0) continue;
-            typename Kind::Out* to = task.out + (row + r) * task.n + first;
-            F sum = finish(sums[r][half], task.scales + first, task.row_sums + first, x_scale);
-            if (left >= kLanes) {
-                if (task.bias) sum += load(task.bias + first);
-                store(to, sum);
-            } else {
-                float single[kLanes];
-                store(single, sum);
-                for (int64_t i = 0; i < left; ++i) put(to + i, single[i] + (task.bias ? get(task.bias + first + i) : 0.0f));
+        if constexpr (inputs > 1) if (rest) {
+            const X* last = task.x + row * k + steps * inputs;
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; ++r) {
+                Step input = 0;
+                for (int64_t j = 0; j < rest; ++j) input |= (Step)last[r * k + j] << (32 / inputs * j);
+                add(input, r);
             }
         }
+        const auto result = [&](int r, int half) {
+            const float x_scale = task.x_scales ? task.x_scales[row + r] : 1.0f;
+            return finish(sums[r][half], task.scales + n + half * kLanes, x_scale);
+        };
+        if (left >= kPanel) {
+            const F bias[2] = {task.bias ? load(task.bias + n) : F{}, task.bias ? load(task.bias + n + kLanes) : F{}};
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; ++r, to += task.n) {
+                store(to, result(r, 0) + bias[0]);
+                store(to + kLanes, result(r, 1) + bias[1]);
+            }
+            continue;
+        }
+        float some[rows][kPanel];
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; ++r) {
+            store(some[r], result(r, 0));
+            store(some[r] + kLanes, result(r, 1));
+        }
+        for (int r = 0; r < rows; ++r)
+            for (int64_t i = 0; i < left; ++i)
+                put(to + r * task.n + i, some[r][i] + (task.bias ? get(task.bias + n + i) : 0.0f));
     }
+    ahead->from = fetch;
 }
 
-template <class Kind, class S>
-void rows_by_panel(int rows, const Task<Kind>& task, int64_t row, int64_t n, const S* x, int64_t x_row, int64_t x_step,
-                   const S* panel, int64_t steps, Ahead ahead) {
+template <class Kind>
+void by_panel(int64_t rows, const Task<Kind>& task, int64_t row, int64_t count, int64_t n, const char* panel,
+              Ahead* ahead) {
     switch (rows) {
-#define CASE(count) case count: return tile<count, Kind>(task, row, n, x, x_row, x_step, panel, steps, ahead);
+#define CASE(rows) case rows: return tiles_by_panel<rows, Kind>(task, row, count, n, panel, ahead);
         CASE(1) CASE(2) CASE(3) CASE(4)
 #if defined(__AVX512F__)
         CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
@@ -133,100 +193,43 @@ void rows_by_panel(int rows, const Task<Kind>& task, int64_t row, int64_t n, con
     }
 }
 
-// The t-th of `tiles` nearly equal parts of `rows` begins here.
-INLINE int64_t part(int64_t rows, int64_t tiles, int64_t t) { return rows * t / tiles; }
-
-#if defined(__AVX512F__)
-// 16 steps of up to 16 rows, `stride` bytes apart: to[s * count + r] = step s of row r.
-INLINE void transpose_16(const char* x, int64_t stride, int64_t count, uint32_t* to) {
-    __m512i row[16], pair[16];
-    for (int r = 0; r < 16; ++r) row[r] = r < count ? _mm512_loadu_si512(x + r * stride) : _mm512_setzero_si512();
-    for (int r = 0; r < 16; r += 2) {  // 2 x 2 of 4 bytes
-        pair[r] = _mm512_unpacklo_epi32(row[r], row[r + 1]);
-        pair[r + 1] = _mm512_unpackhi_epi32(row[r], row[r + 1]);
-    }
-    for (int r = 0; r < 16; r += 4) {  // 4 x 4: row[r + i] holds steps i, i + 4, i + 8, i + 12 of rows r … r + 3
-        row[r] = _mm512_unpacklo_epi64(pair[r], pair[r + 2]);
-        row[r + 1] = _mm512_unpackhi_epi64(pair[r], pair[r + 2]);
-        row[r + 2] = _mm512_unpacklo_epi64(pair[r + 1], pair[r + 3]);
-        row[r + 3] = _mm512_unpackhi_epi64(pair[r + 1], pair[r + 3]);
-    }
-    const __mmask16 mask = (__mmask16)((1u << count) - 1);
-    for (int i = 0; i < 4; ++i) {
-        const __m512i low0 = _mm512_shuffle_i32x4(row[i], row[4 + i], 0x88), high0 = _mm512_shuffle_i32x4(row[i], row[4 + i], 0xdd);
-        const __m512i low1 = _mm512_shuffle_i32x4(row[8 + i], row[12 + i], 0x88), high1 = _mm512_shuffle_i32x4(row[8 + i], row[12 + i], 0xdd);
-        _mm512_mask_storeu_epi32(to + i * count, mask, _mm512_shuffle_i32x4(low0, low1, 0x88));
-        _mm512_mask_storeu_epi32(to + (i + 4) * count, mask, _mm512_shuffle_i32x4(high0, high1, 0x88));
-        _mm512_mask_storeu_epi32(to + (i + 8) * count, mask, _mm512_shuffle_i32x4(low0, low1, 0xdd));
-        _mm512_mask_storeu_epi32(to + (i + 12) * count, mask, _mm512_shuffle_i32x4(high0, high1, 0xdd));
-    }
-}
-#endif
-
-// `count` rows of x, step by step.
-template <class X, class S>
-void copy_tile(const X* x, int64_t count, int64_t k, int64_t steps, S* to) {
-    constexpr int inputs = sizeof(S) / sizeof(X);
-    int64_t s = 0;
-#if defined(__AVX512F__)
-    for (; s + 16 <= k / inputs; s += 16)
-        transpose_16((const char*)(x + s * inputs), k * (int64_t)sizeof(X), count, (uint32_t*)(to + s * count));
-#endif
-    for (; s < k / inputs; ++s)
-        for (int64_t r = 0; r < count; ++r) __builtin_memcpy(to + s * count + r, x + r * k + s * inputs, sizeof(S));
-    for (int64_t r = 0; k % inputs && r < count; ++r) {
-        to[(steps - 1) * count + r] = 0;
-        __builtin_memcpy(to + (steps - 1) * count + r, x + r * k + k - k % inputs, k % inputs * sizeof(X));
-    }
+// Of `parts` parts of `whole`, equal or one less, the i-th begins here.
+INLINE int64_t part(int64_t whole, int64_t parts, int64_t i) {
+    const int64_t more = whole % parts;
+    return whole / parts * i + (i < more ? i : more);
 }
 
-// `scratch`: `room` bytes for each of `threads` threads, enough for kRows rows of x.
+INLINE int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
+
 template <class Kind>
-void linear(const Task<Kind>& task, char* scratch, int64_t room, int threads) {
-    typedef typename Kind::Step S;
-    constexpr int inputs = sizeof(S) / sizeof(typename Kind::X);
-    const int64_t tokens = task.tokens, k = task.k;
-    const int64_t steps = (k + inputs - 1) / inputs;
-    const int64_t panels = (task.n + kPanel - 1) / kPanel;
-    const bool direct = tokens <= 2 && k % inputs == 0;
-    const int64_t chunk = room / (steps * (int64_t)sizeof(S)) / kRows * kRows;
-    const int64_t chunks = direct ? 1 : (tokens + chunk - 1) / chunk;
-    // Panels that a thread takes at a time.
-    int64_t group = panels / (threads * 8);
-    group = group < 1 ? 1 : group > 4 ? 4 : group;
-    const int64_t groups = (panels + group - 1) / group;
-    int64_t have[kThreads];
-    if (threads > kThreads) threads = kThreads;
-    for (int t = 0; t < threads; ++t) have[t] = -1;
-    parallel_for(chunks * groups, threads, [&](int64_t item, int thread) {
-        const int64_t first = item / groups * chunk;
-        const int64_t rows = direct || tokens - first < chunk ? tokens - first : chunk;
-        const int64_t tiles = (rows + kRows - 1) / kRows;
-        S* mine = (S*)(scratch + thread * room);
-        if (!direct && have[thread] != first) {
-            have[thread] = first;
-            for (int64_t t = 0; t < tiles; ++t) {
-                const int64_t begin = part(rows, tiles, t), count = part(rows, tiles, t + 1) - begin;
-                copy_tile(task.x + (first + begin) * k, count, k, steps, mine + begin * steps);
-            }
+void linear(const Task<Kind>& task) {
+    constexpr int inputs = sizeof(typename Kind::Step) / sizeof(typename Kind::X);
+    if (task.tokens < 1) return;
+    const int64_t steps = parts_of(task.k, inputs), panels = parts_of(task.n, kPanel);
+    const int64_t panel_bytes = steps * kPanel * 4;
+    // Rows in chunks, a chunk in tiles; an item is one panel for some of the tiles of a chunk.
+    const int64_t chunks = parts_of(task.tokens * steps * 4, kChunk);
+    const int64_t tiles = parts_of(parts_of(task.tokens, chunks), kRows);
+    const int64_t most = kItem / (steps * 4 * kRows);
+    const int64_t shares = parts_of(tiles, most < 1 ? 1 : most);
+    parallel_ranges(chunks * panels * shares, [&](int64_t item, bool) {
+        const int64_t share = item % shares, p = item / shares % panels, chunk = item / shares / panels;
+        const int64_t row = part(task.tokens, chunks, chunk), rows = part(task.tokens, chunks, chunk + 1) - row;
+        const int64_t first = part(tiles, shares, share), last = part(tiles, shares, share + 1);
+        const char* panel = (const char*)task.packed + p * panel_bytes;
+        Ahead ahead = {panel + kAhead, kPanel * 4};
+        if (tiles > 1) {
+            ahead.bytes = kPanel * 4 / tiles;
+            ahead.from = panel + panel_bytes + first * steps * ahead.bytes;
         }
-        const int64_t stop = (item % groups + 1) * group;
-        for (int64_t p = item % groups * group; p < (stop < panels ? stop : panels); ++p) {
-            const S* panel = (const S*)task.packed + p * steps * kPanel;
-            if (direct) {
-                const Ahead ahead = {(const char*)panel + kAhead, kPanel * 4};
-                rows_by_panel((int)rows, task, first, p * kPanel, (const S*)task.x, steps, (int64_t)1, panel, steps, ahead);
-                continue;
-            }
-            const int64_t share = kPanel * 4 / tiles;  // of the next panel, by each tile
-            const char* next = (const char*)(panel + steps * kPanel);
-            for (int64_t t = 0; t < tiles; ++t) {
-                const int64_t begin = part(rows, tiles, t), count = part(rows, tiles, t + 1) - begin;
-                const Ahead ahead = {next + t * steps * share, share};
-                rows_by_panel((int)count, task, first + begin, p * kPanel, (const S*)mine + begin * steps, (int64_t)1,
-                              count, panel, steps, ahead);
-            }
-        }
+        // The tiles before `taller` have a row more.
+        const int64_t least = rows / tiles, taller = rows % tiles;
+        const int64_t middle = first > taller ? first : last < taller ? last : taller;
+        const auto go = [&](int64_t height, int64_t from, int64_t to) {
+            if (from < to) by_panel(height, task, row + part(rows, tiles, from), to - from, p * kPanel, panel, &ahead);
+        };
+        go(least + 1, first, middle);
+        go(least, middle, last);
     });
 }
 
@@ -247,26 +250,25 @@ void pack(const W* w, W* packed, int64_t n, int64_t k) {
 
 template <class Kind>
 void run(const void* x, const float* x_scales, const void* packed, const float* scales, const int32_t* row_sums,
-         const void* bias, void* out, int64_t tokens, int64_t n, int64_t k, char* scratch, int64_t room, int64_t threads) {
+         const void* bias, void* out, int64_t tokens, int64_t n, int64_t k) {
     typedef typename Kind::Out Out;
     const Task<Kind> task = {(const typename Kind::X*)x, (const typename Kind::Weight*)packed, (const Out*)bias,
                              (Out*)out, tokens, n, k, x_scales, scales, row_sums};
-    linear(task, scratch, room, (int)threads);
+    linear(task);
 }
 
 }  // namespace
 
 BATON_EXPORT(linear)(int64_t is_bf16, const void* x, const void* packed, const void* bias, void* out, int64_t tokens,
-                     int64_t n, int64_t k, char* scratch, int64_t room, int64_t threads) {
+                     int64_t n, int64_t k) {
     auto run_kind = is_bf16 ? run<Floats<bf16>> : run<Floats<float>>;
-    run_kind(x, nullptr, packed, nullptr, nullptr, bias, out, tokens, n, k, scratch, room, threads);
+    run_kind(x, nullptr, packed, nullptr, nullptr, bias, out, tokens, n, k);
 }
 
 BATON_EXPORT(linear_int8)(int64_t to_bf16, const void* x, const float* x_scales, const void* packed, const float* scales,
-                          const int32_t* row_sums, const void* bias, void* out, int64_t tokens, int64_t n, int64_t k,
-                          char* scratch, int64_t room, int64_t threads) {
+                          const int32_t* row_sums, const void* bias, void* out, int64_t tokens, int64_t n, int64_t k) {
     auto run_kind = to_bf16 ? run<Int8s<bf16>> : run<Int8s<float>>;
-    run_kind(x, x_scales, packed, scales, row_sums, bias, out, tokens, n, k, scratch, room, threads);
+    run_kind(x, x_scales, packed, scales, row_sums, bias, out, tokens, n, k);
 }
 
 BATON_EXPORT(pack_linear)(int64_t bytes, const void* w, void* packed, int64_t n, int64_t k) {

@@ -19,7 +19,6 @@
 // Against the PyTorch form: ranking, limits and u are the same.  Two things may differ in the last bit: the
 // exponential (another polynomial) and the order of the additions in long sums.  So a token can differ where u
 // falls within about 1e-7 of the border between two tokens, as it can between two of PyTorch's devices.
-
 #include "parallel.h"
 #include "ranking.h"
 
@@ -32,6 +31,7 @@ constexpr int kChunk = 1024;
 constexpr int kBlocks = kChunk / kBlock;
 constexpr int kPivots = 8;
 constexpr int kFew = 512;
+constexpr int64_t kAtATime = 32768;  // logits
 constexpr float kNothing = -__builtin_inff();
 constexpr uint32_t kAllIds = 0xFFFFFFFF;
 
@@ -69,18 +69,27 @@ struct Row {
 
     Row(const Logit* row, int64_t vocab, const Scratch& memory)
         : logits(row), size(vocab), chunks((vocab + kChunk - 1) / kChunk), scratch(memory), temperature(1) {
-        max_logit = kNothing;
+        F most = splat(kNothing);
         alignas(64) float buffer[kChunk];
         for (int64_t c = 0; c < chunks; ++c) {
-            read(c, buffer);
-            for (int b = 0; b < kBlocks; ++b) {
-                F most = load(buffer + b * kBlock);
-                for (int i = kLanes; i < kBlock; i += kLanes) most = max(most, load(buffer + b * kBlock + i));
-                const float largest = reduce_max(most);
-                scratch.maxima[c * kBlocks + b] = largest;
-                if (largest > max_logit) max_logit = largest;
-            }
+            const bool whole = size - c * kChunk >= kChunk;
+            if (!whole) read(c, buffer);
+            most = max(most, whole ? find_maxima(c, logits + c * kChunk) : find_maxima(c, buffer));
         }
+        max_logit = reduce_max(most);
+    }
+
+    // Of the chunk's blocks; returns lane by lane the maximum of all.
+    template <class T>
+    F find_maxima(int64_t c, const T* from) {
+        F all = splat(kNothing);
+        for (int b = 0; b < kBlocks; ++b) {
+            F most = load(from + b * kBlock);
+            for (int i = kLanes; i < kBlock; i += kLanes) most = max(most, load(from + b * kBlock + i));
+            scratch.maxima[c * kBlocks + b] = reduce_max(most);
+            all = max(all, most);
+        }
+        return all;
     }
 
     int64_t sample(const Wishes& wishes) {
@@ -359,12 +368,18 @@ void sample(const Logit* logits, int64_t rows, int64_t vocab, int64_t stride, co
             const int32_t* slots, const int32_t* positions, int32_t* tokens, char* scratch, int64_t scratch_bytes,
             int threads) {
     const int64_t chunks = (vocab + kChunk - 1) / kChunk;
-    parallel_for(rows, threads, [&](int64_t row, int thread) {
-        const int32_t slot = slots[row];
-        const Wishes wishes = {slots_have.temperature[slot], slots_have.top_k[slot], slots_have.top_p[slot],
-                               slots_have.min_p[slot], uniform(slots_have.streams[slot], (uint64_t)positions[row])};
-        Row<Logit> one(logits + row * stride, vocab, Scratch(scratch + thread * scratch_bytes, chunks));
-        tokens[row] = (int32_t)one.sample(wishes);
+    // Of small vocabularies several rows at a time: to take the next ones costs as much as a row.
+    int64_t group = kAtATime / vocab;
+    if (group > rows / (2 * threads)) group = rows / (2 * threads);
+    if (group < 1) group = 1;
+    parallel_for((rows + group - 1) / group, threads, [&](int64_t index, int thread) {
+        for (int64_t row = index * group; row < rows && row < (index + 1) * group; ++row) {
+            const int32_t slot = slots[row];
+            const Wishes wishes = {slots_have.temperature[slot], slots_have.top_k[slot], slots_have.top_p[slot],
+                                   slots_have.min_p[slot], uniform(slots_have.streams[slot], (uint64_t)positions[row])};
+            Row<Logit> one(logits + row * stride, vocab, Scratch(scratch + thread * scratch_bytes, chunks));
+            tokens[row] = (int32_t)one.sample(wishes);
+        }
     });
 }
 

@@ -47,26 +47,43 @@ INLINE bf16 to_bf16(float x) {
     return (bf16)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-// kLanes bfloat16 ↔ float32.
-INLINE F load(const bf16* p) {
-    H v;
-    __builtin_memcpy(&v, p, sizeof v);
-    return as_f(__builtin_convertvector(v, U) << 16);
+// kLanes of 16 bits ↔ of 32, which are below 2^16 (written out, because GCC 12 makes four instructions of one).
+INLINE U widen(H v) {
+#if defined(__AVX512F__)
+    return (U)_mm512_cvtepu16_epi32((__m256i)v);
+#elif defined(__AVX2__)
+    return (U)_mm256_cvtepu16_epi32((__m128i)v);
+#else
+    return __builtin_convertvector(v, U);
+#endif
 }
-INLINE void store(bf16* p, F v) {
+INLINE H narrow(U v) {
+#if defined(__AVX512F__)
+    return (H)_mm512_cvtepi32_epi16((__m512i)v);
+#elif defined(__AVX2__)
+    const __m256i packed = _mm256_packus_epi32((__m256i)v, (__m256i)v);  // cuts above 65,535: there is nothing
+    return (H)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x88));
+#else
+    return __builtin_convertvector(v, H);
+#endif
+}
+
+// kLanes bfloat16 ↔ float32.
+INLINE F from_bf16(H v) { return as_f(widen(v) << 16); }
+INLINE H to_bf16(F v) {
 #if defined(__AVX512BF16__)
-    const __m256bh h = _mm512_cvtneps_pbh((__m512)v);
-    __builtin_memcpy(p, &h, sizeof h);
+    return (H)_mm512_cvtneps_pbh((__m512)v);
 #else
     const U u = as_u(v);
     const U even = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
     const U nan = (U)(v != v);
-    const H h = __builtin_convertvector((nan & ((u >> 16) | 0x40)) | (~nan & even), H);
-    __builtin_memcpy(p, &h, sizeof h);
+    return narrow((nan & ((u >> 16) | 0x40)) | (~nan & even));
 #endif
 }
+INLINE F load(const bf16* p) { H v; __builtin_memcpy(&v, p, sizeof v); return from_bf16(v); }
+INLINE void store(bf16* p, F v) { const H h = to_bf16(v); __builtin_memcpy(p, &h, sizeof h); }
 INLINE float get(const float* p) { return *p; }
-INLINE float get(const bf16* p) { return to_float(*p); }
+INLINE float get(const bf16* p) { bf16 x; __builtin_memcpy(&x, p, sizeof x); return to_float(x); }
 INLINE void put(float* p, float x) { *p = x; }
 INLINE void put(bf16* p, float x) { *p = to_bf16(x); }
 
@@ -102,23 +119,59 @@ INLINE float reduce_add(F v) {
 #endif
 }
 
-// 2^x to about 2e-7 relative; 0 below 2^-126, -inf included.  x must not be NaN or above 127.
+INLINE F min(F a, F b) {
+#if defined(__AVX512F__)
+    return (F)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (F)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return select(a < b, a, b);
+#endif
+}
+
+// v rounded to what is stored as a T.
+template <class T>
+INLINE F rounded(F v) {
+    if constexpr (sizeof(T) == sizeof(float)) return v;
+    else return from_bf16(to_bf16(v));
+}
+
+// 1 / x to about 2e-7 relative; x in [1e-38, 1e38].
+INLINE F reciprocal(F x) {
+#if defined(__AVX512F__)
+    const F guess = (F)_mm512_rcp14_ps((__m512)x);
+    return guess * (2.0f - x * guess);  // a step of Newton's method
+#else
+    return 1.0f / x;
+#endif
+}
+
+// 2^x to about 2e-7 relative: 2^n for the nearest integer n, times a polynomial of the rest f in [-0.5, 0.5], whose
+// largest relative error is smallest; 2^0 is exact.  0 where that is below 2^-126, -inf included.  x must not be
+// NaN or above 127.
 INLINE F exp2_of(F x) {
+#if defined(__AVX512F__)
+    const F f = (F)_mm512_reduce_ps((__m512)x, 8);  // 0 of -inf
+    const F n = x - f;
+#else
     const F magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     const I tiny = x < -126.0f;
     const F y = select(tiny, F{}, x);
     const F whole = y + magic;
-    const F n = whole - magic;
-    const F f = y - n;  // in [-0.5, 0.5]
-    F p = splat(1.535336188319500e-4f);
-    p = p * f + 1.339887440266574e-3f;
-    p = p * f + 9.618437357674640e-3f;
-    p = p * f + 5.550332471162809e-2f;
-    p = p * f + 2.402264791363012e-1f;
-    p = p * f + 6.931472028550421e-1f;
+    const F f = y - (whole - magic);
+#endif
+    F p = splat(1.3264727e-3f);
+    p = p * f + 9.6715127e-3f;
+    p = p * f + 5.5507337e-2f;
+    p = p * f + 2.4022242e-1f;
+    p = p * f + 6.9314698e-1f;
     p = p * f + 1.0f;
+#if defined(__AVX512F__)
+    return (F)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
     const U shifted = as_u(p) + (as_u(whole) << 23);  // the low bits of `whole` hold n
     return as_f(shifted & ~(U)tiny);
+#endif
 }
 
 }  // namespace

@@ -3,20 +3,34 @@
 // Rows [T, n] are independent; sums are in float32 and in an order that depends on n only.  A result of a product
 // of quantized activations comes with one factor a row (`scales`, else null), which is applied when it is read.
 // A result for a quantized product is written as bytes 128 + round(x / c) with c = max|x| / 127 of the row.
-#include "parallel.h"
+#include "kernels.h"
+#include "ranges.h"
 #include "simd.h"
 
 namespace {
 
 typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 
-constexpr int64_t kElementsAThread = 16384;  // below some microseconds of work another thread costs more than it does
+// Below some microseconds of work other threads cost more than they do, and below a fraction of one so does taking the
+// next rows: so many elements at least for all threads, and so many at a time.
+constexpr int64_t kElementsTogether = 32768;
+constexpr int64_t kElementsAtATime = 4096;
 
+// body(row) for all rows; `n` elements of a row, or what takes as long.  A thread has the same rows every time, as far
+// as all come in time, so that the residual stream stays in the cache of its core.
 template <class Body>
 void for_rows(int64_t rows, int64_t n, const Body& body) {
-    int64_t threads = 1 + rows * n / kElementsAThread;
-    if (threads > baton_num_threads()) threads = baton_num_threads();
-    parallel_for(rows, static_cast<int>(threads), [&](int64_t row, int) { body(row); });
+    if (rows * n < kElementsTogether) {
+        for (int64_t row = 0; row < rows; ++row) body(row);
+        return;
+    }
+    int64_t group = kElementsAtATime / n, share = rows / (8 * baton_num_threads());
+    if (group > share) group = share;
+    if (group < 1) group = 1;
+    parallel_ranges((rows + group - 1) / group, [&](int64_t index, bool) {
+        const int64_t stop = (index + 1) * group < rows ? (index + 1) * group : rows;
+        for (int64_t row = index * group; row < stop; ++row) body(row);
+    });
 }
 
 INLINE F absolute(F v) { return as_f(as_u(v) & 0x7fffffffu); }
@@ -25,10 +39,7 @@ INLINE float larger(float a, float b) { return a > b ? a : b; }
 
 // silu(x) = x / (1 + exp(-x)); the exponential is cut where it no longer matters.
 INLINE F silu(F x) {
-    const F limit = splat(126.0f);
-    F power = x * -1.44269504088896f;
-    power = select(power > limit, limit, power);
-    return x / (exp2_of(power) + 1.0f);
+    return x * reciprocal(exp2_of(min(x * -1.44269504088896f, splat(126.0f))) + 1.0f);
 }
 INLINE float silu(float x) {
     float lanes[kLanes];
@@ -60,35 +71,36 @@ float quantize_row(const T* x, uint8_t* out, int64_t n) {
     return scale;
 }
 
+constexpr int kSums = 4;  // independent ones, so that an addition does not wait for the one before
+
 // x += y; out = x / sqrt(mean(x²) + eps) * weight.
 template <class T>
 void add_norm(T* x, const T* y, const float* y_scales, const T* weight, void* out, float* out_scales,
               int64_t rows, int64_t n, float eps) {
     for_rows(rows, n, [=](int64_t row) {
         T* xs = x + row * n;
-        F squares = splat(0.0f);
+        F squares[kSums] = {};
         float rest = 0.0f;
         int64_t i = 0;
-        if (y) {
-            const T* ys = y + row * n;
-            const float factor = y_scales ? y_scales[row] : 1.0f;
-            for (; i + kLanes <= n; i += kLanes) {
-                store(xs + i, load(xs + i) + load(ys + i) * factor);
-                const F v = load(xs + i);
-                squares += v * v;
+        const T* ys = y + row * n;
+        const float factor = y_scales ? y_scales[row] : 1.0f;
+        const auto vector = [&](int64_t at) {
+            F v = load(xs + at);
+            if (y) {
+                v = rounded<T>(v + load(ys + at) * factor);
+                store(xs + at, v);
             }
-            for (; i < n; ++i) {
-                put(xs + i, get(xs + i) + get(ys + i) * factor);
-                rest += get(xs + i) * get(xs + i);
-            }
-        } else {
-            for (; i + kLanes <= n; i += kLanes) {
-                const F v = load(xs + i);
-                squares += v * v;
-            }
-            for (; i < n; ++i) rest += get(xs + i) * get(xs + i);
+            return v * v;
+        };
+        for (; i + kSums * kLanes <= n; i += kSums * kLanes)
+            for (int j = 0; j < kSums; ++j) squares[j] += vector(i + j * kLanes);
+        for (; i + kLanes <= n; i += kLanes) squares[0] += vector(i);
+        for (; i < n; ++i) {
+            if (y) put(xs + i, get(xs + i) + get(ys + i) * factor);
+            rest += get(xs + i) * get(xs + i);
         }
-        const float inverse = 1.0f / __builtin_sqrtf((reduce_add(squares) + rest) / n + eps);
+        const float sum = reduce_add((squares[0] + squares[1]) + (squares[2] + squares[3])) + rest;
+        const float inverse = 1.0f / __builtin_sqrtf(sum / n + eps);
         if (out_scales) {
             float normed[n];
             for (i = 0; i + kLanes <= n; i += kLanes) store(normed + i, load(xs + i) * inverse * load(weight + i));

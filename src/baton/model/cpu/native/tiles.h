@@ -35,6 +35,8 @@ struct Run {
 
 namespace {
 
+constexpr int64_t kMaxDim = 256;
+
 // The element type of the pool and of queries, keys and values.
 template <class T>
 INLINE T* tile_of(void* layer, const Geometry& g, int64_t block, int64_t kv_head, bool values) {

@@ -1,0 +1,30 @@
+// The exported functions that program.cpp calls as well as Python.  The sources that define them include this file, so
+// that a definition and its callers cannot differ.
+#pragma once
+#include "parallel.h"
+#include "tiles.h"
+
+BATON_EXPORT(linear)(int64_t is_bf16, const void* x, const void* packed, const void* bias, void* out, int64_t tokens,
+                     int64_t n, int64_t k);
+BATON_EXPORT(linear_int8)(int64_t to_bf16, const void* x, const float* x_scales, const void* packed, const float* scales,
+                          const int32_t* row_sums, const void* bias, void* out, int64_t tokens, int64_t n, int64_t k);
+
+BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, const void* weight, void* out,
+                       float* out_scales, int64_t rows, int64_t n, float eps);
+BATON_EXPORT(silu_mul)(int64_t is_bf16, const void* gate_up, const float* scales, void* out, float* out_scales,
+                       int64_t rows, int64_t n);
+BATON_EXPORT(quantize)(int64_t is_bf16, const void* x, uint8_t* out, float* scales, int64_t rows, int64_t n);
+BATON_EXPORT(take_rows)(int64_t is_bf16, const void* elements, const int64_t* row_places, const int64_t* column_places,
+                        const int64_t* rows, void* out, int64_t count, int64_t n);
+
+BATON_EXPORT(rotate_and_write)(const Geometry* g, void* layer, const void* qkv, void* queries, const float* cos,
+                               const float* sin, int64_t rotary_stride, const void* query_norm, const void* key_norm,
+                               float eps, const void* runs, int64_t num_runs);
+BATON_EXPORT(attend)(const Geometry* g, void* layer, const void* queries, int64_t query_stride, void* out,
+                     const void* items, int64_t num_items, const int32_t* tables, int64_t table_stride, int64_t window,
+                     float* partials, int32_t* finished);
+BATON_EXPORT(store_and_attend)(const Geometry* g, void* layer, const void* qkv, void* queries, const float* cos,
+                               const float* sin, int64_t rotary_stride, const void* query_norm, const void* key_norm,
+                               float eps, const void* runs, int64_t num_runs, void* out, const void* items,
+                               int64_t num_items, const int32_t* tables, int64_t table_stride, int64_t window,
+                               float* partials, int32_t* finished);

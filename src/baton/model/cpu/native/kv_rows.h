@@ -1,0 +1,182 @@
+// A token's heads: the norm and rotation of queries and keys, and how keys and values are put into their tiles
+// (layout: tiles.h).
+//
+// The optional head norm, x / sqrt(mean(x²) + eps) * weight, and the rotation are computed in float32 and rounded
+// once.  In a K tile of bfloat16 a token is a column of pairs: 16 tokens at a time are transposed.  In a V tile two
+// tokens share a row: where only one is new, the other's halves stay.
+#pragma once
+#include "tiles.h"
+
+namespace {
+
+INLINE uint32_t pair_at(const bf16* p) { uint32_t u; __builtin_memcpy(&u, p, 4); return u; }
+
+#if defined(__AVX512F__)
+// 16 pairs of up to 16 tokens, `stride` elements apart → 16 rows of a K tile, 2 * `block` elements apart.
+INLINE void transpose_pairs(const bf16* keys, int64_t stride, int64_t count, bf16* to, int64_t block) {
+    __m512i token[16], two[16];
+    for (int t = 0; t < 16; ++t) token[t] = t < count ? _mm512_loadu_si512(keys + t * stride) : _mm512_setzero_si512();
+    for (int t = 0; t < 16; t += 2) {  // pairs 0 1 4 5 … of two tokens side by side, then 2 3 6 7 …
+        two[t] = _mm512_unpacklo_epi32(token[t], token[t + 1]);
+        two[t + 1] = _mm512_unpackhi_epi32(token[t], token[t + 1]);
+    }
+    for (int t = 0; t < 16; t += 4) {  // token[t + i]: pairs i, i + 4, i + 8, i + 12 of four tokens
+        token[t] = _mm512_unpacklo_epi64(two[t], two[t + 2]);
+        token[t + 1] = _mm512_unpackhi_epi64(two[t], two[t + 2]);
+        token[t + 2] = _mm512_unpacklo_epi64(two[t + 1], two[t + 3]);
+        token[t + 3] = _mm512_unpackhi_epi64(two[t + 1], two[t + 3]);
+    }
+    const __mmask16 mask = (__mmask16)((1u << count) - 1);
+    for (int i = 0; i < 4; ++i) {  // 4 x 4 blocks of four
+        const __m512i even = _mm512_shuffle_i32x4(token[i], token[4 + i], 0x88);
+        const __m512i odd = _mm512_shuffle_i32x4(token[i], token[4 + i], 0xdd);
+        const __m512i even2 = _mm512_shuffle_i32x4(token[8 + i], token[12 + i], 0x88);
+        const __m512i odd2 = _mm512_shuffle_i32x4(token[8 + i], token[12 + i], 0xdd);
+        const auto put_row = [&](int pair, __m512i row) { _mm512_mask_storeu_epi32(to + pair * block * 2, mask, row); };
+        put_row(i, _mm512_shuffle_i32x4(even, even2, 0x88));
+        put_row(i + 4, _mm512_shuffle_i32x4(odd, odd2, 0x88));
+        put_row(i + 8, _mm512_shuffle_i32x4(even, even2, 0xdd));
+        put_row(i + 12, _mm512_shuffle_i32x4(odd, odd2, 0xdd));
+    }
+}
+#endif
+
+// Keys [count, dim] (`stride` elements from one token to the next) → their columns of a K tile.
+void put_keys(bf16* tile, int64_t block, int64_t dim, int64_t offset, const bf16* keys, int64_t stride,
+              int64_t count) {
+    int64_t pair = 0;
+#if defined(__AVX512F__)
+    for (; count > 1 && pair + 16 <= dim / 2; pair += 16)
+        for (int64_t first = 0; first < count; first += 16)
+            transpose_pairs(keys + first * stride + pair * 2, stride, count - first < 16 ? count - first : 16,
+                            tile + (pair * block + offset + first) * 2, block);
+#endif
+    for (; pair < dim / 2; ++pair) {
+        bf16* to = tile + (pair * block + offset) * 2;
+        for (int64_t token = 0; token < count; ++token) {
+            const uint32_t value = pair_at(keys + token * stride + pair * 2);
+            __builtin_memcpy(to + token * 2, &value, 4);
+        }
+    }
+}
+void put_keys(float* tile, int64_t block, int64_t dim, int64_t offset, const float* keys, int64_t stride,
+              int64_t count) {
+    for (int64_t i = 0; i < dim; ++i)
+        for (int64_t token = 0; token < count; ++token)
+            tile[i * block + offset + token] = keys[token * stride + i];
+}
+
+INLINE U widened(const bf16* p) { H v; __builtin_memcpy(&v, p, sizeof v); return widen(v); }
+INLINE void store_u(bf16* p, U v) { __builtin_memcpy(p, &v, sizeof v); }
+
+// Values [count, dim] → their rows of a V tile: two tokens at a time, or one beside what is there.
+void put_values(bf16* tile, int64_t dim, int64_t offset, const bf16* values, int64_t stride, int64_t count) {
+    for (int64_t token = 0; token < count;) {
+        const int64_t at = offset + token;
+        bf16* to = tile + at / 2 * dim * 2;
+        const bf16* from = values + token * stride;
+        const bool second = at % 2, both = !second && token + 1 < count;
+        int64_t i = 0;
+        if (both) {
+            for (; i + kLanes <= dim; i += kLanes)
+                store_u(to + i * 2, widened(from + i) | widened(from + stride + i) << 16);
+        } else if (second) {
+            for (; i + kLanes <= dim; i += kLanes)
+                store_u(to + i * 2, (load_u(to + i * 2) & 0xffffu) | widened(from + i) << 16);
+        } else {
+            for (; i + kLanes <= dim; i += kLanes)
+                store_u(to + i * 2, (load_u(to + i * 2) & 0xffff0000u) | widened(from + i));
+        }
+        for (; i < dim; ++i) {
+            to[i * 2 + second] = from[i];
+            if (both) to[i * 2 + 1] = from[stride + i];
+        }
+        token += both ? 2 : 1;
+    }
+}
+void put_values(float* tile, int64_t dim, int64_t offset, const float* values, int64_t stride, int64_t count) {
+    for (int64_t token = 0; token < count; ++token)
+        __builtin_memcpy(tile + (offset + token) * dim, values + token * stride, dim * sizeof(float));
+}
+
+// 1 / sqrt(mean(x²) + eps).
+template <class T>
+float inverse_rms(const T* x, int64_t dim, float eps) {
+    F sums = {};
+    int64_t i = 0;
+    for (; i + kLanes <= dim; i += kLanes) {
+        const F v = load(x + i);
+        sums += v * v;
+    }
+    float sum = reduce_add(sums);
+    for (; i < dim; ++i) sum += get(x + i) * get(x + i);
+    return 1.0f / __builtin_sqrtf(sum / static_cast<float>(dim) + eps);
+}
+
+// One head: halves (a, b) → (a cos - b sin, b cos + a sin).  `weight`: of the head norm, or null.
+// cos and sin: [dim / 2] of the token's position.
+template <class T>
+void rotate(const T* x, T* out, int64_t dim, const float* cos, const float* sin, const T* weight, float eps) {
+    const int64_t half = dim / 2;
+    const float factor = weight ? inverse_rms(x, dim, eps) : 1.0f;
+    int64_t i = 0;
+    for (; i + kLanes <= half; i += kLanes) {
+        F a = load(x + i), b = load(x + half + i);
+        if (weight) {
+            a = a * factor * load(weight + i);
+            b = b * factor * load(weight + half + i);
+        }
+        const F c = load(cos + i), s = load(sin + i);
+        store(out + i, a * c - b * s);
+        store(out + half + i, b * c + a * s);
+    }
+    for (; i < half; ++i) {
+        float a = get(x + i), b = get(x + half + i);
+        if (weight) {
+            a = a * factor * get(weight + i);
+            b = b * factor * get(weight + half + i);
+        }
+        put(out + i, a * cos[i] - b * sin[i]);
+        put(out + half + i, b * cos[i] + a * sin[i]);
+    }
+}
+
+// The rows of a step's qkv product, and what turns them: `rotate_and_write` of kernels.h.
+template <class T>
+struct Heads {
+    const T* qkv;
+    T* queries;
+    const float* cos;
+    const float* sin;
+    int64_t rotary_stride;
+    const T* query_norm;
+    const T* key_norm;
+    float eps;
+
+    const T* row(const Geometry& g, int64_t token) const {
+        return qkv + token * (g.num_heads + 2 * g.num_kv_heads) * g.dim;
+    }
+    const T* value(const Geometry& g, int64_t token, int64_t kv_head) const {
+        return row(g, token) + (g.num_heads + g.num_kv_heads + kv_head) * g.dim;
+    }
+    // The query heads of a KV head, into their place.
+    void turn_queries(const Geometry& g, int64_t token, int64_t position, int64_t kv_head) const {
+        const int64_t per_kv = g.num_heads / g.num_kv_heads, turn = position * rotary_stride;
+        for (int64_t q = kv_head * per_kv; q < (kv_head + 1) * per_kv; ++q)
+            rotate(row(g, token) + q * g.dim, queries + (token * g.num_heads + q) * g.dim, g.dim, cos + turn, sin + turn,
+                   query_norm, eps);
+    }
+    void turn_key(const Geometry& g, int64_t token, int64_t position, int64_t kv_head, T* to) const {
+        const int64_t turn = position * rotary_stride;
+        rotate(row(g, token) + (g.num_heads + kv_head) * g.dim, to, g.dim, cos + turn, sin + turn, key_norm, eps);
+    }
+};
+
+template <class T>
+Heads<T> heads_of(const void* qkv, void* queries, const float* cos, const float* sin, int64_t rotary_stride,
+                  const void* query_norm, const void* key_norm, float eps) {
+    return {static_cast<const T*>(qkv), static_cast<T*>(queries), cos, sin, rotary_stride,
+            static_cast<const T*>(query_norm), static_cast<const T*>(key_norm), eps};
+}
+
+}  // namespace

@@ -1,0 +1,341 @@
+// A step's layers as one call: the kernels of the other sources one after the other, without Python between them.
+//
+// Why.  A layer is nine kernels, and a call from Python (its arguments, the tensor for its result) takes some
+// microseconds, more while weights stream through the caches and evict the interpreter: with a small model, as much as
+// the work itself.  So Python describes the model once, as addresses and sizes (`Model`; model/cpu/program.py has its
+// twin), and for each step what it reads and writes (`Step`), and this file plans the step and calls the kernels in the
+// order of model/llama.py with the same arguments.  Results are the same, bit for bit.
+//
+// Memory.  Activations live in an arena that Python owns; `Buffers` divides it for the step's tokens.  What attention
+// needs and what the MLP needs lie in the same place, as they are never needed together:
+//
+//     x (the residual stream) | y (a sublayer's result) | normed | qkv; queries, which `mixed` takes over
+//                                                                | gate and up; activated
+//
+// What the last layer computes after the KV is written is needed for those tokens only whose logits are wanted: of a
+// prompt, one.  The others are dropped there, unless somebody wants the hidden states of the whole step.
+//
+// With int8 weights, what goes into a product (normed, mixed, activated) is bytes, with a scale a row.
+#include <time.h>
+
+#include "kernels.h"
+#include "plan.h"
+
+namespace {
+
+constexpr int kWindows = 2;  // a model has at most
+constexpr int64_t kNoWindow = 1 << 30;
+
+// y = x Wᵀ + b, packed as linear.cpp says.
+struct Product {
+    const void* packed;
+    const void* bias;         // or null
+    const float* scales;      // of outputs; int8 only
+    const int32_t* row_sums;  // int8 only
+    int64_t n;
+    int64_t k;
+};
+
+struct Layer {
+    const void* attention_norm;
+    Product qkv;
+    const void* query_norm;  // of each head, or null
+    const void* key_norm;
+    Product output;
+    const void* mlp_norm;
+    Product gate_up;
+    Product down;
+    int64_t window;  // which of the model's
+};
+
+struct Model {
+    int64_t is_bf16;
+    int64_t is_int8;
+    int64_t num_layers;
+    int64_t hidden;
+    int64_t intermediate;
+    double eps;
+    double head_eps;  // of head norms
+    const Geometry* geometry;
+    int64_t tile_positions;  // of attention's query tiles
+    int64_t piece_blocks;    // see plan.h
+    int64_t num_windows;
+    int64_t windows[kWindows];  // positions that one sees; 0: all
+    const float* cos;  // [positions, rotary_stride]
+    const float* sin;
+    int64_t rotary_stride;
+    const Layer* layers;
+    // Rows of the embedding: see take_rows.  Without places: [vocabulary, hidden].
+    const void* embedding;
+    const int64_t* row_places;
+    const int64_t* column_places;
+    const void* norm;
+    Product head;
+};
+
+struct Step {
+    int64_t tokens;
+    const int32_t* ids;
+    Rows rows;
+    char* pool;  // the first layer's first K tile in block 0
+    char* arena;
+    const int64_t* wanted;  // tokens whose logits are wanted; null: all
+    int64_t num_wanted;
+    int64_t whole;  // the hidden states of all tokens are to be kept
+    void* logits;  // [num_wanted, vocabulary]
+    int64_t* nanoseconds;  // by Operation, added to; or null
+    int64_t clock;         // by which
+    // Found by `plan_step`:
+    int64_t num_runs;
+    int64_t num_items[kWindows];
+    int64_t num_last_items;
+    int64_t slots;
+    // Room for partial results of `slots`: see attend.
+    float* partials;
+    int32_t* finished;
+};
+
+enum Operation { kEmbedding, kAddNorm, kQkv, kAttend, kQuantize, kOutput, kGateUp, kSiluMul, kDown, kHead };
+
+// Adds the time since the last look to an operation.
+class Clock {
+public:
+    explicit Clock(const Step& step)
+        : sums_(step.nanoseconds), clock_(static_cast<clockid_t>(step.clock)), last_(sums_ ? now() : 0) {}
+    void count(Operation operation) {
+        if (!sums_) return;
+        const int64_t time = now();
+        sums_[operation] += time - last_;
+        last_ = time;
+    }
+
+private:
+    int64_t now() const {
+        timespec t;
+        clock_gettime(clock_, &t);
+        return t.tv_sec * int64_t{1000000000} + t.tv_nsec;
+    }
+    int64_t* sums_;
+    clockid_t clock_;
+    int64_t last_;
+};
+
+// [T, n] of what a product takes: elements, or bytes and a scale a row.
+struct Activations {
+    char* values;
+    float* scales;  // or null
+};
+
+// Where things lie in the arena.
+struct Buffers {
+    char* x;  // first
+    Run* runs;
+    int32_t* items[kWindows];
+    int32_t* last_items;  // of the last layer, if it drops tokens
+    int64_t* ids;
+    char* y;
+    Activations normed;
+    char* qkv;
+    char* queries;
+    Activations mixed;
+    char* gate_up;
+    Activations activated;
+    Activations wanted;  // rows of `normed`
+    int64_t bytes;
+
+    Buffers(const Model& m, const Step& s) : at_(s.arena) {
+        const int64_t tokens = s.tokens, rows = s.num_wanted;
+        const int64_t element = m.is_bf16 ? 2 : 4;
+        const Geometry& g = *m.geometry;
+        const int64_t queries_size = g.num_heads * g.dim, qkv_size = queries_size + 2 * g.num_kv_heads * g.dim;
+        x = take(tokens * m.hidden * element);
+        const int64_t blocks = s.rows.table_stride, tiles = tokens / m.tile_positions + s.rows.count;
+        runs = reinterpret_cast<Run*>(take((tokens / g.block + 2 * s.rows.count) * sizeof(Run)));
+        const int64_t most_items = tiles + s.rows.count * (blocks / m.piece_blocks + 2);
+        const auto take_items = [&] {
+            return reinterpret_cast<int32_t*>(take(most_items * kItemColumns * sizeof(int32_t)));
+        };
+        for (int64_t w = 0; w < m.num_windows; ++w) items[w] = take_items();
+        last_items = take_items();
+        ids = reinterpret_cast<int64_t*>(take(tokens * sizeof(int64_t)));
+        y = take(tokens * m.hidden * element);
+        normed = take_input(m, tokens, m.hidden, element);
+        wanted = take_input(m, rows, m.hidden, element);
+        char* shared = at_;
+        qkv = take(tokens * qkv_size * element);
+        queries = take(tokens * queries_size * element);
+        mixed = m.is_int8 ? take_input(m, tokens, queries_size, element) : Activations{queries, nullptr};
+        char* end = at_;
+        at_ = shared;
+        gate_up = take(tokens * 2 * m.intermediate * element);
+        activated = take_input(m, tokens, m.intermediate, element);
+        bytes = (at_ > end ? at_ : end) - s.arena;
+    }
+
+private:
+    char* take(int64_t size) {
+        char* place = at_;
+        at_ += (size + 63) / 64 * 64;
+        return place;
+    }
+    Activations take_input(const Model& m, int64_t rows, int64_t n, int64_t element) {
+        if (!m.is_int8) return {take(rows * n * element), nullptr};
+        char* values = take(rows * n);
+        return {values, reinterpret_cast<float*>(take(rows * sizeof(float)))};
+    }
+    char* at_;
+};
+
+// Whether the last layer gives only what is wanted.
+INLINE bool drops_tokens(const Step& s) { return s.wanted && !s.whole && s.num_wanted < s.tokens; }
+
+class Pass {
+public:
+    Pass(const Model& model, const Step& step)
+        : m_(model), s_(step), b_(model, step), clock_(step), tokens_(step.tokens) {}
+
+    void embed() {
+        const int64_t row = m_.hidden * (m_.is_bf16 ? 2 : 4);
+        for (int64_t t = 0; t < s_.tokens; ++t) b_.ids[t] = s_.ids[t];
+        if (m_.row_places)
+            BATON_JOIN(take_rows, BATON_ISA)
+            (m_.is_bf16, m_.embedding, m_.row_places, m_.column_places, b_.ids, b_.x, s_.tokens, m_.hidden);
+        else
+            copy_rows(static_cast<const char*>(m_.embedding), b_.ids, b_.x, s_.tokens, row);
+        clock_.count(kEmbedding);
+    }
+
+    void layer(int64_t index) {
+        const Layer& layer = m_.layers[index];
+        const Geometry& g = *m_.geometry;
+        const int64_t layer_bytes = 2 * g.num_kv_heads * g.block * g.dim * (m_.is_bf16 ? 2 : 4);
+        char* const tiles = s_.pool + index * layer_bytes;
+        add_norm(index ? b_.y : nullptr, layer.attention_norm);
+        multiply(layer.qkv, b_.normed, b_.qkv);
+        clock_.count(kQkv);
+        const int64_t window = m_.windows[layer.window] ? m_.windows[layer.window] : kNoWindow;
+        const float head_eps = static_cast<float>(m_.head_eps);
+        if (index + 1 == m_.num_layers && drops_tokens(s_)) {
+            BATON_JOIN(rotate_and_write, BATON_ISA)
+            (&g, tiles, b_.qkv, b_.queries, m_.cos, m_.sin, m_.rotary_stride, layer.query_norm, layer.key_norm,
+             head_eps, b_.runs, s_.num_runs);
+            BATON_JOIN(attend, BATON_ISA)
+            (&g, tiles, b_.queries, g.num_heads * g.dim, b_.queries, b_.last_items, s_.num_last_items, s_.rows.tables,
+             s_.rows.table_stride, window, s_.partials, s_.finished);
+            drop_tokens();
+        } else {
+            BATON_JOIN(store_and_attend, BATON_ISA)
+            (&g, tiles, b_.qkv, b_.queries, m_.cos, m_.sin, m_.rotary_stride, layer.query_norm, layer.key_norm,
+             head_eps, b_.runs, s_.num_runs, b_.queries, b_.items[layer.window], s_.num_items[layer.window],
+             s_.rows.tables, s_.rows.table_stride, window, s_.partials, s_.finished);
+        }
+        clock_.count(kAttend);
+        if (!tokens_) return;
+        if (m_.is_int8) {
+            BATON_JOIN(quantize, BATON_ISA)
+            (m_.is_bf16, b_.queries, reinterpret_cast<uint8_t*>(b_.mixed.values), b_.mixed.scales, tokens_,
+             g.num_heads * g.dim);
+            clock_.count(kQuantize);
+        }
+        multiply(layer.output, b_.mixed, b_.y);
+        clock_.count(kOutput);
+        add_norm(b_.y, layer.mlp_norm);
+        multiply(layer.gate_up, b_.normed, b_.gate_up);
+        clock_.count(kGateUp);
+        BATON_JOIN(silu_mul, BATON_ISA)
+        (m_.is_bf16, b_.gate_up, nullptr, b_.activated.values, b_.activated.scales, tokens_, m_.intermediate);
+        clock_.count(kSiluMul);
+        multiply(layer.down, b_.activated, b_.y);
+        clock_.count(kDown);
+    }
+
+    // Completes x, and gives the logits of the wanted rows.
+    void finish() {
+        if (drops_tokens(s_)) tokens_ = s_.num_wanted;
+        if (tokens_) add_norm(b_.y, m_.norm);
+        if (!s_.num_wanted) return;
+        const bool some = tokens_ > s_.num_wanted;
+        if (some) {
+            const int64_t row = m_.hidden * (m_.is_int8 ? 1 : m_.is_bf16 ? 2 : 4);
+            copy_rows(b_.normed.values, s_.wanted, b_.wanted.values, s_.num_wanted, row);
+            for (int64_t i = 0; m_.is_int8 && i < s_.num_wanted; ++i)
+                b_.wanted.scales[i] = b_.normed.scales[s_.wanted[i]];
+        }
+        tokens_ = s_.num_wanted;
+        multiply(m_.head, some ? b_.wanted : b_.normed, s_.logits);
+        clock_.count(kHead);
+    }
+
+private:
+    // Those wanted, in their order, move to the front.
+    void drop_tokens() {
+        const int64_t element = m_.is_bf16 ? 2 : 4;
+        tokens_ = s_.num_wanted;
+        copy_rows(b_.x, s_.wanted, b_.x, tokens_, m_.hidden * element);
+        copy_rows(b_.queries, s_.wanted, b_.queries, tokens_, m_.geometry->num_heads * m_.geometry->dim * element);
+    }
+
+    // `rows` ascend; they may be copied within the same memory.
+    static void copy_rows(const char* from, const int64_t* rows, char* to, int64_t count, int64_t bytes) {
+        for (int64_t i = 0; i < count; ++i) __builtin_memmove(to + i * bytes, from + rows[i] * bytes, bytes);
+    }
+
+    void add_norm(const void* y, const void* weight) {
+        BATON_JOIN(add_norm, BATON_ISA)
+        (m_.is_bf16, b_.x, y, nullptr, weight, b_.normed.values, b_.normed.scales, tokens_, m_.hidden,
+         static_cast<float>(m_.eps));
+        clock_.count(kAddNorm);
+    }
+
+    void multiply(const Product& p, const Activations& x, void* out) {
+        if (m_.is_int8)
+            BATON_JOIN(linear_int8, BATON_ISA)
+            (m_.is_bf16, x.values, x.scales, p.packed, p.scales, p.row_sums, p.bias, out, tokens_, p.n, p.k);
+        else
+            BATON_JOIN(linear, BATON_ISA)
+            (m_.is_bf16, x.values, p.packed, p.bias, out, tokens_, p.n, p.k);
+    }
+
+    const Model& m_;
+    const Step& s_;
+    const Buffers b_;
+    Clock clock_;
+    int64_t tokens_;  // that are computed
+};
+
+}  // namespace
+
+// The first call of a step: what attention has to do.  `slots` tells how much room `partials` needs.
+BATON_EXPORT(plan_step)(const Model* model, Step* step) {
+    const Geometry& g = *model->geometry;
+    const Buffers buffers(*model, *step);
+    step->num_runs = plan_runs(step->rows, g.block, buffers.runs);
+    step->slots = 0;
+    for (int64_t w = 0; w < model->num_windows; ++w) {
+        const Items items = plan_items(step->rows, g.block, model->tile_positions, model->piece_blocks,
+                                       model->windows[w], buffers.items[w]);
+        step->num_items[w] = items.count;
+        if (items.slots > step->slots) step->slots = items.slots;
+    }
+    if (drops_tokens(*step)) {
+        const int64_t w = model->layers[model->num_layers - 1].window;
+        step->num_last_items =
+            keep_items(buffers.items[w], step->num_items[w], step->wanted, step->num_wanted, buffers.last_items);
+    }
+    clear_opened(step->rows, g.block, step->pool, g.block_stride * (model->is_bf16 ? 2 : 4));
+}
+
+// Parts [first, last) of a step: part i is layer i (with layer 0 comes the embedding), part `num_layers` the last norm
+// and the logits.
+BATON_EXPORT(run_program)(const Model* model, const Step* step, int64_t first, int64_t last) {
+    const int64_t layers = model->num_layers;
+    Pass pass(*model, *step);
+    if (first == 0) pass.embed();
+    for (int64_t i = first; i < last && i < layers; ++i) pass.layer(i);
+    if (last > layers) pass.finish();
+}
+
+// How large the arena must be for a step of these sizes.
+BATON_EXPORT(step_bytes)(const Model* model, const Step* step, int64_t* bytes) {
+    *bytes = Buffers(*model, *step).bytes;
+}

@@ -1,0 +1,291 @@
+"""A step's layers as one native call: `native/program.cpp`, which tells why; here is what it works on.
+
+The model is described once, when it has been loaded: addresses of packed weights and of everything else that
+stays.  A step adds its tokens and rows, and room for what is computed.  Room is kept from step to step,
+and so are the tensors that results are handed out in: they are overwritten by the next step.
+
+A program holds addresses of weights, not the weights: whoever loads others must make another one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from baton.model.attention import AttentionStep, CpuAttention
+from baton.model.cpu.kernels import address_of
+from baton.model.cpu.library import INT, POINTER, Native, native
+from baton.model.cpu.linear import NativeInt8Product, NativeProduct
+from baton.model.cpu.native_kernels import NativeKernels
+from baton.model.cpu.steps import NativeOps
+
+if TYPE_CHECKING:
+    from baton.model.llama import Block, LlamaForCausalLM
+
+OPERATIONS = (
+    "embedding",
+    "add norm",
+    "product qkv",
+    "attention",
+    "quantize",
+    "product o",
+    "product gate+up",
+    "silu mul",
+    "product down",
+    "product head",
+)
+"""`Operation` of native/program.cpp."""
+
+NativeWeight = NativeProduct | NativeInt8Product
+Int32Array = npt.NDArray[np.int32]
+
+_WINDOWS = 2
+"""Of different layers, at most."""
+
+
+class _Product(ctypes.Structure):
+    _fields_ = (
+        ("packed", POINTER),
+        ("bias", POINTER),
+        ("scales", POINTER),
+        ("row_sums", POINTER),
+        ("n", INT),
+        ("k", INT),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        ("attention_norm", POINTER),
+        ("qkv", _Product),
+        ("query_norm", POINTER),
+        ("key_norm", POINTER),
+        ("output", _Product),
+        ("mlp_norm", POINTER),
+        ("gate_up", _Product),
+        ("down", _Product),
+        ("window", INT),
+    )
+
+
+class _Model(ctypes.Structure):
+    _fields_ = (
+        ("is_bf16", INT),
+        ("is_int8", INT),
+        ("num_layers", INT),
+        ("hidden", INT),
+        ("intermediate", INT),
+        ("eps", ctypes.c_double),
+        ("head_eps", ctypes.c_double),
+        ("geometry", POINTER),
+        ("tile_positions", INT),
+        ("piece_blocks", INT),
+        ("num_windows", INT),
+        ("windows", INT * _WINDOWS),
+        ("cos", POINTER),
+        ("sin", POINTER),
+        ("rotary_stride", INT),
+        ("layers", POINTER),
+        ("embedding", POINTER),
+        ("row_places", POINTER),
+        ("column_places", POINTER),
+        ("norm", POINTER),
+        ("head", _Product),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        ("tokens", INT),
+        ("ids", POINTER),
+        ("num_rows", INT),
+        ("num_decodes", INT),
+        ("starts", POINTER),
+        ("counts", POINTER),
+        ("tables", POINTER),
+        ("table_stride", INT),
+        ("pool", POINTER),
+        ("arena", POINTER),
+        ("wanted", POINTER),
+        ("num_wanted", INT),
+        ("whole", INT),
+        ("logits", POINTER),
+        ("nanoseconds", POINTER),
+        ("clock", INT),
+        ("num_runs", INT),
+        ("num_items", INT * _WINDOWS),
+        ("num_last_items", INT),
+        ("slots", INT),
+        ("partials", POINTER),
+        ("finished", POINTER),
+    )
+
+
+class Program:
+    """Embedding, layers, last norm and head of a model that `program_of` took."""
+
+    def __init__(
+        self, library: Native, model: LlamaForCausalLM, backend: CpuAttention, kernels: NativeKernels
+    ) -> None:
+        self._run = library.function("run_program", POINTER, POINTER, INT, INT)
+        self._plan = library.function("plan_step", POINTER, POINTER)
+        self._bytes = library.function("step_bytes", POINTER, POINTER, POINTER)
+        self._backend, self._kernels = backend, kernels
+        config, dtype = model.config, model.norm.weight.dtype
+        windows = list({block.attention.window: None for block in model.layers})
+        self._layers = (_Layer * len(model.layers))(
+            *(_layer(block, windows.index(block.attention.window)) for block in model.layers)
+        )
+        embedding, row_places, column_places = model.embedding.addresses()
+        self._model = _Model(
+            is_bf16=dtype == torch.bfloat16,
+            is_int8=model.ops.int8,
+            num_layers=len(model.layers),
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            eps=config.norm_eps,
+            head_eps=config.norm_eps,
+            geometry=kernels.geometry_address,
+            tile_positions=backend.tile_positions,
+            piece_blocks=backend.piece_blocks,
+            num_windows=len(windows),
+            windows=(INT * _WINDOWS)(*(window or 0 for window in windows)),
+            cos=model.rotary.cos.data_ptr(),
+            sin=model.rotary.sin.data_ptr(),
+            rotary_stride=model.rotary.cos.stride(0),
+            layers=ctypes.addressof(self._layers),
+            embedding=embedding,
+            row_places=row_places,
+            column_places=column_places,
+            norm=model.norm.weight.data_ptr(),
+            head=_product(model.head.product),
+        )
+        self._last = len(model.layers) + 1
+        self._hidden_size, self._vocab_size, self._dtype = config.hidden_size, config.vocab_size, dtype
+        self._step = _Step()
+        self._addresses = ctypes.addressof(self._model), ctypes.addressof(self._step)
+        self._nanoseconds = (ctypes.c_int64 * len(OPERATIONS))()
+        self._arena = torch.empty(0, dtype=torch.uint8)
+        self._logits_room = torch.empty(0, dtype=dtype)
+        self._shape = 0, 0, 0, 0
+        """Of the step that there is room for now: tokens, rows, columns of tables, rows with logits."""
+
+    def __call__(
+        self,
+        tokens: Int32Array,
+        rows: AttentionStep,
+        wanted: npt.NDArray[np.int64] | None,
+        on_layers: Callable[[int], None] | None = None,
+        whole: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """As `LlamaForCausalLM`.  What it returns is valid until the next call."""
+        step, tables = self._step, rows.block_tables
+        assert tokens.itemsize == tables.itemsize == rows.starts.itemsize == rows.counts.itemsize == 4
+        if tables.strides[1] != tables.itemsize:
+            tables = np.ascontiguousarray(tables)
+        stride = tables.strides[0] // tables.itemsize
+        shape = len(tokens), len(rows.starts), stride, len(tokens) if wanted is None else len(wanted)
+        step.ids, step.tables = address_of(tokens), address_of(tables)
+        step.starts, step.counts = address_of(rows.starts), address_of(rows.counts)
+        step.num_decodes = rows.num_decodes
+        step.whole = whole
+        step.wanted = None if wanted is None else address_of(wanted)
+        step.pool = self._backend.pool.data_ptr()
+        if shape != self._shape:
+            self._make_room(*shape)
+        self._plan(*self._addresses)
+        step.partials, step.finished = self._kernels.room_for(step.slots)
+        if on_layers is None:
+            self._run(*self._addresses, 0, self._last)
+        else:
+            for part in range(self._last):
+                self._run(*self._addresses, part, part + 1)
+                if part + 1 < self._last:
+                    on_layers(part + 1)
+        return self._hidden, self._logits
+
+    def measure(self, clock: int = time.CLOCK_MONOTONIC) -> None:
+        """From now on, adds up what each operation takes, by a clock of `time`."""
+        self._step.clock = clock
+        self._step.nanoseconds = ctypes.addressof(self._nanoseconds)
+
+    def take_nanoseconds(self) -> dict[str, int]:
+        """Of each operation since `measure` or the last call of this."""
+        found = dict(zip(OPERATIONS, self._nanoseconds, strict=True))
+        ctypes.memset(self._nanoseconds, 0, ctypes.sizeof(self._nanoseconds))
+        return found
+
+    def _make_room(self, tokens: int, rows: int, stride: int, wanted: int) -> None:
+        step, needed = self._step, ctypes.c_int64()
+        step.tokens, step.num_rows, step.table_stride, step.num_wanted = tokens, rows, stride, wanted
+        step.arena = None
+        self._bytes(*self._addresses, ctypes.addressof(needed))
+        if needed.value > len(self._arena):
+            self._arena = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+            self._arena = torch.empty(needed.value, dtype=torch.uint8)
+        if wanted * self._vocab_size > len(self._logits_room):
+            self._logits_room = torch.empty(wanted * self._vocab_size, dtype=self._dtype)
+        self._logits = self._logits_room[: wanted * self._vocab_size].view(wanted, self._vocab_size)
+        x = self._arena[: tokens * self._hidden_size * self._dtype.itemsize]
+        self._hidden = x.view(self._dtype).view(tokens, self._hidden_size)
+        step.arena, step.logits = self._arena.data_ptr(), self._logits.data_ptr()
+        self._shape = tokens, rows, stride, wanted
+
+
+def program_of(model: LlamaForCausalLM) -> Program | None:
+    """Where all of the model is native code, on one rank; None elsewhere."""
+    library, backend = native(), model.backend
+    if library is None or not isinstance(backend, CpuAttention) or not isinstance(model.ops, NativeOps):
+        return None
+    if not isinstance(backend.kernels, NativeKernels) or model.embedding.parallel.size > 1:
+        return None
+    if len({block.attention.window for block in model.layers}) > _WINDOWS:
+        return None
+    if not all(isinstance(product, NativeWeight) for product in _products(model)):
+        return None
+    return Program(library, model, backend, backend.kernels)
+
+
+def _products(model: LlamaForCausalLM) -> Iterator[NativeWeight]:
+    """All of them; of which kind is for the caller to see."""
+    for block in model.layers:
+        for matrix in (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down):
+            yield cast(NativeWeight, matrix.product)
+    yield cast(NativeWeight, model.head.product)
+
+
+def _layer(block: Block, window: int) -> _Layer:
+    attention, mlp = block.attention, block.mlp
+    norms = attention.head_norms
+    return _Layer(
+        attention_norm=block.attention_norm.weight.data_ptr(),
+        qkv=_product(attention.qkv.product),
+        query_norm=None if norms is None else norms.queries.data_ptr(),
+        key_norm=None if norms is None else norms.keys.data_ptr(),
+        output=_product(attention.output.product),
+        mlp_norm=block.mlp_norm.weight.data_ptr(),
+        gate_up=_product(mlp.gate_up.product),
+        down=_product(mlp.down.product),
+        window=window,
+    )
+
+
+def _product(product: object) -> _Product:
+    assert isinstance(product, NativeWeight)
+    weight = product.weight
+    found = _Product(
+        packed=weight.address,
+        bias=None if product.bias is None else product.bias.data_ptr(),
+        n=weight.out_features,
+        k=weight.in_features,
+    )
+    if isinstance(product, NativeInt8Product):
+        found.scales, found.row_sums = product.scales.data_ptr(), product.row_sums.data_ptr()
+    return found
