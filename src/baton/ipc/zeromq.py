@@ -18,15 +18,16 @@ import zmq
 log = logging.getLogger(__name__)
 
 
-def terminate(context: zmq.Context[Any], deadline_s: float) -> bool:
-    """Ends a context whose sockets are closed; False if that takes longer than `deadline_s`.
+def terminate(context: zmq.Context[Any], deadline_s: float, linger_ms: int = 0) -> bool:
+    """Closes what sockets there are and ends the context; False if that takes longer than `deadline_s`.
 
-    Then the context is left to the end of the process, which is near: its threads do not keep it alive.
+    The caller uses its sockets no more: they are closed on another thread.  If it takes longer, the context
+    is left to the end of the process, which is near: its threads do not keep it alive.
     """
     over = threading.Event()
 
     def end() -> None:
-        context.term()
+        context.destroy(linger_ms)
         over.set()
 
     threading.Thread(target=end, name="zmq-term", daemon=True).start()
