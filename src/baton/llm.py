@@ -10,7 +10,6 @@ and may be forgotten instead of closed.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import sys
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.gateway.errors import BadRequest
+from baton.gateway.gathering import Gathering
 from baton.gateway.generation import Completion, Generation
 from baton.gateway.prompts import read_messages
 from baton.gateway.tokenizer import Tokenizer
@@ -34,6 +34,9 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids (an array of them too), or {"prompt": text} / {"prompt_token_ids": ids}."""
 Message = Mapping[str, Any]
 _MANY = 1 << 30
+_TOGETHER = 32
+"""Prompts that are sent together: enough for a step that is worth its while, not so many that the instance
+waits long for the first one."""
 
 
 @dataclass
@@ -201,9 +204,11 @@ class LLM:
         await self._background.ready()
         return self._start(prompt, params)
 
-    def _start(self, prompt: list[int], params: SamplingParams, priority: int = 0) -> Generation:
+    def _start(
+        self, prompt: list[int], params: SamplingParams, priority: int = 0, *, patient: bool = False
+    ) -> Generation:
         return self._background.generations.start(
-            [prompt], params, request_id=f"llm-{next(self._ids)}", priority=priority
+            [prompt], params, request_id=f"llm-{next(self._ids)}", priority=priority, patient=patient
         )
 
     def _run(
@@ -224,23 +229,14 @@ class LLM:
             started: list[Generation] = []
             try:
                 await self._background.ready()
-                for ids, one in zip(prompts, each, strict=True):
-                    started.append(self._start(ids, one, priority))
+                todo = list(zip(prompts, each, strict=True))
+                for first in range(0, len(todo), _TOGETHER):
+                    with self._background.together():
+                        for ids, one in todo[first : first + _TOGETHER]:
+                            started.append(self._start(ids, one, priority, patient=True))
                 with _progress(len(started), show_progress) as advance:
-
-                    async def finish(generation: Generation, text: str | None) -> RequestOutput:
-                        completions = await generation.collect()
-                        advance()
-                        return _output(generation, completions, text)
-
-                    async with asyncio.TaskGroup() as group:
-                        tasks = [
-                            group.create_task(finish(generation, text))
-                            for generation, text in zip(started, texts, strict=True)
-                        ]
-                    return [task.result() for task in tasks]
-            except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None
+                    each_one = await Gathering(started, advance).completions()
+                return list(map(_output, started, each_one, texts))
             finally:
                 for generation in started:
                     generation.close()
@@ -298,7 +294,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [prompts]
     if not isinstance(prompts, Iterable):
         raise ValueError(f"prompts: {prompts!r} must be a text, token ids, or a list of such")
-    items = [_plain(item) for item in prompts]
+    items: list[Any] = [item if type(item) in (list, str) else _plain(item) for item in prompts]
     if not items:
         raise ValueError("prompts: the list is empty; give at least one prompt")
     return [items] if all(map(_is_id, items)) else items
@@ -306,6 +302,8 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _ids(value: Any, where: str) -> list[int]:
     value = _plain(value)
+    if type(value) is list and set(map(type, value)) <= {int}:
+        return value.copy()
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise ValueError(f"{where}: {value!r} must be a text or a list of token ids")
     ids = [_plain(item) for item in value]

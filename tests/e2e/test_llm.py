@@ -179,6 +179,31 @@ def test_wrong_sampling_params_are_named(llm) -> None:
 # -- restarts
 
 
+def test_many_prompts_with_different_ends(llm) -> None:
+    """Some end in the worker, some at a stop string, some are several sequences."""
+    ends = [
+        FEW,
+        FEW.replace(max_tokens=30),
+        FEW.replace(max_tokens=200, stop="e"),
+        FEW.replace(n=3, temperature=1.0, seed=1),
+    ] * 20
+    results = llm.generate([[5, 6, number] for number in range(80)], ends, use_tqdm=False)
+    for number, (result, params) in enumerate(zip(results, ends, strict=True)):
+        assert result.prompt_token_ids == [5, 6, number]
+        assert [output.index for output in result.outputs] == list(range(params.n))
+        for output in result.outputs:
+            if output.stop_reason is None:
+                assert (output.finish_reason, len(output.token_ids)) == ("length", params.max_tokens)
+            else:
+                assert (output.stop_reason, "e" in output.text) == ("e", False)
+
+
+def test_an_error_of_one_prompt_ends_the_call(llm) -> None:
+    with pytest.raises(ValueError, match="leave no room"):
+        llm.generate([[5, 6], [7] * 256], FEW, use_tqdm=False)
+    assert llm.generate([5, 6], FEW, use_tqdm=False)[0].finished
+
+
 def test_generate_waits_for_a_restart() -> None:
     before = engines()
     with small() as llm:

@@ -559,6 +559,29 @@ def test_prompt_logprobs_are_passed_on_once_though_the_prompt_is_computed_twice(
     assert script.core.stats(0.0)["violations"] == 1
 
 
+def test_a_prefix_hit_is_told_with_the_first_token():
+    script = Script()
+    (first,) = script.submit(1, range(9), max_tokens=1)
+    where = (first.slot, first.epoch)
+    chunk = dict(zip(("prefill_slots", "prefill_epochs", "prefill_computed"), (*where, 9), strict=True))
+    packed = {name: pack_int32([value]) for name, value in chunk.items()}
+    script.tokens((*where, 50), closings=[Closed(*where, CloseReason.LENGTH)], **packed)
+    script.take()
+    (second,) = script.submit(2, range(9), max_tokens=3)
+    assert second.num_computed == 8
+    assert not script.take()  # it is no reason for a message
+    script.tokens((second.slot, second.epoch, 50))
+    script.tokens((second.slot, second.epoch, 50))
+    assert [outputs.cached for outputs in script.take()] == [[(2, 8)], []]
+
+
+def test_the_worker_is_told_who_is_patient():
+    script = Script()
+    (patient,) = script.submit(1, patient=True)
+    (usual,) = script.submit(2)
+    assert (patient.patient, usual.patient) == (True, False)
+
+
 def test_prompt_logprobs_take_no_prefix_from_the_cache():
     world = World(num_blocks=30)
     world.hello()

@@ -236,8 +236,11 @@ class EchoEngine:
             logprobs: list[tuple[int, TokenLogprobs]] = []
             prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
             finished: list[Finished] = []
+            hits: list[tuple[int, int]] = []
             for running in group:
                 submit = running.submit
+                if self.behaviour.num_cached and not running.generated:
+                    hits.append((submit.id, self.behaviour.num_cached))
                 count = submit.sampling.prompt_logprobs
                 if count is not None and not running.generated:
                     items = [logprobs_of(token, count, self.vocab) for token in running.prompt[1:]]
@@ -260,7 +263,7 @@ class EchoEngine:
                         del self._running[identity, submit.id]
                         break
             ends, late = (finished, []) if not self.behaviour.stop_late else ([], finished)
-            first = Outputs(pack_int64(ids), pack_int32(tokens), logprobs, prompt_logprobs, ends)
+            first = Outputs(pack_int64(ids), pack_int32(tokens), logprobs, prompt_logprobs, ends, hits)
             socket.send_multipart([identity, FROM_ENGINE.encode(first)])
             if late:
                 socket.send_multipart([identity, FROM_ENGINE.encode(Outputs(finished=late))])

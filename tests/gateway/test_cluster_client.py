@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 import pytest_asyncio
@@ -71,6 +72,24 @@ async def test_tokens_of_many_requests(world: World):
     requests = [world.submit((i, i + 1), max_tokens=3) for i in range(10, 60)]
     assert await world.finish(*requests) == [[i, i + 1, i] for i in range(10, 60)]
     assert world.client.in_flight == 0
+
+
+async def test_requests_that_are_sent_together(world: World):
+    with suppress(KeyError), world.client.together():
+        requests = [world.submit((i, i + 1), max_tokens=3) for i in (10, 20)]
+        await asyncio.sleep(0.05)
+        assert not world.engine.submits
+        raise KeyError  # what was enqueued before is sent all the same
+    assert await world.finish(*requests) == [[i, i + 1, i] for i in (10, 20)]
+
+
+async def test_a_patient_consumer_is_called_once(world: World):
+    request = world.submit((5, 6), max_tokens=9, patient=True)
+    assert await world.inbox.wait() == [request]
+    chunk = request.take()
+    assert chunk.tokens == [5, 6, 5, 6, 5, 6, 5, 6, 5]
+    assert chunk.finished is not None
+    assert world.engine.submits[0].patient
 
 
 async def test_what_is_submitted_arrives_whole(world: World):

@@ -218,10 +218,20 @@ def test_tokens_after_a_stop_string_do_not_count(server: GatewayServer, tokenize
         extra_body={"return_token_ids": True},
     )
     choice = done.choices[0]
+    assert done.usage.prompt_tokens_details.cached_tokens == 0
     assert tokenizer.decode(ids[:1]).strip() == "the"
     assert choice.text == " "
     assert choice.token_ids == ids[:1]
     assert len(choice.logprobs.tokens) == done.usage.completion_tokens == 1
+
+
+def test_cached_tokens_are_known_when_a_stop_string_ends_the_answer(server, tokenizer: Tokenizer):
+    """The instance's own word of the end never comes."""
+    answer_with(server, tokenizer, " the cat sat")
+    server.engine.behaviour.num_cached = 2
+    done = server.openai().completions.create(model="tiny", prompt=PROMPT, max_tokens=50, stop="cat")
+    assert done.choices[0].stop_reason == "cat"
+    assert done.usage.prompt_tokens_details.cached_tokens == 2
 
 
 def test_stop_strings_wait_for_min_tokens(server: GatewayServer, tokenizer: Tokenizer):

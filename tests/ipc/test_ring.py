@@ -122,6 +122,25 @@ def test_freed_space_rings_the_writer_only_when_it_waits():
     assert not bell.drain()
 
 
+def test_a_record_need_not_wake_anybody():
+    fd = create_ring(256, 1)
+    news = Doorbell.create()
+    writer, reader = RingWriter(fd, [news]), RingReader(fd, 0)
+    assert writer.write(b"quiet", ring=False)
+    assert not news.drain()
+    assert reader.has_news()
+    assert reader.read() == b"quiet"
+    writer.write(b"quiet", ring=False)
+    writer.ring()
+    assert news.drain()
+    writer.write(b"loud")
+    assert news.drain()
+    assert list(reader.records()) == [b"quiet", b"loud"]
+    while writer.write(b"x" * 40, ring=False):
+        assert not news.drain()
+    assert news.drain()  # what waits for space is somebody's business
+
+
 def test_torn_bytes_are_not_there_yet():
     now = [0.0]
     _, writer, (reader,) = make(256, 1, deadline_s=1.0, clock=lambda: now[0])

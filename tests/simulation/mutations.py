@@ -28,6 +28,7 @@ from baton.gateway.member import lost_error
 from baton.gateway.requests_table import RequestTable
 from baton.protocol.commands import Abort, Preempt
 from baton.protocol.reports import Closed, CloseReason, StepReport
+from baton.simulation.rings import WatchedReports
 from baton.worker.loop import WorkerLoop
 from baton.worker.rounds import FollowerRounds, LeaderRounds
 from baton.worker.slots import Slots
@@ -272,10 +273,10 @@ def admission_while_draining(patch: Patch) -> None:
 def no_closed_without_step(patch: Patch) -> None:
     emit = WorkerLoop.emit
 
-    def wrong(self, report):
+    def wrong(self, report, ring=True):
         if isinstance(report, StepReport) and report.step == 0 and not self.slots.open_slots():
             return
-        emit(self, report)
+        emit(self, report, ring)
 
     patch.setattr(WorkerLoop, "emit", wrong)
 
@@ -297,11 +298,11 @@ def stale_epoch_in_worker(patch: Patch) -> None:
 def token_after_closed(patch: Patch) -> None:
     emit = WorkerLoop.emit
 
-    def wrong(self, report):
+    def wrong(self, report, ring=True):
         if isinstance(report, StepReport) and report.step and report.closings:
             emit(self, StepReport(step=0, applied=report.applied, closings=report.closings))
             report = msgspec.structs.replace(report, closings=[])
-        emit(self, report)
+        emit(self, report, ring)
 
     patch.setattr(WorkerLoop, "emit", wrong)
 
@@ -357,6 +358,11 @@ def idle_rank_does_not_flush(patch: Patch) -> None:
             self._collect()
 
     patch.setattr(LeaderRounds, "_sleep", wrong)
+
+
+@mutation("an idle rank leaves reports behind that have woken nobody", "liveness", "failure")
+def idle_rank_does_not_ring(patch: Patch) -> None:
+    patch.setattr(WatchedReports, "ring", lambda self: None)
 
 
 @mutation("grown blocks do not reach the rows that decode", "owner", "tokens")

@@ -16,6 +16,7 @@ from baton.simulation.draw import draw_plan
 from baton.simulation.events import Events, Party
 from baton.simulation.gate import PartialPages, StepGate
 from baton.simulation.peers import CONNECT_S, Network, Peers
+from baton.simulation.rings import ReportEnd
 from baton.simulation.runner import run_plan
 from baton.simulation.scenarios import SCENARIOS
 
@@ -199,7 +200,8 @@ def layers(count):
 
 def test_records_of_a_step_wait_until_every_rank_has_come_so_far():
     events, leader, written = Events(), Party("leader"), []
-    gate = StepGate(events, leader, 2, 4, lambda record: written.append((events.now, record)) is None)
+    end = ReportEnd(9, lambda record: written.append((events.now, record)), lambda: None)
+    gate = StepGate(events, leader, 2, 4, end)
     idle = step(0)
     gate.write(idle)
     assert written == [(0.0, idle)]
@@ -213,9 +215,27 @@ def test_records_of_a_step_wait_until_every_rank_has_come_so_far():
     assert written[1:] == [(2.5, layers(1)), (3.5, layers(3)), (4.0, step(1)), (4.0, idle)]
 
 
+def test_records_that_wake_nobody_come_with_one_that_does():
+    events, leader, written = Events(), Party("leader"), []
+    gate = StepGate(events, leader, 1, 1, ReportEnd(9, written.append, lambda: None))
+    for number in (1, 2, 3):
+        gate.write(step(number), ring=number == 2)
+        gate.begins(0, number, 1.0)
+        run_until_idle(events)
+        assert len(written) == (0 if number == 1 else 2)
+    gate.ring()
+    assert written == [step(1), step(2), step(3)]
+    gate.write(step(4), ring=False)
+    gate.ring()  # as soon as it is true
+    assert len(written) == 3
+    gate.begins(0, 4, 1.0)
+    run_until_idle(events)
+    assert written[3:] == [step(4)]
+
+
 def test_a_dead_leader_says_nothing_more():
     events, leader, written = Events(), Party("leader"), []
-    gate = StepGate(events, leader, 1, 1, lambda record: written.append(record) is None)
+    gate = StepGate(events, leader, 1, 1, ReportEnd(9, written.append, lambda: None))
     gate.write(step(1))
     gate.begins(0, 1, 1.0)
     leader.alive = False

@@ -14,7 +14,17 @@ VOCAB = 13
 
 
 def admit(
-    slot, epoch, tokens, blocks, *, num_prompt=None, num_computed=0, sampling=None, handover=False, **stopping
+    slot,
+    epoch,
+    tokens,
+    blocks,
+    *,
+    num_prompt=None,
+    num_computed=0,
+    sampling=None,
+    handover=False,
+    patient=False,
+    **stopping,
 ):
     stopping.setdefault("max_tokens", 5)
     return Admit(
@@ -27,6 +37,7 @@ def admit(
         sampling=sampling or Sampling(seed=0, temperature=0.0),
         stopping=Stopping(**stopping),
         handover=handover,
+        patient=patient,
     )
 
 

@@ -114,6 +114,40 @@ def test_one_round_at_a_time():
         assert loop.steps == 2
 
 
+def rings_of(world, rounds):
+    """Whether each of so many rounds wakes the engine."""
+    rings = []
+    for _ in range(rounds):
+        world.loops[0].run_once()
+        rings.append(world.bell.drain())
+    return rings
+
+
+def test_tokens_that_nobody_waits_for_wake_the_engine_now_and_then():
+    with InProcess() as world:
+        world.send(admit(0, 0, [1, 2], [0, 1], max_tokens=9, patient=True))
+        assert rings_of(world, 9) == [False] * 4 + [True] + [False] * 3 + [True]  # the last one closes
+        reports = world.reports()
+        assert b"".join(report.tokens for report in reports) == pack_int32(oracle([1, 2], 9))
+        world.send(
+            admit(1, 0, [1, 2], [2, 3], max_tokens=9, patient=True), admit(2, 0, [3], [4], max_tokens=2)
+        )
+        assert rings_of(world, 2) == [True, True]  # somebody waits for one of them, and then it is over
+        assert rings_of(world, 1) == [False]
+        world.send(Preempt(1, 0))
+        assert rings_of(world, 1) == [True]
+
+
+def test_a_loop_that_has_nothing_to_run_leaves_no_report_unheard():
+    with InProcess() as world:
+        world.send(admit(0, 0, list(range(7)), [0], max_tokens=9, patient=True))
+        assert rings_of(world, 2) == [False, False]
+        assert rings_of(world, 1) == [True]  # it has no block for the next token, and must be given one
+        assert [len(report.tokens) for report in world.reports()] == [4, 4]
+        world.send(Grow(0, 0, pack_int32([1])))
+        assert rings_of(world, 1) == [False]
+
+
 def test_closings_are_reported_before_the_step_that_follows_and_without_one():
     with InProcess() as world:
         (loop,) = world.loops

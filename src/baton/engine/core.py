@@ -334,6 +334,7 @@ class EngineCore:
             num_prompt=len(submit.prompt) // 4,
             cache_salt=submit.cache_salt,
             root=root_key(submit.cache_salt) if scheduler.prefix is not None else b"",
+            patient=submit.patient,
         )
 
     def _number(self) -> int:
@@ -579,6 +580,8 @@ class EngineCore:
         if request.first_admitted is None:
             request.first_admitted = now
             request.num_cached = admission.num_computed
+            if request.num_cached:
+                request.gateway.cached.append((request.id, request.num_cached))
             self.counters.count_admission(request, caching=self.scheduler.prefix is not None)
         else:
             self.counters.recomputed_tokens += len(request.tokens) - admission.num_computed
@@ -599,4 +602,5 @@ class EngineCore:
             sampling=sampling,
             stopping=request.stopping,
             handover=handover,
+            patient=request.patient and not handover,  # (who fetches its pages waits for each chunk)
         )

@@ -26,6 +26,7 @@ class Outbox:
 
     __slots__ = (
         "aside",
+        "cached",
         "finished",
         "identity",
         "ids",
@@ -49,6 +50,8 @@ class Outbox:
         self.logprobs: list[tuple[int, TokenLogprobs]] = []
         self.prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
         self.finished: list[Finished] = []
+        self.cached: list[tuple[int, int]] = []
+        """Of requests that were admitted, and no reason to send anything."""
 
     def __str__(self) -> str:
         return f"{self.name or 'unknown'} ({self.identity.hex()})"
@@ -71,9 +74,10 @@ class Outbox:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             finished=self.finished,
+            cached=self.cached,
         )
         self.ids, self.tokens = array(INT64), array(INT32)
-        self.logprobs, self.prompt_logprobs, self.finished = [], [], []
+        self.logprobs, self.prompt_logprobs, self.finished, self.cached = [], [], [], []
         return outputs
 
 

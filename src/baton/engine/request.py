@@ -151,6 +151,7 @@ class Request:
         "num_preemptions",
         "num_prompt",
         "outbox",
+        "patient",
         "prompt_logprobs_sent",
         "rank",
         "root",
@@ -177,6 +178,7 @@ class Request:
         num_prompt: int | None = None,
         cache_salt: str = "",
         root: bytes = b"",
+        patient: bool = False,
         state: State = State.WAITING,
     ) -> None:
         """`tokens`: the prompt, and what the client already has of the answer."""
@@ -195,6 +197,7 @@ class Request:
         self.stopping = stopping
         self.rank: tuple[int, float] = (priority, arrival)
         """Smaller is served first; a preempted request keeps it, and so is ahead of all that came later."""
+        self.patient = patient
         self.arrival = arrival
         self.arrived = arrived
         self.state = state

@@ -9,6 +9,8 @@ import zmq
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
+_POLLIN = int(zmq.POLLIN)  # (an operation on an enum costs as much as the call)
+
 
 def listen(context: Context, endpoint: str, max_bytes: int, receive_hwm: int = 0) -> Socket:
     """A ROUTER that is bound.  A message larger than `max_bytes` costs its sender the connection; of each
@@ -39,7 +41,7 @@ def bound_endpoint(socket: Socket) -> str:
 def has_messages(socket: Socket) -> bool:
     """Asks without taking.  It also makes the socket look at its connections, which may consume the edge of
     its descriptor: whoever sleeps on the descriptor must have asked before."""
-    return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
 
 def set_tcp_options(socket: Socket, endpoint: str) -> None:

@@ -15,7 +15,8 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import zmq
@@ -26,12 +27,16 @@ from baton.gateway.inbox import EngineRequest, Inbox, Turn
 from baton.gateway.instance_client import InstanceClient
 from baton.gateway.member import Label, Member, State
 from baton.gateway.orders import Answers, ask_each, merge
+from baton.ipc.zeromq import terminate
 from baton.protocol.codec import pack_int32
 from baton.protocol.requests import TO_ENGINE, QueryKind, Welcome, max_message_bytes
 from baton.protocol.sampling import Sampling, Stopping
 
 log = logging.getLogger(__name__)
 
+_LINGER_MS = 200
+_CLOSE_S = 0.5
+"""For the last messages to leave, and for ZeroMQ to end."""
 _PLAN_BYTES = 4096
 """At most what the decoders of a plan weigh in a message."""
 
@@ -73,6 +78,7 @@ class ClusterClient:
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._closed = False
+        self._holding = False
 
     @property
     def state(self) -> State:
@@ -199,7 +205,7 @@ class ClusterClient:
             self.settle()
             self._fail_all("the server shuts down")
         if self._context is not None:
-            self._context.destroy(200)
+            terminate(self._context, _CLOSE_S, _LINGER_MS)
             self._context = None
 
     # -- requests
@@ -226,6 +232,7 @@ class ClusterClient:
         name: str = "",
         priority: int = 0,
         cache_salt: str = "",
+        patient: bool = False,
     ) -> EngineRequest:
         """One sequence, not sent yet; its output will arrive in `inbox`.
 
@@ -233,7 +240,8 @@ class ClusterClient:
         instance to send it to.
         """
         self.cluster.check_ready()
-        request = EngineRequest(name, pack_int32(prompt), sampling, stopping, priority, cache_salt, inbox)
+        packed = pack_int32(prompt)
+        request = EngineRequest(name, packed, sampling, stopping, priority, cache_salt, inbox, patient)
         size = len(TO_ENGINE.encode(request.submit())) + (_PLAN_BYTES if len(self.instances) > 1 else 0)
         limit = min(max_message_bytes(w.max_model_len) for w in map(_welcome, self._serving()) if w)
         if size > limit:
@@ -305,8 +313,20 @@ class ClusterClient:
             self._context = zmq.Context()
         return self._context
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is enqueued inside is sent at the end of it, so that an instance finds it all at once."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+            self.settle()
+
     def settle(self) -> None:
         """After anything that may have changed the state: sends, closes, wakes, sets the timer."""
+        if self._holding:
+            return
         self._send()
         for link in list(self.instances.values()):
             link.close_if_failing()

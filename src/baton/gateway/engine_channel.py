@@ -21,6 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 _BATCH = 64
 """Messages read before other work of the event loop gets its turn."""
+_POLLIN = int(zmq.POLLIN)  # (an operation on an enum costs as much as asking the socket)
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 500
 
@@ -59,7 +60,7 @@ class EngineChannel:
         if socket is None:
             return
         socket.send(data, zmq.NOBLOCK)
-        if cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if cast(int, socket.getsockopt(zmq.EVENTS)) & _POLLIN:
             self._loop.call_soon(self._drain)
 
     def close(self, linger_ms: int = 0) -> None:
@@ -74,13 +75,13 @@ class EngineChannel:
 
     def _look_at_monitor(self) -> None:
         broken = False
-        while self._socket is not None and cast(int, self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while self._socket is not None and cast(int, self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             broken = broken or event["event"] == zmq.EVENT_DISCONNECTED
         while (
             broken
             and self._socket is not None
-            and cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+            and cast(int, self._socket.getsockopt(zmq.EVENTS)) & _POLLIN
         ):
             self._drain()
         if broken and self._socket is not None:

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Sequence as Seq
 
-from baton.gateway.cluster_client import ClusterClient
+from baton.gateway.cluster_client import ClusterClient, Limits
 from baton.gateway.errors import ApiError, BadRequest, RequestCancelled
 from baton.gateway.inbox import Chunk, EngineRequest, Inbox
 from baton.gateway.schemas import MAX_SEQUENCES
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 QUEUE_FULL_S = 60.0
 """How long a request that has begun tries to have its other sequences accepted."""
-_AGAIN_S = 1.0
+AGAIN_S = 1.0
 """Between two such tries, while nothing of the request runs."""
 
 
@@ -134,7 +134,7 @@ class Generation:
         if self.done:
             return []
         if self.stalled:
-            timeout_s = _AGAIN_S if timeout_s is None else min(timeout_s, _AGAIN_S)
+            timeout_s = AGAIN_S if timeout_s is None else min(timeout_s, AGAIN_S)
         return self._advance(await self.inbox.wait(timeout_s))
 
     def take(self) -> list[Update]:
@@ -198,21 +198,27 @@ class Generation:
 
     async def collect(self) -> list[Completion]:
         """Runs to the end and closes.  Raises as `next` does."""
-        completions = [Completion(sequence.index) for sequence in self.sequences]
+        completions = self.completions()
         try:
             while not self.done:
-                for update in await self.next():
-                    completion = completions[update.index]
-                    completion.text += update.text
-                    completion.token_ids += update.token_ids
-                    completion.logprobs += update.logprobs
-                    completion.finish_reason = update.finish_reason
-                    completion.stop_reason = update.stop_reason
-                    if self._metrics is None:  # (which would see fewer and larger chunks)
-                        self.sequences[update.index].wait_for_end()
+                self.gather(await self.next(), completions)
         finally:
             self.close()
         return completions
+
+    def completions(self) -> list[Completion]:
+        """Of each sequence, with nothing in it yet: for `gather`."""
+        return [Completion(sequence.index) for sequence in self.sequences]
+
+    def gather(self, updates: list[Update], completions: list[Completion]) -> None:
+        """Appends what is new."""
+        for update in updates:
+            completion = completions[update.index]
+            completion.text += update.text
+            completion.token_ids += update.token_ids
+            completion.logprobs += update.logprobs
+            completion.finish_reason = update.finish_reason
+            completion.stop_reason = update.stop_reason
 
     def cancel(self) -> None:
         """Nobody wants the answer any more: `next` raises `RequestCancelled`."""
@@ -294,12 +300,14 @@ class Generator:
         priority: int = 0,
         cache_salt: str = "",
         drop_output: bool = False,
+        patient: bool = False,
         arrived: float | None = None,
     ) -> Generation:
         """Submits prompts × `params.n` sequences.
 
-        `drop_output`: only the prompt is of interest.  Raises `BadRequest`, `InvalidParameter`, or
-        `InstanceUnavailable`.
+        `drop_output`: only the prompt is of interest.  `patient`: only the end of each sequence is, so tokens
+        may come late, unless a stop string has to be looked for in them.  Raises `BadRequest`,
+        `InvalidParameter`, or `InstanceUnavailable`.
         """
         self.client.check_ready()
         for prompt in prompts:
@@ -325,7 +333,7 @@ class Generator:
             resolve(
                 params,
                 seed=seeds[index],
-                room=self._room(len(prompts[index // params.n]), params),
+                room=self._room(len(prompts[index // params.n]), params, limits),
                 eos_token_ids=self.served.eos_token_ids,
                 vocab_size=self.served.vocab_size,
             )
@@ -341,6 +349,7 @@ class Generator:
                 name=request_id if len(wired) == 1 else f"{request_id}-{index}",
                 priority=priority,
                 cache_salt=cache_salt,
+                patient=patient and not params.stop_strings,
             )
             generation.add(
                 Sequence(
@@ -356,10 +365,9 @@ class Generator:
         generation.feed()
         return generation
 
-    def _room(self, num_prompt: int, params: SamplingParams) -> int:
+    def _room(self, num_prompt: int, params: SamplingParams, limits: Limits | None) -> int:
         """Tokens that may follow the prompt; without `max_tokens`, also no more than the KV pool holds."""
         room = self.served.max_model_len - num_prompt
-        limits = self.client.limits
         if params.max_tokens is not None or limits is None:
             return room
         # The last token is never fed to the model, so it needs no KV.

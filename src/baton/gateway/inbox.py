@@ -154,6 +154,8 @@ class EngineRequest:
     priority: int
     cache_salt: str
     inbox: Inbox
+    patient: bool = False
+    """Its consumer wants to hear of its end alone; tokens wait until then, and the instance knows that."""
     id: int = -1
     """The id under which instances know it now; another one after each loss."""
     at: str = ""
@@ -175,11 +177,11 @@ class EngineRequest:
     """Instances that had no room for it; forgotten when it waits for room."""
     wait_until: float | None = None
     """While it waits for an instance: until then."""
+    num_cached: int = 0
+    """Prompt tokens from the prefix cache, known with the first token."""
     prompt_position: int = 1
     """The prompt position whose log-probabilities come next: those before came, maybe of a lost instance."""
     has_news: bool = False
-    patient: bool = False
-    """Its consumer wants to hear of its end alone; tokens wait until then."""
     tokens: array[int] = field(default_factory=lambda: array("i"))
     """All that came, of all instances."""
     taken: int = 0
@@ -246,6 +248,7 @@ class EngineRequest:
             cache_salt=self.cache_salt,
             generated=generated,
             decoders=decoders,
+            patient=self.patient,
         )
 
     def add_prompt_logprobs(self, run: PromptLogprobs) -> bool:

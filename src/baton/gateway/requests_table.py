@@ -186,6 +186,10 @@ class RequestTable:
             owner = owners[index]
             if owner is not None:
                 owner.add_logprobs(logprobs)
+        for number, cached in outputs.cached:
+            owner = self.running.get(number)
+            if owner is not None and name in owner.plan:
+                owner.num_cached = cached
         for number, prompt_logprobs in outputs.prompt_logprobs:
             owner = self.running.get(number)
             if owner is not None and owner.at == sender.name and owner.add_prompt_logprobs(prompt_logprobs):

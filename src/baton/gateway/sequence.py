@@ -89,7 +89,7 @@ class Sequence:
         update."""
         self.num_generated = 0
         self.num_cached: int | None = None
-        """Prompt tokens from the prefix cache; None while unknown (until the engine's end)."""
+        """Prompt tokens from the prefix cache; None until the end."""
         self.queued_s: float | None = None
         self.finish_reason: EndReason | None = None
         self.last_tokens_at = 0.0
@@ -108,10 +108,6 @@ class Sequence:
         if params.stop_strings:
             self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
 
-    def wait_for_end(self) -> None:
-        """Nobody looks at single tokens: what comes is kept until the end, if the worker decides that."""
-        self.request.patient = self._stops is None
-
     def advance(self, chunk: Chunk) -> Update:
         """Raises `ApiError` if the sequence failed."""
         if chunk.error is not None:
@@ -120,7 +116,7 @@ class Sequence:
             error = _failure(chunk.finished)
             if error is not None:
                 raise error
-            self.num_cached = min(chunk.finished.num_cached, len(self.prompt))
+            self.request.num_cached = chunk.finished.num_cached
             self.queued_s = chunk.finished.queued_s
         self._take_prompt_logprobs(chunk)
         update = self._update(chunk.tokens)
@@ -150,6 +146,8 @@ class Sequence:
     def _given(self, update: Update) -> Update:
         """Notes the end; without output where none is wanted."""
         self.finish_reason = update.finish_reason
+        if self.finish_reason is not None:
+            self.num_cached = min(self.request.num_cached, len(self.prompt))
         if self._drop_output:
             self.num_generated = 0
             update.text, update.token_ids, update.logprobs, update.stop_reason = "", [], [], None

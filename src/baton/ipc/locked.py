@@ -29,13 +29,13 @@ class LockedRingWriter(RingWriter):
         with self._lock:
             super().append(record)
 
-    def flush(self) -> bool:
+    def flush(self, ring: bool = True) -> bool:
         with self._lock:
-            return super().flush()
+            return super().flush(ring)
 
-    def write(self, record: bytes) -> bool:
+    def write(self, record: bytes, ring: bool = True) -> bool:
         with self._lock:
-            return super().write(record)
+            return super().write(record, ring)
 
     def write_from_helper(self, record: bytes) -> None:
         """As `write`; what does not fit is left to the thread that sleeps on `owner`."""

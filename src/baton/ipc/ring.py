@@ -16,7 +16,9 @@ Then the checksum is wrong, and the reader takes the fragment as *not there yet*
 deadline makes it `RingCorrupted`.  The seed tells a fragment from the one that lay there a lap ago.  Readers
 copy the bytes out and check the copy before they move their cursor.
 
-Waking.  The writer rings its readers' doorbells after every publishing.  A writer that runs out of space
+Waking.  The writer rings its readers' doorbells after every publishing, unless it is told that a record need
+not wake anybody (`ring=False`): that one is read with the next one that does, or when the reader looks for
+another reason, and who wrote it sees to it that one of them happens.  A writer that runs out of space
 sets the `waiting` word, and a reader that frees space while it is set rings the writer.  Two CPUs may each
 miss the other's store there, so the owner of a writer also calls `flush` again after a few milliseconds, but
 only while `pending` is true.
@@ -97,7 +99,7 @@ class _Ring:
 class RingWriter(_Ring):
     """The one writer of a ring.
 
-    `doorbells` are rung after each publishing: those of the readers that sleep on this ring.
+    `doorbells` are those of the readers that sleep on this ring.
     """
 
     def __init__(self, fd: int, doorbells: Sequence[Doorbell] = ()) -> None:
@@ -124,16 +126,18 @@ class RingWriter(_Ring):
         self._queue.append(record)
         self.bytes_queued += len(record)
 
-    def flush(self) -> bool:
+    def flush(self, ring: bool = True) -> bool:
         """Moves the queue into the ring as far as there is space, publishes and rings.
 
-        Returns whether all of it went.  Never blocks.
+        Returns whether all of it went.  Never blocks.  `ring` False: rings only if something has to wait.
         """
         before = self._position
         while self._queue and self._write_first():
             pass
         if self._position != before:
-            self._publish()
+            self.words[PUBLISHED_WORD] = self._position
+        if self._queue or (ring and self._position != before):
+            self.ring()
         if not self._queue:
             if self.words[_WAITING_WORD]:
                 self.words[_WAITING_WORD] = 0
@@ -143,21 +147,21 @@ class RingWriter(_Ring):
             return self.flush()  # a reader may have freed space before it could see the word
         return False
 
-    def write(self, record: bytes) -> bool:
+    def write(self, record: bytes, ring: bool = True) -> bool:
         """`append` and `flush`."""
         self.append(record)
-        return self.flush()
+        return self.flush(ring)
+
+    def ring(self) -> None:
+        """Wakes the readers, for what was published without."""
+        for doorbell in self._doorbells:
+            doorbell.ring()
 
     def detach(self, index: int) -> None:
         """Reader `index` is dead and holds space no longer.  Idempotent; there is no way back."""
         word = _CURSOR_WORD + _CACHE_LINE * index
         if word in self._cursor_words:
             self._cursor_words.remove(word)
-
-    def _publish(self) -> None:
-        self.words[PUBLISHED_WORD] = self._position
-        for doorbell in self._doorbells:
-            doorbell.ring()
 
     def _write_first(self) -> bool:
         """Writes the next fragment of the first queued record.  False: no space for it."""

@@ -25,7 +25,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from baton.gateway.cluster_client import ClusterClient
@@ -121,6 +121,10 @@ class Background:
             log.error("the instance did not stop within %.0f s; killing it", _STOP_DEADLINE_S)
             self._supervisor.kill()
             self._thread.join(_KILLED_DEADLINE_S)
+
+    def together(self) -> AbstractContextManager[None]:
+        """On the loop: see `ClusterClient.together`."""
+        return self._client.together()
 
     async def ready(self) -> None:
         """Waits, on the loop, for an instance that can serve.  Raises `InstanceUnavailable` with the reason

@@ -37,7 +37,7 @@ class ServeOptions:
     dtype: str = "auto"
     quantization: Literal["int8"] | None = None
     max_model_len: int | None = None
-    max_num_seqs: int = 128
+    max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_waiting: int = 1024
     block_size: int = 32

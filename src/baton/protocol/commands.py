@@ -48,6 +48,8 @@ class Admit(msgspec.Struct, tag="admit", array_like=True, frozen=True):
     handover: bool = False
     """Close with reason `handed_over` after the first sampled token (unless it ends the request), and
     report the layers of the last chunk while it is computed."""
+    patient: bool = False
+    """As in `Submit`: a step of patient slots alone that closes none of them need not wake the engine."""
 
 
 class Grow(msgspec.Struct, tag="grow", array_like=True, frozen=True):

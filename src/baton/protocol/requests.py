@@ -77,6 +77,9 @@ class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
     generated (`max_tokens`, `min_tokens`, penalties, positions), and are not sent again."""
     decoders: tuple[Target, ...] = ()
     """Where to hand the request over after its prefill, the best first; empty: it stays."""
+    patient: bool = False
+    """Its consumer looks at the end alone: tokens may come some steps late, in fewer messages.  The end comes
+    at once, and all tokens with it."""
 
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
@@ -140,6 +143,9 @@ class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
     """(request id, a run of positions); slot and epoch inside are of no interest here."""
     finished: list[Finished] = []
+    cached: list[tuple[int, int]] = []
+    """(request id, its prompt tokens that came from the prefix cache) of those that were admitted with any:
+    before the first token or with it, for who ends a request before the engine does."""
 
 
 class Load(msgspec.Struct, tag="load", array_like=True, frozen=True):

@@ -11,7 +11,6 @@ what was there before.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from baton.protocol.reports import REPORTS, LayersDone, StepReport
 from baton.simulation.events import Events, Party
+from baton.simulation.rings import ReportEnd
 
 Cells = npt.NDArray[np.uint8]
 """[layer, K/V, head, byte of the tile] of a block."""
@@ -30,37 +30,45 @@ class _Held(NamedTuple):
     part: float
     """Of the step."""
     record: bytes
+    ring: bool
 
 
 class StepGate:
     """Keeps the records of rank 0 until they are true."""
 
     def __init__(
-        self, events: Events, leader: Party, num_ranks: int, num_layers: int, write: Callable[[bytes], bool]
+        self, events: Events, leader: Party, num_ranks: int, num_layers: int, end: ReportEnd
     ) -> None:
         self._events = events
         self._leader = leader
         self._num_layers = num_layers
-        self._write = write
+        self._end = end
         self._begun: list[dict[int, tuple[float, float]]] = [{} for _ in range(num_ranks)]
         """By rank: step → (when it began, seconds)."""
         self._held: deque[_Held] = deque()
         self._next_step = 1
         self._waking = 0.0
 
-    def write(self, record: bytes) -> bool:
+    def write(self, record: bytes, ring: bool = True) -> bool:
         """Rank 0's loop reports something.  True: the loop need not care any more."""
         report = REPORTS.decode(record)
         if isinstance(report, LayersDone):
-            self._held.append(_Held(self._next_step, report.layers / self._num_layers, record))
+            self._held.append(_Held(self._next_step, report.layers / self._num_layers, record, ring))
         elif isinstance(report, StepReport) and report.step:
             self._next_step = report.step + 1
-            self._held.append(_Held(report.step, 1.0, record))
+            self._held.append(_Held(report.step, 1.0, record, ring))
         elif self._held:
-            self._held.append(_Held(0, 0.0, record))
+            self._held.append(_Held(0, 0.0, record, ring))
         else:
-            return self._write(record)
+            return self._end.write(record, ring)
         return True
+
+    def ring(self) -> None:
+        """Rank 0's loop wakes the engine for what it wrote without."""
+        if self._held:
+            self._held[-1] = self._held[-1]._replace(ring=True)
+        else:
+            self._end.ring()
 
     def begins(self, rank: int, step: int, seconds: float) -> None:
         """A rank computes a step from now on."""
@@ -71,7 +79,7 @@ class StepGate:
     def advance(self) -> None:
         """Lets go of what is true by now."""
         while self._held:
-            step, part, record = self._held[0]
+            step, part, record, ring = self._held[0]
             if step:
                 starts = [begun.get(step) for begun in self._begun]
                 at = 0.0
@@ -88,7 +96,7 @@ class StepGate:
                     for begun in self._begun:
                         begun.pop(step, None)
             self._held.popleft()
-            self._write(record)
+            self._end.write(record, ring)
 
 
 class PartialPages:

@@ -230,7 +230,7 @@ class Instance:
             self.ranks[0],
             len(self.ranks),
             self.config.simulated_layers,
-            self.ranks[0].report_end.write,
+            self.ranks[0].report_end,
         )
         self.tickets.ends = [rank.ticket_end for rank in self.ranks[1:]]
         wire = Party(f"{self.name}.rings")

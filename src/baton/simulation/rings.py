@@ -48,6 +48,8 @@ class ReportEnd:
         self._send = send
         self._wake = wake
         self._queue: deque[bytes] = deque()
+        self._unheard: deque[bytes] = deque()
+        """Written, and nobody was woken for it: the engine has not seen it yet."""
 
     @property
     def pending(self) -> bool:
@@ -56,15 +58,22 @@ class ReportEnd:
     def append(self, record: bytes) -> None:
         self._queue.append(record)
 
-    def write(self, record: bytes) -> bool:
+    def write(self, record: bytes, ring: bool = True) -> bool:
         self._queue.append(record)
-        return self.flush()
+        return self.flush(ring)
 
-    def flush(self) -> bool:
+    def flush(self, ring: bool = True) -> bool:
         while self._queue and self._room:
             self._room -= 1
-            self._send(self._queue.popleft())
+            self._unheard.append(self._queue.popleft())
+        if ring or self._queue:
+            self.ring()
         return not self._queue
+
+    def ring(self) -> None:
+        """The engine looks: what was written is on its way to it."""
+        while self._unheard:
+            self._send(self._unheard.popleft())
 
     def freed(self) -> None:
         """The engine has read a record; it rings if somebody waits for the space."""
@@ -83,22 +92,30 @@ class WatchedReports:
     until the step that it tells of has come so far (`write`)."""
 
     def __init__(
-        self, end: ReportEnd, watch: Callable[[bytes], None], write: Callable[[bytes], bool]
+        self,
+        end: ReportEnd,
+        watch: Callable[[bytes], None],
+        write: Callable[[bytes, bool], bool],
+        ring: Callable[[], None],
     ) -> None:
         self._end = end
         self._watch = watch
         self._write = write
+        self._ring = ring
 
     @property
     def pending(self) -> bool:
         return self._end.pending
 
-    def write(self, record: bytes) -> bool:
+    def write(self, record: bytes, ring: bool = True) -> bool:
         self._watch(record)
-        return self._write(record)
+        return self._write(record, ring)
 
-    def flush(self) -> bool:
-        return self._end.flush()
+    def flush(self, ring: bool = True) -> bool:
+        return self._end.flush(ring)
+
+    def ring(self) -> None:
+        self._ring()
 
 
 class Bell:

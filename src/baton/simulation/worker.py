@@ -99,7 +99,8 @@ class RankProcess(Party):
         self.log = CommandLog(cast(RingReader, self.log_end))
         self.ticket_end = TicketEnd(self._ticket_taken)
         self.report_end = ReportEnd(world.plan.report_room, self._send_report, self.wake)
-        report_end = cast(RingWriter, WatchedReports(self.report_end, self._reporting, self._write_report))
+        watched = WatchedReports(self.report_end, self._reporting, self._write_report, self._ring)
+        report_end = cast(RingWriter, watched)
         self.loop = WorkerLoop(
             rank=rank,
             slots=self.slots,
@@ -224,8 +225,14 @@ class RankProcess(Party):
         self._reporting(record)
         self.report_end.write(record)
 
-    def _write_report(self, record: bytes) -> bool:
-        return self.instance.gate.write(record) if self.rank == 0 else self.report_end.write(record)
+    def _write_report(self, record: bytes, ring: bool) -> bool:
+        if self.rank == 0:
+            return self.instance.gate.write(record, ring)
+        return self.report_end.write(record, ring)
+
+    def _ring(self) -> None:
+        if self.rank == 0:
+            self.instance.gate.ring()
 
     def _last_chunks(self, batch: StepBatch) -> list[int]:
         """Blocks that this step writes and that are to be handed over layer by layer."""

@@ -10,6 +10,10 @@ beside the loop and reports by itself.  While a step computes the last chunk of 
 over, rank 0 reports the layers that are final, a few times a step, so that they travel while the later ones
 are computed.
 
+The engine, and the gateway behind it, run on the cores that compute.  So a step that gives only tokens for
+which nobody waits (`Admit.patient`) is reported without waking the engine, for some steps in a row; what is
+over wakes it at once, and a loop that has nothing to run never leaves a report behind that did not.
+
 An exception leaves the loop: `main.py` reports `WorkerFailed` and exits.  There is no going on with slots
 that may differ from the engine's, or from another rank's.
 """
@@ -41,6 +45,11 @@ Observer = Callable[[int, StepBatch], None]
 
 _LAYER_REPORTS = 8
 """So many `LayersDone` a step at most."""
+_QUIET_STEPS = 8
+"""After so many steps the engine is woken in any case, or after half of a block: it must grow slots in time
+(`Scheduler.lookahead`)."""
+_QUIET_S = 0.02
+"""A step that takes longer wakes it: what that costs is nothing beside the step."""
 
 
 class Transfers(Protocol):
@@ -80,6 +89,8 @@ class WorkerLoop:
         self._observer = observer
         self._clock = clock
         self._busy = False
+        self._quiet = 0  # reports in a row that have not woken the engine
+        self._quiet_steps = min(_QUIET_STEPS, max(slots.block_size, 8) // 2)
         self._leaving = False
         self.steps = 0
         """Steps run so far."""
@@ -106,13 +117,17 @@ class WorkerLoop:
         self._busy = batch is not None
         if batch is not None:
             self._step(batch)
-        elif self._reports.pending:
+            return True
+        if self._quiet:
+            self._quiet = 0
+            self._reports.ring()
+        if self._reports.pending:
             self._reports.flush()
-        return self._busy
+        return False
 
-    def emit(self, report: Report) -> None:
-        """Sends a report, or queues it while the engine is behind."""
-        self._reports.write(REPORTS.encode(report))
+    def emit(self, report: Report, ring: bool = True) -> None:
+        """Sends a report, or queues it while the engine is behind.  `ring` False: it wakes nobody."""
+        self._reports.write(REPORTS.encode(report), ring)
 
     def _apply(self, sequence: int) -> None:
         closings = []
@@ -181,7 +196,10 @@ class WorkerLoop:
         for closed in outcome.closings:
             self._executor.release(closed.slot)
         if self._leader:
-            self.emit(outcome.report(batch.step, self._commands.applied, self._clock() - began))
+            seconds = self._clock() - began
+            quiet = outcome.patient and not outcome.closings and seconds < _QUIET_S
+            self._quiet = self._quiet + 1 if quiet and self._quiet < self._quiet_steps else 0
+            self.emit(outcome.report(batch.step, self._commands.applied, seconds), ring=self._quiet == 0)
 
     def _on_layers(self, batch: StepBatch) -> OnLayers | None:
         """Reports layers of the slots whose last chunk this is; None if there is no such slot."""

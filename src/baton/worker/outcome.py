@@ -33,6 +33,8 @@ class StepOutcome:
     logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     closings: list[Closed] = field(default_factory=list)
+    patient: bool = False
+    """Nobody waits for single tokens of its slots."""
 
     def report(self, step: int, applied: int, seconds: float) -> StepReport:
         """As a message."""

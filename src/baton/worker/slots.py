@@ -42,6 +42,15 @@ from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
 from baton.protocol.codec import MalformedMessage, unpack_int32
 from baton.protocol.commands import Abort, Admit, Command, Control, Grow, Preempt
 from baton.protocol.reports import Closed, CloseReason, PromptLogprobs
+from baton.worker.decode_set import (
+    COMPUTED,
+    IN_SET,
+    LEFT,
+    MAX_TOKEN,
+    NO_STOP,
+    UNSTOPPABLE,
+    DecodeSet,
+)
 from baton.worker.outcome import Admitted, StepOutcome
 
 log = logging.getLogger(__name__)
@@ -50,24 +59,12 @@ FREE, PREFILL, DECODE = 0, 1, 2
 _PHASES = ("free", "prefill", "decode")
 _STOP_COLUMNS = 8
 """Stop tokens a slot that are compared in one array operation; more of them go through a set."""
-_MAX_TOKEN = (1 << 31) - 1
+_SAMPLED: Int32Array = np.array([0, -1, -1], np.int32)
+"""What a sampled token adds, beside what was computed."""
 
 
 class ProtocolViolation(RuntimeError):
     """A command that no correct engine sends; the message names the slot's state and the command."""
-
-
-class _DecodeSet:
-    """The rows of all decoding slots, in order of admission; rebuilt when a slot enters or leaves."""
-
-    def __init__(self, slots: Int32Array, tables: Int32Array, epochs: Int32Array, stops: Int32Array) -> None:
-        self.slots = slots
-        self.tables: Int32Array = tables[slots]
-        self.epochs: Int32Array = epochs[slots]
-        self.stops: Int32Array = stops[slots]
-        self.ones: Int32Array = np.ones(len(slots), np.int32)
-        self.trues: BoolArray = np.ones(len(slots), np.bool_)
-        self.row_of = {slot: row for row, slot in enumerate(slots.tolist())}
 
 
 class Slots:
@@ -93,21 +90,36 @@ class Slots:
         self._width = -(-max_model_len // block_size)
         self._phase: npt.NDArray[np.int8] = np.zeros(n, np.int8)
         self._epoch: Int32Array = np.full(n, -1, np.int32)  # the last one admitted
-        self._computed: Int32Array = np.zeros(n, np.int32)  # leading tokens whose KV is in the blocks
+        # Leading tokens whose KV is in the blocks, tokens that may still be generated, and how many of those
+        # cannot be a stop: together, as each step changes them together.
+        self._counters: Int32Array = np.zeros((n, 3), np.int32)
         self._capacity: Int32Array = np.zeros(n, np.int32)  # tokens that the blocks hold
         self._last: Int32Array = np.zeros(n, np.int32)  # the newest token
-        self._left: Int32Array = np.zeros(n, np.int32)  # tokens that may still be generated
-        self._unstoppable: Int32Array = np.zeros(n, np.int32)  # of those, how many cannot be a stop
         self._tables: Int32Array = np.zeros((n, self._width), np.int32)
-        self._stops: Int32Array = np.full((n, _STOP_COLUMNS), -1, np.int32)
+        self._stops: Int32Array = np.full((n, _STOP_COLUMNS), NO_STOP, np.int32)
         self._many_stops: dict[int, frozenset[int]] = {}
+        self._patient: BoolArray = np.zeros(n, np.bool_)
         self._handovers: set[int] = set()  # slots that close after their first sampled token
         self._tokens: dict[int, Int32Array] = {}  # of slots in PREFILL
         self._num_prompt: dict[int, int] = {}  # of those in PREFILL that want prompt log-probabilities
         self._prefilling: list[int] = []  # in order of admission
         self._admission: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self._admissions = 0
-        self._decode: _DecodeSet | None = None
+        self._decode: DecodeSet | None = None
+
+    # (Views, made when they are needed: a copy of the slots has its own.)
+
+    @property
+    def _computed(self) -> Int32Array:
+        return self._counters[:, COMPUTED]
+
+    @property
+    def _left(self) -> Int32Array:
+        return self._counters[:, LEFT]
+
+    @property
+    def _unstoppable(self) -> Int32Array:
+        return self._counters[:, UNSTOPPABLE]
 
     # ---- commands
 
@@ -168,6 +180,7 @@ class Slots:
         if command.sampling.prompt_logprobs is not None and length == command.num_prompt:
             # (With generated tokens an earlier epoch has reported the whole prompt.)
             self._num_prompt[slot] = length
+        self._patient[slot] = command.patient
         if command.handover:
             self._handovers.add(slot)
         self._prefilling.append(slot)
@@ -189,14 +202,17 @@ class Slots:
         if len(blocks) and (blocks.min() < 0 or blocks.max() >= self.num_blocks):
             raise self._violation(command, f"a block is outside the pool of {self.num_blocks}")
         self._tables[command.slot, have : have + len(blocks)] = blocks
+        if self._decode is not None:
+            self._decode.room = 0
         self._capacity[command.slot] += len(blocks) * self.block_size
 
     def _set_stops(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
-        self._stops[slot] = -1
-        possible = [token for token in stop_token_ids if 0 <= token <= _MAX_TOKEN]
+        self._stops[slot] = NO_STOP
+        possible = [token for token in stop_token_ids if 0 <= token <= MAX_TOKEN]
         if len(possible) <= _STOP_COLUMNS:
             self._stops[slot, : len(possible)] = possible
         else:
+            self._stops[slot, 0] = IN_SET
             self._many_stops[slot] = frozenset(possible)
 
     def _control(self, command: Control) -> None:
@@ -226,23 +242,25 @@ class Slots:
         budget = self.max_num_batched_tokens
         decode = self._decode_set()
         rows = decode.slots
-        starts: Int32Array = self._computed[rows]
-        ready = starts < self._capacity[rows]
-        if len(rows) <= budget and np.count_nonzero(ready) == len(rows):
+        starts = decode.starts
+        if decode.room <= 0:
+            decode.room = int((self._capacity[rows] - starts).min(initial=MAX_TOKEN))
+        if len(rows) <= budget and decode.room > 0:
             tables = decode.tables
             counts, samples = decode.ones, decode.trues
         else:
-            kept = ready.nonzero()[0][:budget]
+            kept = (starts < self._capacity[rows]).nonzero()[0][:budget]
             filled = int(self._capacity.max()) // self.block_size
             rows, starts, tables = rows[kept], starts[kept], decode.tables[kept, :filled]
             counts, samples = decode.ones[: len(kept)], decode.trues[: len(kept)]
-        tokens: Int32Array = self._last[rows]
+        tokens: Int32Array = self._last.take(rows)
         num_decodes = len(rows)
         if self._prefilling and budget > num_decodes:
             return self._with_prefill(step, budget - num_decodes, rows, starts, tokens, tables)
         if not num_decodes:
             return None
-        width = int(starts.max()) // self.block_size + 1
+        longest = decode.longest if rows is decode.slots else int(starts.max())
+        width = longest // self.block_size + 1
         return StepBatch(step, rows, starts, counts, tokens, samples, tables[:, :width], num_decodes)
 
     def _with_prefill(
@@ -296,46 +314,60 @@ class Slots:
         The executor releases the slots of the outcome's closings.
         """
         decode = self._decode
-        whole = decode is not None and batch.slots is decode.slots
-        sampled: Int32Array = batch.slots if whole else batch.slots[batch.samples]
+        if decode is not None and batch.slots is not decode.slots:
+            decode = self._decode = None
+        sampled: Int32Array = batch.slots if decode is not None else batch.slots[batch.samples]
         if len(result.tokens) != len(sampled):
             raise RuntimeError(
                 f"step {batch.step} samples {len(sampled)} rows, the executor gave {len(result.tokens)}"
             )
-        self._computed[batch.slots] += batch.counts
         self._last[sampled] = result.tokens
-        left = self._left[sampled] - 1
-        self._left[sampled] = left
-        unstoppable = self._unstoppable[sampled] - 1
-        self._unstoppable[sampled] = unstoppable
-        if whole and decode is not None:
-            outcome = StepOutcome(sampled, decode.epochs, result.tokens)
+        if decode is not None:
+            decode.advance()
+            counters = decode.counters
+            outcome = StepOutcome(sampled, decode.epochs, result.tokens, patient=decode.patient)
             stops = decode.stops
         else:
-            outcome = StepOutcome(sampled, self._epoch[sampled], result.tokens)
+            self._computed[batch.slots] += batch.counts
+            counters = self._counters[sampled]
+            counters += _SAMPLED
+            patient = bool(self._patient[batch.slots].all())
+            outcome = StepOutcome(sampled, self._epoch[sampled], result.tokens, patient=patient)
             stops = self._stops[sampled]
             self._commit_prefill(batch, outcome)
+        self._counters[sampled] = counters
         if result.logprobs or result.prompt_logprobs:
             self._take_logprobs(batch, result, outcome)
-        stopped: BoolArray = np.logical_or.reduce(stops == result.tokens[:, None], axis=1)
-        if self._many_stops:
-            for index, slot in enumerate(sampled.tolist()):
-                if slot in self._many_stops:
-                    stopped[index] = int(result.tokens[index]) in self._many_stops[slot]
-        stopped &= unstoppable < 0
-        over = stopped | (left == 0)
+        if decode is not None and decode.left and not stops.shape[1]:
+            return outcome
+        left = counters[:, LEFT]
+        over: BoolArray = left == 0
+        stopped: BoolArray | None = None
+        if stops.shape[1]:
+            stopped = self._stopped(sampled, result.tokens, stops)
+            stopped &= counters[:, UNSTOPPABLE] < 0
+            over |= stopped
         if self._handovers:
             for index in range(batch.num_decodes, len(sampled)):
                 over[index] |= int(sampled[index]) in self._handovers
-        if np.count_nonzero(over):
+        if over.any():
             for index in over.nonzero()[0].tolist():
                 reason = CloseReason.HANDED_OVER
-                if stopped[index]:
+                if stopped is not None and stopped[index]:
                     reason = CloseReason.STOP
                 elif left[index] == 0:
                     reason = CloseReason.LENGTH
                 outcome.closings.append(self._close(int(sampled[index]), reason))
         return outcome
+
+    def _stopped(self, sampled: Int32Array, tokens: Int32Array, stops: Int32Array) -> BoolArray:
+        """Which of the tokens are stop tokens of their slots."""
+        stopped: BoolArray = (stops == tokens[:, None]).any(axis=1)
+        if self._many_stops:
+            for index, slot in enumerate(sampled.tolist()):
+                if slot in self._many_stops:
+                    stopped[index] = int(tokens[index]) in self._many_stops[slot]
+        return stopped
 
     @property
     def hands_over(self) -> bool:
@@ -378,11 +410,13 @@ class Slots:
         """Slots whose epoch is not closed."""
         return [int(slot) for slot in np.flatnonzero(self._phase)]
 
-    def _decode_set(self) -> _DecodeSet:
+    def _decode_set(self) -> DecodeSet:
         if self._decode is None:
             slots = (self._phase == DECODE).nonzero()[0].astype(np.int32)
             slots = slots[self._admission[slots].argsort()]
-            self._decode = _DecodeSet(slots, self._tables, self._epoch, self._stops)
+            self._decode = DecodeSet(
+                slots, self._counters, self._tables, self._epoch, self._stops, self._patient
+            )
         return self._decode
 
     def _close(self, slot: int, reason: CloseReason, message: str = "") -> Closed:
