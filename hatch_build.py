@@ -3,10 +3,10 @@
 Run by hatchling when a wheel or an editable install is made, or by hand: `python hatch_build.py`.
 Without a compiler, or if it fails, one line says so and the installation goes on: the library is optional.
 
-Every source but those of `COMMON_SOURCES` is compiled once for each instruction set, under another name space and
-symbol suffix; `dispatch.cpp` tells at run time which of them this CPU has.  The library has a plain C interface
-and is linked to nothing of PyTorch's or of OpenMP's.  `BATON_NATIVE=0` skips it.  Objects are kept in
-`build/native`, by what they were made of, so that a second run compiles only what has changed.
+Every source but those of `COMMON_SOURCES` is compiled once for each instruction set, under another name
+space and symbol suffix; `dispatch.cpp` tells at run time which of them this CPU has.  The library has a plain
+C interface and is linked to nothing of PyTorch's or of OpenMP's.  `BATON_NATIVE=0` skips it.  Objects are
+kept in `build/native`, by what they were made of, so that a second run compiles only what has changed.
 """
 
 from __future__ import annotations

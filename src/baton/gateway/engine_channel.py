@@ -79,9 +79,7 @@ class EngineChannel:
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             broken = broken or event["event"] == zmq.EVENT_DISCONNECTED
         while (
-            broken
-            and self._socket is not None
-            and cast(int, self._socket.getsockopt(zmq.EVENTS)) & _POLLIN
+            broken and self._socket is not None and cast(int, self._socket.getsockopt(zmq.EVENTS)) & _POLLIN
         ):
             self._drain()
         if broken and self._socket is not None:
