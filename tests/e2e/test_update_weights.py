@@ -9,6 +9,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import openai
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,7 +20,7 @@ from tests.e2e.test_cluster import Joined, handed_over, instances, until
 from tests.e2e.test_kill import wait_metric
 from tests.e2e.test_load import wait_clean
 
-FLAGS = ("--dtype", "float32", "--max-model-len", "768", "--max-num-seqs", "16")
+FLAGS = ("--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16")
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +36,9 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def ask(server: Server, number: int, max_tokens: int = 40):
+def ask(client: openai.OpenAI, number: int, max_tokens: int = 40):
     """A prompt that shares its first blocks with all others, so that a stale cache would be noticed."""
-    return server.client().completions.create(
+    return client.completions.create(
         model="",
         prompt="The orchestra plays on, and the conductor lifts the baton once more. " * 3 + str(number),
         max_tokens=max_tokens,
@@ -47,23 +48,26 @@ def ask(server: Server, number: int, max_tokens: int = 40):
 
 
 def answers(server: Server) -> list[str]:
-    return [ask(server, number).choices[0].text for number in range(6)]
+    client = server.client()
+    return [ask(client, number).choices[0].text for number in range(6)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_new_weights_under_load(other_weights: Path, tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "many"), [(1, 1800), (2, 500)])
+def test_new_weights_under_load(other_weights: Path, tmp_path: Path, ranks: int, many: int) -> None:
+    """`many` tokens take a while."""
     flags = (*FLAGS, "--tensor-parallel-size", str(ranks))
     with Server(*flags, model=str(other_weights)) as reference:
         expected = answers(reference)
     with Server(*flags) as server, ThreadPoolExecutor(16) as pool:
         old = answers(server)
         assert old != expected
-        with server.client().completions.create(
-            model="", prompt="one two", max_tokens=600, stream=True, extra_body={"ignore_eos": True}
+        client = server.client()
+        with client.completions.create(
+            model="", prompt="one two", max_tokens=many, stream=True, extra_body={"ignore_eos": True}
         ) as stream:
             next(iter(stream))
-            running = [pool.submit(ask, server, number, 500) for number in range(12)]
+            running = [pool.submit(ask, client, number, many) for number in range(12)]
             wait_metric(server, "baton:num_requests_running", 10)
             response = server.http.post("/update_weights", json={"path": str(other_weights)})
             assert response.status_code == 200, response.text
@@ -72,7 +76,7 @@ def test_new_weights_under_load(other_weights: Path, tmp_path: Path, ranks: int)
         assert pieces > 10
         for future in running:
             completion = future.result(200)
-            assert completion.usage.completion_tokens == 500
+            assert completion.usage.completion_tokens == many
             assert completion.choices[0].finish_reason == "length"
         assert answers(server) == expected
         wait_clean(server)
@@ -83,7 +87,7 @@ def test_new_weights_under_load(other_weights: Path, tmp_path: Path, ranks: int)
 
         traces = tmp_path / "traces"
         assert server.http.post("/start_profile", json={"directory": str(traces)}).json()["profiling"]
-        ask(server, 1, 8)
+        ask(client, 1, 8)
         assert server.http.post("/start_profile", json={"directory": str(traces)}).status_code == 400
         assert server.http.post("/stop_profile").json() == {"profiling": False}
         assert server.http.post("/stop_profile").status_code == 400
@@ -110,10 +114,11 @@ def test_an_instance_may_join_with_the_new_weights(other_weights: Path) -> None:
     """From a directory of its own: pages are named alike on both sides, so requests are handed over."""
     with Server("--prefill", "1", "--disaggregation-threshold", "0", *FLAGS) as server:
         server.http.post("/update_weights", json={"path": str(other_weights)}).raise_for_status()
-        expected = ask(server, 1).choices[0].text
+        client = server.client()
+        expected = ask(client, 1).choices[0].text
         copy = other_weights.parent / "copy"
         shutil.copytree(other_weights, copy)
         with Joined(server, str(copy), "--label", "decode", "--name", "d", *FLAGS):
             until(lambda: instances(server).get("d", {}).get("state") == "ready", "d is ready")
-            assert ask(server, 1).choices[0].text == expected
+            assert ask(client, 1).choices[0].text == expected
             assert handed_over(server) == 1
