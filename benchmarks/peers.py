@@ -5,9 +5,10 @@
 
 Theory.  A machine that others use too is faster in one minute than in the next, so only what ran within the
 same minutes can be compared: every engine is started once, warmed up with prompts of the work and the first
-eighth of its output, and then they take turns, round after round.  While one runs the others wait for input
-("CPU waiting" says what that costs).  A row gives the median over the rounds, the slowest and the fastest,
-and the median over the rounds of *our speed / its speed in that round*.
+eighth of its output, and then they take turns, round after round.  While one runs the others wait for input;
+some spin meanwhile (vLLM takes up to half of a core), so the others are stopped (SIGSTOP).  A row gives the
+median over the rounds, the slowest and the fastest, and the median over the rounds of *our speed / its speed
+in that round*.
 
 An engine is a process of its own, run by the Python of the virtual environment that it is installed in
 (`_peers/run_*.py`; their first lines say what to install).  Work is NxIxO: N requests, all there at once, of
@@ -26,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ SCRIPTS = {
 }
 GIB = 1 << 30
 _PAUSE_S = 1.0
-"""Between two runs: threads of the engine that has just run may spin for a while before they sleep."""
+"""Between two runs: the engine that was stopped has to come to rest first."""
 _ANSWER_S = 1200.0
 """What starting an engine, conversion included, or one batch may take."""
 
@@ -75,7 +76,6 @@ class Engine:
         self.ready_s = time.perf_counter() - start
         self.version = str(hello["version"])
         self.resident_bytes = int(hello["resident_bytes"])
-        self.idle_cpu = 0.0
 
     def run(self, prompts: list[list[int]], output_len: int) -> float:
         """Seconds for one batch.  Raises `RuntimeError` if the answers are not of the length asked for."""
@@ -84,16 +84,23 @@ class Engine:
         self._process.stdin.flush()
         result = self._read()
         self.resident_bytes = max(self.resident_bytes, int(result["resident_bytes"]))
-        self.idle_cpu = max(self.idle_cpu, float(result["idle_cpu"]))
         if result["output_tokens"] != output_len * len(prompts):
             raise RuntimeError(
                 f"{self.name}: {result['output_tokens']} tokens, not {output_len * len(prompts)}"
             )
         return float(result["elapsed_s"])
 
+    def stop(self, stopped: bool = True) -> None:
+        """Keeps it from using the CPU, or lets it go on.  Baton is let be: it uses none while it waits, and
+        watches its processes by the clock."""
+        if not self.name.startswith("baton"):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+
     def close(self) -> None:
         """Ends the process and what it started."""
         process = self._process
+        self.stop(False)
         if process.stdin is not None:
             process.stdin.close()
         try:
@@ -184,6 +191,7 @@ def measure(
         first = max(turn, 0) % len(running)
         for engine in [*running[first:], *running[:first]]:
             try:
+                engine.stop(False)
                 time.sleep(_PAUSE_S)
                 elapsed = engine.run(prompts, output if turn >= 0 else max(2, output // 8))
             except (RuntimeError, BrokenPipeError) as error:
@@ -193,6 +201,7 @@ def measure(
                 running.remove(engine)
                 del seconds[engine.name]
                 continue
+            engine.stop()
             if turn >= 0:
                 seconds[engine.name].append(elapsed)
             print(f"  {engine.name}: {elapsed:.2f} s{'' if turn >= 0 else ' (warm-up)'}", file=sys.stderr)
@@ -278,16 +287,16 @@ def main() -> None:
                 print(f"left out: {error}", file=sys.stderr)
                 continue
             stack.callback(engine.close)
+            engine.stop()
             engines.append(engine)
         results = [show(work, measure(engines, work, options.rounds, vocab_size)) for work in options.work]
-        table = Table("engines", ["engine", "version", "ready after", "resident at most", "CPU waiting"])
+        table = Table("engines", ["engine", "version", "ready after", "resident at most"])
         for engine in engines:
             table.row(
                 engine.name,
                 engine.version,
                 f"{engine.ready_s:.1f} s",
                 f"{engine.resident_bytes / GIB:.1f} GiB",
-                f"{engine.idle_cpu:.0%} of a core",
             )
         table.print()
         about = {
@@ -295,7 +304,6 @@ def main() -> None:
                 "version": engine.version,
                 "ready_s": engine.ready_s,
                 "resident_bytes": engine.resident_bytes,
-                "idle_cpu": engine.idle_cpu,
             }
             for engine in engines
         }

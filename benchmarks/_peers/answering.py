@@ -54,21 +54,12 @@ def answer(load: Callable[[Settings], tuple[str, Complete]]) -> None:
         reply(error=str(error))
         return
     reply(version=version, load_s=time.perf_counter() - start, resident_bytes=resident_bytes())
-    idle_since, cpu = time.perf_counter(), cpu_seconds()
     for line in sys.stdin:
         order = json.loads(line)
         before = time.perf_counter()
-        idle_cpu = (cpu_seconds() - cpu) / (before - idle_since)
-        before = time.perf_counter()
         tokens = complete(order["prompts"], order["output_len"])
-        idle_since = time.perf_counter()
-        reply(
-            elapsed_s=idle_since - before,
-            output_tokens=tokens,
-            resident_bytes=resident_bytes(),
-            idle_cpu=idle_cpu,
-        )
-        cpu = cpu_seconds()
+        elapsed = time.perf_counter() - before
+        reply(elapsed_s=elapsed, output_tokens=tokens, resident_bytes=resident_bytes())
 
 
 def resident_bytes() -> int:
@@ -76,12 +67,6 @@ def resident_bytes() -> int:
     rollups = _read_all("smaps_rollup")
     lines = [line for rollup in rollups for line in rollup.splitlines() if line.startswith("Pss:")]
     return sum(int(line.split()[1]) for line in lines) * 1024
-
-
-def cpu_seconds() -> float:
-    """CPU time that this process and its living descendants have used."""
-    fields = [stat.rpartition(")")[2].split() for stat in _read_all("stat")]
-    return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def _read_all(name: str) -> list[str]:
