@@ -29,6 +29,11 @@ BATON_EXPORT(count)(int64_t items, int64_t threads, int64_t times, int64_t work,
 """
 
 
+def tasks() -> set[int]:
+    """Threads of this process."""
+    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+
+
 class Counter:
     """A library of its own, with one kernel."""
 
@@ -37,6 +42,10 @@ class Counter:
         self._count = library.baton_count_plain
         self._count.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_void_p] * 2
         self._count.restype = None
+        before = tasks()
+        self(100, 12, 1)
+        self.helpers = tasks() - before
+        """Threads that the library has started: no more of them are needed in any test."""
 
     def __call__(self, items: int, threads: int, times: int, work: int = 0) -> int:
         """Returns how many threads came."""
@@ -70,14 +79,10 @@ def count(tmp_path_factory: pytest.TempPathFactory) -> Counter:
     return Counter(place / "_team.so")
 
 
-def helpers() -> set[int]:
-    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
-
-
-def cpu_seconds(tasks: set[int]) -> float:
+def cpu_seconds(threads: set[int]) -> float:
     """Of these threads."""
     total = 0
-    for task in tasks:
+    for task in threads:
         fields = Path(f"/proc/self/task/{task}/stat").read_text().rpartition(")")[2].split()
         total += int(fields[11]) + int(fields[12])
     return total / os.sysconf("SC_CLK_TCK")
@@ -94,25 +99,20 @@ def test_every_item_once(count: Counter, threads: int, items: int) -> None:
 
 
 def test_helpers_come_and_sleep_again(count: Counter) -> None:
-    before = helpers()
-    count(100, 5, 1)
-    new = helpers() - before
-    assert len(new) <= 4  # fewer where another test has started some
+    assert len(count.helpers) >= 11
     for _ in range(50):
         if count(100, 5, 1, work=200_000) > 1:
             break
     else:
         pytest.fail("nobody ever came to help")
     time.sleep(0.2)
-    spent = cpu_seconds(helpers())
+    spent = cpu_seconds(count.helpers)
     time.sleep(1.0)
-    assert cpu_seconds(helpers()) - spent < 0.1
+    assert cpu_seconds(count.helpers) - spent < 0.1
 
 
 def test_signals_are_for_others(count: Counter) -> None:
-    before = helpers()
-    count(100, 12, 1)
-    for task in helpers() - before:
+    for task in count.helpers:
         status = Path(f"/proc/self/task/{task}/status").read_text()
         blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
         assert blocked >> (signal.SIGTERM - 1) & 1
