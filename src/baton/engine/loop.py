@@ -45,11 +45,11 @@ import zmq
 from baton.engine.command_writer import CommandWriter
 from baton.engine.peers import Peers
 from baton.engine.recording import RecordingCore, create_core
-from baton.engine.sockets import bound_endpoint, has_messages, listen
+from baton.engine.sockets import bound_endpoint, listen
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.process import Waiter, open_pidfd
 from baton.ipc.ring import RETRY_S, RingCorrupted, RingReader, RingWriter
-from baton.ipc.zeromq import terminate
+from baton.ipc.zeromq import has_messages, terminate
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PeerMessage

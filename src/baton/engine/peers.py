@@ -50,7 +50,8 @@ from typing import Protocol
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from baton.engine.sockets import Context, Socket, bound_endpoint, has_messages, listen, set_tcp_options
+from baton.engine.sockets import Context, Socket, bound_endpoint, listen, set_tcp_options
+from baton.ipc.zeromq import has_messages
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.handover import PEER, PeerMessage
 from baton.protocol.requests import Target

@@ -9,8 +9,6 @@ import zmq
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
-_POLLIN = int(zmq.POLLIN)  # (an operation on an enum costs as much as the call)
-
 
 def listen(context: Context, endpoint: str, max_bytes: int, receive_hwm: int = 0) -> Socket:
     """A ROUTER that is bound.  A message larger than `max_bytes` costs its sender the connection; of each
@@ -36,12 +34,6 @@ def listen(context: Context, endpoint: str, max_bytes: int, receive_hwm: int = 0
 def bound_endpoint(socket: Socket) -> str:
     """Where it listens: with `tcp://…:0` the port is known only after binding."""
     return cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-
-
-def has_messages(socket: Socket) -> bool:
-    """Asks without taking.  It also makes the socket look at its connections, which may consume the edge of
-    its descriptor: whoever sleeps on the descriptor must have asked before."""
-    return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
 
 def set_tcp_options(socket: Socket, endpoint: str) -> None:

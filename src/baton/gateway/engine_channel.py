@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from baton.ipc.zeromq import has_messages
+
 _BATCH = 64
 """Messages read before other work of the event loop gets its turn."""
-_POLLIN = int(zmq.POLLIN)  # (an operation on an enum costs as much as asking the socket)
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 500
 
@@ -60,7 +60,7 @@ class EngineChannel:
         if socket is None:
             return
         socket.send(data, zmq.NOBLOCK)
-        if cast(int, socket.getsockopt(zmq.EVENTS)) & _POLLIN:
+        if has_messages(socket):
             self._loop.call_soon(self._drain)
 
     def close(self, linger_ms: int = 0) -> None:
@@ -75,12 +75,10 @@ class EngineChannel:
 
     def _look_at_monitor(self) -> None:
         broken = False
-        while self._socket is not None and cast(int, self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
+        while self._socket is not None and has_messages(self._monitor):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             broken = broken or event["event"] == zmq.EVENT_DISCONNECTED
-        while (
-            broken and self._socket is not None and cast(int, self._socket.getsockopt(zmq.EVENTS)) & _POLLIN
-        ):
+        while broken and self._socket is not None and has_messages(self._socket):
             self._drain()
         if broken and self._socket is not None:
             self._broke()

@@ -1,4 +1,4 @@
-"""Leaving ZeroMQ within a bounded time.
+"""What both ends of a connection ask of ZeroMQ: is there something to read, and an end in bounded time.
 
 `zmq_ctx_term` waits until every closed socket has sent what it had, or its linger time is over, and it has no
 deadline of its own.  A connection that is not re-made (RECONNECT_IVL -1) and breaks while its socket is
@@ -11,11 +11,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
+from typing import Any, cast
 
 import zmq
 
 log = logging.getLogger(__name__)
+
+_POLLIN = int(zmq.POLLIN)  # (an operation on an enum costs as much as asking the socket)
+
+
+def has_messages(socket: zmq.Socket[bytes]) -> bool:
+    """Asks without taking.  It also makes the socket look at its connections, which may consume the edge of
+    its descriptor: whoever sleeps on the descriptor must have asked before."""
+    return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
 
 def terminate(context: zmq.Context[Any], deadline_s: float, linger_ms: int = 0) -> bool:

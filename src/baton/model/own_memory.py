@@ -15,7 +15,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-_HUGE_PAGE = 2 << 20
+from baton.ipc.huge_pages import HUGE_PAGE
 
 
 def own_memory(elements: int, dtype: torch.dtype) -> Tensor:
@@ -23,12 +23,12 @@ def own_memory(elements: int, dtype: torch.dtype) -> Tensor:
     size = elements * dtype.itemsize
     if not size:
         return torch.empty(elements, dtype=dtype)
-    whole = size // _HUGE_PAGE * _HUGE_PAGE
+    whole = size // HUGE_PAGE * HUGE_PAGE
     # Larger by a huge page, so that one can begin in it; what nobody touches is not in memory.
-    mapping = mmap.mmap(-1, size + (_HUGE_PAGE if whole else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping = mmap.mmap(-1, size + (HUGE_PAGE if whole else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = 0
     if whole:
-        start = -torch.frombuffer(mapping, dtype=torch.uint8).data_ptr() % _HUGE_PAGE
+        start = -torch.frombuffer(mapping, dtype=torch.uint8).data_ptr() % HUGE_PAGE
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):
                 mapping.madvise(mmap.MADV_HUGEPAGE, start, whole)
