@@ -19,9 +19,9 @@ from baton.protocol.codec import pack_int32
 from baton.protocol.commands import DropFetch, Fetch
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import InstanceSource
+from baton.protocol.ranks import heads_of_rank
 from baton.protocol.reports import Fetched
 from baton.transfer.base import PoolView
-from baton.transfer.layout import heads_of_rank
 from baton.transfer.service import TransferService
 
 DEADLINE_S = 20.0

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.model.config import ModelConfig
+from baton.protocol.ranks import heads_of_rank
 from baton.transfer.base import TransferError
-from baton.transfer.layout import Part, heads_of_rank, neighbours, part_here, part_there, plan, rows, runs
+from baton.transfer.layout import Part, neighbours, part_here, part_there, plan, rows, runs
 
 from .pools import Geometry, Pool
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from baton.executor.base import Int32Array
 from baton.ipc.memory import create_memory
+from baton.protocol.ranks import heads_of_rank
 from baton.transfer.base import PoolView
-from baton.transfer.layout import heads_of_rank
 
 UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]

@@ -110,10 +110,10 @@ class TorchExecutor:
         size = config.tensor_parallel_size
         model_config = ModelConfig.from_directory(config.model)
         model_config.check_tensor_parallel(size)
-        if config.max_model_len > model_config.max_position_embeddings:
+        if config.max_model_len > model_config.max_context:
             raise ExecutorError(
                 f"max_model_len {config.max_model_len}: the model's context is "
-                f"{model_config.max_position_embeddings} tokens; give at most that"
+                f"{model_config.max_context} tokens; give at most that"
             )
         parallel = TensorParallel.connect(rank, size, rendezvous, config.device, config.step_timeout_s)
         with torch.inference_mode():

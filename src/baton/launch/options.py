@@ -14,7 +14,8 @@ from typing import Literal
 
 from baton.gateway.served_model import ServedModel
 from baton.launch.checkpoint import fingerprint
-from baton.model.config import ModelConfig, UnsupportedModel, read_generation_config
+from baton.model.config import ModelConfig, UnsupportedModel
+from baton.model.generation_config import read_generation_config
 from baton.model.hub import EMBEDDED_MODEL, resolve_model
 from baton.protocol.config import CostModel, Dtype, InstanceConfig
 
@@ -74,7 +75,9 @@ def make_plan(options: ServeOptions) -> Plan:
     directory = resolve_model(options.model, revision=options.revision)
     tokenizer = directory if options.tokenizer is None else _tokenizer_directory(options.tokenizer)
     model = ModelConfig.from_directory(directory)
-    generation = read_generation_config(directory)
+    generation = read_generation_config(
+        directory, model.vocab_size, sampling=options.generation_config == "auto"
+    )
     _check_positive(options)
     max_model_len = _max_model_len(options, model)
     if options.executor == "torch":
@@ -114,7 +117,7 @@ def make_plan(options: ServeOptions) -> Plan:
         vocab_size=model.vocab_size,
         checkpoint=fingerprint(directory),
         dtype=_computes_in(instance),
-        defaults=generation.sampling if options.generation_config == "auto" else {},
+        defaults=generation.sampling,
         seed=options.seed,
     )
     return Plan(instance, served, model.architecture)
@@ -166,7 +169,7 @@ def _check_positive(options: ServeOptions) -> None:
 
 
 def _max_model_len(options: ServeOptions, model: ModelConfig) -> int:
-    limit = model.max_position_embeddings
+    limit = model.max_context
     asked = options.max_model_len
     if asked is None:
         return limit

@@ -12,10 +12,21 @@ No torch, no transformers: the launcher reads this in milliseconds.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from baton.model.config_fields import (
+    MAX_CONTEXT,
+    Fields,
+    ModelNotFound,
+    UnsupportedModel,
+    read_json_object,
+    shown,
+)
+from baton.protocol.ranks import heads_of_rank
+
+__all__ = ["ModelConfig", "ModelNotFound", "RopeConfig", "UnsupportedModel"]
 
 SUPPORTED_ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -26,15 +37,23 @@ SUPPORTED_ARCHITECTURES = (
 )
 SUPPORTED_DTYPES = ("bfloat16", "float16", "float32")
 _ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
-_DEFAULT_ROPE_THETA = {"Ernie4_5ForCausalLM": 500_000.0}
-
-
-class ModelNotFound(ValueError):
-    """There is no such model, or its files are incomplete or out of reach.  One line, for people."""
-
-
-class UnsupportedModel(ValueError):
-    """Baton cannot serve this model faithfully.  One line that says what and what it can serve."""
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"num_key_value_heads": 8},
+    "Qwen2ForCausalLM": {"num_key_value_heads": 32},
+    "Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128},
+    "Ernie4_5ForCausalLM": {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    },
+}
+"""Of fields that a file leaves out: as in the architecture's class of transformers (a test compares)."""
+_MAX_LAYERS = 4096
+_MAX_HEADS = 1 << 16
+_MAX_HEAD_DIM = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -78,17 +97,29 @@ class ModelConfig:
     @classmethod
     def from_directory(cls, directory: str | Path) -> ModelConfig:
         """Reads `config.json`.  Raises `ModelNotFound` or `UnsupportedModel`."""
-        return cls.from_dict(_read_json(Path(directory) / "config.json"), str(directory))
+        return cls.from_dict(read_json_object(Path(directory) / "config.json"), str(directory))
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], name: str = "model") -> ModelConfig:
-        """Parses the contents of a `config.json`; `name` is for error messages."""
-        architecture = _architecture(raw, name)
-        try:
-            return _parse(raw, architecture, name)
-        except (KeyError, TypeError) as error:
-            problem = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read: {error}"
-            raise UnsupportedModel(f"{name!r}: config.json {problem}") from None
+        """Parses a `config.json`; `name` is for error messages.  Raises `UnsupportedModel`."""
+        architecture = _architecture(Fields(raw, name), name)
+        defaults = {
+            key: value for key, value in _DEFAULTS[architecture].items() if key not in raw
+        }  # (an explicit null is none)
+        return _parse(Fields(raw, name, defaults=defaults), architecture)
+
+    @property
+    def max_context(self) -> int:
+        """The longest context that the positions are made for, in tokens.
+
+        YaRN is configured by hand in many files and stretches the original context by its factor, whatever
+        `max_position_embeddings` says (so transformers and vLLM).
+        """
+        if self.rope.type != "yarn":
+            return self.max_position_embeddings
+        parameters = self.rope.parameters
+        stretched = int(parameters["original_max_position_embeddings"] * parameters["factor"])
+        return max(self.max_position_embeddings, stretched)
 
     def window_of(self, layer: int, max_model_len: int) -> int | None:
         """The layer's window, or None where it is no restriction for contexts of `max_model_len`."""
@@ -123,183 +154,149 @@ class ModelConfig:
             )
 
     def kv_heads_of_rank(self, rank: int, size: int) -> tuple[int, int]:
-        """[first, stop) KV heads of a rank; with fewer heads than ranks, several ranks hold the same."""
-        if self.num_kv_heads >= size:
-            share = self.num_kv_heads // size
-            return rank * share, (rank + 1) * share
-        head = rank * self.num_kv_heads // size
-        return head, head + 1
+        """[first, stop) KV heads of a rank."""
+        return heads_of_rank(self.num_kv_heads, rank, size)
 
 
-def _architecture(raw: dict[str, Any], name: str) -> str:
-    names = raw.get("architectures") or []
+def _architecture(fields: Fields, name: str) -> str:
+    names = fields.texts("architectures") or []
     for candidate in names:
         if candidate in SUPPORTED_ARCHITECTURES:
-            return str(candidate)
-    what = f"is a {str(names[0])!r}" if names else "names no architecture in its config.json"
+            return candidate
+    what = f"is a {names[0][:60]!r}" if names else "names no architecture in its config.json"
     raise UnsupportedModel(f"{name!r} {what}; Baton serves: {', '.join(SUPPORTED_ARCHITECTURES)}")
 
 
-def _parse(raw: dict[str, Any], architecture: str, name: str) -> ModelConfig:
-    activation = raw.get("hidden_act", "silu")
+def _parse(fields: Fields, architecture: str) -> ModelConfig:
+    activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise UnsupportedModel(f"{name!r}: hidden_act {activation!r}; Baton computes silu only")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "an unknown method")
-        raise UnsupportedModel(
-            f"{name!r} is quantized ({method}); Baton serves weights in {', '.join(SUPPORTED_DTYPES)}"
-        )
-    heads = int(raw["num_attention_heads"])
-    hidden = int(raw["hidden_size"])
-    layers = int(raw["num_hidden_layers"])
-    if raw.get("head_dim") is None and hidden % heads:
-        raise UnsupportedModel(f"{name!r}: hidden_size {hidden} is no multiple of its {heads} heads")
-    head_dim = int(raw.get("head_dim") or hidden // heads)
-    kv_heads = int(raw.get("num_key_value_heads") or heads)
+        raise fields.refused(f"hidden_act {shown(activation)}; Baton computes silu only")
+    if fields.object("quantization_config"):
+        method = fields.within("quantization_config").text("quant_method", "an unknown method")
+        raise fields.refused(f"quantized ({method}); Baton serves weights in {', '.join(SUPPORTED_DTYPES)}")
+    heads = fields.integer("num_attention_heads", most=_MAX_HEADS)
+    hidden = fields.integer("hidden_size")
+    layers = fields.integer("num_hidden_layers", most=_MAX_LAYERS)
+    vocab_size = fields.integer("vocab_size")
+    if "head_dim" not in fields and hidden % heads:
+        raise fields.refused(f"hidden_size {hidden} is no multiple of its {heads} heads")
+    head_dim = fields.integer("head_dim", max(1, hidden // heads), most=_MAX_HEAD_DIM)
+    kv_heads = fields.integer("num_key_value_heads", heads, most=_MAX_HEADS)
     if heads % kv_heads:
-        raise UnsupportedModel(f"{name!r}: {heads} attention heads are no multiple of {kv_heads} KV heads")
+        raise fields.refused(f"{heads} attention heads are no multiple of {kv_heads} KV heads")
     if head_dim % 2:
-        raise UnsupportedModel(f"{name!r}: head_dim {head_dim} is odd; rotary embedding needs it even")
-    qkv_bias, output_bias, mlp_bias = _biases(raw, architecture)
-    context = int(raw["max_position_embeddings"])
+        raise fields.refused(f"head_dim {head_dim} is odd; rotary embedding needs it even")
+    qkv_bias, output_bias, mlp_bias = _biases(fields, architecture)
+    context = fields.integer("max_position_embeddings", most=MAX_CONTEXT)
     return ModelConfig(
         architecture=architecture,
-        vocab_size=int(raw["vocab_size"]),
+        vocab_size=vocab_size,
         hidden_size=hidden,
-        intermediate_size=int(raw["intermediate_size"]),
+        intermediate_size=fields.integer("intermediate_size"),
         num_layers=layers,
         num_attention_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=context,
-        rope=_rope(raw, architecture, context, name),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-5 if architecture.startswith("Ernie") else 1e-6)),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", architecture.startswith("Ernie"))),
+        rope=_rope(fields, context),
+        norm_eps=fields.number("rms_norm_eps", 1e-6, more_than=0),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         mlp_bias=mlp_bias,
         qk_norm=architecture == "Qwen3ForCausalLM",
-        layer_windows=_windows(raw, architecture, layers, name),
-        dtype=_dtype(raw, name),
-        bos_token_ids=_ids(raw.get("bos_token_id")),
-        eos_token_ids=_ids(raw.get("eos_token_id")),
+        layer_windows=_windows(fields, architecture, layers),
+        dtype=_dtype(fields),
+        bos_token_ids=fields.token_ids("bos_token_id", vocab_size),
+        eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
     )
 
 
-def _biases(raw: dict[str, Any], architecture: str) -> tuple[bool, bool, bool]:
+def _biases(fields: Fields, architecture: str) -> tuple[bool, bool, bool]:
     """(q/k/v, attention output, MLP): each architecture has its own flags, or none."""
     if architecture == "Qwen2ForCausalLM":
         return True, False, False
     if architecture == "Ernie4_5ForCausalLM":
-        every = bool(raw.get("use_bias", False))
+        every = fields.flag("use_bias")
         return every, every, every
     if architecture == "MistralForCausalLM":
         return False, False, False
-    attention = bool(raw.get("attention_bias", False))
-    return attention, attention, architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias", False))
+    attention = fields.flag("attention_bias")
+    return attention, attention, architecture == "LlamaForCausalLM" and fields.flag("mlp_bias")
 
 
-def _windows(raw: dict[str, Any], architecture: str, layers: int, name: str) -> tuple[int | None, ...]:
-    window = raw.get("sliding_window")
+def _windows(fields: Fields, architecture: str, layers: int) -> tuple[int | None, ...]:
+    kinds = fields.texts("layer_types")
+    if kinds is not None and (
+        len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}
+    ):
+        raise fields.refused(
+            f"layer_types must name full_attention or sliding_attention for each of {layers} layers"
+        )
     if architecture == "MistralForCausalLM":
         # A file without the key means the architecture's default, 4096; an explicit null means none.
-        window = raw.get("sliding_window", 4096)
-        return (None if window is None else int(window),) * layers
+        has_one = "sliding_window" in fields or not fields.mentions("sliding_window")
+        window = fields.integer("sliding_window", 4096, most=MAX_CONTEXT) if has_one else None
+        return (window,) * layers
     if architecture not in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
         return (None,) * layers
-    if not raw.get("use_sliding_window", False) or window is None:
+    if not fields.flag("use_sliding_window") or "sliding_window" not in fields:
         return (None,) * layers
-    kinds = raw.get("layer_types")
+    window = fields.integer("sliding_window", most=MAX_CONTEXT)
     if kinds is None:
-        first = int(raw.get("max_window_layers", 28))
+        first = fields.integer("max_window_layers", 28, least=0)
         kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
-    if len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
-        raise UnsupportedModel(
-            f"{name!r}: layer_types must name full_attention or sliding_attention for each of {layers} layers"
-        )
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _rope(raw: dict[str, Any], architecture: str, context: int, name: str) -> RopeConfig:
-    """Both styles: {"rope_theta", "rope_scaling"} and {"rope_parameters": {"rope_theta", …}}."""
-    found = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+def _rope(fields: Fields, context: int) -> RopeConfig:
+    """Both styles: {"rope_theta", "rope_scaling"} and {"rope_parameters": {"rope_theta", …}}.
+
+    A file that was saved in the newer style and given a `rope_scaling` by hand (as model cards advise for
+    YaRN) has both: `rope_scaling` wins, as in transformers.  Its theta is still that of `rope_parameters`,
+    unless it names one.
+    """
+    parameters, scaling = fields.object("rope_parameters"), fields.object("rope_scaling")
+    chosen = "rope_scaling" if scaling else "rope_parameters"
+    given = fields.within(chosen)
+    found = dict(scaling or parameters)
     if any(isinstance(value, dict) for value in found.values()):
-        raise UnsupportedModel(f"{name!r}: rope_parameters differ from layer to layer; Baton needs one set")
-    theta = (
-        found.pop("rope_theta", None) or raw.get("rope_theta") or _DEFAULT_ROPE_THETA.get(architecture, 1e4)
-    )
-    kind = found.pop("rope_type", None) or found.get("type") or "default"
-    found.pop("type", None)
-    partial = found.pop("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise UnsupportedModel(f"{name!r}: partial_rotary_factor {partial}; Baton rotates whole heads only")
+        raise fields.refused("rope_parameters differ from layer to layer; Baton needs one set")
+    for place in (given, fields.within("rope_parameters"), fields):
+        if "rope_theta" in place:
+            theta = place.number("rope_theta", more_than=0)
+            break
+    else:
+        theta = 10_000.0
+    kind = given.text("rope_type") or given.text("type") or "default"
+    for place in (given, fields):
+        if place.number("partial_rotary_factor", 1.0) != 1:
+            factor = place.number("partial_rotary_factor")
+            raise fields.refused(f"partial_rotary_factor {factor:g}; Baton rotates whole heads only")
     if kind not in _ROPE_TYPES:
-        raise UnsupportedModel(f"{name!r}: rope type {kind!r}; Baton computes {', '.join(_ROPE_TYPES)}")
+        raise fields.refused(f"rope type {kind!r}; Baton computes {', '.join(_ROPE_TYPES)}")
+    for key in ("rope_theta", "rope_type", "type", "partial_rotary_factor"):
+        found.pop(key, None)
     if kind in ("llama3", "yarn"):
-        found.setdefault("original_max_position_embeddings", context)
-        if raw.get("original_max_position_embeddings"):
-            found["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
-    if kind == "yarn" and found.get("factor") is None:
-        found["factor"] = context / found["original_max_position_embeddings"]
+        original = "original_max_position_embeddings"
+        place = given if original in given else fields
+        found[original] = place.integer(original, context, most=MAX_CONTEXT)
+    if kind == "yarn":
+        found["factor"] = given.number(
+            "factor", context / found["original_max_position_embeddings"], more_than=0
+        )
+        for key in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"):
+            if key in given:
+                given.number(key)
     needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
     for key in needed.get(kind, ()):
-        if not isinstance(found.get(key), (int, float)):
-            raise UnsupportedModel(f"{name!r}: rope type {kind!r} needs a number {key!r} in config.json")
-    return RopeConfig(theta=float(theta), type=kind, parameters=found)
+        given.number(key, more_than=0)
+    return RopeConfig(theta=theta, type=kind, parameters=found)
 
 
-def _dtype(raw: dict[str, Any], name: str) -> str:
-    dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    dtype = str(dtype).removeprefix("torch.")
+def _dtype(fields: Fields) -> str:
+    dtype = fields.text("dtype") or fields.text("torch_dtype") or "float32"
+    dtype = dtype.removeprefix("torch.")
     if dtype not in SUPPORTED_DTYPES:
-        raise UnsupportedModel(f"{name!r}: weights in {dtype!r}; Baton serves {', '.join(SUPPORTED_DTYPES)}")
+        raise fields.refused(f"weights in {dtype!r}; Baton serves {', '.join(SUPPORTED_DTYPES)}")
     return dtype
-
-
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(int(item) for item in value) if isinstance(value, list) else (int(value),)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelNotFound(
-            f"{str(path.parent)!r}: no {path.name}; give a directory with a checkpoint"
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelNotFound(f"{str(path)!r} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ModelNotFound(f"{str(path)!r} is not a JSON object")
-    return found
-
-
-@dataclass(frozen=True)
-class GenerationConfig:
-    """What the authors of a checkpoint recommend for generation."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    """Ids that end an answer; empty: those of config.json."""
-    sampling: dict[str, float | int] = field(default_factory=dict)
-    """Only what the file says: temperature, top_p, top_k, min_p, repetition_penalty."""
-
-
-def read_generation_config(directory: str | Path) -> GenerationConfig:
-    """Reads `generation_config.json`; everything is empty without one.
-
-    `do_sample: false` is `temperature: 0`: that is what the file asks of the program that wrote it.
-    """
-    path = Path(directory) / "generation_config.json"
-    if not path.exists():
-        return GenerationConfig()
-    raw = _read_json(path)
-    sampling: dict[str, float | int] = {}
-    for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
-        value = raw.get(key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            sampling[key] = value
-    if raw.get("do_sample") is False:
-        sampling["temperature"] = 0.0
-    return GenerationConfig(_ids(raw.get("eos_token_id")), sampling)

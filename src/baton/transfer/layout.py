@@ -25,14 +25,6 @@ from baton.protocol.handover import PoolSource
 from baton.transfer.base import Bytes, Copy, Int32Array, PoolView, TransferError
 
 
-def heads_of_rank(total: int, rank: int, size: int) -> tuple[int, int]:
-    """[first, stop) KV heads of rank `rank` of `size`."""
-    if total >= size:
-        return rank * (total // size), (rank + 1) * (total // size)
-    head = rank * total // size
-    return head, head + 1
-
-
 def plan(
     pool: PoolView,
     sources: Sequence[PoolSource],
