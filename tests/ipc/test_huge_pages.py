@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from baton.ipc.huge_pages import HUGE_PAGE, HugeMapping
@@ -78,3 +80,59 @@ def test_what_cannot_be_mapped() -> None:
         HugeMapping(read_end)
     os.close(read_end)
     os.close(write_end)
+
+
+class Interrupted:
+    """Memory whose every read is followed by the turn of another thread, which must end before it goes on:
+    the worst moment for whoever writes back what was read."""
+
+    def __init__(self, memory: memoryview, read: threading.Event, written: threading.Event) -> None:
+        self._memory, self._read, self._written = memory, read, written
+
+    def __getitem__(self, index: int) -> int:
+        value = self._memory[index]
+        self._read.set()
+        assert self._written.wait(60)
+        return value
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self._memory[index] = value
+
+
+def test_what_another_thread_writes_meanwhile_stays() -> None:
+    """Pages of a hand-over are copied into blocks that a step makes huge at the same time."""
+    fd = create_memory(_NAME, 3 * HUGE_PAGE)
+    memory = HugeMapping(fd)
+    pages = memory.bytes
+    read, written = threading.Event(), threading.Event()
+
+    def copy() -> None:
+        assert read.wait(60)
+        pages[:] = b"\x07" * len(pages)
+        written.set()
+
+    copying = threading.Thread(target=copy)
+    copying.start()
+    memory.bytes = Interrupted(pages, read, written)  # type: ignore[assignment]
+    memory.use(len(pages))
+    copying.join()
+    assert bytes(pages).count(7) == len(pages)
+    os.close(fd)
+
+
+def test_pages_that_are_copied_while_others_come_into_use_are_whole() -> None:
+    """The same without a staged moment: a thread copies, as the transfer thread does without the
+    interpreter's lock, while the step loop uses stretch after stretch."""
+    size = 8 * HUGE_PAGE
+    source = np.full(size, 7, np.uint8)
+    for _ in range(5):
+        fd = create_memory(_NAME, size)
+        memory = HugeMapping(fd)
+        target = np.frombuffer(memory.bytes, np.uint8)
+        copying = threading.Thread(target=np.copyto, args=(target, source))
+        copying.start()
+        for stop in range(HUGE_PAGE, size + 1, HUGE_PAGE):
+            memory.use(stop)
+        copying.join()
+        assert np.array_equal(target, source)
+        os.close(fd)

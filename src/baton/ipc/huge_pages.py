@@ -10,6 +10,10 @@ half of the time that faulting its 512 small pages takes.
 
 So memory is made huge from its beginning on, as it comes into use.  Where the system refuses, small pages
 serve as ever.
+
+Nothing here writes: a stretch that is about to be used may lie where another thread is copying to at this
+moment (pages of a hand-over that arrive in blocks with smaller numbers).  To touch is to read, which gives a
+hole of a memfd its memory as well, and collapsing keeps what others write meanwhile: they wait in the kernel.
 """
 
 from __future__ import annotations
@@ -47,10 +51,12 @@ class HugeMapping:
         self._stretches = size // HUGE_PAGE * HUGE_PAGE
 
     def use(self, stop: int) -> None:
-        """The first `stop` bytes are about to be used: makes them huge pages, where they are not yet."""
+        """The first `stop` bytes are about to be used: makes them huge pages, where they are not yet.
+
+        Changes no byte, so other threads and processes may write there meanwhile."""
         stop = min(stop, self._stretches)
         while self._used < stop:
-            self.bytes[self._used] = self.bytes[self._used]
+            self.bytes[self._used]  # reading it makes the kernel give it memory
             _libc.madvise(self._address + self._used, HUGE_PAGE, _MADV_COLLAPSE)
             self._used += HUGE_PAGE
 
