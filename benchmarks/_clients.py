@@ -37,8 +37,8 @@ class Server:
         self.port = port
         self.model = model
 
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://{self.host}:{self.port}{path}", timeout=30) as answer:
+    def get(self, path: str, *, timeout_s: float = 30.0) -> Any:
+        with urllib.request.urlopen(f"http://{self.host}:{self.port}{path}", timeout=timeout_s) as answer:
             return json.load(answer)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
@@ -68,10 +68,12 @@ def long_model(context: int) -> Iterator[str]:
 
 
 @contextmanager
-def serving(*flags: str) -> Iterator[Server]:
-    """`baton serve` on a free port; the end of its log is shown if something fails."""
+def serving(*flags: str, python: str = sys.executable, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """`baton serve` on a free port; the end of its log is shown if something fails.
+
+    `python` and `env`: of another checkout than this one."""
     command = [
-        sys.executable,
+        python,
         "-m",
         "baton.cli.main",
         "serve",
@@ -82,7 +84,9 @@ def serving(*flags: str) -> Iterator[Server]:
         *flags,
     ]
     with tempfile.NamedTemporaryFile(prefix="baton-bench-", suffix=".log") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env=env
+        )
         assert process.stdout is not None
         try:
             text = b""

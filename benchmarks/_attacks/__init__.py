@@ -1,0 +1,23 @@
+"""Attacks on a server, for `benchmarks/attacks.py`: each a function of (host, port, seconds).
+
+An attack sends what it sends over and over until its seconds are over, in a process of its own, and returns.
+It expects nothing of the answers: a refusal is as good as any.  A module of this package that has attacks
+names them in its `ATTACKS`, and stands in `MODULES`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+Attack = Callable[[str, int, float], None]
+
+MODULES = ("costs",)
+
+
+def attacks() -> dict[str, Attack]:
+    """All that there are, by name."""
+    found: dict[str, Attack] = {}
+    for module in MODULES:
+        found.update(importlib.import_module(f"{__name__}.{module}").ATTACKS)
+    return found
