@@ -11,9 +11,10 @@ SERVE_FLAGS ?=
 PYTEST_FLAGS ?=
 MINUTES ?= 10
 JOBS ?= 2
+KILLS ?= 0
 NATIVE := hatch_build.py $(wildcard src/baton/model/cpu/native/*)
 
-.PHONY: serve test lint types imports pytest soak install install-dev clean
+.PHONY: serve test lint types imports pytest soak soak-server install install-dev clean
 
 serve: $(VENV)/.installed
 	$(BIN)/baton serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
@@ -36,6 +37,11 @@ pytest: $(VENV)/.installed-dev
 # Fresh seeds of the simulator for MINUTES, with JOBS processes.
 soak: $(VENV)/.installed
 	$(BIN)/baton simulate --scenario all --minutes $(MINUTES) --jobs $(JOBS)
+
+# A mixed load on a real 1P1D server for MINUTES, with KILLS kills: answers, and the memory of each process.
+soak-server: $(VENV)/.installed-dev
+	mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --kills $(KILLS) --out benchmarks/results/soak.json
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -41,6 +41,11 @@ class Server:
         with urllib.request.urlopen(f"http://{self.host}:{self.port}{path}", timeout=timeout_s) as answer:
             return json.load(answer)
 
+    def get_text(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://{self.host}:{self.port}{path}", timeout=30) as answer:
+            text: str = answer.read().decode()
+            return text
+
     def post(self, path: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(
             f"http://{self.host}:{self.port}{path}",
