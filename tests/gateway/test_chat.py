@@ -185,3 +185,54 @@ def test_token_ids(server: GatewayServer, tokenizer: Tokenizer, stream):
     assert tokens == [*ids, END]
     prompts = [chunk.prompt_token_ids for chunk in chunks if getattr(chunk, "prompt_token_ids", None)]
     assert prompts == [list(unpack_int32(server.engine.submits[0].prompt))]
+
+
+def test_a_stream_says_the_prompts_ids_first(server: GatewayServer, tokenizer: Tokenizer):
+    answer_with(server, tokenizer, "hello world")
+    stream = server.openai().chat.completions.create(
+        model="tiny", messages=USER, n=2, stream=True, extra_body={"return_token_ids": True}
+    )
+    first, second, *rest = list(stream)
+    ids = list(unpack_int32(server.engine.submits[0].prompt))
+    for chunk in (first, second):
+        assert chunk.choices[0].delta.role == "assistant"
+        assert (chunk.prompt_token_ids, chunk.choices[0].token_ids) == (ids, None)
+    assert not any(getattr(chunk, "prompt_token_ids", None) for chunk in rest)
+
+
+def test_counts_grow_with_the_chunks(server: GatewayServer, tokenizer: Tokenizer):
+    """The chunk that says the role brings no token, and no chunk counts those of later ones."""
+    ids = answer_with(server, tokenizer, "hello world", end=None)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        server.openai().chat.completions.create(
+            model="tiny",
+            messages=USER,
+            n=2,
+            max_tokens=len(ids),
+            stream=True,
+            stream_options=options,
+            extra_body={"return_token_ids": True},
+        )
+    )
+    seen = 0
+    for chunk in chunks:
+        seen += sum(len(choice.token_ids or ()) for choice in chunk.choices)
+        assert chunk.usage.completion_tokens == seen
+    assert [chunk.usage.completion_tokens for chunk in chunks[:2]] == [0, 0]
+    assert seen == 2 * len(ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_not_asked_for_is_null(server: GatewayServer, stream):
+    """openai-python raises AttributeError for a key that is absent."""
+    done = server.openai().chat.completions.create(model="tiny", messages=USER, max_tokens=2, stream=stream)
+    if stream:
+        chunks = list(done)
+        assert chunks[0].prompt_token_ids is None
+        assert [chunk.choices[0].token_ids for chunk in chunks] == [None] * len(chunks)
+        return
+    assert (done.prompt_logprobs, done.prompt_token_ids, done.kv_transfer_params) == (None, None, None)
+    message = done.choices[0].message
+    assert (message.tool_calls, message.reasoning_content, message.function_call) == ([], None, None)
+    assert done.choices[0].token_ids is None

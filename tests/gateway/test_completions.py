@@ -381,7 +381,9 @@ def test_echo_scores_the_prompt(server: GatewayServer, tokenizer: Tokenizer, max
     assert logprobs.token_logprobs == [None] + [-0.5] * (len(names) - 1)
     assert logprobs.top_logprobs[0] is None
     assert logprobs.top_logprobs[1][names[1]] == -0.5
-    assert logprobs.text_offset == [sum(map(len, names[:i])) for i in range(len(names))]
+    shown = ["", *names[1 : len(ids)]]  # (the tokenizer added a BOS that is not in the text)
+    places = [sum(map(len, shown[:i])) for i in range(len(ids) + max_tokens)]
+    assert logprobs.text_offset == places
     assert chunk.choices[0].text == PROMPT
     assert chunk.choices[0].finish_reason == "length"
     if not stream:
@@ -412,3 +414,100 @@ def test_token_ids(server: GatewayServer, tokenizer: Tokenizer, stream):
     choices = [chunk.choices[0] for chunk in (done if stream else [done])]
     assert choices[0].prompt_token_ids == ids
     assert [token for choice in choices for token in choice.token_ids] == (ids * 6)[:6]
+
+
+SPLIT = "A 🚀 b c"
+"""Its third character is three tokens of the test's tokenizer."""
+
+
+def offsets_of(server: GatewayServer, *, stream: bool, **ask) -> tuple[str, list[int]]:
+    done = server.openai().completions.create(model="tiny", logprobs=0, stream=stream, **ask)
+    chunks = list(done) if stream else [done]
+    places = [at for chunk in chunks if chunk.choices for at in chunk.choices[0].logprobs.text_offset]
+    return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices), places
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_where_a_character_is_several_tokens(server: GatewayServer, tokenizer: Tokenizer, stream):
+    """Offsets point into the text that the client has, of an echoed prompt and of what follows."""
+    ids = answer_with(server, tokenizer, SPLIT)
+    prompt = tokenizer.encode(SPLIT)
+    pieces = tokenizer.detokenizer()
+    lengths = [len(pieces.push((token,))) for token in ids]
+    assert 0 in lengths, "no token of the text is a part of a character"
+    text, places = offsets_of(server, stream=stream, prompt=SPLIT, echo=True, max_tokens=len(ids))
+    assert text == SPLIT + SPLIT
+    inside = [sum(lengths[:i]) for i in range(len(ids))]
+    assert places == [0, *inside, *(len(SPLIT) + at for at in inside)]
+    assert len(places) == len(prompt) + len(ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_stay_inside_of_a_text_that_a_stop_string_cuts(
+    server: GatewayServer, tokenizer: Tokenizer, stream
+):
+    answer_with(server, tokenizer, " the quick brown fox")
+    server.engine.behaviour.tokens_per_message = 40
+    text, places = offsets_of(server, stream=stream, prompt="a", stop=["e quick br"], max_tokens=40)
+    assert text == " th"
+    assert places == sorted(places)
+    assert max(places) <= len(text)
+
+
+def test_offsets_of_tokens_that_are_not_shown(server: GatewayServer, tokenizer: Tokenizer):
+    ids = [BOS, *tokenizer.encode("the", add_special_tokens=False), BOS]
+    server.engine.behaviour.answer = lambda prompt: lambda i: ids[i % len(ids)]
+    ask = {"prompt": "a", "max_tokens": len(ids)}
+    shown = len(tokenizer.token_text(BOS))
+    assert offsets_of(server, stream=False, **ask)[1][:2] == [0, 0]
+    places = offsets_of(server, stream=False, extra_body={"skip_special_tokens": False}, **ask)[1]
+    assert places[:2] == [0, shown]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_of_ids_shows_special_tokens(server: GatewayServer, tokenizer: Tokenizer, stream):
+    ids = [BOS, *tokenizer.encode("the cat", add_special_tokens=False), END]
+    ask = {"prompt": ids, "echo": True, "max_tokens": 0}
+    text, places = offsets_of(server, stream=stream, **ask)
+    assert text == tokenizer.decode(ids, skip_special_tokens=False) == "<|bos|>the cat<|end|>"
+    assert places == [sum(len(tokenizer.token_text(token)) for token in ids[:i]) for i in range(len(ids))]
+
+
+def test_echo_and_prompt_logprobs_have_counts_of_their_own(server: GatewayServer):
+    def counts(logprobs: int, prompt_logprobs: int) -> tuple[set[int], set[int]]:
+        done = server.openai().completions.create(
+            model="tiny",
+            prompt=[50, 52, 54],
+            max_tokens=2,
+            echo=True,
+            logprobs=logprobs,
+            extra_body={"prompt_logprobs": prompt_logprobs},
+        )
+        choice = done.choices[0]
+        return (
+            {len(top) for top in choice.logprobs.top_logprobs[1:]},
+            {len(entries) for entries in choice.prompt_logprobs[1:]},
+        )
+
+    # (The engine's chosen token is the second most likely one: it is among the five, and beside the one.)
+    assert counts(1, 5) == ({2}, {5})
+    assert counts(5, 1) == ({5}, {2})
+
+
+def test_what_was_not_asked_for_is_null(server: GatewayServer):
+    """openai-python raises AttributeError for a key that is absent."""
+    done = server.openai().completions.create(model="tiny", prompt="a", max_tokens=2)
+    choice = done.choices[0]
+    assert (choice.token_ids, choice.prompt_token_ids, choice.prompt_logprobs) == (None, None, None)
+    assert (done.system_fingerprint, done.service_tier, done.kv_transfer_params) == (None, None, None)
+    for chunk in server.openai().completions.create(model="tiny", prompt="a", max_tokens=3, stream=True):
+        assert (chunk.choices[0].token_ids, chunk.choices[0].prompt_token_ids) == (None, None)
+
+
+def test_whole_numbers_may_be_written_as_floats(server: GatewayServer):
+    with server.http() as http:
+        body = {"prompt": "a", "n": 2.0, "max_tokens": 3e0, "logprobs": 1.0, "seed": 7.0}
+        answer = http.post("/v1/completions", json=body).raise_for_status().json()
+    assert len(answer["choices"]) == 2
+    assert answer["usage"]["completion_tokens"] == 6
+    assert server.engine.submits[0].sampling.seed == 7

@@ -49,6 +49,8 @@ def check_error(response: httpx.Response, status: int, param: str | None) -> dic
         ("top_p", 2),
         ("n", 0),
         ("n", 1.5),
+        ("n", "1.0"),
+        ("use_beam_search", 0),
         ("max_tokens", -1),
         ("max_tokens", "many"),
         ("max_tokens", 257),
@@ -101,6 +103,7 @@ def test_bad_fields_are_named(server: GatewayServer, path, field, value):
         ("prompt", ["a", ["b"]]),
         ("logprobs", 21),
         ("best_of", 2),
+        ("best_of", True),
         ("suffix", "end"),
         ("max_tokens", 0),
         ("echo", "loud"),
@@ -127,6 +130,8 @@ def test_bad_fields_of_completions(server: GatewayServer, field, value):
         ("max_completion_tokens", 1000),
         ("chat_template", "{{ 1 }}"),
         ("echo", True),
+        ("best_of", True),
+        ("best_of", 2),
     ],
 )
 def test_bad_fields_of_chat(server: GatewayServer, field, value):
@@ -155,6 +160,12 @@ def test_bodies_that_are_no_request(server: GatewayServer):
     with server.http() as http:
         for body in (b"", b"{", b"[]", b'"x"', b"\xff", b"[" * 100_000, b'{"prompt": "\\ud800"}'):
             check_error(http.post(COMPLETIONS, content=body), 400, None)
+        for half in (b'"\\ud800"', b'"\\udc00 x"', b'"\\ud800\\u0041"'):
+            error = check_error(http.post(COMPLETIONS, content=b'{"prompt": ' + half + b"}"), 400, None)
+            assert "surrogate" in error["message"]
+        for number in (b"1e999", b"-1e999"):  # (no value of a field that is not supported is read on trust)
+            content = b'{"prompt": "a", "n": ' + number + b', "use_beam_search": ' + number + b"}"
+            assert http.post(COMPLETIONS, content=content).status_code == 400
         for size in (4 << 20, 64 << 20):
             big = b'{"prompt": "' + b"x" * size + b'"}'
             response = http.post(COMPLETIONS, content=big)
@@ -212,6 +223,17 @@ def test_the_client_raises_the_right_classes(server: GatewayServer):
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-9")
+
+
+def test_a_slash_at_the_end_changes_nothing(server: GatewayServer):
+    with server.http() as http:
+        for path in ("/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/tiny"):
+            with_slash = http.get(path + "/")
+            assert with_slash.status_code == 200, path
+            if path != "/metrics":
+                assert with_slash.json() == http.get(path).json()
+        assert http.get("/v1/models/").json()["object"] == "list"
+        check_error(http.get("/v2/everything/"), 404, None)
 
 
 def test_routes_that_are_not_there(server: GatewayServer):

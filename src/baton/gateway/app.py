@@ -93,9 +93,15 @@ def create_app(
 
 
 class _Application(FastAPI):
-    """Keeps the server's `send` for who writes many pieces."""
+    """Keeps the server's `send` for who writes many pieces; reads `/health/` as `/health`.
+
+    The slash is taken off before anything looks at the path: what protects a route sees the path that is
+    routed.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            scope["path"] = scope["path"].rstrip("/") or "/"
         scope[SEND] = send
         await super().__call__(scope, receive, send)
 

@@ -29,7 +29,10 @@ def event(data: bytes) -> bytes:
 
 def usage(generation: Generation) -> dict[str, Any]:
     """Token counts so far."""
-    prompt, generated, cached = generation.num_prompt, generation.num_generated, generation.num_cached
+    return _usage(generation.num_prompt, generation.num_generated, generation.num_cached)
+
+
+def _usage(prompt: int, generated: int, cached: int | None) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + generated,
@@ -38,15 +41,28 @@ def usage(generation: Generation) -> dict[str, Any]:
     }
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class StreamUsage:
-    """`stream_options`: where a stream tells its token counts."""
+    """`stream_options`: where a stream tells its token counts.
+
+    With `continuous` each chunk tells the tokens of the chunks up to itself, of all choices together; the
+    renderer says what each chunk brings (`add`).
+    """
 
     generation: Generation
     head: dict[str, Any]
     """What every chunk begins with."""
     include: bool
     continuous: bool
+    _prompt: int = 0
+    _generated: int = 0
+
+    def __post_init__(self) -> None:
+        self._prompt = self.generation.num_prompt if self.continuous else 0
+
+    def add(self, tokens: int) -> None:
+        """The chunk that is rendered now brings so many."""
+        self._generated += tokens
 
     @property
     def changes(self) -> bool:
@@ -56,7 +72,7 @@ class StreamUsage:
     def in_chunk(self) -> bytes:
         """The member of a chunk with choices, with its leading comma; empty if usage is not wanted."""
         if self.continuous:
-            return b',"usage":' + encode(usage(self.generation))
+            return b',"usage":' + encode(_usage(self._prompt, self._generated, self.generation.num_cached))
         return NO_USAGE if self.include else b""
 
     def at_end(self) -> bytes:
@@ -82,6 +98,46 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _LOWEST
 
 
+class TextOffsets:
+    """Where in a choice's text each token begins, in characters: `text_offset` of /v1/completions.
+
+    A token begins where the text of those before it ends, so one that completes no character, or is not
+    shown, takes no room.  One for each choice; it is told all tokens, in order.
+    """
+
+    __slots__ = ("_detokenizer", "_given", "_length")
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
+        """`prompt`: what comes before the generated tokens."""
+        self._detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=skip_special_tokens)
+        self._length = 0
+        """Of the text that the tokens so far stand for."""
+        self._given = 0
+        """Of the text that the client has: less while a stop string may be coming, or after one."""
+
+    def prompt(self, ids: Sequence[int], text: str, tokenizer: Tokenizer) -> list[int]:
+        """Those of an echoed prompt, whose text may lack special tokens (a BOS that the tokenizer added)."""
+        detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
+        offsets: list[int] = []
+        offset, end = 0, len(text)
+        for token in ids:
+            offsets.append(min(offset, end))
+            if token in tokenizer.special_ids and not text.startswith(tokenizer.token_text(token), offset):
+                continue
+            offset += len(detokenizer.push((token,)))
+        self._length = end
+        return offsets
+
+    def generated(self, ids: Sequence[int], text: str, *, ended: bool) -> list[int]:
+        """`text`: what the client gets with these tokens, an echoed prompt included."""
+        offsets: list[int] = []
+        self._given += len(text)
+        for token in ids:
+            offsets.append(min(self._length, self._given) if ended else self._length)
+            self._length += len(self._detokenizer.push((token,)))
+        return offsets
+
+
 @dataclass(slots=True)
 class CompletionLogprobs:
     """The `logprobs` object of /v1/completions: four aligned lists."""
@@ -91,27 +147,28 @@ class CompletionLogprobs:
     top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
     text_offset: list[int] = field(default_factory=list)
 
-    def add(self, items: Iterable[tuple[int, TokenLogprobs | None]], names: TokenNames, offset: int) -> int:
-        """Appends (token, its log-probabilities) pairs; returns the offset after them.
-
-        Offsets count characters of the choice's text.
-        """
+    def add(
+        self,
+        items: Iterable[tuple[int, TokenLogprobs | None]],
+        names: TokenNames,
+        offsets: Iterable[int],
+        num_top: int,
+    ) -> None:
+        """Appends (token, its log-probabilities) pairs, with at most `num_top` alternatives each."""
+        self.text_offset += offsets
         for token, logprobs in items:
             name = names(token)
             self.tokens.append(name)
-            self.text_offset.append(offset)
-            offset += len(name) if not names.as_ids else len(names.tokenizer.token_text(token))
             if logprobs is None:
                 self.token_logprobs.append(None)
                 self.top_logprobs.append(None)
                 continue
             self.token_logprobs.append(finite(logprobs.logprob))
             top: dict[str, float] = {}
-            for other, value in logprobs.top:
+            for other, value in logprobs.top[:num_top]:
                 top.setdefault(names(other), finite(value))
             top.setdefault(name, finite(logprobs.logprob))
             self.top_logprobs.append(top)
-        return offset
 
 
 def chat_logprobs(
@@ -134,9 +191,9 @@ def chat_logprobs(
 
 
 def prompt_logprobs(
-    items: Sequence[TokenLogprobs | None], names: TokenNames
+    items: Sequence[TokenLogprobs | None], names: TokenNames, num_top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """vLLM's extension: for each prompt token after the first, by token id."""
+    """vLLM's extension: for each prompt token after the first, by id, `num_top` and the token itself."""
     result: list[dict[str, dict[str, Any]] | None] = []
     for item in items:
         if item is None:
@@ -148,7 +205,7 @@ def prompt_logprobs(
                 "rank": rank,
                 "decoded_token": names.tokenizer.token_text(token),
             }
-            for rank, (token, logprob) in enumerate(item.top, 1)
+            for rank, (token, logprob) in enumerate(item.top[:num_top], 1)
         }
         entries[str(item.token)] = {
             "logprob": finite(item.logprob),

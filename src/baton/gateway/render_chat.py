@@ -17,8 +17,20 @@ from baton.gateway.formats import (
 from baton.gateway.generation import Completion, Generation, Update
 from baton.gateway.responses import now
 
-_PLAIN = b'},"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+_PLAIN = b'},"logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":null}]}\n\n'
 _PLAIN_WITH_USAGE = _PLAIN[:-3] + NO_USAGE + _PLAIN[-3:]
+_MESSAGE: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "refusal": None,
+    "annotations": None,
+    "audio": None,
+    "function_call": None,
+    "tool_calls": [],
+    "reasoning": None,
+    "reasoning_content": None,
+}
+"""Clients look at these keys without asking whether they are there, so all are, as vLLM sends them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,7 +40,8 @@ class ChatOptions:
     model: str
     top_logprobs: int | None
     """None: no log-probabilities."""
-    prompt_logprobs: bool
+    prompt_logprobs: int | None
+    """None: no log-probabilities of the prompt."""
     token_ids: bool
     include_usage: bool
     continuous_usage: bool
@@ -37,7 +50,7 @@ class ChatOptions:
 class ChatRenderer:
     """A `Renderer`."""
 
-    __slots__ = ("_begun", "_generation", "_head", "_names", "_openings", "_options", "_plain", "_usage")
+    __slots__ = ("_generation", "_head", "_names", "_openings", "_options", "_plain", "_usage")
 
     def __init__(self, generation: Generation, options: ChatOptions, names: TokenNames) -> None:
         self._generation = generation
@@ -55,7 +68,6 @@ class ChatRenderer:
             b"data: " + opening + b',"choices":[{"index":%d,"delta":' % index
             for index in range(len(generation.sequences))
         )
-        self._begun = [False] * len(generation.sequences)
         self._plain: bytes | None = None
         """What follows the text in a chunk that brings nothing but text; None if each is different."""
         if options.top_logprobs is None and not (options.token_ids or self._usage.changes):
@@ -65,26 +77,35 @@ class ChatRenderer:
         body: dict[str, Any] = {
             **self._head,
             "object": "chat.completion",
+            "service_tier": None,
+            "system_fingerprint": None,
             "choices": [self._choice(completion) for completion in completions],
             "usage": usage(self._generation),
+            "prompt_logprobs": None,
+            "prompt_token_ids": None,
+            "kv_transfer_params": None,
         }
         sequence = self._generation.sequences[0]
-        if self._options.prompt_logprobs:
+        if self._options.prompt_logprobs is not None:
             items = sequence.prompt_logprobs or [None] * len(sequence.prompt)
-            body["prompt_logprobs"] = prompt_logprobs(items, self._names)
+            body["prompt_logprobs"] = prompt_logprobs(items, self._names, self._options.prompt_logprobs)
         if self._options.token_ids:
             body["prompt_token_ids"] = list(sequence.prompt)
         return body
 
     def begin(self) -> bytes:
-        """Every choice begins by saying who speaks."""
-        return b"".join(
-            opening
-            + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        """Every choice begins by saying who speaks, before any token is counted."""
+        prompt = b"null"
+        if self._options.token_ids:
+            prompt = encode(list(self._generation.sequences[0].prompt))
+        rest = (
+            b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null,"token_ids":null}]'
+            + b',"prompt_token_ids":'
+            + prompt
             + self._usage.in_chunk()
             + b"}\n\n"
-            for opening in self._openings
         )
+        return b"".join(opening + rest for opening in self._openings)
 
     def chunk(self, update: Update) -> bytes:
         if self._plain is not None and update.finish_reason is None:
@@ -92,14 +113,15 @@ class ChatRenderer:
                 return b""
             return self._openings[update.index] + b'{"content":' + encode(update.text) + self._plain
         options, index = self._options, update.index
+        self._usage.add(len(update.token_ids))
         wants_tokens = options.top_logprobs is not None or options.token_ids
         if not (update.text or update.finish_reason or (update.token_ids and wants_tokens)):
             return b""
-        logprobs, extra = b"null", b""
+        logprobs, token_ids = b"null", b"null"
         if options.top_logprobs is not None and update.token_ids:
             logprobs = encode(chat_logprobs(update.logprobs, self._names, options.top_logprobs))
         if options.token_ids:
-            extra = b',"token_ids":' + encode(update.token_ids)
+            token_ids = encode(update.token_ids)
         return b"".join(
             (
                 self._openings[index],
@@ -110,10 +132,10 @@ class ChatRenderer:
                 encode(update.finish_reason),
                 b',"stop_reason":',
                 encode(update.stop_reason),
-                extra,
+                b',"token_ids":',
+                token_ids,
                 b"}]",
                 self._usage.in_chunk(),
-                self._first_extra(index),
                 b"}\n\n",
             )
         )
@@ -121,23 +143,16 @@ class ChatRenderer:
     def end(self) -> bytes:
         return self._usage.at_end()
 
-    def _first_extra(self, index: int) -> bytes:
-        if self._begun[index] or not self._options.token_ids:
-            return b""
-        self._begun[index] = True
-        return b',"prompt_token_ids":' + encode(list(self._generation.sequences[index].prompt))
-
     def _choice(self, completion: Completion) -> dict[str, Any]:
         options = self._options
         choice: dict[str, Any] = {
             "index": completion.index,
-            "message": {"role": "assistant", "content": completion.text, "refusal": None},
+            "message": {**_MESSAGE, "content": completion.text},
             "logprobs": None,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
+            "token_ids": completion.token_ids if options.token_ids else None,
         }
         if options.top_logprobs is not None:
             choice["logprobs"] = chat_logprobs(completion.logprobs, self._names, options.top_logprobs)
-        if options.token_ids:
-            choice["token_ids"] = completion.token_ids
         return choice

@@ -46,7 +46,7 @@ def chat_routes(gateway: Gateway) -> APIRouter:
         shape = ChatOptions(
             model=model,
             top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            prompt_logprobs=body.prompt_logprobs is not None,
+            prompt_logprobs=body.prompt_logprobs,
             token_ids=bool(body.return_token_ids),
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.include_usage and options.continuous_usage_stats),

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -227,13 +227,42 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
 _PATH = re.compile(r" - at `\$\.?(.*?)`$")
 
+_NUMBER_BYTES = 32
+"""No integer of a request is written longer."""
+_HALF_PAIR = re.compile(
+    rb"\\u[dD][89aAbB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89aAbB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+class _Reader(NamedTuple):
+    """How one kind of body is read: takes longer to make than a body to read."""
+
+    names: frozenset[str]
+    """Of its fields."""
+    integers: frozenset[str]
+    """Of those that are a whole number."""
+    decoder: msgspec.json.Decoder[Any]
+
+
 @cache
-def _reader(kind: type[msgspec.Struct]) -> tuple[frozenset[str], msgspec.json.Decoder[Any]]:
-    """The names of its fields, and what decodes it: both take longer to make than a body to read."""
-    return frozenset(field.encode_name for field in msgspec.structs.fields(kind)), msgspec.json.Decoder(kind)
+def _reader(kind: type[msgspec.Struct]) -> _Reader:
+    fields = msgspec.structs.fields(kind)
+    integers = {
+        field.encode_name
+        for field in fields
+        if any(isinstance(one, msgspec.inspect.IntType) for one in _alternatives(field.type))
+    }
+    return _Reader(
+        frozenset(field.encode_name for field in fields), frozenset(integers), msgspec.json.Decoder(kind)
+    )
+
+
+def _alternatives(kind: Any) -> tuple[msgspec.inspect.Type, ...]:
+    """What a field may be: the members of a union."""
+    known = msgspec.inspect.type_info(kind)
+    return known.types if isinstance(known, msgspec.inspect.UnionType) else (known,)
 
 
 class BodyDecoder:
@@ -253,13 +282,16 @@ class BodyDecoder:
         except msgspec.ValidationError:
             raise BadRequest("the body must be a JSON object") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise BadRequest(f"the body is not JSON: {error}") from None
-        known, decoder = _reader(kind)
+            raise _not_json(body, error) from None
+        reader = _reader(kind)
+        changed = False
         for name, value in fields.items():
-            if name not in known:
+            if name not in reader.names:
                 self._check_unknown(name, value)
+            elif name in reader.integers and (whole := _whole(value)) is not None:
+                fields[name], changed = whole, True
         try:
-            decoded: T = decoder.decode(body)
+            decoded: T = reader.decoder.decode(msgspec.json.encode(fields) if changed else body)
         except msgspec.ValidationError as error:
             message = str(error)
             path = _PATH.search(message)
@@ -268,19 +300,47 @@ class BodyDecoder:
             field = re.split(r"[.\[]", name)[0]
             raise BadRequest(f"{name or 'body'}: {text}", param=field or None) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise BadRequest(f"the body is not JSON: {error}") from None
+            raise _not_json(body, error) from None
         return decoded
 
     def _check_unknown(self, name: str, raw: msgspec.Raw) -> None:
         if name in _UNSUPPORTED:
             neutral, reason = _UNSUPPORTED[name]
             data = bytes(raw)
-            value = msgspec.json.decode(data) if len(data) <= _NEUTRAL_BYTES else data
-            if value is not None and value not in neutral:
+            try:
+                value = msgspec.json.decode(data) if len(data) <= _NEUTRAL_BYTES else data
+            except msgspec.MsgspecError:  # a number out of range
+                value = data
+            # (0 is not false: a type that is not the field's asks for something that is not known.)
+            asks_nothing = any(type(value) is type(one) and value == one for one in neutral)
+            if value is not None and not asks_nothing:
                 raise BadRequest(f"{name}: {reason}", param=name, code="unsupported_parameter")
         elif name not in self._warned and len(self._warned) < _MAX_WARNED:
             self._warned.add(name)
             log.warning("ignoring the unknown request field %r (said once)", name[:100])
+
+
+def _whole(raw: msgspec.Raw) -> msgspec.Raw | None:
+    """`1.0` as `1`, for clients whose language has one kind of number; None: it stays as it is."""
+    data = bytes(raw)
+    if len(data) > _NUMBER_BYTES or not (b"." in data or b"e" in data or b"E" in data):
+        return None
+    try:
+        value = msgspec.json.decode(data)
+    except msgspec.MsgspecError:  # a number out of range: the decoder of the body says so
+        return None
+    if not isinstance(value, float) or not value.is_integer():
+        return None
+    return msgspec.Raw(msgspec.json.encode(int(value)))
+
+
+def _not_json(body: bytes, error: Exception) -> BadRequest:
+    if _HALF_PAIR.search(body):
+        return BadRequest(
+            "the body is not JSON: a text has half of a surrogate pair, which is no character "
+            "(\\ud800 to \\udfff without its other half); leave it out"
+        )
+    return BadRequest(f"the body is not JSON: {error}")
 
 
 def decode_prompt(raw: msgspec.Raw) -> str | list[str] | list[int] | list[list[int]] | None:
@@ -303,7 +363,7 @@ def decode_prompt(raw: msgspec.Raw) -> str | list[str] | list[int] | list[list[i
             f"give a text, a list of texts, a list of token ids, or a list of such lists: {text}"
         ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+        raise _not_json(data, error) from None
     if kind == list[str] and len(prompt) > MAX_SEQUENCES:
         raise _bad_prompt(f"at most {MAX_SEQUENCES} prompts, not {len(prompt)}; send several requests")
     return prompt
