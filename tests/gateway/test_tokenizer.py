@@ -52,6 +52,61 @@ def test_a_bos_that_only_the_configuration_knows(byte_level: Path, tmp_path: Pat
     assert Tokenizer.from_directory(tmp_path).encode("the cat") == tokenizer.encode("the cat")
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_sentencepiece_models_are_served(kind: str, tmp_path: Path):
+    """A directory with tokenizer.model alone, as many older checkpoints are."""
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the cat sat on the mat", "naïve 日本語", "def f(x):"] * 50),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=330,
+        model_type=kind,
+        byte_fallback=True,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "LlamaTokenizer", "add_bos_token": true, "bos_token": "<s>"}'
+    )
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    ours = Tokenizer.from_directory(tmp_path)
+    for text in ("the cat sat", "naïve 日本語 😀", "x\ny", "def f(x):", ""):
+        tokens = ours.encode(text)
+        assert tokens == [reference.bos_id(), *reference.encode(text)]
+        assert ours.decode(tokens) == text
+        detokenizer = ours.detokenizer()
+        pieces = "".join(detokenizer.push([token]) for token in tokens) + detokenizer.finish()
+        assert pieces == text
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "has no tokenizer: neither tokenizer.json nor tokenizer.model"),
+        ({"tokenizer.model": "garbage"}, "has no tokenizer.json, and its tokenizer cannot be converted"),
+        ({"tokenizer.json": "{}"}, "cannot be read"),
+        (
+            {"tokenizer.json": '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'},
+            "empty",
+        ),
+        ({"tiktoken.model": "AA== 0"}, "cannot be converted"),
+    ],
+)
+def test_directories_without_a_tokenizer_are_one_line(
+    files: dict[str, str], message: str, tmp_path: Path, caplog
+):
+    for name, content in {**files, "config.json": '{"model_type": "llama"}'}.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(TokenizerError, match=message) as caught:
+        Tokenizer.from_directory(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not caplog.records
+
+
 def test_the_embedded_model_has_a_tokenizer():
     import baton.gateway
 

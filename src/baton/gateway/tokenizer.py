@@ -25,6 +25,7 @@ import tokenizers
 
 from baton.gateway.chat_template import ChatTemplate, ChatTemplateError
 from baton.gateway.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from baton.model.files import has_tokenizer
 
 _LONG_TEXT = 4096
 """Characters above which encoding leaves the event loop (about 2 ms of work)."""
@@ -120,6 +121,8 @@ class Tokenizer:
             description = msgspec.json.decode(data, type=_Description)
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"{path} cannot be read: {error}") from None
+        if not backend.get_vocab_size():
+            raise TokenizerError(f"{path}: its vocabulary is empty")
         backend.no_truncation()
         backend.no_padding()
         return cls(backend, description, config)
@@ -295,18 +298,39 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _from_transformers(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
-    """For directories with another format (a SentencePiece model, say)."""
+    """For directories without tokenizer.json: a SentencePiece model, say, which transformers converts."""
+    if not has_tokenizer(directory):
+        raise TokenizerError(f"{directory} has no tokenizer: neither tokenizer.json nor tokenizer.model")
+    # What it logs meanwhile are guesses at what is wrong; the error says it.
+    from transformers.utils import logging as transformers_logging
+
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
     try:
         from transformers import AutoTokenizer
 
-        loaded = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+        loaded = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
     except Exception as error:
-        raise TokenizerError(f"{directory} has no tokenizer that can be loaded: {error}") from None
+        raise TokenizerError(
+            f"{directory} has no tokenizer.json, and its tokenizer cannot be converted "
+            f"({_first_line(error)}); save it with save_pretrained of transformers' fast tokenizer"
+        ) from None
+    finally:
+        transformers_logging.set_verbosity(verbosity)
     backend = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
         raise TokenizerError(
             f"{directory}: no tokenizer.json, and {type(loaded).__name__} has no fast form; convert it "
             "with save_pretrained of a fast tokenizer"
         )
+    if not backend.get_vocab_size(with_added_tokens=False):
+        raise TokenizerError(f"{directory}: the tokenizer's vocabulary is empty; its files are incomplete")
+    backend.no_truncation()
+    backend.no_padding()
     description = msgspec.json.decode(backend.to_str(), type=_Description)
     return Tokenizer(backend, description, config)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip().rstrip(".:") if lines else type(error).__name__

@@ -8,11 +8,12 @@ It covers the configuration, the headers of the safetensors files and samples th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 from pathlib import Path
+
+from baton.model.files import checkpoint_files
 
 _SAMPLE_BYTES = 4096
 _SAMPLES = 16
@@ -24,7 +25,7 @@ def fingerprint(directory: Path) -> str:
     digest = hashlib.sha256()
     try:
         digest.update(_canonical(directory / "config.json"))
-        for path in _files(directory):
+        for path in checkpoint_files(directory):
             digest.update(path.name.encode())
             _add(digest, path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -34,15 +35,6 @@ def fingerprint(directory: Path) -> str:
 
 def _canonical(path: Path) -> bytes:
     return json.dumps(json.loads(path.read_text(encoding="utf-8")), sort_keys=True).encode()
-
-
-def _files(directory: Path) -> list[Path]:
-    """Those that are loaded (`model/loader.py`, which would import torch)."""
-    with contextlib.suppress(FileNotFoundError):
-        index = json.loads((directory / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        return [directory / name for name in sorted(set(index["weight_map"].values()))]
-    found = sorted(directory.glob("*.safetensors"))
-    return [path for path in found if not path.name.startswith("consolidated")]
 
 
 def _add(digest: hashlib._Hash, path: Path) -> None:

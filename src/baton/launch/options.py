@@ -15,6 +15,7 @@ from typing import Literal
 from baton.gateway.served_model import ServedModel
 from baton.launch.checkpoint import fingerprint
 from baton.model.config import ModelConfig, UnsupportedModel
+from baton.model.files import check_files, has_tokenizer
 from baton.model.generation_config import read_generation_config
 from baton.model.hub import EMBEDDED_MODEL, resolve_model
 from baton.protocol.config import CostModel, Dtype, InstanceConfig
@@ -71,10 +72,15 @@ class Plan:
 
 
 def make_plan(options: ServeOptions) -> Plan:
-    """Resolves every default.  Raises `OptionError`, or `ModelNotFound` / `UnsupportedModel`."""
+    """Resolves every default.
+
+    Raises `OptionError`, or `ModelNotFound` / `UnsupportedModel` / `LoadError` for the model's files.
+    """
     directory = resolve_model(options.model, revision=options.revision)
-    tokenizer = directory if options.tokenizer is None else _tokenizer_directory(options.tokenizer)
+    tokenizer = _tokenizer_directory(options.tokenizer, directory)
     model = ModelConfig.from_directory(directory)
+    if options.executor == "torch":
+        check_files(directory)
     generation = read_generation_config(
         directory, model.vocab_size, sampling=options.generation_config == "auto"
     )
@@ -123,10 +129,15 @@ def make_plan(options: ServeOptions) -> Plan:
     return Plan(instance, served, model.architecture)
 
 
-def _tokenizer_directory(name: str) -> Path:
-    path = Path(name)
+def _tokenizer_directory(name: str | None, model: Path) -> Path:
+    path = model if name is None else Path(name).expanduser()
     if not path.is_dir():
         raise OptionError(f"--tokenizer {name}: no such directory")
+    if not has_tokenizer(path):
+        raise OptionError(
+            f"{str(path)!r} has no tokenizer (tokenizer.json or tokenizer.model); give the directory of one "
+            "with --tokenizer"
+        )
     return path
 
 

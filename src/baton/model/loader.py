@@ -12,9 +12,7 @@ to the model (so it may be another model than its config.json says) is a `LoadEr
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from torch import Tensor
 from baton.model.attention import AttentionBackend
 from baton.model.config import ModelConfig
 from baton.model.ernie4_5 import Ernie45ForCausalLM
+from baton.model.files import LoadError, checkpoint_files, some
 from baton.model.layers import Module, Piece, Placement
 from baton.model.llama import LlamaForCausalLM
 from baton.model.mistral import MistralForCausalLM
@@ -39,10 +38,6 @@ MODELS: dict[str, type[LlamaForCausalLM]] = {
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Ernie4_5ForCausalLM": Ernie45ForCausalLM,
 }
-
-
-class LoadError(ValueError):
-    """The files do not hold the model that config.json describes.  One line that names the tensor."""
 
 
 def load_model(
@@ -113,13 +108,13 @@ def check_weights(model: Module, directory: Path, config: ModelConfig) -> None:
     missing = sorted(set(wanted) - loaded)
     if missing:
         raise LoadError(
-            f"{str(directory)!r}: no tensor {_some(missing)} in the checkpoint, which "
+            f"{str(directory)!r}: no tensor {some(missing)} in the checkpoint, which "
             f"{config.architecture} needs according to config.json"
         )
     if unexpected:
         raise LoadError(
             f"{str(directory)!r}: {config.architecture} as in config.json has no place for tensor "
-            f"{_some(sorted(unexpected))}"
+            f"{some(sorted(unexpected))}"
         )
 
 
@@ -130,27 +125,6 @@ def _pieces(model: Module) -> dict[str, list[Piece]]:
         for piece in layer.pieces:
             wanted[piece.source].append(piece)
     return wanted
-
-
-def checkpoint_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those of its index, or all.  Raises `LoadError`."""
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise LoadError(f"{str(index)!r} cannot be read: {error!r}") from None
-        files = [directory / name for name in names]
-        absent = [path.name for path in files if not path.is_file()]
-        if absent:
-            raise LoadError(f"{str(directory)!r}: file {_some(absent)} named in {index.name} is missing")
-        return files
-    # Some checkpoints hold every tensor a second time, under other names, in consolidated files.
-    found = sorted(directory.glob("*.safetensors"))
-    files = [path for path in found if not path.name.startswith("consolidated")]
-    if not files:
-        raise LoadError(f"{str(directory)!r} has no *.safetensors files with tensors in the usual names")
-    return files
 
 
 def _check(piece: Piece, source: Any, path: Path) -> None:
@@ -177,9 +151,3 @@ def _part(piece: Piece, file: Any) -> Tensor:
 def _is_harmless(name: str) -> bool:
     """Tensors that some programs save though they follow from config.json."""
     return name.endswith(("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"))
-
-
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-    return f"{names[0]!r}{more}"
