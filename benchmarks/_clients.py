@@ -188,7 +188,7 @@ async def stream(server: Server, prompt: Sequence[int], num_output: int) -> Time
             "return_token_ids": True,
         }
     ).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: baton\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     answer = _Answer(len(prompt), num_output)
     connection, _ = await asyncio.get_running_loop().create_connection(
         lambda: answer, server.host, server.port

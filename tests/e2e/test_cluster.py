@@ -194,15 +194,14 @@ def test_a_client_sees_no_seam_when_the_decoding_instance_is_killed(pair: Server
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[Server]:
     """A server whose own instance prefills only."""
-    with Server(
-        *SIMULATED, "--prefill", "1", "--disaggregation-threshold", "0", "--api-key", "none"
-    ) as server:
-        server.http.headers["Authorization"] = "Bearer none"
+    keys = ("--api-key", "none", "--admin-key", "boss")
+    with Server(*SIMULATED, "--prefill", "1", "--disaggregation-threshold", "0", *keys) as server:
+        server.http.headers["Authorization"] = "Bearer boss"
         yield server
 
 
 def join(server: Server, *flags: str) -> Joined:
-    return Joined(server, *SIMULATED, "--api-key", "none", *flags)
+    return Joined(server, *SIMULATED, "--admin-key", "boss", *flags)
 
 
 def test_an_instance_joins_is_handed_requests_and_leaves(gateway: Server) -> None:
@@ -244,13 +243,14 @@ def test_an_instance_that_joined_is_restarted_and_joins_again(gateway: Server) -
         (("--served-model-name", "another"), "'another' is not served here"),
         (("--max-model-len", "1024"), "its context of 1024 tokens is shorter than the 2048"),
         (("--name", "prefill-0"), "'prefill-0' is there already"),
-        (("--api-key", "wrong"), "key"),
+        (("--admin-key", "wrong"), "the admin key is missing or wrong"),
+        (("--admin-key", "none"), "this is a user's key"),
     ],
 )
 def test_an_instance_that_does_not_fit_is_told_why(
     gateway: Server, flags: tuple[str, ...], words: str
 ) -> None:
-    keys = () if "--api-key" in flags else ("--api-key", "none")
+    keys = () if "--admin-key" in flags else ("--admin-key", "boss")
     with Joined(gateway, *SIMULATED, *keys, *flags) as stranger:
         assert stranger.process.wait(DEADLINE_S) == 1
         line = stranger.log().strip().splitlines()[-1]

@@ -14,6 +14,7 @@ import uvicorn
 import uvloop
 from openai import AsyncOpenAI, OpenAI
 
+from baton.gateway.access import Access
 from baton.gateway.app import create_app
 from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.served_model import ServedModel
@@ -31,7 +32,7 @@ class GatewayServer:
         *,
         eos: int,
         vocab: int,
-        api_keys: tuple[str, ...] = (),
+        access: Access | None = None,
         retry_wait_s: float = 60.0,
         attach: bool = True,
         **served: Any,
@@ -46,7 +47,7 @@ class GatewayServer:
             vocab_size=vocab,
             **served,
         )
-        self._api_keys = api_keys
+        self._access = access
         self._retry_wait_s = retry_wait_s
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
@@ -72,7 +73,7 @@ class GatewayServer:
         self._loop = asyncio.get_running_loop()
         self.client = ClusterClient(retry_wait_s=self._retry_wait_s, on_fatal=self.fatal.append)
         self.instance = self.client.add("instance-0")
-        self.app = create_app(self.served, self.client, api_keys=self._api_keys)
+        self.app = create_app(self.served, self.client, access=self._access)
         config = uvicorn.Config(self.app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
         self._http = uvicorn.Server(config)
         listener = socket.create_server(("127.0.0.1", 0))
@@ -116,4 +117,6 @@ class GatewayServer:
         return AsyncOpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=60)
 
     def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60)
+        """Bodies that it is given as bytes are JSON as well."""
+        headers = {"content-type": "application/json"}
+        return httpx.Client(base_url=self.url, timeout=60, headers=headers)

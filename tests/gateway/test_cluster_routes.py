@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from baton.gateway.access import Access
 from baton.gateway.tokenizer import Tokenizer
 from tests.gateway.conftest import END
 from tests.gateway.echo_engine import EchoEngine
@@ -307,10 +308,11 @@ def test_metrics_tell_instances_apart(site: Site):
 
 def test_the_cluster_needs_the_key(byte_level: Path, vocab: int):
     with (
-        GatewayServer(byte_level, eos=END, vocab=vocab, api_keys=("secret",)) as server,
+        GatewayServer(byte_level, eos=END, vocab=vocab, access=Access(("user",), ("secret",))) as server,
         server.http() as http,
     ):
         assert http.get(PATH).status_code == 401
+        assert http.get(PATH, headers={"authorization": "Bearer user"}).status_code == 403
         assert http.put(f"{PATH}/b", json={}).status_code == 401
         assert http.get(PATH, headers={"authorization": "Bearer secret"}).status_code == 200
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.gateway.access import Access
 from tests.gateway.harness import GatewayServer
 
 END = 256
@@ -55,7 +56,10 @@ def test_stop_profile_needs_nothing(server: GatewayServer):
 
 
 def test_orders_need_the_key(byte_level: Path, vocab: int):
-    with GatewayServer(byte_level, eos=END, vocab=vocab, api_keys=("k",)) as own, own.http() as http:
+    with (
+        GatewayServer(byte_level, eos=END, vocab=vocab, access=Access(("u",), ("k",))) as own,
+        own.http() as http,
+    ):
         for path in ("/update_weights", "/start_profile", "/stop_profile"):
             assert http.post(path, json={"path": "/a", "directory": "/a"}).status_code == 401
         assert not own.engine.queries

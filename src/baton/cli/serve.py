@@ -29,6 +29,40 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = None,
+    admin_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="BATON_ADMIN_KEY",
+            help="Operators (pause, weights, profiles, instances, statistics) must send one of these as a "
+            "bearer token; an instance that joins sends the first. Without one, only requests from this "
+            "machine may operate the server. Repeatable.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name under which requests from this machine may ask the server, besides addresses and "
+            "localhost. Repeatable.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origin whose web pages may ask the server from a browser (CORS), such as "
+            "https://chat.example; '*': every page, but not as an operator. Repeatable.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    min_priority: Annotated[
+        int | None,
+        typer.Option(
+            help="Best (lowest) `priority` that a request with a user's key may ask for. "
+            "Default: 0 if there is an API key, else any.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(help="Names that clients use. Repeatable. Default: MODEL.", rich_help_panel=_SERVER),
@@ -228,7 +262,7 @@ def serve(
         typer.Option(
             metavar="HOST:PORT",
             help="The server to join. It reaches the instance at --host, without authentication: trusted "
-            "networks only. The first --api-key is sent to it.",
+            "networks only. The first --admin-key is sent to it.",
             rich_help_panel=_JOIN,
         ),
     ] = None,
@@ -257,6 +291,7 @@ def serve(
     terminal: `baton serve --instance --join 127.0.0.1:8000 --label decode`. Sizes are those of each instance.
     """
     with flags.user_errors():
+        from baton.gateway.access import Access
         from baton.launch.cluster_options import ClusterOptions
         from baton.launch.joined import JoinOptions, run_joined
         from baton.launch.options import OptionError, ServeOptions, parse_cost
@@ -302,7 +337,6 @@ def serve(
             transfer_host=transfer_host,
             peer_host=peer_host,
         )
-        keys = tuple(api_key or ())
         if instance or join is not None:
             if port is not None:
                 raise OptionError(
@@ -314,7 +348,7 @@ def serve(
                 host=host,
                 label=label or "mixed",
                 name=name,
-                api_key=keys[0] if keys else None,
+                admin_key=admin_key[0] if admin_key else None,
                 shutdown_timeout_s=shutdown_timeout,
                 max_restarts=max_restarts,
             )
@@ -326,10 +360,20 @@ def serve(
                         f"{flag} {given}: of an instance that joins a server (--instance --join HOST:PORT); "
                         "the instances of this one are given with --prefill, --decode, --mixed"
                     )
+            try:
+                access = Access(
+                    api_keys=tuple(api_key or ()),
+                    admin_keys=tuple(admin_key or ()),
+                    allowed_hosts=tuple(allowed_host or ()),
+                    allowed_origins=tuple(allowed_origins or ()),
+                    min_priority=min_priority,
+                )
+            except ValueError as error:
+                raise OptionError(f"--api-key, --admin-key: {error}") from None
             server = ServerOptions(
                 host=host,
                 port=8000 if port is None else port,
-                api_keys=keys,
+                access=access,
                 shutdown_timeout_s=shutdown_timeout,
                 max_restarts=max_restarts,
             )

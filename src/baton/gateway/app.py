@@ -7,16 +7,18 @@ the same event loop, through the `ClusterClient`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from baton.gateway.access import Access
 from baton.gateway.chat_template import ChatTemplateError
 from baton.gateway.cluster_client import ClusterClient, Requirements
 from baton.gateway.errors import ApiError, BadRequest, MethodNotAllowed, NotFound
@@ -40,20 +42,18 @@ def create_app(
     served: ServedModel,
     client: ClusterClient,
     *,
-    api_keys: Sequence[str] = (),
+    access: Access | None = None,
     tokenizer: Tokenizer | None = None,
     on_weights: Callable[[str], str] | None = None,
 ) -> FastAPI:
     """The application for one served model.
 
-    `api_keys`: clients must send one of them; empty: everybody may.  `tokenizer`: if it is loaded
-    already.  `on_weights`: called with the directory when the instances have been given other weights;
-    returns what tells this checkpoint apart.
+    `access`: who may do what; None: no keys.  `tokenizer`: if it is loaded already.  `on_weights`: called
+    with the directory when the instances have been given other weights; returns what tells this checkpoint
+    apart.
 
     Raises `TokenizerError` or `ChatTemplateError` if it cannot be loaded.
     """
-    if any(not key for key in api_keys):
-        raise ValueError("api_keys: an empty key would let everybody in; leave it out or give a real one")
     tokenizer = tokenizer or Tokenizer.from_directory(served.tokenizer)
     metrics = Metrics(served.name)
     gateway = Gateway(
@@ -88,7 +88,13 @@ def create_app(
     app.include_router(server_routes(gateway))
     app.include_router(cluster_routes(gateway))
     _add_error_handlers(app)
-    app.add_middleware(GatewayMiddleware, api_keys=tuple(api_keys), metrics=metrics)
+    access = access or Access()
+    app.add_middleware(GatewayMiddleware, access=access, metrics=metrics)
+    if access.allowed_origins:
+        # Around the keys: a browser asks first whether it may send them.
+        app.add_middleware(
+            CORSMiddleware, allow_origins=access.allowed_origins, allow_methods=["*"], allow_headers=["*"]
+        )
     return app
 
 

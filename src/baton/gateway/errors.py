@@ -46,9 +46,22 @@ class TooLarge(BadRequest):
     status = 413
 
 
+class UnsupportedMediaType(BadRequest):
+    """The body is of a kind that is not read here."""
+
+    status = 415
+
+
 class Unauthorized(ApiError):
     status = 401
     type = "authentication_error"
+
+
+class Forbidden(ApiError):
+    """Whoever asks is known, or need not be, and may not do this."""
+
+    status = 403
+    type = "permission_error"
 
 
 class NotFound(ApiError):

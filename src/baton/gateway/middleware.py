@@ -1,28 +1,29 @@
-"""What every HTTP request passes: a request id, the API key, a counter, and the last net for errors.
+"""What every HTTP request passes: a request id, its rights (`rights.py`), a counter, the last net for errors.
+
+It leaves in the scope's state: `request_id`; `key_id`, which stands for the key that was sent ("": none was
+needed); `min_priority`, the best `priority` that this caller may ask for (None: any).
 
 Pure ASGI: a middleware that wraps responses in tasks and queues would cost more than all the rest.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.gateway.access import Access
 from baton.gateway.errors import ApiError, InternalError, Unauthorized
+from baton.gateway.rights import Guard
 from baton.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
-"""Answered without an API key: they carry nothing of a client."""
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
 _CLIENT_GONE = 499
 
@@ -42,9 +43,9 @@ def error_response(error: ApiError) -> Response:
 class GatewayMiddleware:
     """Wraps the application."""
 
-    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, access: Access, metrics: Metrics) -> None:
         self._app = app
-        self._api_keys = [key.encode() for key in api_keys]
+        self._guard = Guard(access)
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +55,8 @@ class GatewayMiddleware:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if REQUEST_ID.match(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -65,13 +67,12 @@ class GatewayMiddleware:
             await send(message)
 
         try:
-            if self._api_keys and scope["path"] not in OPEN_PATHS and not self._authorized(headers):
-                error = Unauthorized(
-                    "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
-                    code="invalid_api_key",
-                )
+            try:
+                caller = self._guard.check(scope, headers)
+            except ApiError as error:
                 await error_response(error)(scope, receive, send_with_id)
             else:
+                state["key_id"], state["min_priority"] = caller.key, self._guard.min_priority(caller)
                 await self._app(scope, receive, send_with_id)
         except Exception:
             log.exception("request %s to %s failed", request_id, scope["path"])
@@ -83,12 +84,6 @@ class GatewayMiddleware:
             await error_response(failure)(scope, receive, send_with_id)
         finally:
             self._metrics.http_request(scope["method"], _route(scope), status or _CLIENT_GONE)
-
-    def _authorized(self, headers: dict[bytes, bytes]) -> bool:
-        """Compares with every key, in a time that does not tell how much of one is right."""
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        matches = [hmac.compare_digest(key.strip(), known) for known in self._api_keys]
-        return scheme.lower() == b"bearer" and any(matches)
 
 
 def _route(scope: dict[str, Any] | Scope) -> str:

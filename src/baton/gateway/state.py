@@ -105,6 +105,12 @@ def identity(request: Request, body: SamplingFields) -> dict[str, Any]:
     priority = body.priority or 0
     if not -_INT32 <= priority <= _INT32:
         raise BadRequest(f"priority: {priority} must be from {-_INT32} to {_INT32}", param="priority")
+    best = getattr(request.state, "min_priority", None)
+    if best is not None and priority < best:
+        raise BadRequest(
+            f"priority: {priority} is better (lower) than {best}, the best that users may ask for here",
+            param="priority",
+        )
     if body.cache_salt is not None and len(body.cache_salt) > MAX_CACHE_SALT:
         raise BadRequest(
             f"cache_salt: give at most {MAX_CACHE_SALT} characters, not {len(body.cache_salt)}",

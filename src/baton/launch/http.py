@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from baton.gateway.access import Access
 from baton.gateway.app import create_app
 from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.served_model import ServedModel
@@ -46,12 +47,12 @@ def make_http(
     client: ClusterClient,
     stopping: asyncio.Event,
     *,
-    api_keys: Sequence[str],
+    access: Access,
     on_weights: Callable[[str], str],
     shutdown_timeout_s: float,
 ) -> HttpServer:
     """Raises as `create_app`."""
-    app = create_app(served, client, api_keys=api_keys, on_weights=on_weights)
+    app = create_app(served, client, access=access, on_weights=on_weights)
     config = uvicorn.Config(
         app,
         log_config=None,

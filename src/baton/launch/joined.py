@@ -80,7 +80,7 @@ class JoinOptions:
     """At which the server, and the other instances, reach this one."""
     label: Label = "mixed"
     name: str | None = None
-    api_key: str | None = None
+    admin_key: str | None = None
     named: bool = False
     """A name was given to the model: the server must serve one of that name."""
     shutdown_timeout_s: float = 10.0
@@ -276,7 +276,7 @@ def _check(cluster: ClusterOptions, join: JoinOptions) -> Server:
     if join.max_restarts < 0:
         raise OptionError(f"--max-restarts {join.max_restarts}: give 0 or more")
     check_reachable("--host", join.host)
-    return Server.parse(join.join, join.api_key)
+    return Server.parse(join.join, join.admin_key)
 
 
 def _host_name() -> str:

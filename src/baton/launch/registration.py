@@ -63,15 +63,15 @@ class Server:
     """Where the server is.  Blocking calls, for threads."""
 
     url: str
-    api_key: str | None = None
+    admin_key: str | None = None
 
     @classmethod
-    def parse(cls, text: str, api_key: str | None) -> Server:
+    def parse(cls, text: str, admin_key: str | None) -> Server:
         """HOST:PORT, or a URL.  Raises `OptionError`."""
         if not _PLACE.fullmatch(text):
             raise OptionError(f"--join {text}: give HOST:PORT of a running server, such as 127.0.0.1:8000")
         url = text if "://" in text else f"http://{text}"
-        return cls(url.rstrip("/"), api_key)
+        return cls(url.rstrip("/"), admin_key)
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Raises `Refused` or `ServerAway`."""
@@ -79,8 +79,8 @@ class Server:
         if body is not None:
             request.data = msgspec.json.encode(body)
             request.add_header("Content-Type", "application/json")
-        if self.api_key is not None:
-            request.add_header("Authorization", f"Bearer {self.api_key}")
+        if self.admin_key is not None:
+            request.add_header("Authorization", f"Bearer {self.admin_key}")
         try:
             with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
                 data = answer.read(_MAX_ANSWER)

@@ -17,12 +17,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
+from baton.gateway.access import Access
 from baton.gateway.cluster_client import ClusterClient
 from baton.ipc.process import process_age_s
 from baton.launch.announce import announce
@@ -48,7 +49,7 @@ class ServerOptions:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    api_keys: tuple[str, ...] = ()
+    access: Access = field(default_factory=Access)
     shutdown_timeout_s: float = 10.0
     max_restarts: int = 5
 
@@ -153,7 +154,7 @@ def _make_http(
         served,
         client,
         stopping,
-        api_keys=options.api_keys,
+        access=options.access,
         on_weights=on_weights,
         shutdown_timeout_s=options.shutdown_timeout_s,
     )

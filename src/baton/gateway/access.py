@@ -1,0 +1,35 @@
+"""What the flags say about rights; `rights.py` decides by it.  It imports nothing: flags are read fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Access:
+    """What the flags say about rights.
+
+    Raises `ValueError` for an empty key, or one that is in both lists.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which this server may be asked, besides addresses and `localhost`."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may ask this server, such as `https://chat.example`; `*`: every page may use
+    the routes of users."""
+    min_priority: int | None = None
+    """The best (lowest) `priority` that a user may ask for; None: 0 where there are API keys, any where there
+    are none."""
+
+    def __post_init__(self) -> None:
+        for name, keys in (("api_keys", self.api_keys), ("admin_keys", self.admin_keys)):
+            if not all(keys):
+                raise ValueError(
+                    f"{name}: an empty key would let everybody in; leave it out or give a real one"
+                )
+        if set(self.api_keys) & set(self.admin_keys):
+            raise ValueError(
+                "admin_keys: one of them is an API key as well, so users would be operators; give another"
+            )
