@@ -1,6 +1,7 @@
 """The core against a worker that the test plays by hand, and against the simulated one."""
 
 import logging
+import math
 import re
 
 import pytest
@@ -12,7 +13,7 @@ from baton.protocol.commands import Abort, Admit, Control, Grow, Preempt
 from baton.protocol.config import InstanceConfig
 from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport, WorkerFailed, WorkerReady
 from baton.protocol.requests import Cancel, Failing, Hello, Outputs, Query, QueryReply, Submit, Welcome
-from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.protocol.sampling import LogitBias, Sampling, Stopping, TokenLogprobs
 from tests.engine.world import World
 
 
@@ -163,7 +164,22 @@ def test_logprobs_are_renumbered_for_each_gateway():
         ({"sampling": Sampling(seed=0, temperature=float("nan"))}, "bad_request", "temperature: nan"),
         ({"sampling": Sampling(seed=0, top_p=0.0)}, "bad_request", "top_p"),
         ({"sampling": Sampling(seed=0, logprobs=-2)}, "bad_request", "logprobs: -2"),
-        ({"sampling": Sampling(seed=0, logit_bias={500: 1.0})}, "bad_request", "logit_bias: token id 500"),
+        (
+            {"sampling": Sampling(seed=0, logit_bias=LogitBias.of({500: 1.0}))},
+            "bad_request",
+            "logit_bias: token id 500",
+        ),
+        (
+            {"sampling": Sampling(0, logit_bias=LogitBias(b"\0" * 8, b"\0" * 4))},
+            "bad_request",
+            "logit_bias: 2 ids",
+        ),
+        (
+            {"sampling": Sampling(0, logit_bias=LogitBias.of({5: math.nan}))},
+            "bad_request",
+            "logit_bias: every",
+        ),
+        ({"stopping": Stopping(4, 0, (7, 500))}, "bad_request", "stop_token_ids: token id 500"),
     ],
 )
 def test_what_cannot_be_served_is_answered_at_once_with_the_reason(changes, code, message):

@@ -311,13 +311,13 @@ async def test_garbage_without_end_is_not_answered_in_a_hurry(world: World):
 
 
 async def test_more_of_a_request_waits_for_the_next_incarnation(world: World):
-    first = world.client.prepare((4,), Sampling(seed=1), Stopping(2), inbox=world.inbox)
+    first = world.client.prepare(pack_int32((4,)), Sampling(seed=1), Stopping(2), inbox=world.inbox)
     world.lose()
     world.client.enqueue(first)
     world.engine = EchoEngine(incarnation="second")
     await world.attach()
     assert await world.finish(first) == [[4, 4]]
-    late = world.client.prepare((4,), Sampling(seed=1), Stopping(2), inbox=world.inbox)
+    late = world.client.prepare(pack_int32((4,)), Sampling(seed=1), Stopping(2), inbox=world.inbox)
     world.lose()
     world.client.cluster.table._retry_wait_s = 0.3
     world.client.enqueue(late)
@@ -326,7 +326,7 @@ async def test_more_of_a_request_waits_for_the_next_incarnation(world: World):
 
 
 async def test_more_of_a_request_fails_with_the_instance(world: World):
-    late = world.client.prepare((4,), Sampling(seed=1), Stopping(2), inbox=world.inbox)
+    late = world.client.prepare(pack_int32((4,)), Sampling(seed=1), Stopping(2), inbox=world.inbox)
     world.instance.failed("too many restarts")
     world.client.enqueue(late)
     with pytest.raises(InstanceUnavailable, match="too many restarts"):

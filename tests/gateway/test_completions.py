@@ -85,7 +85,7 @@ def test_every_parameter_reaches_the_engine(server: GatewayServer, tokenizer: To
         0.1,
     )
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.25, -0.5)
-    assert (sampling.repetition_penalty, sampling.logit_bias) == (1.5, {17: 2.0})
+    assert (sampling.repetition_penalty, dict(sampling.logit_bias.items())) == (1.5, {17: 2.0})
     assert (sampling.logprobs, sampling.prompt_logprobs) == (2, 1)
     assert (stopping.max_tokens, stopping.min_tokens, stopping.stop_token_ids) == (7, 2, (20, 30))
     assert (submit.name, submit.priority, submit.cache_salt) == ("abc-1", -3, "mine")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from baton.gateway.detokenizer import ByteDetokenizer, StopStrings, WindowDetokenizer
+from baton.gateway.detokenizer import ByteDetokenizer, StopStrings, StopTables, WindowDetokenizer
 from baton.gateway.tokenizer import Tokenizer
 
 quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -137,7 +137,7 @@ def by_character(text, stops, include):
     st.booleans(),
 )
 def test_stop_strings_do_not_depend_on_the_pieces(text, stops, points, include):
-    finder = StopStrings(stops, include=include)
+    finder = StopStrings(StopTables(stops), include=include)
     given_text, found = "", None
     for piece in cut(text, points):
         some, found = finder.push(piece)
@@ -150,7 +150,7 @@ def test_stop_strings_do_not_depend_on_the_pieces(text, stops, points, include):
 
 
 def test_only_what_may_be_a_stop_string_is_held_back():
-    finder = StopStrings(["END", "\n\n"])
+    finder = StopStrings(StopTables(["END", "\n\n"]))
     assert finder.push("hello E") == ("hello ", None)
     assert finder.push("N") == ("", None)
     assert finder.push("T") == ("ENT", None)
@@ -161,7 +161,7 @@ def test_only_what_may_be_a_stop_string_is_held_back():
 
 
 def test_skipped_text_does_not_count():
-    finder = StopStrings(["ab"])
+    finder = StopStrings(StopTables(["ab"]))
     assert finder.skip("ab") == "ab"
     assert finder.push("a") == ("", None)
     assert finder.skip("b") == "ab"

@@ -10,7 +10,7 @@ from torch import Tensor
 from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.sampling import native_kernel
 from baton.model.sampler import Sampler
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.sampling import LogitBias, Sampling, Stopping
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there is no native library")
 EVERY_BUILD = pytest.mark.parametrize("build", instruction_sets())
@@ -112,7 +112,7 @@ def test_edited_rows_and_bfloat16(build: str) -> None:
     logits = random_logits(vocab, 2.0).bfloat16()
     before = logits.clone()
     best = logits.argmax(dim=-1).tolist()
-    wishes = [{"temperature": 0.0}, {"temperature": 0.0, "logit_bias": {11: 100.0}}]
+    wishes = [{"temperature": 0.0}, {"temperature": 0.0, "logit_bias": LogitBias.of({11: 100.0})}]
     tokens = draw(make(build, vocab, ROWS), logits, wishes)  # type: ignore[arg-type]
     assert tokens.tolist() == [11 if row % 2 else best[row] for row in range(ROWS)]
     assert torch.equal(logits, before)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from baton.model import sampler as sampler_module
 from baton.model.counter_random import stream_starts, uniforms
 from baton.model.cpu.sampling import sampling_kernel
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.sampling import LogitBias, Sampling, Stopping
 
 VOCAB = 50
 _KERNELS = {"torch": None} if sampling_kernel() is None else {"torch": None, "kernel": sampling_kernel()}
@@ -39,7 +39,7 @@ def reference_token(
 ) -> int:
     """One row, one rule after the other, in plain Python and float64."""
     values = [float(value) for value in logits]
-    for token, bias in (sampling.logit_bias or {}).items():
+    for token, bias in sampling.logit_bias.items() if sampling.logit_bias else ():
         values[token] += bias
     if len(tokens) - num_prompt < stopping.min_tokens:
         for token in stopping.stop_token_ids:
@@ -101,7 +101,10 @@ samplings = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.0, 1.1, -0.5]),
     frequency_penalty=st.sampled_from([0.0, 0.0, 0.6, -0.3]),
     logit_bias=st.one_of(
-        st.none(), st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -2.0, 3.0, 100.0]))
+        st.none(),
+        st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -2.0, 3.0, 100.0])).map(
+            LogitBias.of
+        ),
     ),
 )
 stoppings = st.builds(
@@ -272,7 +275,7 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(3)).round(decimals=1)
     expected = torch.log_softmax(logits, dim=-1)
     sampler = new_sampler(VOCAB, 3)
-    biased = {int(logits[0].argmin()): 100.0}
+    biased = LogitBias.of({int(logits[0].argmin()): 100.0})
     sampler.admit(0, np.array([1], np.int32), 1, Sampling(0, 0.0, logit_bias=biased, logprobs=4), Stopping(9))
     sampler.admit(1, np.array([1], np.int32), 1, Sampling(1, 2.0), Stopping(9))
     sampler.admit(2, np.array([1], np.int32), 1, Sampling(2, 2.0, top_k=3, logprobs=0), Stopping(9))

@@ -10,10 +10,15 @@ from baton.protocol.codec import Codec, MalformedMessage
 from baton.protocol.commands import COMMANDS, Abort, CommandBatch, Control
 from baton.protocol.reports import REPORTS, Closed, CloseReason, StepReport
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Finished, Hello, Outputs, Submit
-from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.protocol.sampling import LogitBias, Sampling, Stopping, TokenLogprobs
 
 MESSAGES = [
-    (TO_ENGINE, Submit(1, "name", b"\1\0\0\0", Sampling(1, logit_bias={1: 2.0}), Stopping(3), 0, "salt")),
+    (
+        TO_ENGINE,
+        Submit(
+            1, "name", b"\1\0\0\0", Sampling(1, logit_bias=LogitBias.of({1: 2.0})), Stopping(3), 0, "salt"
+        ),
+    ),
     (TO_ENGINE, Hello("gateway")),
     (
         REPORTS,

@@ -15,6 +15,7 @@ import numpy as np
 
 from baton.protocol.codec import MalformedMessage, unpack_int32
 from baton.protocol.requests import Submit
+from baton.protocol.sampling import LogitBias
 
 RejectCode = Literal["queue_full", "never_fits", "bad_request", "internal", "shutting_down"]
 
@@ -108,16 +109,30 @@ def _check_sampling(submit: Submit, limits: Limits) -> None:
         number = getattr(sampling, name)
         if number is not None and number < 0:
             raise Rejected("bad_request", f"{name}: {number} must not be negative")
-    if sampling.logit_bias:
-        _check_ids("logit_bias", tuple(sampling.logit_bias), limits.vocab_size)
+    if sampling.logit_bias is not None:
+        _check_bias(sampling.logit_bias, limits.vocab_size)
+
+
+def _check_bias(bias: LogitBias, vocab_size: int) -> None:
+    ids = _check_tokens("logit_bias", bias.ids, vocab_size)
+    if len(bias.values) != 4 * len(ids):
+        raise Rejected(
+            "bad_request",
+            f"logit_bias: {len(ids)} ids and {len(bias.values)} bytes of values; send 4 bytes each",
+        )
+    if not np.isfinite(np.frombuffer(bias.values, np.float32)).all():
+        raise Rejected("bad_request", "logit_bias: every value must be a finite number")
 
 
 def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise Rejected(
-                "bad_request", f"{name}: token id {token} is not in the vocabulary, 0 to {vocab_size - 1}"
-            )
+    if not ids:
+        return
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise Rejected(
+            "bad_request", f"{name}: token id {wrong} is not in the vocabulary, 0 to {vocab_size - 1}"
+        )
 
 
 def _check_size(num_prompt: int, max_tokens: int, limits: Limits) -> None:

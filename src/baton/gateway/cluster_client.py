@@ -29,7 +29,7 @@ from baton.gateway.member import Label, Member, State
 from baton.gateway.orders import Answers, ask_each, merge
 from baton.ipc.zeromq import terminate
 from baton.protocol.codec import pack_int32
-from baton.protocol.requests import TO_ENGINE, QueryKind, Welcome, max_message_bytes
+from baton.protocol.requests import TO_ENGINE, QueryKind, Submit, Welcome, max_message_bytes
 from baton.protocol.sampling import Sampling, Stopping
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,11 @@ _CLOSE_S = 0.5
 """For the last messages to leave, and for ZeroMQ to end."""
 _PLAN_BYTES = 4096
 """At most what the decoders of a plan weigh in a message."""
+
+
+_FRAME_BYTES = 64
+"""More than lengths and numbers in a message of a prompt take beyond those of one without."""
+_LONGEST_ID = (1 << 63) - 1
 
 
 class Limits(NamedTuple):
@@ -222,9 +227,26 @@ class ClusterClient:
                 f"{', '.join(starting)}: loading the model", code="instance_starting", retry_after_s=5
             )
 
+    def check_size(
+        self, prompt_bytes: int, sampling: Sampling, stopping: Stopping, name: str = "", cache_salt: str = ""
+    ) -> None:
+        """Raises `BadRequest` if a sequence with a packed prompt of so many bytes, and all this, is larger
+        than engines read, and `InstanceUnavailable` while there is no instance to send it to."""
+        self.cluster.check_ready()
+        beside = Submit(_LONGEST_ID, name, b"", sampling, stopping, cache_salt=cache_salt)
+        size = prompt_bytes + len(TO_ENGINE.encode(beside)) + _FRAME_BYTES
+        if len(self.instances) > 1:
+            size += _PLAN_BYTES
+        limit = min(max_message_bytes(w.max_model_len) for w in map(_welcome, self._serving()) if w)
+        if size > limit:
+            raise BadRequest(
+                f"the request makes a message of {size} bytes, and an instance reads at most {limit}; "
+                "send a shorter prompt, or less beside it"
+            )
+
     def prepare(
         self,
-        prompt: Iterable[int],
+        prompt: bytes,
         sampling: Sampling,
         stopping: Stopping,
         *,
@@ -234,22 +256,11 @@ class ClusterClient:
         cache_salt: str = "",
         patient: bool = False,
     ) -> EngineRequest:
-        """One sequence, not sent yet; its output will arrive in `inbox`.
+        """One sequence, not sent yet; its output will arrive in `inbox`.  `prompt`: packed int32.
 
-        Raises `BadRequest` if it is larger than engines read, and `InstanceUnavailable` while there is no
-        instance to send it to.
+        Never raises: `check_size` has been asked once for all sequences of its request.
         """
-        self.cluster.check_ready()
-        packed = pack_int32(prompt)
-        request = EngineRequest(name, packed, sampling, stopping, priority, cache_salt, inbox, patient)
-        size = len(TO_ENGINE.encode(request.submit())) + (_PLAN_BYTES if len(self.instances) > 1 else 0)
-        limit = min(max_message_bytes(w.max_model_len) for w in map(_welcome, self._serving()) if w)
-        if size > limit:
-            raise BadRequest(
-                f"the request makes a message of {size} bytes, and an instance reads at most {limit}; "
-                "send a shorter prompt, or less beside it"
-            )
-        return request
+        return EngineRequest(name, prompt, sampling, stopping, priority, cache_salt, inbox, patient)
 
     def enqueue(self, request: EngineRequest) -> None:
         """Sends a sequence that was prepared.  Never raises: if the instances were lost since, the sequence
@@ -260,8 +271,10 @@ class ClusterClient:
     def submit(
         self, prompt: Iterable[int], sampling: Sampling, stopping: Stopping, *, inbox: Inbox, **more: Any
     ) -> EngineRequest:
-        """`prepare` and `enqueue`."""
-        request = self.prepare(prompt, sampling, stopping, inbox=inbox, **more)
+        """`check_size`, `prepare` and `enqueue` of one sequence.  Raises as `check_size`."""
+        packed = pack_int32(prompt)
+        self.check_size(len(packed), sampling, stopping, more.get("name", ""), more.get("cache_salt", ""))
+        request = self.prepare(packed, sampling, stopping, inbox=inbox, **more)
         self.enqueue(request)
         return request
 

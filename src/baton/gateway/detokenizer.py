@@ -135,34 +135,64 @@ def _without_tail(text: str) -> str:
     return text[: max(len(bare), len(text) - 3)]
 
 
+class StopTables:
+    """The stop strings of a request: what its sequences share.
+
+    `tables[i][k]` is the length of the longest proper suffix of the first k + 1 characters of stop string i
+    that is a prefix too.  A table is made as far as a text has matched, so a string that never begins to
+    match costs nothing, whatever its length.
+    """
+
+    __slots__ = ("firsts", "stops", "tables")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        # Longest first, so that the first match at a character is the longest.
+        self.stops = sorted(stops, key=len, reverse=True)
+        self.tables: list[list[int]] = [[0] for _ in self.stops]
+        self.firsts = frozenset(stop[0] for stop in stops)
+
+    def extend(self, number: int, size: int) -> None:
+        """Makes the table of a stop string as long as this."""
+        table, stop = self.tables[number], self.stops[number]
+        count = table[-1]
+        for i in range(len(table), size):
+            while count and stop[i] != stop[count]:
+                count = table[count - 1]
+            count += stop[i] == stop[count]
+            table.append(count)
+
+
 class StopStrings:
     """Finds the first stop string to be completed, however the text is cut into pieces.
 
     Text that may be the beginning of a stop string is held back until that is decided.  The match is
     defined character by character (the string that is complete first wins; among several complete at
     once the longest), so the result does not depend on the pieces.  Cost: one table step for each
-    character and stop string (Knuth, Morris and Pratt's automaton).
+    character and stop string (Knuth, Morris and Pratt's automaton); none for text in which none can begin.
     """
 
-    __slots__ = ("_held", "_include", "_matched", "_stops", "_tables")
+    __slots__ = ("_held", "_include", "_matched", "_shared")
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+    def __init__(self, shared: StopTables, *, include: bool = False) -> None:
         """`include`: the stop string is part of the text."""
-        # Longest first, so that the first match at a character is the longest.
-        self._stops = sorted(stops, key=len, reverse=True)
-        self._tables = [_failure_table(stop) for stop in self._stops]
-        self._matched = [0] * len(self._stops)
+        self._shared = shared
+        self._matched = [0] * len(shared.stops)
         """How many characters of each stop string the text so far ends with."""
         self._held = ""
         self._include = include
 
     def push(self, text: str) -> tuple[str, str | None]:
         """(text to give, the stop string that was found or None).  After a find the rest is dropped."""
-        stops, tables, matched = self._stops, self._tables, self._matched
+        shared, matched = self._shared, self._matched
+        if not self._held and shared.firsts.isdisjoint(text):
+            return text, None
+        stops, tables = shared.stops, shared.tables
         buffer = self._held + text
         for position, character in enumerate(text, len(self._held) + 1):
             for i, stop in enumerate(stops):
                 count = matched[i]
+                if count > len(tables[i]):
+                    shared.extend(i, count)
                 while count and stop[count] != character:
                     count = tables[i][count - 1]
                 if stop[count] == character:
@@ -178,21 +208,9 @@ class StopStrings:
     def skip(self, text: str) -> str:
         """Gives text in which stop strings do not count, and forgets partial matches."""
         given, self._held = self._held + text, ""
-        self._matched = [0] * len(self._stops)
+        self._matched = [0] * len(self._matched)
         return given
 
     def finish(self) -> str:
         """What was held back; the text is over."""
         return self.skip("")
-
-
-def _failure_table(pattern: str) -> list[int]:
-    """For each prefix, the length of its longest proper suffix that is a prefix too."""
-    table = [0] * len(pattern)
-    count = 0
-    for i in range(1, len(pattern)):
-        while count and pattern[i] != pattern[count]:
-            count = table[count - 1]
-        count += pattern[i] == pattern[count]
-        table[i] = count
-    return table

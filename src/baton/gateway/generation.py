@@ -16,16 +16,20 @@ import itertools
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+from msgspec.structs import replace
+
 from baton.gateway.cluster_client import ClusterClient, Limits
+from baton.gateway.costs import check_cost
 from baton.gateway.errors import ApiError, BadRequest, RequestCancelled
 from baton.gateway.inbox import Chunk, EngineRequest, Inbox
-from baton.gateway.schemas import MAX_SEQUENCES
-from baton.gateway.sequence import Completion, Sequence, Update
+from baton.gateway.sequence import Completion, Sequence, Shared, Update
 from baton.gateway.served_model import ServedModel
 from baton.gateway.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
+from baton.protocol.codec import pack_int32
 from baton.protocol.sampling_params import SamplingParams, choice_seed, draw_seed, resolve
 
 log = logging.getLogger(__name__)
@@ -46,6 +50,7 @@ class Generation:
         "_error",
         "_first_token",
         "_full_since",
+        "_make",
         "_metrics",
         "_n",
         "_pending",
@@ -64,6 +69,7 @@ class Generation:
         request_id: str,
         client: ClusterClient,
         metrics: Metrics | None,
+        make: Callable[[Sequence, Inbox], EngineRequest],
         *,
         n: int,
         arrived: float,
@@ -76,6 +82,8 @@ class Generation:
         """`time.monotonic()` when the request came."""
         self._client = client
         self._metrics = metrics
+        self._make = make
+        """What is sent of a sequence; made when it is sent."""
         self._n = n
         self._running = 0
         self._pending: deque[Sequence] = deque()
@@ -99,7 +107,11 @@ class Generation:
         """Submits as many sequences as the window has room for."""
         while self._pending and self._sent < self._window and not self._closed:
             self._sent += 1
-            self._client.enqueue(self._pending.popleft().request)
+            sequence = self._pending.popleft()
+            if sequence.request is None:
+                sequence.submitted(self._make(sequence, self.inbox))
+            assert sequence.request is not None
+            self._client.enqueue(sequence.request)
 
     @property
     def done(self) -> bool:
@@ -233,7 +245,8 @@ class Generation:
         now = time.monotonic()
         self._pending.clear()
         for sequence in self.sequences:
-            self._client.cancel(sequence.request)
+            if sequence.request is not None:
+                self._client.cancel(sequence.request)
             if self._metrics is not None:
                 self._metrics.finished(
                     sequence.finish_reason or ("error" if self._error else "abort"),
@@ -312,56 +325,55 @@ class Generator:
         self.client.check_ready()
         for prompt in prompts:
             self._check_prompt(prompt)
-        if len(prompts) * params.n > MAX_SEQUENCES:
-            raise BadRequest(
-                f"prompt: {len(prompts)} prompts with n = {params.n} are more than {MAX_SEQUENCES} "
-                "sequences; send several requests",
-                param="prompt",
-            )
+        check_cost(prompts, params)
         seeds = self._seeds(params, len(prompts))
         arrived = time.monotonic() if arrived is None else arrived
         limits = self.client.limits
+        patient = patient and not params.stop_strings
+        sampling, stopping = resolve(
+            params,
+            seed=0,
+            room=self.served.max_model_len,
+            eos_token_ids=self.served.eos_token_ids,
+            vocab_size=self.served.vocab_size,
+        )
+        packed = [pack_int32(prompt) for prompt in prompts]
+        rooms = [self._room(len(prompt), params, limits) for prompt in prompts]
+        self.client.check_size(max(map(len, packed)), sampling, stopping, request_id, cache_salt)
+        count = len(seeds)
+
+        def make(sequence: Sequence, inbox: Inbox) -> EngineRequest:
+            index, number = sequence.index, sequence.index // params.n
+            most = min(stopping.max_tokens, rooms[number])
+            return self.client.prepare(
+                packed[number],
+                replace(sampling, seed=seeds[index]),
+                replace(stopping, max_tokens=most, min_tokens=min(stopping.min_tokens, most)),
+                inbox=inbox,
+                name=request_id if count == 1 else f"{request_id}-{index}",
+                priority=priority,
+                cache_salt=cache_salt,
+                patient=patient,
+            )
+
         generation = Generation(
             request_id,
             self.client,
             self.metrics,
+            make,
             n=params.n,
             arrived=arrived,
             window=max(1, limits.max_num_seqs if limits else 1),
         )
-        wired = [
-            resolve(
-                params,
-                seed=seeds[index],
-                room=self._room(len(prompts[index // params.n]), params, limits),
-                eos_token_ids=self.served.eos_token_ids,
-                vocab_size=self.served.vocab_size,
-            )
-            for index in range(len(prompts) * params.n)
-        ]
-        for index, (sampling, stopping) in enumerate(wired):
-            prompt = prompts[index // params.n]
-            request = self.client.prepare(
-                prompt,
-                sampling,
-                stopping,
-                inbox=generation.inbox,
-                name=request_id if len(wired) == 1 else f"{request_id}-{index}",
-                priority=priority,
-                cache_salt=cache_salt,
-                patient=patient and not params.stop_strings,
-            )
-            generation.add(
-                Sequence(
-                    index,
-                    prompt,
-                    params,
-                    request,
-                    self.tokenizer,
-                    self.served.eos_token_ids,
-                    drop_output,
-                )
-            )
+        shared = Shared(
+            params,
+            stopping.stop_token_ids,
+            self.tokenizer,
+            self.served.eos_token_ids,
+            drop_output=drop_output,
+        )
+        for index in range(count):
+            generation.add(Sequence(index, prompts[index // params.n], shared))
         generation.feed()
         return generation
 

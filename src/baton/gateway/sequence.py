@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from baton.gateway.detokenizer import Detokenizer, StopStrings
+from baton.gateway.detokenizer import Detokenizer, StopStrings, StopTables
 from baton.gateway.errors import ApiError, BadRequest, InstanceUnavailable, InternalError, Overloaded
 from baton.gateway.inbox import Chunk, EngineRequest
 from baton.gateway.tokenizer import Tokenizer
@@ -50,8 +50,30 @@ class Completion:
     stop_reason: int | str | None = None
 
 
+class Shared:
+    """What the sequences of one request have in common: made once, however many they are."""
+
+    __slots__ = ("drop_output", "eos", "params", "stop_ids", "stops", "tokenizer")
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        stop_token_ids: Collection[int],
+        tokenizer: Tokenizer,
+        eos_token_ids: Collection[int],
+        *,
+        drop_output: bool = False,
+    ) -> None:
+        self.params = params
+        self.stop_ids = _ids(tuple(stop_token_ids))
+        self.tokenizer = tokenizer
+        self.eos = _ids(tuple(eos_token_ids))
+        self.drop_output = drop_output
+        self.stops = StopTables(params.stop_strings) if params.stop_strings else None
+
+
 class Sequence:
-    """One sequence: turns the engine's chunks into updates."""
+    """One sequence: turns the engine's chunks into updates.  It weighs little until it is `submitted`."""
 
     __slots__ = (
         "_detokenizer",
@@ -59,6 +81,7 @@ class Sequence:
         "_eos",
         "_last_token",
         "_params",
+        "_shared",
         "_stop_ids",
         "_stops",
         "finish_reason",
@@ -76,11 +99,7 @@ class Sequence:
         self,
         index: int,
         prompt: Seq[int],
-        params: SamplingParams,
-        request: EngineRequest,
-        tokenizer: Tokenizer,
-        eos_token_ids: Collection[int],
-        drop_output: bool,
+        shared: Shared,
     ) -> None:
         self.index = index
         self.prompt = prompt
@@ -94,19 +113,28 @@ class Sequence:
         self.finish_reason: EndReason | None = None
         self.last_tokens_at = 0.0
         """When tokens came last (`time.monotonic()`); 0 before the first."""
-        self.request = request
-        request.consumer = self
-        self._params = params
-        self._eos = _ids(tuple(eos_token_ids))
-        self._stop_ids = _ids(tuple(request.stopping.stop_token_ids))
-        self._drop_output = drop_output
+        self.request: EngineRequest | None = None
+        """None until it is submitted."""
+        self._shared = shared
+        self._params = shared.params
+        self._eos = shared.eos
+        self._stop_ids = shared.stop_ids
+        self._drop_output = shared.drop_output
         self._last_token = -1
         self._detokenizer: Detokenizer | None = None
-        if params.detokenize:
-            self._detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=params.skip_special_tokens)
         self._stops: StopStrings | None = None
-        if params.stop_strings:
-            self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
+
+    def submitted(self, request: EngineRequest) -> None:
+        """It is about to run, as this request."""
+        self.request = request
+        request.consumer = self
+        params, stops = self._params, self._shared.stops
+        if params.detokenize:
+            self._detokenizer = self._shared.tokenizer.detokenizer(
+                self.prompt, skip_special_tokens=params.skip_special_tokens
+            )
+        if stops is not None:
+            self._stops = StopStrings(stops, include=params.include_stop_str_in_output)
 
     def advance(self, chunk: Chunk) -> Update:
         """Raises `ApiError` if the sequence failed."""
@@ -116,6 +144,7 @@ class Sequence:
             error = _failure(chunk.finished)
             if error is not None:
                 raise error
+            assert self.request is not None  # (something came for it)
             self.request.num_cached = chunk.finished.num_cached
             self.queued_s = chunk.finished.queued_s
         self._take_prompt_logprobs(chunk)
@@ -146,7 +175,7 @@ class Sequence:
     def _given(self, update: Update) -> Update:
         """Notes the end; without output where none is wanted."""
         self.finish_reason = update.finish_reason
-        if self.finish_reason is not None:
+        if self.finish_reason is not None and self.request is not None:
             self.num_cached = min(self.request.num_cached, len(self.prompt))
         if self._drop_output:
             self.num_generated = 0

@@ -34,11 +34,7 @@ class SlotEdits:
         stopping: Stopping,
         vocab_size: int,
     ) -> None:
-        bias = {
-            token: value for token, value in (sampling.logit_bias or {}).items() if 0 <= token < vocab_size
-        }
-        self.bias_ids: Int64Array = np.fromiter(bias.keys(), np.int64, len(bias))
-        self.bias: Float32Array = np.fromiter(bias.values(), np.float32, len(bias))
+        self.bias_ids, self.bias = _bias_of(sampling, vocab_size)
         stops = [token for token in set(stopping.stop_token_ids) if 0 <= token < vocab_size]
         self.stop_ids: Int64Array = np.array(stops, np.int64)
         self.first_stop = num_prompt + stopping.min_tokens
@@ -129,6 +125,15 @@ def edit_logits(logits: Tensor, rows: list[tuple[int, int, SlotEdits]]) -> None:
         values = torch.where(values > 0, values / repetition, values * repetition)
         values -= frequency * counts + presence * (counts > 0)
         flat.index_copy_(0, index, values)
+
+
+def _bias_of(sampling: Sampling, vocab_size: int) -> tuple[Int64Array, Float32Array]:
+    bias = sampling.logit_bias
+    if bias is None:
+        return np.zeros(0, np.int64), np.zeros(0, np.float32)
+    ids, values = np.frombuffer(bias.ids, np.int32), np.frombuffer(bias.values, np.float32)
+    known = (ids >= 0) & (ids < vocab_size)
+    return ids[known].astype(np.int64), values[known]
 
 
 def _tensor(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.sampling import LogitBias, Sampling, Stopping
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -155,7 +155,7 @@ def make_params(
 def resolve(
     params: SamplingParams, *, seed: int, room: int, eos_token_ids: Collection[int], vocab_size: int
 ) -> tuple[Sampling, Stopping]:
-    """The wire's form for one sequence.
+    """The wire's form for one sequence; the others of a request differ in `seed` and `max_tokens` alone.
 
     `seed` as `choice_seed` gives it, `room` is how many tokens the context holds after the prompt
     (>= 1), `vocab_size` 0 if unknown.  Raises `InvalidParameter` for token ids outside the vocabulary.
@@ -165,11 +165,11 @@ def resolve(
             ("stop_token_ids", params.stop_token_ids),
             ("logit_bias", params.logit_bias),
         ):
-            for token in ids or ():
-                if token >= vocab_size:
-                    raise InvalidParameter(
-                        name, f"token id {token} is outside the vocabulary of {vocab_size} tokens"
-                    )
+            token = max(ids or (0,))
+            if token >= vocab_size:
+                raise InvalidParameter(
+                    name, f"token id {token} is outside the vocabulary of {vocab_size} tokens"
+                )
     stop_ids = set(params.stop_token_ids or ())
     if not params.ignore_eos:
         stop_ids.update(token for token in eos_token_ids if not vocab_size or token < vocab_size)
@@ -183,7 +183,7 @@ def resolve(
         repetition_penalty=float(params.repetition_penalty),
         presence_penalty=float(params.presence_penalty),
         frequency_penalty=float(params.frequency_penalty),
-        logit_bias=dict(params.logit_bias) if params.logit_bias else None,
+        logit_bias=LogitBias.of(params.logit_bias) if params.logit_bias else None,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
     )
@@ -262,6 +262,10 @@ def _logit_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
     """Keys may be strings, as JSON has no other."""
     if len(bias) > MAX_LOGIT_BIAS:
         raise InvalidParameter("logit_bias", f"at most {MAX_LOGIT_BIAS} tokens, not {len(bias)}")
+    if set(map(type, bias.values())) <= {float} and set(map(type, bias)) == {int}:
+        values = bias.values()
+        if min(bias) >= 0 and max(bias) <= _INT32 and min(values) >= -100 and max(values) <= 100:
+            return dict(bias)  # (nan compares as false, and is found below)
     result: dict[int, float] = {}
     for key, value in bias.items():
         try:
