@@ -208,9 +208,9 @@ def test_a_failure_and_defects_are_replayed_at_their_places(tmp_path, monkeypatc
     assert result.counts["defects"] == 2
 
 
-def make_core(directory: Path, **changes) -> RecordingCore:
+def make_core(directory: Path, incarnation: str = "i1", **changes) -> RecordingCore:
     config = msgspec.structs.replace(CONFIG, record=str(directory), **changes)
-    core = create_core(config, incarnation="i1", workers=[1], now=0.0)
+    core = create_core(config, incarnation=incarnation, workers=[1], now=0.0)
     assert isinstance(core, RecordingCore)
     return core
 
@@ -364,6 +364,23 @@ def test_at_the_limit_recording_ends_and_the_engine_goes_on(tmp_path, monkeypatc
     again = make_core(tmp_path, record_max_bytes=6000)
     again.close()
     assert sum(path.stat().st_size for path in tmp_path.glob("*/*.tape")) <= 6000
+
+
+def test_instances_that_record_into_one_directory_share_its_limit(tmp_path, monkeypatch, caplog):
+    first = make_core(tmp_path, incarnation="one", record_max_bytes=6000)
+    deadline = time.monotonic() + 60
+    while not list(TapeReader(find_recordings(tmp_path)[0])):  # its header comes to the disk
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    world = record_a_world(tmp_path, monkeypatch, record_max_bytes=6000)
+    world.core.close()
+    for number in range(200):  # it began when the directory was empty, and the other one has filled it since
+        first.violation("somebody", f"says nothing of use {number}")
+        first.flush(float(number))
+    first.close()
+    assert sum(path.stat().st_size for path in tmp_path.glob("*/*.tape")) <= 6000 + 2 * 256
+    stopped = [record for record in caplog.records if "recording stops" in record.message]
+    assert len(stopped) == 2
 
 
 def test_a_full_disk_ends_the_recording_with_one_line_and_whole_frames(tmp_path, monkeypatch, caplog):

@@ -93,12 +93,13 @@ def test_a_slow_reader_holds_the_space_and_a_dead_one_does_not():
     assert not writer.flush()
     assert list(quick.records()) == [sent[len(got)]]
     got.append(sent[len(got)])
-    writer.detach(1)
-    writer.detach(1)
+    late = [sent[0]]
     while not writer.flush():
         got.extend(quick.records())
+        late.extend(slow.records())
     got.extend(quick.records())
-    assert got == sent
+    late.extend(slow.records())
+    assert got == late == sent
 
 
 def test_freed_space_rings_the_writer_only_when_it_waits():

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from baton.launch.cluster_options import ClusterOptions, plan_instances
-from baton.launch.options import OptionError, ServeOptions, make_plan
+from baton.launch.limits import OptionError
+from baton.launch.options import ServeOptions, make_plan
 
 
 def names(**options) -> list[str]:
@@ -66,10 +67,10 @@ def test_other_hosts(peer_host, transfer_host, endpoint, pages):
     [
         (dict(prefill=-1), "--prefill -1: give a number"),
         (dict(decode=1000), "--decode 1000: give a number"),
-        (dict(max_preparing=0), "--max-preparing 0: must be at least 1"),
+        (dict(max_preparing=0), "--max-preparing 0: give requests from 1"),
         (dict(kv_lease=0.0), "--kv-lease 0: give seconds"),
         (dict(kv_lease=float("nan")), "--kv-lease nan: give seconds"),
-        (dict(disaggregation_threshold=-1), "--disaggregation-threshold -1: give 0 or more"),
+        (dict(disaggregation_threshold=-1), "--disaggregation-threshold -1: give tokens from 0"),
         (dict(transfer="pigeon"), "--transfer pigeon: give one of auto, shared_memory, tcp, nixl"),
         (dict(peer_host="0.0.0.0"), "--peer-host 0.0.0.0: it means every address"),
         (dict(peer_host="192.0.2.7"), "--peer-host 192.0.2.7: not an address of this machine"),

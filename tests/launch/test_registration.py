@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from baton.launch.options import OptionError
+from baton.launch.limits import OptionError
 from baton.launch.registration import Refused, Registrar, Registration, Server, ServerAway
 
 ME = Registration("abc", "tcp://127.0.0.1:1", "decode", "tiny", process="p", checkpoint="c", dtype="float32")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from baton.launch.options import OptionError, ServeOptions, make_plan
+from baton.launch.limits import OptionError
+from baton.launch.options import ServeOptions, make_plan
 from baton.model.files import INDEX, LoadError, check_files, has_tokenizer
 
 TENSORS = {

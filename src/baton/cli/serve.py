@@ -101,7 +101,7 @@ def serve(
     max_model_len: flags.MaxModelLen = None,
     max_num_seqs: Annotated[
         int, typer.Option(help="Sequences in one step at most.", rich_help_panel=flags.MEMORY)
-    ] = 128,
+    ] = 256,
     max_num_batched_tokens: Annotated[
         int,
         typer.Option(help="Tokens in one step at most (chunked prefill).", rich_help_panel=flags.MEMORY),
@@ -294,7 +294,8 @@ def serve(
         from baton.gateway.access import Access
         from baton.launch.cluster_options import ClusterOptions
         from baton.launch.joined import JoinOptions, run_joined
-        from baton.launch.options import OptionError, ServeOptions, parse_cost
+        from baton.launch.limits import OptionError
+        from baton.launch.options import ServeOptions, parse_cost
         from baton.launch.server import ServerOptions, run_server
 
         options = ServeOptions(

@@ -9,8 +9,10 @@ on a fresh core and compares.
 What is recorded contains the prompts and the answers as token ids.  The directory is private to its owner.
 
 Bounds.  All recordings under one directory together take at most `record_max_bytes`; a recording that reaches
-it ends there, says so in the log and in its last frame, and the engine goes on without.  Nothing is ever
-thrown away at the beginning, because a replay must start there.
+it ends there, says so in the log and in its last frame, and the engine goes on without.  Several instances
+record into one directory, so each looks anew at what is there whenever it has used a 64th of what was left
+(with n of them the directory is over its limit by n/64 of that at most, and by what is not on disk yet).
+Nothing is ever thrown away at the beginning, because a replay must start there.
 
 An exception from the core (a defect) is part of the record in that the calls around it are: the replay meets
 it at the same place, and goes on as the engine did.
@@ -18,6 +20,7 @@ it at the same place, and goes on as the engine did.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import platform
 import time
@@ -41,6 +44,7 @@ log = logging.getLogger(__name__)
 
 DIGEST_BYTES = 16
 _END_BYTES = 256
+_LOOKS = 64
 """Room that is kept for the last frame."""
 
 
@@ -183,8 +187,11 @@ class RecordingCore(EngineCore):
         )
         root = Path(config.record or ".")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._room = config.record_max_bytes - _size_of(root)
         directory = root / f"{time.strftime('%Y%m%dT%H%M%S')}-{incarnation}"
+        self._directory = directory
+        self._written = 0
+        """Bytes of this recording, on disk or on their way."""
+        self._measure()
         directory.mkdir(mode=0o700)
         self._tape = tape.TapeWriter(directory)
         self._recording = True
@@ -297,7 +304,12 @@ class RecordingCore(EngineCore):
             self._events.append(event)
 
     def _write(self, content: bytes) -> None:
-        self._room -= len(content) + 8
+        size = len(content) + 8
+        self._written += size
+        self._room -= size
+        self._unmeasured -= size
+        if self._unmeasured < 0:
+            self._measure()
         if self._room < _END_BYTES:
             self._recording = False
             limit = self.config.record_max_bytes
@@ -309,6 +321,12 @@ class RecordingCore(EngineCore):
             self._tape.write(_encode([Ended(f"the limit of {limit} bytes was reached")]))
         elif not self._tape.write(content):
             self._recording = False
+
+    def _measure(self) -> None:
+        """How much more this recording may write, and after how much of it to look again."""
+        others = _size_of(self._directory.parent, but=self._directory)
+        self._room = self.config.record_max_bytes - others - self._written
+        self._unmeasured = max(self._room // _LOOKS, _END_BYTES)
 
 
 def create_core(
@@ -333,6 +351,11 @@ def create_core(
     return EngineCore(config, incarnation=incarnation, workers=workers, now=now, peer_endpoint=peer_endpoint)
 
 
-def _size_of(directory: Path) -> int:
-    """Bytes of all recordings in a directory."""
-    return sum(path.stat().st_size for path in directory.glob(f"*/*{tape.SUFFIX}"))
+def _size_of(directory: Path, but: Path) -> int:
+    """Bytes of all recordings in a directory, but for one."""
+    total = 0
+    for path in directory.glob(f"*/*{tape.SUFFIX}"):
+        if path.parent != but:
+            with contextlib.suppress(FileNotFoundError):  # somebody tidies up
+                total += path.stat().st_size
+    return total

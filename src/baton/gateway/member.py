@@ -22,6 +22,7 @@ Besides, the member keeps books for routing: what this gateway itself has sent t
 from __future__ import annotations
 
 import logging
+import re
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 State = Literal["starting", "ready", "restarting", "failed"]
 Label = Literal["mixed", "prefill", "decode"]
 LABELS: tuple[Label, ...] = get_args(Label)
+INSTANCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+"""Unique in its cluster; a part of URLs and file names."""
 Answer = Callable[[dict[str, Any] | ApiError], None]
 """Called once with the instance's reply or with why there is none; never after `forget`."""
 

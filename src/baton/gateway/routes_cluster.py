@@ -22,13 +22,12 @@ from starlette.responses import Response
 
 from baton.gateway.errors import BadRequest
 from baton.gateway.formats import encode
-from baton.gateway.member import LABELS, Label
+from baton.gateway.member import INSTANCE_NAME, LABELS, Label
 from baton.gateway.schemas import InstanceRequest, JoinRequest
 from baton.gateway.state import Gateway
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _ENDPOINT = re.compile(
     r"(tcp://(\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc:///[\x21-\x7e]{1,106})\Z"
 )
@@ -54,7 +53,7 @@ def cluster_routes(gateway: Gateway) -> APIRouter:
     @router.put("/cluster/instances/{name}")
     async def join(name: str, request: Request) -> Response:
         body = await gateway.read(request, JoinRequest)
-        if not _NAME.match(name):
+        if not INSTANCE_NAME.match(name):
             raise BadRequest(
                 "name: give 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first", param="name"
             )

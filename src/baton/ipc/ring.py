@@ -113,7 +113,6 @@ class RingWriter(_Ring):
         self._position = 0
         self._fragments = 0
         self._limit = self.capacity  # a position that may be written up to, as last computed
-        self.records_written = 0
         self.bytes_queued = 0
 
     @property
@@ -157,12 +156,6 @@ class RingWriter(_Ring):
         for doorbell in self._doorbells:
             doorbell.ring()
 
-    def detach(self, index: int) -> None:
-        """Reader `index` is dead and holds space no longer.  Idempotent; there is no way back."""
-        word = _CURSOR_WORD + _CACHE_LINE * index
-        if word in self._cursor_words:
-            self._cursor_words.remove(word)
-
     def _write_first(self) -> bool:
         """Writes the next fragment of the first queued record.  False: no space for it."""
         record = self._queue[0]
@@ -184,7 +177,6 @@ class RingWriter(_Ring):
         else:
             self._offset = 0
             self._queue.popleft()
-            self.records_written += 1
         return True
 
     def _write_fragment(self, data: bytes, more: bool) -> None:

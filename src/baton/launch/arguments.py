@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from baton.launch.options import OptionError, Plan, ServeOptions, make_plan, parse_cost
+from baton.launch.limits import OptionError
+from baton.launch.options import Plan, ServeOptions, make_plan, parse_cost
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)")
 

@@ -16,7 +16,8 @@ import msgspec
 
 from baton.gateway.member import Label
 from baton.ipc.cores import usable_cores
-from baton.launch.options import OptionError, Plan
+from baton.launch.limits import OptionError, check_range
+from baton.launch.options import Plan
 from baton.protocol.config import InstanceConfig
 
 Transfer = Literal["auto", "shared_memory", "tcp", "nixl"]
@@ -91,15 +92,10 @@ def check_cluster(options: ClusterOptions) -> None:
         ("--decode", options.decode),
         ("--mixed", options.mixed or 0),
     ):
-        if not 0 <= count <= _MAX_INSTANCES:
-            raise OptionError(f"{flag} {count}: give a number of instances from 0 to {_MAX_INSTANCES}")
-    if options.max_preparing < 1:
-        raise OptionError(f"--max-preparing {options.max_preparing}: must be at least 1")
-    if not 0.5 <= options.kv_lease <= 3600:
-        raise OptionError(f"--kv-lease {options.kv_lease:g}: give seconds from 0.5 to 3600")
-    threshold = options.disaggregation_threshold
-    if threshold is not None and threshold < 0:
-        raise OptionError(f"--disaggregation-threshold {threshold}: give 0 or more tokens")
+        check_range(flag, count, 0, _MAX_INSTANCES, "a number of instances")
+    check_range("--max-preparing", options.max_preparing, 1, 1 << 16, "requests")
+    check_range("--kv-lease", options.kv_lease, 0.5, 3600, "seconds")
+    check_range("--disaggregation-threshold", options.disaggregation_threshold, 0, 2**31 - 1, "tokens")
     if options.transfer not in get_args(Transfer):
         raise OptionError(f"--transfer {options.transfer}: give one of {', '.join(get_args(Transfer))}")
     for flag, host in (("--peer-host", options.peer_host), ("--transfer-host", options.transfer_host)):

@@ -44,7 +44,7 @@ import uvloop
 from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.instance_client import InstanceClient
-from baton.gateway.member import LABELS, Label
+from baton.gateway.member import INSTANCE_NAME, LABELS, Label
 from baton.launch.announce import say
 from baton.launch.checkpoint import fingerprint
 from baton.launch.cluster_options import (
@@ -54,7 +54,8 @@ from baton.launch.cluster_options import (
     check_reachable,
     configure,
 )
-from baton.launch.options import OptionError, Plan, ServeOptions, make_plan
+from baton.launch.limits import MAX_SECONDS, OptionError, check_range
+from baton.launch.options import Plan, ServeOptions, make_plan
 from baton.launch.registration import Refused, Registrar, Registration, Server, ServerAway
 from baton.launch.supervisor import InstanceFailed, Supervisor
 from baton.observe.logs import configure_logging
@@ -64,7 +65,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MOVING_S = 5.0
 """What the server may take to move the rest, after `shutdown_timeout_s`."""
 _LOOK_S = 0.1
@@ -265,16 +265,14 @@ def _check(cluster: ClusterOptions, join: JoinOptions) -> Server:
         raise OptionError(
             "--prefill, --decode, --mixed: a server's; an instance that joins is one, give it a --label"
         )
-    if join.name is not None and not _NAME.fullmatch(join.name):
+    if join.name is not None and not INSTANCE_NAME.match(join.name):
         raise OptionError(
             f"--name {join.name}: give 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first"
         )
     if join.label not in LABELS:
         raise OptionError(f"--label {join.label}: give one of {', '.join(LABELS)}")
-    if not 0 <= join.shutdown_timeout_s < float("inf"):
-        raise OptionError(f"--shutdown-timeout {join.shutdown_timeout_s}: give 0 or more seconds")
-    if join.max_restarts < 0:
-        raise OptionError(f"--max-restarts {join.max_restarts}: give 0 or more")
+    check_range("--shutdown-timeout", join.shutdown_timeout_s, 0, MAX_SECONDS, "seconds")
+    check_range("--max-restarts", join.max_restarts, 0, 10**6, "a number")
     check_reachable("--host", join.host)
     return Server.parse(join.join, join.admin_key)
 

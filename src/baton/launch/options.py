@@ -14,6 +14,7 @@ from typing import Literal
 
 from baton.gateway.served_model import ServedModel
 from baton.launch.checkpoint import fingerprint
+from baton.launch.limits import MAX_SECONDS, OptionError, check_range
 from baton.model.config import ModelConfig, UnsupportedModel
 from baton.model.files import check_files, has_tokenizer
 from baton.model.generation_config import read_generation_config
@@ -22,10 +23,6 @@ from baton.protocol.config import CostModel, Dtype, InstanceConfig
 
 DtypeFlag = Literal["auto", "bfloat16", "float16", "float32"]
 _DTYPE_NAMES = {"half": "float16", "float": "float32"}
-
-
-class OptionError(ValueError):
-    """A flag that cannot be served; the message names the flag and the fix."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def make_plan(options: ServeOptions) -> Plan:
     generation = read_generation_config(
         directory, model.vocab_size, sampling=options.generation_config == "auto"
     )
-    _check_positive(options)
+    _check_ranges(options)
     max_model_len = _max_model_len(options, model)
     if options.executor == "torch":
         _check_tensor_parallel(options, model)
@@ -105,7 +102,6 @@ def make_plan(options: ServeOptions) -> Plan:
         max_waiting=options.max_waiting,
         admission_headroom=options.admission_headroom,
         enable_prefix_caching=options.enable_prefix_caching,
-        seed=options.seed or 0,
         num_threads=options.num_threads,
         step_timeout_s=options.step_timeout,
         record=_record_directory(options.record),
@@ -153,28 +149,26 @@ def _record_directory(name: str | None) -> str | None:
     return str(path)
 
 
-def _check_positive(options: ServeOptions) -> None:
-    for flag, value in (
-        ("--max-num-seqs", options.max_num_seqs),
-        ("--max-num-batched-tokens", options.max_num_batched_tokens),
-        ("--max-waiting", options.max_waiting),
-        ("--block-size", options.block_size),
-        ("--tensor-parallel-size", options.tensor_parallel_size),
-        ("--num-gpu-blocks-override", options.num_gpu_blocks_override),
-        ("--max-model-len", options.max_model_len),
-        ("--num-threads", options.num_threads),
+def _check_ranges(options: ServeOptions) -> None:
+    for flag, value, least, most, unit in (
+        ("--max-num-seqs", options.max_num_seqs, 1, 1 << 16, "sequences"),
+        ("--max-num-batched-tokens", options.max_num_batched_tokens, 1, 1 << 22, "tokens"),
+        ("--max-waiting", options.max_waiting, 1, 10**7, "requests"),
+        ("--block-size", options.block_size, 1, 1024, "tokens"),
+        ("--tensor-parallel-size", options.tensor_parallel_size, 1, 1024, "processes"),
+        ("--num-gpu-blocks-override", options.num_gpu_blocks_override, 1, 2**31 - 1, "blocks"),
+        ("--max-model-len", options.max_model_len, 2, 2**31 - 1, "tokens, for prompt and answer,"),
+        ("--num-threads", options.num_threads, 1, 1024, "threads"),
+        ("--admission-headroom", options.admission_headroom, 0, 2**31 - 1, "tokens"),
+        ("--step-timeout", options.step_timeout, 0.01, MAX_SECONDS, "seconds"),
+        ("--seed", options.seed, -(2**63), 2**64 - 1, "an integer"),
     ):
-        if value is not None and value < 1:
-            raise OptionError(f"{flag} {value}: must be at least 1")
-    if options.admission_headroom is not None and options.admission_headroom < 0:
-        raise OptionError(f"--admission-headroom {options.admission_headroom}: give 0 or more tokens")
+        check_range(flag, value, least, most, unit)
     if options.max_num_batched_tokens < options.max_num_seqs:
         raise OptionError(
             f"--max-num-batched-tokens {options.max_num_batched_tokens}: a step needs room for one token of "
             f"each sequence; give at least --max-num-seqs ({options.max_num_seqs}), or lower that"
         )
-    if not 0 < options.step_timeout < float("inf"):
-        raise OptionError(f"--step-timeout {options.step_timeout}: must be more than 0 seconds")
     if not all(options.served_model_name):
         raise OptionError("--served-model-name: must not be empty")
 
@@ -184,8 +178,6 @@ def _max_model_len(options: ServeOptions, model: ModelConfig) -> int:
     asked = options.max_model_len
     if asked is None:
         return limit
-    if asked < 2:
-        raise OptionError(f"--max-model-len {asked}: a prompt and an answer need at least 2 tokens")
     if asked > limit:
         raise OptionError(
             f"--max-model-len {asked}: the model's context is {limit} tokens; give at most that"
@@ -257,16 +249,21 @@ def _cpu_has_bf16() -> bool:
     return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags))
 
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_UNITS = {
+    "": 1,
+    **{"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12},
+    **{"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40},
+}
+_MAX_BYTES = 1 << 50
 
 
 def _bytes(flag: str, text: int | str | None) -> int | None:
     """'4GiB', '512m', '1000000', 1000000 → bytes."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?)b?", str(text).strip().lower())
-    if not match or match[2] not in _UNITS or float(match[1]) <= 0:
-        raise OptionError(f"{flag} {text}: give a number of bytes, for example 4GiB or 500M")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
+    if not match or match[2] not in _UNITS or not 1 <= float(match[1]) * _UNITS[match[2]] <= _MAX_BYTES:
+        raise OptionError(f"{flag} {text}: give a number of bytes up to 1024 TiB, for example 4GiB or 500M")
     return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -276,7 +273,7 @@ def parse_cost(text: str | None) -> CostModel:
         return CostModel()
     try:
         parts = [float(part) for part in text.split(",")]
-        if len(parts) > 4 or any(part < 0 for part in parts):
+        if len(parts) > 4 or not all(0 <= part <= MAX_SECONDS for part in parts):
             raise ValueError
     except ValueError:
         raise OptionError(

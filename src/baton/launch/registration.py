@@ -22,7 +22,7 @@ from urllib.parse import quote
 import msgspec
 
 from baton.gateway.member import Label
-from baton.launch.options import OptionError
+from baton.launch.limits import OptionError
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,8 @@ from baton.launch.announce import announce
 from baton.launch.checkpoint import fingerprint
 from baton.launch.cluster_options import ClusterOptions, InstancePlan, check_cluster, plan_instances
 from baton.launch.fleet import Fleet
-from baton.launch.options import OptionError, Plan, ServeOptions, make_plan
+from baton.launch.limits import MAX_SECONDS, OptionError, check_range
+from baton.launch.options import Plan, ServeOptions, make_plan
 from baton.launch.supervisor import InstanceFailed
 from baton.observe.logs import configure_logging
 
@@ -192,9 +193,7 @@ def _stop_on_signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 
 def _check(options: ServerOptions) -> None:
-    if not 0 <= options.port <= 65535:
-        raise OptionError(f"--port {options.port}: give a number from 0 (any free one) to 65535")
-    if not 0 <= options.shutdown_timeout_s < float("inf"):
-        raise OptionError(f"--shutdown-timeout {options.shutdown_timeout_s}: give 0 or more seconds")
-    if options.max_restarts < 0:
-        raise OptionError(f"--max-restarts {options.max_restarts}: give 0 or more")
+    check_range("--port", options.port, 0, 65535, "a number (0: any free one)")
+    check_range("--shutdown-timeout", options.shutdown_timeout_s, 0, MAX_SECONDS, "seconds")
+    check_range("--max-restarts", options.max_restarts, 0, 10**6, "a number")
+    check_range("--min-priority", options.access.min_priority, -(2**31), 2**31 - 1, "an integer")

@@ -48,7 +48,6 @@ class InstanceConfig(msgspec.Struct, frozen=True):
     admission_headroom: int | None = None
     """Tokens of growth of everything that runs, for which an admission leaves room; None: adapts."""
     enable_prefix_caching: bool = True
-    seed: int = 0
     num_threads: int | None = None
     """Compute threads of one worker; None: the cores divided among the ranks."""
     step_timeout_s: float = 120.0
