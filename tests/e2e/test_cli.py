@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from baton import LLM, SamplingParams, __version__
+from baton.launch.options import ServeOptions, make_plan
 from tests.e2e.server import child_pids
 
 
@@ -124,6 +126,17 @@ def test_version_and_help() -> None:
     text = baton("serve", "--help").stdout
     for flag in ("--max-model-len", "--max-num-seqs", "--tensor-parallel-size", "--api-key", "--prefill"):
         assert flag in text
+
+
+def test_the_directory_of_a_model(tmp_path: Path) -> None:
+    """For tools that load the tokenizer themselves; `root` of /v1/models says the same."""
+    directory = baton("model-dir").stdout.strip()
+    assert (Path(directory) / "tokenizer.json").is_file()
+    assert baton("model-dir", directory).stdout.strip() == directory
+    assert make_plan(ServeOptions()).served.root == directory
+    nothing = baton("model-dir", str(tmp_path))
+    assert (nothing.returncode, nothing.stdout) == (2, "")
+    assert "config.json" in nothing.stderr
 
 
 def test_generate_and_chat() -> None:

@@ -199,7 +199,7 @@ def test_many_prompts_with_different_ends(llm) -> None:
 
 
 def test_an_error_of_one_prompt_ends_the_call(llm) -> None:
-    with pytest.raises(ValueError, match="leave no room"):
+    with pytest.raises(ValueError, match="leaves no room"):
         llm.generate([[5, 6], [7] * 256], FEW, use_tqdm=False)
     assert llm.generate([5, 6], FEW, use_tqdm=False)[0].finished
 

@@ -30,7 +30,7 @@ class GatewayServer:
         self,
         tokenizer: Path,
         *,
-        eos: int,
+        eos: int | None,
         vocab: int,
         access: Access | None = None,
         retry_wait_s: float = 60.0,
@@ -43,7 +43,7 @@ class GatewayServer:
             names=("tiny", "alias"),
             tokenizer=tokenizer,
             max_model_len=256,
-            eos_token_ids=(eos,),
+            eos_token_ids=() if eos is None else (eos,),
             vocab_size=vocab,
             **served,
         )

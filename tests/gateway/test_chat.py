@@ -146,6 +146,19 @@ def test_roles_and_parts(server: GatewayServer, tokenizer: Tokenizer):
     )
 
 
+def test_other_roles_are_the_templates_to_judge(server: GatewayServer, tokenizer: Tokenizer):
+    call = {"name": "f", "arguments": "{}"}
+    messages = [
+        {"role": "context", "content": "a"},
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "f", "content": "7"},
+    ]
+    server.openai().chat.completions.create(model="tiny", messages=messages, max_tokens=1)
+    assert "<|start|>context\na<|end|><|start|>assistant\n<|end|><|start|>function\n7" in prompt_of(
+        server, tokenizer
+    )
+
+
 def test_template_switches(server: GatewayServer, tokenizer: Tokenizer):
     create = server.openai().chat.completions.create
     extra = {"chat_template_kwargs": {"shout": True}}

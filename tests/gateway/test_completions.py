@@ -107,6 +107,14 @@ def test_the_models_defaults_and_seeds(byte_level, vocab):
     assert len(set(drawn[0] + drawn[2])) == 8
 
 
+def test_the_tokenizers_own_end_counts_where_no_configuration_names_one(byte_level, vocab, tokenizer):
+    with GatewayServer(byte_level, eos=None, vocab=vocab) as server:
+        answer_with(server, tokenizer, "x")
+        done = server.openai().completions.create(model="tiny", prompt="a", max_tokens=9)
+        assert server.engine.submits[0].stopping.stop_token_ids == (END,)
+        assert (done.choices[0].text, done.choices[0].finish_reason) == ("x", "stop")
+
+
 def test_n_choices_have_seeds_of_their_own(server: GatewayServer):
     done = server.openai().completions.create(model="tiny", prompt=PROMPT, n=3, seed=42, max_tokens=2)
     assert [choice.index for choice in done.choices] == [0, 1, 2]

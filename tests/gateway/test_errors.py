@@ -22,6 +22,8 @@ from tests.gateway.harness import GatewayServer
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 USER = [{"role": "user", "content": "hello"}]
+TOO_LONG = "This model's maximum context length is 256 tokens. However, "
+"""OpenAI's words: LiteLLM, LangChain and others look for them."""
 
 
 def post(server: GatewayServer, path: str, **body) -> httpx.Response:
@@ -36,7 +38,9 @@ def check_error(response: httpx.Response, status: int, param: str | None) -> dic
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param
-    if param:
+    if error["code"] == "context_length_exceeded":
+        assert error["message"].startswith(TOO_LONG)
+    elif param:
         assert error["message"].startswith(param)
     return error
 
@@ -74,6 +78,7 @@ def check_error(response: httpx.Response, status: int, param: str | None) -> dic
         ("priority", 1 << 70),
         ("request_id", "two\nlines"),
         ("cache_salt", 5),
+        ("cache_salt", ""),
         ("cache_salt", "s" * 257),
         ("cache_salt", "s" * 3_000_000),
         ("logit_bias", {str(i): 1 for i in range(16_385)}),
@@ -121,7 +126,10 @@ def test_bad_fields_of_completions(server: GatewayServer, field, value):
         ("messages", None),
         ("messages", []),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
-        ("messages", [{"role": "wizard", "content": "x"}]),
+        ("messages", [{"role": 5, "content": "x"}]),
+        ("messages", [{"role": "", "content": "x"}]),
+        ("messages", [{"content": "x"}]),
+        ("messages", [{"role": "assistant", "content": None}]),
         ("messages", USER * 1025),
         ("top_logprobs", 3),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
@@ -154,6 +162,13 @@ def test_too_long_a_prompt_says_both_numbers(server: GatewayServer):
     error = check_error(post(server, COMPLETIONS, prompt=[5] * 250, max_tokens=7), 400, "max_tokens")
     assert all(number in error["message"] for number in ("250", "256", "7", "6"))
     error = check_error(post(server, COMPLETIONS, prompt="x" * 100_000), 400, "prompt")
+    assert error["code"] == "context_length_exceeded"
+    long = [{"role": "user", "content": "a b c d " * 100}]
+    for messages in (long, [{"role": "user", "content": "x" * 100_000}], USER * 1025):
+        error = check_error(post(server, CHAT, messages=messages), 400, "messages")
+        assert error["code"] == "context_length_exceeded"
+        assert "reduce the length of the messages" in error["message"]
+    error = check_error(post(server, CHAT, max_completion_tokens=300), 400, "max_completion_tokens")
     assert error["code"] == "context_length_exceeded"
 
 

@@ -36,6 +36,7 @@ def test_models(server: GatewayServer):
     assert [model.id for model in client.models.list()] == ["tiny", "alias"]
     model = client.models.retrieve("alias")
     assert (model.object, model.owned_by, model.max_model_len) == ("model", "baton", 256)
+    assert Tokenizer.from_directory(model.root).encode("a"), "load generators load the tokenizer from there"
 
 
 def test_version_and_health(server: GatewayServer):

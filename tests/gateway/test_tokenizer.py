@@ -107,6 +107,35 @@ def test_directories_without_a_tokenizer_are_one_line(
     assert not caplog.records
 
 
+def test_tokens_that_only_the_configuration_knows(byte_level: Path, tmp_path: Path, tokenizer: Tokenizer):
+    """As transformers does: what tokenizer.json lacks is added, what it has as plain text becomes special."""
+    data = json.loads((byte_level / "tokenizer.json").read_text())
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] == "<|bos|>"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    size = len(data["model"]["vocab"])
+    entries = {
+        str(size + 1): {"content": "<tool>", "special": False},
+        str(size): {"content": "<|new|>", "special": True},
+        "9999": {"content": "<|far|>", "special": True},
+        "1": {"content": "<|start|>", "special": True},
+    }
+    config = {
+        "added_tokens_decoder": entries,
+        "eos_token": "<|end|>",
+        "pad_token": "<|nowhere|>",
+        "additional_special_tokens": ["<|start|>", "the"],
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    made = Tokenizer.from_directory(tmp_path)
+    ids = made.encode("a<|new|>b<tool>c<|end|>", add_special_tokens=False)
+    assert {size, size + 1, END} < set(ids)
+    assert made.decode(ids) == "ab<tool>c"
+    assert made.special_ids == {BOS, 1, END, size, tokenizer.encode("the", add_special_tokens=False)[0]}
+    assert made.eos_token_id == END
+    assert made.encode("<|far|>") == tokenizer.encode("<|far|>"), "an id that is not the next one is left out"
+    assert made.encode("<|nowhere|>") == tokenizer.encode("<|nowhere|>"), "one that the model cannot know too"
+
+
 def test_the_embedded_model_has_a_tokenizer():
     import baton.gateway
 
@@ -237,7 +266,8 @@ def test_messages_are_read_as_templates_want_them():
         (b"hi", "at least one"),
         ({"role": "user", "content": "x"}, "at least one"),
         (["hi"], r"messages\[0\]"),
-        ([{"role": "king", "content": ""}], r"messages\[0\]\.role: 'king'"),
+        ([{"role": "k" * 65, "content": ""}], r"messages\[0\]\.role: 'kkk"),
+        ([{"role": ["king"], "content": ""}], r"messages\[0\]\.role: "),
         ([{"role": "user"}], r"messages\[0\]\.content"),
         ([{"role": "user", "content": 5}], r"messages\[0\]\.content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\]\.type: 'image_url'"),

@@ -40,6 +40,19 @@ class BadRequest(ApiError, ValueError):
     type = "invalid_request_error"
 
 
+class ContextTooLong(BadRequest):
+    """More tokens than the model's context holds.  Begins with OpenAI's words, by which clients (LiteLLM,
+    LangChain) know that they should shorten the conversation or take another model."""
+
+    def __init__(self, limit: int, however: str, fix: str, *, param: str) -> None:
+        """`limit`: the context in tokens; `however`: what was sent; `fix`: what helps."""
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, {however}. {fix}.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
 class TooLarge(BadRequest):
     """The body is larger than the server reads."""
 

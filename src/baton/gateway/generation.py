@@ -12,6 +12,7 @@ shrinks to what was taken and the sequence is submitted again, for at most `QUEU
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import time
@@ -23,7 +24,7 @@ from msgspec.structs import replace
 
 from baton.gateway.cluster_client import ClusterClient, Limits
 from baton.gateway.costs import check_cost
-from baton.gateway.errors import ApiError, BadRequest, RequestCancelled
+from baton.gateway.errors import ApiError, BadRequest, ContextTooLong, RequestCancelled
 from baton.gateway.inbox import Chunk, EngineRequest, Inbox
 from baton.gateway.sequence import Completion, Sequence, Shared, Update
 from baton.gateway.served_model import ServedModel
@@ -297,6 +298,9 @@ class Generator:
         *,
         metrics: Metrics | None = None,
     ) -> None:
+        if not served.eos_token_ids and tokenizer.eos_token_id is not None:
+            # (Neither config.json nor generation_config.json names one: the tokenizer's own ends a text.)
+            served = dataclasses.replace(served, eos_token_ids=(tokenizer.eos_token_id,))
         self.served = served
         self.tokenizer = tokenizer
         self.client = client
@@ -391,11 +395,11 @@ class Generator:
         if not prompt:
             raise BadRequest("prompt: it is empty; give at least one token", param="prompt")
         if len(prompt) >= limit:
-            raise BadRequest(
-                f"prompt: its {len(prompt)} tokens leave no room for an answer in the model's context of "
-                f"{limit} tokens; shorten it to at most {limit - 1}",
+            raise ContextTooLong(
+                limit,
+                f"your prompt resulted in {len(prompt)} tokens, which leaves no room for an answer",
+                f"Please reduce the length of the prompt, to at most {limit - 1} tokens",
                 param="prompt",
-                code="context_length_exceeded",
             )
         vocab_size = self.served.vocab_size or 1 << 31
         if min(prompt) < 0 or max(prompt) >= vocab_size:

@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
-from baton.gateway.errors import BadRequest
+from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.schemas import ChatFields
 from baton.gateway.tokenizer import TextTooLong, Tokenizer
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+_MAX_ROLE = 64
+"""Characters.  Which roles there are is the template's to say: some models have roles of their own."""
 _CHARACTERS_PER_TOKEN = 256
 """A text of more characters than this times the context cannot fit; it is refused unread."""
 _MANY_MESSAGES = 64
@@ -64,10 +65,11 @@ async def read_chat(
     """The messages of a chat request, through the model's template."""
     count, most = len(request.messages or ()), max(max_model_len, _ALWAYS_MESSAGES)
     if count > most:
-        raise BadRequest(
-            f"messages: {count} messages cannot fit the model's context; send at most {most}",
+        raise ContextTooLong(
+            max_model_len,
+            f"your {count} messages cannot fit",
+            f"Please reduce the length of the messages, to at most {most}",
             param="messages",
-            code="context_length_exceeded",
         )
 
     def render() -> str:
@@ -98,8 +100,11 @@ def _read_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise BadRequest(f"{where}: must be an object with role and content", param="messages")
     role = message.get("role")
-    if role not in _ROLES:
-        raise BadRequest(f"{where}.role: {role!r} must be one of {', '.join(_ROLES)}", param="messages")
+    if not isinstance(role, str) or not 1 <= len(role) <= _MAX_ROLE:
+        raise BadRequest(
+            f"{where}.role: {str(role)[:50]!r} must be a text such as system, user, assistant or tool",
+            param="messages",
+        )
     result = dict(message)
     result["content"] = _read_content(message.get("content"), f"{where}.content")
     calls = message.get("tool_calls")
@@ -109,7 +114,7 @@ def _read_message(message: object, where: str) -> dict[str, Any]:
         result["tool_calls"] = [_read_tool_call(call, f"{where}.tool_calls") for call in calls]
     else:
         result.pop("tool_calls", None)
-        if result["content"] is None:
+        if result["content"] is None and not message.get("function_call"):
             raise BadRequest(f"{where}.content: a message of role {role} needs text", param="messages")
     return result
 
@@ -162,10 +167,10 @@ async def _encode(
                 raise TextTooLong(len(text))
         rows = await tokenizer.encode_async(texts, add_special_tokens=add_special_tokens, limit=max_model_len)
     except TextTooLong as error:
-        raise BadRequest(
-            f"{field}: {error.length} characters cannot fit the model's context of {max_model_len} tokens; "
-            "shorten it",
+        raise ContextTooLong(
+            max_model_len,
+            f"your {field} of {error.length} characters cannot fit",
+            f"Please reduce the length of the {field}",
             param=field,
-            code="context_length_exceeded",
         ) from None
     return [Prompt(ids, text) for ids, text in zip(rows, texts, strict=True)]

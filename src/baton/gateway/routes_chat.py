@@ -36,7 +36,7 @@ def chat_routes(gateway: Gateway) -> APIRouter:
             add_special_tokens=bool(body.add_special_tokens),
         )
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-        check_room(getattr(body, name), name, len(prompt.ids), gateway.served.max_model_len)
+        check_room(getattr(body, name), name, len(prompt.ids), gateway.served.max_model_len, "messages")
         generation = gateway.generator.start(
             [prompt.ids],
             params,

@@ -36,7 +36,7 @@ def completion_routes(gateway: Gateway) -> APIRouter:
             add_special_tokens=body.add_special_tokens is not False,
         )
         longest = max(len(prompt.ids) for prompt in prompts)
-        check_room(body.max_tokens, "max_tokens", longest, gateway.served.max_model_len)
+        check_room(body.max_tokens, "max_tokens", longest, gateway.served.max_model_len, "prompt")
         generation = gateway.generator.start(
             [prompt.ids for prompt in prompts],
             params,

@@ -32,7 +32,7 @@ def server_routes(gateway: Gateway) -> APIRouter:
             "object": "model",
             "created": served.created,
             "owned_by": "baton",
-            "root": served.name,
+            "root": served.root or str(served.tokenizer),
             "parent": None,
             "max_model_len": served.max_model_len,
         }

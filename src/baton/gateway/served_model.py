@@ -22,6 +22,8 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     vocab_size: int = 0
     """Size of the model's output layer; 0: unknown, ids are not checked."""
+    root: str = ""
+    """Where a client on this machine finds the model and its tokenizer: a directory, or a name on the hub."""
     checkpoint: str = ""
     """Tells it apart from other checkpoints; "": unknown, instances that join are not compared."""
     dtype: str = ""

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 
 from baton.gateway.cluster_client import ClusterClient
-from baton.gateway.errors import BadRequest, NotFound, TooLarge
+from baton.gateway.errors import BadRequest, ContextTooLong, NotFound, TooLarge
 from baton.gateway.generation import Generator
 from baton.gateway.middleware import REQUEST_ID
 from baton.gateway.schemas import MAX_CACHE_SALT, BodyDecoder, SamplingFields, StreamOptions
@@ -116,6 +116,8 @@ def identity(request: Request, body: SamplingFields) -> dict[str, Any]:
             f"cache_salt: give at most {MAX_CACHE_SALT} characters, not {len(body.cache_salt)}",
             param="cache_salt",
         )
+    if body.cache_salt == "":  # (it would share the cache with all who give none)
+        raise BadRequest("cache_salt: it is empty; give a secret text, or leave it out", param="cache_salt")
     return {
         "request_id": name or request.state.request_id,
         "priority": priority,
@@ -123,13 +125,21 @@ def identity(request: Request, body: SamplingFields) -> dict[str, Any]:
     }
 
 
-def check_room(asked: int | None, field_name: str, longest_prompt: int, max_model_len: int) -> None:
-    """Refuses an explicit `max_tokens` that the context cannot hold."""
-    room = max_model_len - longest_prompt
-    if asked is not None and room > 0 and asked > room:
-        raise BadRequest(
-            f"{field_name}: {asked} tokens after a prompt of {longest_prompt} are more than the model's "
-            f"context of {max_model_len} tokens; ask for at most {room}",
+def check_room(asked: int | None, field_name: str, longest: int, max_model_len: int, source: str) -> None:
+    """Refuses a prompt that leaves no room for an answer, and an explicit `max_tokens` that the context
+    cannot hold.  `longest`: tokens of the longest prompt; `source`: the field that it comes from."""
+    room = max_model_len - longest
+    if room < 1:
+        raise ContextTooLong(
+            max_model_len,
+            f"your {source} resulted in {longest} tokens, which leaves no room for an answer",
+            f"Please reduce the length of the {source}, to at most {max_model_len - 1} tokens",
+            param=source,
+        )
+    if asked is not None and asked > room:
+        raise ContextTooLong(
+            max_model_len,
+            f"you requested {longest + asked} tokens ({longest} in the {source}, {asked} in the completion)",
+            f"Please reduce the length of the {source} or completion: {field_name} may be at most {room}",
             param=field_name,
-            code="context_length_exceeded",
         )

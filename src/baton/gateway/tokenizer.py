@@ -14,6 +14,7 @@ streaming text is exact and cheap (`ByteDetokenizer`), and log-probabilities can
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ from baton.gateway.chat_template import ChatTemplate, ChatTemplateError
 from baton.gateway.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from baton.model.files import has_tokenizer
 
+log = logging.getLogger(__name__)
+
 _LONG_TEXT = 4096
 """Characters above which encoding leaves the event loop (about 2 ms of work)."""
 _THREADS = 2
@@ -35,6 +38,7 @@ _PIECE = 1 << 16
 _LIKELY = 4
 """Characters a token; a text that has more of them for its limit is measured before it is encoded."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
@@ -125,7 +129,14 @@ class Tokenizer:
             raise TokenizerError(f"{path}: its vocabulary is empty")
         backend.no_truncation()
         backend.no_padding()
+        _add_missing(backend, description, config)
         return cls(backend, description, config)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """That of `eos_token`; None if there is none."""
+        token = self.special_tokens.get("eos_token")
+        return None if token is None else self._backend.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens (a BOS, say) as the model's tokenizer adds them."""
@@ -295,6 +306,49 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(content, str):
             tokens[name] = content
     return tokens
+
+
+def _add_missing(backend: tokenizers.Tokenizer, description: _Description, config: Mapping[str, Any]) -> None:
+    """Adds what tokenizer_config.json says of tokens and tokenizer.json does not, as transformers does.
+
+    That is tokens of `added_tokens_decoder`, and that `eos_token` and the like are special.  A name of the
+    latter kind that has no id at all is left out: the model cannot know the id that it would be given.
+    """
+    known = {token.content for token in description.added_tokens}
+    stated = config.get("added_tokens_decoder")
+    entries: list[tuple[int, dict[str, Any]]] = []
+    for key, entry in (stated if isinstance(stated, dict) else {}).items():
+        if isinstance(entry, dict) and isinstance(entry.get("content"), str) and key.isdecimal():
+            entries.append((int(key), entry))
+    for token_id, entry in sorted(entries, key=lambda pair: pair[0]):
+        content = entry["content"]
+        if content in known:
+            continue
+        free = backend.token_to_id(content) is None
+        if free and token_id != backend.get_vocab_size():
+            log.warning(
+                "tokenizer_config.json: %r has the id %d, but the next one of tokenizer.json is %d; left out",
+                content,
+                token_id,
+                backend.get_vocab_size(),
+            )
+            continue
+        flags = {name: entry[name] for name in _ADDED_FLAGS if isinstance(entry.get(name), bool)}
+        _add(backend, description, tokenizers.AddedToken(content, **flags))
+        known.add(content)
+    more = config.get("additional_special_tokens")
+    named = [*_special_tokens(config).values(), *(more if isinstance(more, list) else ())]
+    for content in named:
+        if isinstance(content, str) and content not in known and backend.token_to_id(content) is not None:
+            _add(backend, description, tokenizers.AddedToken(content, special=True, normalized=False))
+            known.add(content)
+
+
+def _add(backend: tokenizers.Tokenizer, description: _Description, token: tokenizers.AddedToken) -> None:
+    (backend.add_special_tokens if token.special else backend.add_tokens)([token])
+    token_id = backend.token_to_id(token.content)
+    if token_id is not None:
+        description.added_tokens.append(_Added(token_id, token.content, token.special))
 
 
 def _from_transformers(directory: Path, config: Mapping[str, Any]) -> Tokenizer:

@@ -117,12 +117,18 @@ def make_plan(options: ServeOptions) -> Plan:
         max_model_len=max_model_len,
         eos_token_ids=generation.eos_token_ids or model.eos_token_ids,
         vocab_size=model.vocab_size,
+        root=str(directory) if _is_directory(options.model) else str(options.model),
         checkpoint=fingerprint(directory),
         dtype=_computes_in(instance),
         defaults=generation.sampling,
         seed=options.seed,
     )
     return Plan(instance, served, model.architecture)
+
+
+def _is_directory(model: str | None) -> bool:
+    """Not a name on the hub."""
+    return model is None or model == EMBEDDED_MODEL or Path(model).expanduser().is_dir()
 
 
 def _tokenizer_directory(name: str | None, model: Path) -> Path:
