@@ -11,6 +11,7 @@ import torch
 
 from baton.executor.torch_executor import TorchExecutor
 from baton.model.attention import AttentionStep
+from baton.model.cpu import kernels
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import serves
 from baton.model.cpu.program import OPERATIONS, Program
@@ -102,11 +103,13 @@ def test_one_call_gives_what_the_modules_give(variant: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), FORMS)
-def test_other_weights_odd_sizes_and_pieces(dtype: str, quantization: str | None, tmp_path: Path) -> None:
+def test_other_weights_odd_sizes_and_pieces(
+    dtype: str, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = {"hidden_size": 72, "intermediate_size": 107, "head_dim": 18, "num_key_value_heads": 2}
     model = make_checkpoint(tmp_path / "first", "llama2", **sizes)
+    monkeypatch.setattr(kernels, "PIECE_TOKENS", 2 * BLOCK)  # so that contexts of some blocks are cut
     executor = make(tmp_path / "first", dtype, quantization)
-    executor._backend.piece_blocks = 2  # so that contexts of some blocks are cut
     check_same(executor)
     before = outcome(executor, True)
     with torch.no_grad():

@@ -5,8 +5,9 @@ the lanes of a vector adjacent.  `prepare` makes the arrays that say what to do,
 over rows: *runs* of tokens to write, and *items* to read, one for each tile of queries: up to 32 rows
 (positions * query heads of a KV head), so a tile is one position of a decode row or a few of a prefill chunk.
 
-A row that has a single tile (a decode row) would keep one thread busy for long if its context is long: its
-blocks are cut at fixed positions into pieces.  Where the cuts are depends on nothing but the row itself.
+Every context is computed in pieces that begin at fixed positions (`model.cpu.kernels`).  A row that has a
+single tile (a decode row) would keep one thread busy for long if its context is long: its pieces are items of
+their own.  Elsewhere an item has all pieces of its tile.  The result is the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,8 +31,6 @@ from baton.model.cpu.kernels import (
     Runs,
     address_of,
 )
-
-_PIECE_TOKENS = 512
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -70,7 +69,7 @@ class CpuAttention(AttentionBackend):
         super().__init__(shape)
         self.kernels = kernels
         self.tile_positions = kernel_shape(shape).tile_positions
-        self.piece_blocks = max(1, _PIECE_TOKENS // shape.block_size)
+        self.piece_blocks = kernel_shape(shape).piece_blocks
         self._layers: list[int] = []
 
     @property

@@ -10,8 +10,11 @@ hands the kernels these arrays, the address of the layer in the pool, and the te
   a tile of float32: K `[head_dim, block_size]`, V `[block_size, head_dim]`.
 
 What lies past a request's last position, and blocks that the window hides wholly, may hold anything and must
-not matter, NaN included.  A row's result depends on the row alone: not on the batch, not on the number of
-threads.
+not matter, NaN included.
+
+A position's result depends on the position and its context alone: not on which other positions are computed
+with it, not on the batch, not on the number of threads.  So whatever a kernel adds up in parts, it cuts at
+fixed positions: a context into *pieces*, which have a softmax each and are merged from the first to the last.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from torch import Tensor
 
 Int32Array = npt.NDArray[np.int32]
 
+PIECE_TOKENS = 512
+"""Of a piece of a context, rounded down to whole blocks.  Instances that exchange blocks have the same."""
 QUERY_ROWS = 32
 """Rows of a query tile at most: positions * query heads of the KV head."""
 NO_WINDOW = 1 << 30
@@ -38,8 +43,9 @@ ITEM_COLUMNS = 9
 first token of the step, number of positions (all their query heads belong to the tile), position of the
 first, row of `tables`, first column of the table, last column + 1, slot, piece, pieces.
 
-A tile with pieces > 1 is cut along its blocks; the pieces' partial results (m, l, O) go to slots
-slot … slot + pieces - 1 of a buffer and are added up in this order."""
+A tile with pieces > 1 is shared out, an item for each piece of its context; their results (m, l, O) go to
+slots slot … slot + pieces - 1 of a buffer and are added up in this order.  An item with pieces = 1 has all
+blocks of its tile, and the thread that computes it adds its pieces up in the same way."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,11 @@ class KernelShape:
     def head_chunks(self) -> int:
         """A KV head with more than 32 query heads is served in so many chunks of them."""
         return -(-self.num_heads // self.num_kv_heads // QUERY_ROWS)
+
+    @property
+    def piece_blocks(self) -> int:
+        """Blocks of a piece of a context."""
+        return max(1, PIECE_TOKENS // self.block_size)
 
     @property
     def tile_positions(self) -> int:

@@ -22,6 +22,7 @@ class _Geometry(ctypes.Structure):
         ("block", INT),
         ("block_stride", INT),
         ("scale", ctypes.c_double),
+        ("piece_blocks", INT),
     )
 
 
@@ -39,6 +40,7 @@ class NativeKernels:
             shape.block_size,
             shape.block_stride,
             shape.scale,
+            shape.piece_blocks,
         )
         self.geometry_address = ctypes.addressof(self._geometry)
         self._write = library.function("write", POINTER, POINTER, POINTER, INT, POINTER, INT, POINTER, INT)

@@ -9,7 +9,10 @@ m), the sum O of 2^(score - m) * value.  With a block's keys K and values V:
     m' = max(m, S)     P = 2^(S - m')      l = l * 2^(m - m') + sum P
     O = O * 2^(m - m') + P V
 
-and the result is O / l.  The lanes of a vector are tokens in S and dims in O; see `numba_vectors`.
+and the result is O / l.  A context is cut into pieces at fixed positions, each with a softmax of its own;
+their (m, l, O) are merged from the first to the last (`numba_pieces`), by the thread that walks over all of
+them or, where pieces are shared out, by the one that finishes last.  The lanes of a vector are tokens in S
+and dims in O; see `numba_vectors`.
 """
 
 # Compiled functions have the types that numba infers.
@@ -20,6 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from baton.model.cpu.kernels import QUERY_ROWS
+from baton.model.cpu.numba_pieces import NOTHING, copy_partial, merge
 from baton.model.cpu.numba_product import accumulate_product
 from baton.model.cpu.numba_task import (
     BLOCK,
@@ -34,6 +38,7 @@ from baton.model.cpu.numba_task import (
     NUM_ITEMS,
     OUT,
     PARTIALS,
+    PIECE_BLOCKS,
     QUERIES,
     QUERY_STRIDE,
     SCALE,
@@ -89,11 +94,10 @@ _LARGEST = _SUMS + QUERY_ROWS * 64  # m
 _FRESH = _LARGEST + QUERY_ROWS * 4  # m'
 _FACTORS = _FRESH + QUERY_ROWS * 4  # 2^(m - m')
 _LAST_PAIR = _FACTORS + QUERY_ROWS * 4  # values of a last token that has no second: 256 pairs
-assert _LAST_PAIR + 1024 <= SCRATCH_BYTES
+_MERGED = _LAST_PAIR + 1024  # of the pieces before: O, l and m of each row
+assert _MERGED + QUERY_ROWS * _O_STRIDE <= SCRATCH_BYTES
 
 _MASKED = np.float32(-1e30)
-_NOTHING = np.float32(-1e25)
-"""m before the first score: a masked one must lie far below it."""
 
 
 # Products of a tile.  Registers hold 4 rows x 64 columns of the result, which reads B line after line;
@@ -229,24 +233,49 @@ def _start_tile(scratch, used, dim):
         for i in range(0, dim, 16):
             store(scratch + _O + row * _O_STRIDE + 4 * i, zeros)
         store(scratch + _SUMS + 64 * row, zeros)
-        put_float(scratch + _LARGEST + 4 * row, _NOTHING)
+        put_float(scratch + _LARGEST + 4 * row, NOTHING)
 
 
 @compiled
-def _write_out(to, source, factor, dim, element):
-    factors = splat(factor)
+def _partial_of(scratch, row, dim):
+    """A row's result of a piece as it is kept: O, l, m."""
+    found = scratch + _O + row * _O_STRIDE
+    put_float(found + 4 * dim, total(load(scratch + _SUMS + 64 * row)))
+    copy_int32(found + 4 * dim + 4, scratch + _LARGEST + 4 * row)
+    return found
+
+
+@compiled
+def _close_piece(scratch, used, dim, merged):
+    """`merged`: there are pieces before."""
+    for row in range(used):
+        to, source = scratch + _MERGED + row * _O_STRIDE, _partial_of(scratch, row, dim)
+        if merged:
+            merge(to, source, dim)
+        else:
+            copy_partial(to, source, dim)
+    _start_tile(scratch, used, dim)
+
+
+@compiled
+def _write_out(to, source, dim, element):
+    factors = splat(np.float32(1) / float_at(source + 4 * dim))
     size = element_bytes(element)
     i = 0
     while i + 16 <= dim:
         store_elements(to + size * i, multiply(load(source + 4 * i), factors), element)
         i += 16
     if i < dim:
-        store_some(to + size * i, multiply(load(source + 4 * i), factors), dim - i, element)
+        rest = load_some(source + 4 * i, dim - i, SINGLES)
+        store_some(to + size * i, multiply(rest, factors), dim - i, element)
 
 
 @compiled
 def _walk(scratch, task, item, kv_head, heads, rows, used, element):
-    """The item's blocks, one after the other: fills O, l and m of the scratch."""
+    """The item's blocks, one after the other: fills O, l and m of the scratch.
+
+    Returns whether they were several pieces, which then are merged.
+    """
     size = element_bytes(element)
     dim, block = int64_at(task + DIM), int64_at(task + BLOCK)
     position, scale = int32_at(item + 8), float_at(task + SCALE)
@@ -260,6 +289,7 @@ def _walk(scratch, task, item, kv_head, heads, rows, used, element):
     column, last = int32_at(item + 16), int32_at(item + 20)
     keys = head_tile + int32_at(table + 4 * column) * block_bytes
     elements_of_step = 4 // size
+    piece, merged = int64_at(task + PIECE_BLOCKS), False
     while column < last:
         base = column * block
         # The tokens of the block that any row sees, and the vectors that hold them.
@@ -301,6 +331,10 @@ def _walk(scratch, task, item, kv_head, heads, rows, used, element):
                 put_float(scratch + _FACTORS + 4 * row, np.float32(1))
             _multiply_values(scratch, scratch + _P + 4 * whole, pair, 0, 1, dim, rows, element)
         keys = following
+        if (column < last and column % piece == 0) or (column == last and merged):
+            _close_piece(scratch, used, dim, merged)
+            merged = True
+    return merged
 
 
 @compiled
@@ -323,15 +357,17 @@ def _attend_tile(task, item, unit, scratch, element):
         to = scratch + _Q + row * _Q_STRIDE
         for i in range(0, dim * size, 4):
             copy_int32(to + i, source + i)
-    _walk(scratch, task, item, kv_head, heads, rows, used, element)
+    merged = _walk(scratch, task, item, kv_head, heads, rows, used, element)
 
     out = int64_at(task + OUT)
     pieces = int32_at(item + 32)
     if pieces == 1:
         for row in range(used):
             to = out + ((token + row // heads) * num_heads + head + row % heads) * dim * size
-            factor = np.float32(1) / total(load(scratch + _SUMS + 64 * row))
-            _write_out(to, scratch + _O + row * _O_STRIDE, factor, dim, element)
+            source = scratch + _MERGED + row * _O_STRIDE
+            if not merged:
+                source = _partial_of(scratch, row, dim)
+            _write_out(to, source, dim, element)
         return
     # A piece's result, [32, dim + 2] float32: O and l and m of each row.  The last one adds all up.
     units = num_kv_heads * chunks
@@ -341,33 +377,17 @@ def _attend_tile(task, item, unit, scratch, element):
     first = int64_at(task + PARTIALS) + (slot * units + unit) * piece_bytes
     mine = first + int32_at(item + 28) * units * piece_bytes
     for row in range(used):
-        for i in range(0, 4 * dim, 4):
-            copy_int32(mine + row * row_bytes + i, scratch + _O + row * _O_STRIDE + i)
-        put_float(mine + row * row_bytes + 4 * dim, total(load(scratch + _SUMS + 64 * row)))
-        copy_int32(mine + row * row_bytes + 4 * dim + 4, scratch + _LARGEST + 4 * row)
+        copy_partial(mine + row * row_bytes, _partial_of(scratch, row, dim), dim)
     finished = int64_at(task + FINISHED) + 4 * (slot * units + unit)
     if fetch_add_int32(finished) + 1 < pieces:
         return
     put_int32(finished, 0)
     for row in range(used):
-        largest = _NOTHING
-        for piece in range(pieces):
-            largest = max(
-                largest, float_at(first + piece * units * piece_bytes + row * row_bytes + 4 * dim + 4)
-            )
-        o = scratch + _O + row * _O_STRIDE
-        for i in range(0, dim, 16):
-            store(o + 4 * i, splat(np.float32(0)))
-        sum_of_weights = np.float32(0)
-        for piece in range(pieces):
-            source = first + piece * units * piece_bytes + row * row_bytes
-            factors = exp2(splat(float_at(source + 4 * dim + 4) - largest))
-            sum_of_weights += highest(factors) * float_at(source + 4 * dim)
-            for i in range(0, dim, 16):
-                part = load_some(source + 4 * i, dim - i, SINGLES)
-                store(o + 4 * i, multiply_add(part, factors, load(o + 4 * i)))
+        whole = first + row * row_bytes
+        for piece in range(1, pieces):
+            merge(whole, whole + piece * units * piece_bytes, dim)
         to = out + ((token + row // heads) * num_heads + head + row % heads) * dim * size
-        _write_out(to, o, np.float32(1) / sum_of_weights, dim, element)
+        _write_out(to, whole, dim, element)
 
 
 @compiled

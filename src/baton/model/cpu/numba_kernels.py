@@ -35,7 +35,16 @@ from torch import Tensor
 from baton.model.cpu.kernels import QUERY_ROWS, HeadNorms, KernelShape, Reads, Runs, address_of
 from baton.model.cpu.numba_attention import attend
 from baton.model.cpu.numba_steps import add_norm, quantize, silu_mul
-from baton.model.cpu.numba_task import EPS, HEADS, NEXT, QUERIES, SCALE, SCRATCH_BYTES, TASK_BYTES
+from baton.model.cpu.numba_task import (
+    EPS,
+    HEADS,
+    NEXT,
+    PIECE_BLOCKS,
+    QUERIES,
+    SCALE,
+    SCRATCH_BYTES,
+    TASK_BYTES,
+)
 from baton.model.cpu.numba_vectors import PAIR_PRODUCTS, PAIRS, SINGLES
 from baton.model.cpu.numba_writes import rotate_and_write, write
 from baton.model.cpu.openmp import openmp
@@ -51,6 +60,7 @@ def _sources() -> str:
         "numba_product",
         "numba_task",
         "numba_attention",
+        "numba_pieces",
         "numba_writes",
         "numba_steps",
     ):
@@ -170,6 +180,7 @@ class NumbaKernels:
             shape.block_size,
             shape.block_stride * self._size,
         )
+        self._task[PIECE_BLOCKS // 8] = shape.piece_blocks
         self._units = shape.num_kv_heads * shape.head_chunks
         self._threads = 0
         self._grow(0)

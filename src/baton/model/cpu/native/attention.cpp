@@ -12,10 +12,16 @@
 // and the result is O / l.  Both products are one routine (product.h): lanes are tokens in S and dims in O.  The
 // longer a stretch, the rarer a row's maximum and factor; its scores should stay in the first-level cache.
 //
+// A context is cut into *pieces* of a fixed length.  Each has a softmax of its own, and they are added up one after the
+// other, from the first on (`merge`).  Where a request has only one tile (decode), its pieces are work for several
+// threads, and the one that finishes last adds them up; else the thread that has the tile does, on its way.
+//
 // A unit of work is a tile of queries of one KV head, or of several that lie side by side in memory, if there is
-// work enough for all threads (units.h).  Where a request has only one tile (decode), its blocks are cut into pieces
-// of a fixed length; whoever finishes the last piece adds all of them up, in order.  Stretches and pieces begin at
-// fixed positions.  So a result depends on the request alone: not on the batch, not on the number of threads.
+// work enough for all threads (units.h).
+//
+// Stretches and pieces begin at fixed positions, and what a position does not see adds exact zeros to it.  So a result
+// depends on the position and its context alone: not on the positions that are computed with it, nor on the batch, nor
+// on the number of threads.
 //
 // A step that only decodes can rotate and write its tokens on the way (`store_and_attend`): a token's key and value go
 // into their tiles just before these are read, when they are in the cache anyway; alone, the lines of a key, one for
@@ -47,6 +53,7 @@ struct Tile {
     alignas(64) Operand queries[kRows * M::kQueryStride];
     alignas(64) float scores[kRows * kScoreStride];
     alignas(64) float out[kRows * kOutStride];
+    alignas(64) float merged[kRows * kOutStride];  // of the pieces before
     alignas(64) F sums[kRows];
     alignas(64) float largest[kRows];
     alignas(64) float fresh[kRows];
@@ -60,6 +67,9 @@ struct Tile {
         Operand* to = queries + row * M::kQueryStride;
         if constexpr (sizeof(Element) == sizeof(Operand)) __builtin_memcpy(to, from, dim * sizeof(Operand));
         else for (int64_t i = 0; i < dim; ++i) to[i] = get(from + i);
+        start_piece(row);
+    }
+    void start_piece(int row) {
         sums[row] = F{};
         largest[row] = kNothing;
     }
@@ -88,17 +98,25 @@ struct Tile {
         fresh[r] = found > largest[r] ? found : largest[r];
     }
 
-    // Scores → weights of tokens [0, width); zero outside of [low, high).
-    void find_weights(int r, int64_t low, int64_t high, int64_t width, float scale) {
+    // A row's result of a piece as it is kept: [O, l, m].
+    float* partial_of(int row, int64_t dim) {
+        float* found = out + row * kOutStride;
+        found[dim] = reduce_add(sums[row]);
+        found[dim + 1] = largest[row];
+        return found;
+    }
+
+    // Scores → weights of tokens [begin, width); zero outside of [low, high).
+    void find_weights(int r, int64_t begin, int64_t low, int64_t high, int64_t width, float scale) {
         const float* row = scores + r * kScoreStride;
         Operand* to = weights(r);
+        int64_t i = begin / kLanes * kLanes;
         if (fresh[r] == kNothing) {  // all masked so far
-            low = high = 0;
+            low = high = i;
             factors[r] = 1;
         }
         const F shift = splat(-fresh[r]);
         F sum = sums[r] * factors[r];
-        int64_t i = 0;
         for (; i + kLanes <= low; i += kLanes) store(to + i, F{});
         for (; i < high; i += kLanes) {
             const F p = exp2_of(load(row + i) * scale + shift);
@@ -118,26 +136,44 @@ struct Row {
     int position;
 };
 
-// Writes the results of a unit; of a piece, only once all others are there.
+// Adds a piece's [O, l, m] to those of the pieces before it.  One that saw nothing changes nothing.
+__attribute__((noinline)) void merge(float* to, const float* from, int64_t dim) {
+    const float before = to[dim + 1], now = from[dim + 1];
+    if (now == kNothing) return;
+    if (before == kNothing) {
+        __builtin_memcpy(to, from, (dim + 2) * sizeof(float));
+        return;
+    }
+    const float most = before > now ? before : now;
+    const F old_factor = exp2_of(splat(before - most)), factor = exp2_of(splat(now - most));
+    int64_t i = 0;
+    for (; i + kLanes <= dim; i += kLanes) store(to + i, load(to + i) * old_factor + load(from + i) * factor);
+    for (; i <= dim; ++i) to[i] = to[i] * old_factor[0] + from[i] * factor[0];  // and l
+    to[dim + 1] = most;
+}
+
+// Writes the results of a unit; of a piece, only once all others are there.  `merged`: they are in t.merged.
 template <class M>
-void deliver(const Call& call, const Unit& unit, Tile<M>& t, const Row* row_list, int num_rows) {
+void deliver(const Call& call, const Unit& unit, Tile<M>& t, const Row* row_list, int num_rows, bool merged) {
     typedef typename M::Element Element;
     const Geometry& g = *call.g;
     const int64_t dim = g.dim, per_kv = g.num_heads / g.num_kv_heads;
-    const auto finish = [&](const Row& row, float sum) {
-        const float* from = t.out + row.tile_row * kOutStride;
+    const auto finish = [&](const Row& row, const float* from) {
         Element* to = static_cast<Element*>(call.out) + (row.token * g.num_heads + row.head) * dim;
-        const float factor = 1.0f / sum;
+        const float factor = 1.0f / from[dim];
         int64_t i = 0;
         for (; i + kLanes <= dim; i += kLanes) store(to + i, load(from + i) * factor);
         for (; i < dim; ++i) put(to + i, from[i] * factor);
     };
     const Item& item = *unit.item;
     if (item.pieces == 1) {
-        for (int r = 0; r < num_rows; ++r) finish(row_list[r], reduce_add(t.sums[row_list[r].tile_row]));
+        for (int r = 0; r < num_rows; ++r) {
+            const int row = row_list[r].tile_row;
+            finish(row_list[r], merged ? t.merged + row * kOutStride : t.partial_of(row, dim));
+        }
         return;
     }
-    // A piece: [heads, positions, dim + 2], O and l and m of each row.
+    // A piece: [heads, positions, dim + 2].
     const int64_t positions = per_kv < kRows ? kRows / per_kv : 1;
     const int64_t row_size = dim + 2, piece_size = g.num_heads * positions * row_size;
     float* first = call.partials + item.slot * piece_size;
@@ -145,29 +181,15 @@ void deliver(const Call& call, const Unit& unit, Tile<M>& t, const Row* row_list
         return first + piece * piece_size + (row.head * positions + row.token - item.token) * row_size;
     };
     for (int r = 0; r < num_rows; ++r) {
-        const int row = row_list[r].tile_row;
-        float* to = partial(row_list[r], item.piece);
-        __builtin_memcpy(to, t.out + row * kOutStride, dim * sizeof(float));
-        to[dim] = reduce_add(t.sums[row]);
-        to[dim + 1] = t.largest[row];
+        const float* from = t.partial_of(row_list[r].tile_row, dim);
+        __builtin_memcpy(partial(row_list[r], item.piece), from, row_size * sizeof(float));
     }
     int32_t* finished = call.finished + item.slot * g.num_heads + row_list[0].head;
     if (__atomic_add_fetch(finished, 1, __ATOMIC_ACQ_REL) < item.pieces) return;
     *finished = 0;
     for (int r = 0; r < num_rows; ++r) {
-        float most = kNothing, sum = 0;
-        float* to = t.out + row_list[r].tile_row * kOutStride;
-        for (int piece = 0; piece < item.pieces; ++piece) {
-            const float m = partial(row_list[r], piece)[dim + 1];
-            most = m > most ? m : most;
-        }
-        __builtin_memset(to, 0, dim * sizeof(float));
-        for (int piece = 0; piece < item.pieces; ++piece) {
-            const float* from = partial(row_list[r], piece);
-            const float factor = exp2_of(splat(from[dim + 1] - most))[0];
-            sum += from[dim] * factor;
-            for (int64_t i = 0; i < dim; ++i) to[i] += from[i] * factor;
-        }
+        float* sum = partial(row_list[r], 0);
+        for (int piece = 1; piece < item.pieces; ++piece) merge(sum, partial(row_list[r], piece), dim);
         finish(row_list[r], sum);
     }
 }
@@ -236,8 +258,9 @@ void attend_unit(const Call& call, const Unit& unit, const Unit* following, cons
             t.start(h * rows + i, static_cast<const Element*>(call.queries) + token * call.query_stride + head * dim,
                     dim);
         }
+    bool fresh = true, merged = false;  // nothing is in t.out yet; something is in t.merged
     for (int64_t first = item.first_block; first < item.last_block;) {
-        const int64_t stop = unit.stretch_end(call, first), base = first * block;
+        const int64_t stop = unit.stretch_end(call, first), base = Unit::stretch_begin(call, first) * block;
         // The stretch's tokens that any row sees.
         const int64_t lowest = item.position - call.window + 1 - base;
         const int64_t begin = lowest > 0 ? lowest : 0, end = (stop - 1) * block + unit.tokens(call, stop - 1) - base;
@@ -248,8 +271,7 @@ void attend_unit(const Call& call, const Unit& unit, const Unit* following, cons
             for (int h = 0; h < unit.kv_heads; ++h)
                 product<M, M::kQueryStride, kScoreStride>(
                     rows, t.queries + h * rows * M::kQueryStride, keys + h * tile, block, width < block ? width : block,
-                    0, dim / M::kStep, t.scores + h * rows * kScoreStride + (column - first) * block, nullptr,
-                    &fetcher);
+                    0, dim / M::kStep, t.scores + h * rows * kScoreStride + column * block - base, nullptr, &fetcher);
         }
         const auto seen = [&](const Row& row, auto then) {
             const int64_t low = row.position - call.window + 1 - base, high = row.position + 1 - base;
@@ -262,12 +284,12 @@ void attend_unit(const Call& call, const Unit& unit, const Unit* following, cons
             store(t.largest + r, load(t.fresh + r));
         }
         for (int r = 0; r < num_rows; ++r)
-            seen(row_list[r], [&](int row, int64_t low, int64_t high) { t.find_weights(row, low, high, end, scale); });
-        bool fresh = first == item.first_block;  // nothing is in t.out yet
+            seen(row_list[r],
+                 [&](int row, int64_t low, int64_t high) { t.find_weights(row, begin, low, high, end, scale); });
         for (int64_t column = first; column < stop; ++column) {
             own.store(column, true);
             const Element* values = tile_of<Element>(call.layer, g, unit.block(call, column), unit.kv_head, true);
-            const int64_t offset = (column - first) * block, tokens = unit.tokens(call, column);
+            const int64_t offset = column * block - base, tokens = unit.tokens(call, column);
             const int64_t from = begin > offset ? begin - offset : 0;
             const auto add = [&](int h, const Element* tile_values, int64_t weight, int64_t low, int64_t high) {
                 product<M, M::kWeightStride, kOutStride>(rows, t.weights(h * rows) + weight, tile_values, dim, dim, low,
@@ -292,9 +314,20 @@ void attend_unit(const Call& call, const Unit& unit, const Unit* following, cons
             }
         }
         first = stop;
+        const bool last = first == item.last_block;
+        if (last ? !merged : first % g.piece_blocks != 0) continue;
+        for (int r = 0; r < num_rows; ++r) {
+            const int row = row_list[r].tile_row;
+            float* sum = t.merged + row * kOutStride;
+            const float* piece = t.partial_of(row, dim);
+            if (merged) merge(sum, piece, dim);
+            else __builtin_memcpy(sum, piece, (dim + 2) * sizeof(float));
+            t.start_piece(row);
+        }
+        fresh = merged = true;
     }
     fetcher.finish();
-    deliver(call, unit, t, row_list, num_rows);
+    deliver(call, unit, t, row_list, num_rows, merged);
 }
 
 // `heads`: of tokens that are not stored yet, or null.

@@ -2,7 +2,7 @@
 // write, each within a block, and *items* to read, each a tile of queries and the blocks that it walks over.  There it
 // is done in numpy, for any kernels; here for the program, as two dozen numpy calls take longer than a small step.
 //
-// A row with one tile only (a decode row) is cut into pieces of `piece_blocks` blocks, at fixed positions.
+// The pieces of a row with one tile only (a decode row) are items of their own.
 #pragma once
 #include "tiles.h"
 

@@ -127,7 +127,8 @@ void row_group(const typename M::Operand* a, const typename M::Element* b, int64
         for (int r = 0; r < R; ++r) {
             float sum = factor ? out[r * OutStride + column] * factor[r] : 0.0f;
             for (int64_t i = begin * M::kStep; i < end * M::kStep; ++i)
-                sum += get(a + r * LeftStride + i) * get(b + (i / M::kStep * width + column) * M::kStep + i % M::kStep);
+                sum = multiply_add(get(a + r * LeftStride + i),
+                                   get(b + (i / M::kStep * width + column) * M::kStep + i % M::kStep), sum);
             out[r * OutStride + column] = sum;
         }
 }

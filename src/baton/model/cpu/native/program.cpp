@@ -58,7 +58,6 @@ struct Model {
     double head_eps;  // of head norms
     const Geometry* geometry;
     int64_t tile_positions;  // of attention's query tiles
-    int64_t piece_blocks;    // see plan.h
     int64_t num_windows;
     int64_t windows[kWindows];  // positions that one sees; 0: all
     const float* cos;  // [positions, rotary_stride]
@@ -151,7 +150,7 @@ struct Buffers {
         x = take(tokens * m.hidden * element);
         const int64_t blocks = s.rows.table_stride, tiles = tokens / m.tile_positions + s.rows.count;
         runs = reinterpret_cast<Run*>(take((tokens / g.block + 2 * s.rows.count) * sizeof(Run)));
-        const int64_t most_items = tiles + s.rows.count * (blocks / m.piece_blocks + 2);
+        const int64_t most_items = tiles + s.rows.count * (blocks / g.piece_blocks + 2);
         const auto take_items = [&] {
             return reinterpret_cast<int32_t*>(take(most_items * kItemColumns * sizeof(int32_t)));
         };
@@ -312,7 +311,7 @@ BATON_EXPORT(plan_step)(const Model* model, Step* step) {
     step->num_runs = plan_runs(step->rows, g.block, buffers.runs);
     step->slots = 0;
     for (int64_t w = 0; w < model->num_windows; ++w) {
-        const Items items = plan_items(step->rows, g.block, model->tile_positions, model->piece_blocks,
+        const Items items = plan_items(step->rows, g.block, model->tile_positions, g.piece_blocks,
                                        model->windows[w], buffers.items[w]);
         step->num_items[w] = items.count;
         if (items.slots > step->slots) step->slots = items.slots;

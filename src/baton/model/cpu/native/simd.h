@@ -87,6 +87,16 @@ INLINE float get(const bf16* p) { bf16 x; __builtin_memcpy(&x, p, sizeof x); ret
 INLINE void put(float* p, float x) { *p = x; }
 INLINE void put(bf16* p, float x) { *p = to_bf16(x); }
 
+// a * b + c, rounded once where there is such an instruction.  (In a loop that adds up, the compiler may multiply some
+// terms with vectors and others with it, so that a sum would depend on where the loop begins.)
+INLINE float multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 INLINE F select(I mask, F yes, F no) { return as_f(((U)mask & as_u(yes)) | (~(U)mask & as_u(no))); }
 INLINE F max(F a, F b) {
 #if defined(__AVX512F__)

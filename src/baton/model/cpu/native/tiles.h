@@ -22,6 +22,7 @@ struct Geometry {
     int64_t block;         // even for bfloat16
     int64_t block_stride;  // from a block's tile to the same tile of the next block
     double scale;          // of the dot products
+    int64_t piece_blocks;  // blocks of a piece of a context; see attention.cpp
 };
 
 // Where a run of tokens that lie in one block goes: [runs, 5] int32.

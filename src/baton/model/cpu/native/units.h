@@ -21,7 +21,7 @@ struct Item {
     int32_t last_block;   // exclusive
     int32_t slot;         // of its tile's first piece in `partials`, if there are several
     int32_t piece;
-    int32_t pieces;
+    int32_t pieces;       // items that share the tile's blocks: one piece each if there are several, else all pieces
 };
 
 struct Call {
@@ -53,12 +53,23 @@ struct Unit {
         const int64_t left = item->position + item->count - column * call.g->block;
         return left < call.g->block ? left : call.g->block;
     }
-    // The column after the last one of the stretch that a column belongs to.
+    // The first column of the stretch that a column belongs to, whether or not the item has it.
+    static int64_t stretch_begin(const Call& call, int64_t column) {
+        const int64_t blocks = stretch_blocks(call), begin = column / blocks * blocks;
+        const int64_t piece = column / call.g->piece_blocks * call.g->piece_blocks;
+        return begin > piece ? begin : piece;
+    }
+    // The column after the last one that the item has of it.
     int64_t stretch_end(const Call& call, int64_t column) const {
-        const int64_t blocks = call.g->block < kStretch ? kStretch / call.g->block : 1;
-        const int64_t end = (column / blocks + 1) * blocks;
+        const int64_t blocks = stretch_blocks(call), pieces = call.g->piece_blocks;
+        int64_t end = (column / blocks + 1) * blocks;
+        const int64_t piece_end = (column / pieces + 1) * pieces;
+        if (piece_end < end) end = piece_end;
         return end < item->last_block ? end : item->last_block;
     }
+
+private:
+    static int64_t stretch_blocks(const Call& call) { return call.g->block < kStretch ? kStretch / call.g->block : 1; }
 };
 
 // How a call is cut into units.
