@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
@@ -167,8 +168,48 @@ def test_metrics_and_health(server: Server) -> None:
     assert server.metric("baton:generation_tokens_total") > 0
 
 
+def test_a_pause_ends_what_runs_and_a_later_request_waits(server: Server) -> None:
+    """As vLLM's /pause does by default: a trainer gets what has been generated, and then changes weights."""
+    ask = dict(model=MODEL, prompt="go on", temperature=0, extra_body={"ignore_eos": True})
+    stream = server.client().completions.create(max_tokens=1900, stream=True, **ask)
+    first = next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        answer = server.http.post("/pause").raise_for_status().json()
+        try:
+            assert answer["aborted"] == 1
+            *rest, last = stream
+            assert last.choices[0].finish_reason == "abort"
+            text = "".join(chunk.choices[0].text for chunk in [first, *rest, last])
+            late = pool.submit(server.client().completions.create, max_tokens=4, **ask)
+            wait_metric(server, "baton:num_requests_waiting", 1)
+            assert server.metric("baton:instance_paused") == 1
+            assert server.http.get("/ready").status_code == 503
+            assert not late.done()
+        finally:
+            server.http.post("/resume").raise_for_status()
+        other = late.result(120).choices[0].text
+        assert text
+        assert text.startswith(other) or other.startswith(text)
+    wait_clean(server)
+
+
+def test_pause_waits_for_what_runs(server: Server) -> None:
+    ask = dict(model=MODEL, prompt="go on", extra_body={"ignore_eos": True})
+    stream = server.client().completions.create(max_tokens=400, stream=True, **ask)
+    next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        paused = pool.submit(server.http.post, "/pause?mode=wait")
+        try:
+            *_, last = stream
+            assert last.choices[0].finish_reason == "length"
+            assert paused.result(120).json()["status"] == "paused"
+        finally:
+            server.http.post("/resume").raise_for_status()
+    wait_clean(server)
+
+
 def test_pause_holds_tokens_and_resume_lets_them_go(server: Server) -> None:
-    assert server.http.post("/pause").status_code == 200
+    assert server.http.post("/pause?mode=keep").status_code == 200
     try:
         started = time.monotonic()
         with pytest.raises(openai.APITimeoutError):

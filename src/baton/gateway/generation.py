@@ -8,10 +8,14 @@ A request may have more sequences than the instances let wait, so they are submi
 many as they run at once, the next ones as those before them end.  If the instances' queues are full
 when the request comes, that is the answer.  If it is full later, when work would be thrown away, the window
 shrinks to what was taken and the sequence is submitted again, for at most `QUEUE_FULL_S` without success.
+
+A `Generator` can hold back what is new until what is there has ended (`hold`, `drained`, `release`), and a
+generation can be ended from this side with what it has (`abort`): both are for pauses (`pausing.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 import logging
@@ -24,13 +28,14 @@ from msgspec.structs import replace
 
 from baton.gateway.cluster_client import ClusterClient, Limits
 from baton.gateway.costs import check_cost
-from baton.gateway.errors import ApiError, BadRequest, ContextTooLong, RequestCancelled
+from baton.gateway.errors import ApiError, BadRequest, ContextTooLong, Overloaded, RequestCancelled
 from baton.gateway.inbox import Chunk, EngineRequest, Inbox
 from baton.gateway.sequence import Completion, Sequence, Shared, Update
 from baton.gateway.served_model import ServedModel
 from baton.gateway.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
 from baton.protocol.codec import pack_int32
+from baton.protocol.requests import Finished
 from baton.protocol.sampling_params import SamplingParams, choice_seed, draw_seed, resolve
 
 log = logging.getLogger(__name__)
@@ -39,12 +44,15 @@ QUEUE_FULL_S = 60.0
 """How long a request that has begun tries to have its other sequences accepted."""
 AGAIN_S = 1.0
 """Between two such tries, while nothing of the request runs."""
+MAX_HELD = 1024
+"""Requests that may be held back."""
 
 
 class Generation:
     """One API request in progress."""
 
     __slots__ = (
+        "_aborted",
         "_begun",
         "_client",
         "_closed",
@@ -54,12 +62,14 @@ class Generation:
         "_make",
         "_metrics",
         "_n",
+        "_on_close",
         "_pending",
         "_running",
         "_sent",
         "_widest",
         "_window",
         "arrived",
+        "held",
         "inbox",
         "request_id",
         "sequences",
@@ -75,12 +85,17 @@ class Generation:
         n: int,
         arrived: float,
         window: int,
+        on_close: Callable[[Generation], None],
     ) -> None:
         self.request_id = request_id
         self.sequences: list[Sequence] = []
         self.inbox = Inbox(client.turn)
         self.arrived = arrived
         """`time.monotonic()` when the request came."""
+        self.held = False
+        """Nothing of it is submitted now."""
+        self._on_close = on_close
+        self._aborted = False
         self._client = client
         self._metrics = metrics
         self._make = make
@@ -106,7 +121,7 @@ class Generation:
 
     def feed(self) -> None:
         """Submits as many sequences as the window has room for."""
-        while self._pending and self._sent < self._window and not self._closed:
+        while self._pending and self._sent < self._window and not (self._closed or self.held):
             self._sent += 1
             sequence = self._pending.popleft()
             if sequence.request is None:
@@ -194,6 +209,10 @@ class Generation:
             self._begun = True
         if refused:
             self._pending.extendleft(reversed(refused))
+        if self._aborted and self._pending:
+            updates += [sequence.abort() for sequence in self._pending]
+            self._running -= len(self._pending)
+            self._pending.clear()
         if self._pending and (self._sent or not refused):
             self.feed()
         return updates
@@ -233,6 +252,20 @@ class Generation:
             completion.finish_reason = update.finish_reason
             completion.stop_reason = update.stop_reason
 
+    def abort(self) -> int:
+        """The server ends the request: its consumer gets what there is, with the reason "abort".  Returns how
+        many sequences that concerns."""
+        if self._closed or self.done:
+            return 0
+        self._aborted, self.held = True, False
+        for sequence in self.sequences:
+            request = sequence.request
+            if request is not None and request.finished is None and request.error is None:
+                self._client.cancel(request)
+                request.end(Finished(request.id, "aborted", num_cached=request.num_cached))
+        self.inbox.wake()
+        return self._running
+
     def cancel(self) -> None:
         """Nobody wants the answer any more: `next` raises `RequestCancelled`."""
         self.inbox.close()
@@ -243,6 +276,7 @@ class Generation:
         if self._closed:
             return
         self._closed = True
+        self._on_close(self)
         now = time.monotonic()
         self._pending.clear()
         for sequence in self.sequences:
@@ -307,6 +341,54 @@ class Generator:
         self.metrics = metrics
         self._unseeded = itertools.count()
         """Numbers the sequences whose seed comes from the server's."""
+        self._open: set[Generation] = set()
+        self._holding = False
+        self._drained: asyncio.Future[None] | None = None
+        """Set when nothing is open but what is held back."""
+
+    @property
+    def open(self) -> list[Generation]:
+        """Those that have not been closed."""
+        return list(self._open)
+
+    @property
+    def num_held(self) -> int:
+        return sum(generation.held for generation in self._open)
+
+    def hold(self) -> None:
+        """What starts from now on is held back until `release`; what is open goes on."""
+        self._holding = True
+
+    def release(self) -> None:
+        """What was held back is submitted, in the order of its coming."""
+        self._holding = False
+        held = [generation for generation in self._open if generation.held]
+        for generation in sorted(held, key=lambda one: one.arrived):
+            generation.held = False
+            generation.feed()
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Waits until nothing is open but what is held back; False: that took longer than `timeout_s`."""
+        self._drained = asyncio.get_running_loop().create_future()
+        self._check_drained()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._drained
+        except TimeoutError:
+            return False
+        finally:
+            self._drained = None
+        return True
+
+    def _closed(self, generation: Generation) -> None:
+        self._open.discard(generation)
+        if self._drained is not None:
+            self._check_drained()
+
+    def _check_drained(self) -> None:
+        waiter = self._drained
+        if waiter is not None and not waiter.done() and all(one.held for one in self._open):
+            waiter.set_result(None)
 
     def start(
         self,
@@ -324,9 +406,15 @@ class Generator:
 
         `drop_output`: only the prompt is of interest.  `patient`: only the end of each sequence is, so tokens
         may come late, unless a stop string has to be looked for in them.  Raises `BadRequest`,
-        `InvalidParameter`, or `InstanceUnavailable`.
+        `InvalidParameter`, `InstanceUnavailable`, or `Overloaded` if too many are held back already.
         """
         self.client.check_ready()
+        if self._holding and self.num_held >= MAX_HELD:
+            raise Overloaded(
+                f"the server is about to pause, and {MAX_HELD} requests wait for it to go on",
+                code="paused",
+                retry_after_s=5,
+            )
         for prompt in prompts:
             self._check_prompt(prompt)
         check_cost(prompts, params)
@@ -368,6 +456,7 @@ class Generator:
             n=params.n,
             arrived=arrived,
             window=max(1, limits.max_num_seqs if limits else 1),
+            on_close=self._closed,
         )
         shared = Shared(
             params,
@@ -378,6 +467,8 @@ class Generator:
         )
         for index in range(count):
             generation.add(Sequence(index, prompts[index // params.n], shared))
+        generation.held = self._holding
+        self._open.add(generation)
         generation.feed()
         return generation
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from baton.gateway.errors import ApiError
+from baton.gateway.errors import ApiError, BadRequest, Conflict, InstanceUnavailable
 from baton.gateway.instance_client import InstanceClient
 from baton.protocol.requests import QueryKind
 
@@ -47,3 +47,16 @@ def merge(each: Answers) -> dict[str, Any]:
         merged["error"] = text + (f"; done by {', '.join(done)}" if done else "")
         merged["code"] = next(iter(wrong.values())).get("code")
     return merged
+
+
+def checked(body: dict[str, Any], field: str | None = None) -> dict[str, Any]:
+    """The answer to an order.  Raises `ApiError` if it was not carried out (by all instances); `field` is the
+    one of the request that the instance may refuse."""
+    if "error" not in body:
+        return body
+    message, code = body["error"], body.get("code")
+    if code == "busy":
+        raise Conflict(message, code=code)
+    if code == "refused":
+        raise BadRequest(f"{field}: {message}" if field else message, param=field, code=code)
+    raise InstanceUnavailable(message, code=code, retry_after_s=5)

@@ -50,6 +50,7 @@ RIGHTS: dict[str, Right] = {
     "/debug/ledger": "operator",
     "/pause": "operator",
     "/resume": "operator",
+    "/is_paused": "operator",
     "/reset_prefix_cache": "operator",
     "/update_weights": "operator",
     "/start_profile": "operator",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_args
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from baton.gateway.cluster_client import QueryKind
-from baton.gateway.errors import BadRequest, Conflict, InstanceUnavailable
+from baton.gateway.errors import BadRequest, InstanceUnavailable
 from baton.gateway.formats import encode
+from baton.gateway.orders import checked
+from baton.gateway.pausing import PauseMode
 from baton.gateway.schemas import StartProfileRequest, UpdateWeightsRequest
 from baton.gateway.state import Gateway
 from baton.observe.metrics import CONTENT_TYPE, InstanceSample
@@ -60,8 +63,9 @@ def server_routes(gateway: Gateway) -> APIRouter:
         except InstanceUnavailable as error:
             headers = {"retry-after": str(error.retry_after_s or 5)}
             return _json({"status": client.state, "reason": error.message}, 503, headers)
-        if client.paused:
-            return _json({"status": "paused", "reason": "paused"}, 503, {"retry-after": "5"})
+        reason = gateway.pausing.reason
+        if reason is not None:
+            return _json({"status": "paused", "reason": reason}, 503, {"retry-after": "5"})
         return _json({"status": "ready"})
 
     @router.get("/version")
@@ -82,10 +86,14 @@ def server_routes(gateway: Gateway) -> APIRouter:
                 draining=entry["draining"],
                 in_flight=entry["in_flight"],
                 restarts=entry["restarts"],
+                paused=entry["paused"],
             )
         table = client.cluster.table
         data = gateway.metrics.render(
-            samples, handed_over=table.num_handed_over, continued=table.num_continued
+            samples,
+            handed_over=table.num_handed_over,
+            continued=table.num_continued,
+            held=gateway.generator.num_held,
         )
         return Response(data, headers={"content-type": CONTENT_TYPE})
 
@@ -99,15 +107,22 @@ def server_routes(gateway: Gateway) -> APIRouter:
         """Who holds the KV blocks, of one instance or of all."""
         return _json(await (client.query_one(instance, "ledger") if instance else client.query("ledger")))
 
-    def switch(path: str, what: QueryKind) -> None:
-        async def route(request: Request) -> Response:
-            return _json(_checked(await client.query(what, _SWITCH_DEADLINE_S), None))
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        return _json(checked(await client.query("reset_prefix_cache", _SWITCH_DEADLINE_S)))
 
-        router.add_api_route(path, route, methods=["POST"], name=what)
+    @router.post("/pause")
+    async def pause(request: Request) -> Response:
+        """See `pausing.py`.  `mode` and `clear_cache` have vLLM's names and defaults."""
+        return _json(await gateway.pausing.pause(**_pause_options(request.query_params)))
 
-    switch("/reset_prefix_cache", "reset_prefix_cache")
-    switch("/pause", "pause")
-    switch("/resume", "resume")
+    @router.post("/resume")
+    async def resume() -> Response:
+        return _json(await gateway.pausing.resume())
+
+    @router.get("/is_paused")
+    async def is_paused() -> Response:
+        return _json(gateway.pausing.describe())
 
     @router.post("/update_weights")
     async def update_weights(request: Request) -> Response:
@@ -129,21 +144,58 @@ def server_routes(gateway: Gateway) -> APIRouter:
         return _json(await order("stop_profile", None))
 
     async def order(what: QueryKind, field: str | None, argument: str = "") -> dict[str, Any]:
-        return _checked(await client.query(what, _ORDER_DEADLINE_S, argument, everybody=True), field)
+        return checked(await client.query(what, _ORDER_DEADLINE_S, argument, everybody=True), field)
 
     return router
 
 
-def _checked(body: dict[str, Any], field: str | None) -> dict[str, Any]:
-    """The answer to an order; raises `ApiError` if it was not carried out (by all instances)."""
-    if "error" not in body:
-        return body
-    message, code = body["error"], body.get("code")
-    if code == "busy":
-        raise Conflict(message, code=code)
-    if code == "refused":
-        raise BadRequest(f"{field}: {message}" if field else message, param=field, code=code)
-    raise InstanceUnavailable(message, code=code, retry_after_s=5)
+_PAUSE_OPTIONS = ("mode", "clear_cache", "wait_for_inflight_requests", "timeout_s", "resume_after_s")
+_MAX_PAUSE_S = 86_400.0
+
+
+def _pause_options(given: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of `Pausing.pause`.  Raises `BadRequest`."""
+    for name in given:
+        if name not in _PAUSE_OPTIONS:
+            raise BadRequest(
+                f"{name[:50]}: is no option; there are {', '.join(_PAUSE_OPTIONS)}", param=name[:50]
+            )
+    mode: Any = given.get("mode", "wait" if _truth(given, "wait_for_inflight_requests", False) else "abort")
+    if mode not in get_args(PauseMode):
+        raise BadRequest(f"mode: {mode[:50]!r} must be one of {', '.join(get_args(PauseMode))}", param="mode")
+    return {
+        "mode": mode,
+        "clear_cache": _truth(given, "clear_cache", mode != "keep"),
+        "timeout_s": _seconds(given, "timeout_s", _ORDER_DEADLINE_S),
+        "resume_after_s": _seconds(given, "resume_after_s", None),
+    }
+
+
+def _truth(given: Mapping[str, str], name: str, default: bool) -> bool:
+    text = given.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise BadRequest(f"{name}: {text[:50]!r} must be true or false", param=name)
+    return text.lower() in ("true", "1")
+
+
+_Default = TypeVar("_Default", float, None)
+
+
+def _seconds(given: Mapping[str, str], name: str, default: _Default) -> float | _Default:
+    text = given.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= _MAX_PAUSE_S:
+        raise BadRequest(
+            f"{name}: {text[:50]!r} must be more than 0 and at most {_MAX_PAUSE_S:g} seconds", param=name
+        )
+    return value
 
 
 def _directory(field: str, value: str | None) -> str:

@@ -20,7 +20,8 @@ from baton.protocol.requests import Finished
 from baton.protocol.sampling import TokenLogprobs
 from baton.protocol.sampling_params import SamplingParams
 
-EndReason = Literal["stop", "length"]
+EndReason = Literal["stop", "length", "abort"]
+"""`abort`: the server ended it; see `pausing.py`."""
 
 
 @dataclass(slots=True)
@@ -48,6 +49,10 @@ class Completion:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: EndReason | None = None
     stop_reason: int | str | None = None
+
+
+_END_REASONS: dict[str, EndReason] = {"stop": "stop", "length": "length", "aborted": "abort"}
+"""Of good ends.  `aborted` is what this side ended (`Generation.abort`); what it cancels tells it nothing."""
 
 
 class Shared:
@@ -162,6 +167,11 @@ class Sequence:
             return update
         return self._given(update)
 
+    def abort(self) -> Update:
+        """It ends before it was submitted."""
+        self.finish_reason = "abort"
+        return Update(self.index, "", [], [], "abort", None)
+
     def _update(self, tokens: list[int]) -> Update:
         """What tokens bring, and the end if they complete a stop string."""
         text, taken, stop = self._take_tokens(tokens)
@@ -180,7 +190,8 @@ class Sequence:
         if self._drop_output:
             self.num_generated = 0
             update.text, update.token_ids, update.logprobs, update.stop_reason = "", [], [], None
-            update.finish_reason = self.finish_reason = "length" if self.finish_reason else None
+            if self.finish_reason == "stop":
+                update.finish_reason = self.finish_reason = "length"
         return update
 
     def _take_tokens(self, tokens: list[int]) -> tuple[str, int, str | None]:
@@ -207,7 +218,7 @@ class Sequence:
 
     def _end(self, finished: Finished, update: Update) -> None:
         """The engine says that it is over: gives what was held back and the reason."""
-        update.finish_reason = "stop" if finished.reason == "stop" else "length"
+        update.finish_reason = _END_REASONS[finished.reason]
         if finished.reason == "stop" and (self._params.ignore_eos or self._last_token not in self._eos):
             update.stop_reason = self._last_token
         if self._detokenizer is not None:
@@ -234,7 +245,7 @@ def _ids(tokens: tuple[int, ...]) -> frozenset[int]:
 
 def _failure(finished: Finished) -> ApiError | None:
     """The error that an end of the engine stands for, None for a good end."""
-    if finished.reason in ("stop", "length"):
+    if finished.reason in _END_REASONS:
         return None
     message = finished.message or f"the instance ended the request: {finished.code or finished.reason}"
     match finished.code:

@@ -14,6 +14,7 @@ from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.errors import BadRequest, ContextTooLong, NotFound, TooLarge
 from baton.gateway.generation import Generator
 from baton.gateway.middleware import REQUEST_ID
+from baton.gateway.pausing import Pausing
 from baton.gateway.schemas import MAX_CACHE_SALT, BodyDecoder, SamplingFields, StreamOptions
 from baton.gateway.served_model import ServedModel
 from baton.gateway.tokenizer import Tokenizer
@@ -47,10 +48,12 @@ class Gateway:
     """That which is served now: `served.checkpoint` until there are other weights."""
     weights: str = field(init=False, default="")
     """The directory of the other weights, for incarnations that are started from now on."""
+    pausing: Pausing = field(init=False)
     decoder: BodyDecoder = field(default_factory=BodyDecoder)
 
     def __post_init__(self) -> None:
         self.checkpoint = self.served.checkpoint
+        self.pausing = Pausing(self.client, self.generator)
 
     async def read(self, request: Request, kind: type[T]) -> T:
         """The request's body.  Raises `BadRequest` or `TooLarge`."""

@@ -87,6 +87,8 @@ class InstanceSample(NamedTuple):
     in_flight: int
     """Sequences that this gateway has there."""
     restarts: int
+    paused: bool = False
+    """Told so by this gateway."""
 
 
 class Metrics:
@@ -147,9 +149,13 @@ class Metrics:
     def http_request(self, method: str, route: str, status: int) -> None:
         self._http.labels(method, route, status).inc()
 
-    def render(self, instances: Mapping[str, InstanceSample], *, handed_over: int, continued: int) -> bytes:
+    def render(
+        self, instances: Mapping[str, InstanceSample], *, handed_over: int, continued: int, held: int = 0
+    ) -> bytes:
         """The exposition.  `handed_over`: requests that another instance decodes than prefilled them;
-        `continued`: times that a request went on after the loss of its instance."""
+        `continued`: times that a request went on after the loss of its instance; `held`: requests that wait
+        for the end of a pause that is about to begin."""
+        self._engine.held = held
         self._engine.instances = instances
         self._engine.totals = {"requests_handed_over": handed_over, "requests_continued": continued}
         return bytes(generate_latest(self.registry))
@@ -200,6 +206,7 @@ class _Buckets:
 _INSTANCE_GAUGES: dict[str, tuple[str, Callable[[InstanceSample], float]]] = {
     "instance_up": ("1 while the instance runs, else 0.", lambda i: float(i.ready)),
     "instance_draining": ("1 while nothing new is sent to the instance.", lambda i: float(i.draining)),
+    "instance_paused": ("1 while the instance stands still by /pause.", lambda i: float(i.paused)),
     "instance_requests": ("Sequences of this server that are at the instance.", lambda i: i.in_flight),
 }
 _TOTALS = {
@@ -215,6 +222,7 @@ class _EngineStats:
         self._model_name = model_name
         self.instances: Mapping[str, InstanceSample] = {}
         self.totals: Mapping[str, int] = {}
+        self.held = 0
 
     def collect(self) -> Iterator[Metric]:
         for name, (text, read) in _ENGINE_GAUGES.items():
@@ -233,6 +241,13 @@ class _EngineStats:
         yield labels
         restarts = {key: float(one.restarts) for key, one in self.instances.items()}
         yield from self._counter("instance_restarts", "Times that the instance was started again.", restarts)
+        held = GaugeMetricFamily(
+            _PREFIX + "requests_held",
+            "Requests that are not submitted before a pause (mode wait) is over.",
+            labels=["model_name"],
+        )
+        held.add_metric([self._model_name], float(self.held))
+        yield held
         for name, value in self.totals.items():
             total = CounterMetricFamily(_PREFIX + name, _TOTALS[name], labels=["model_name"])
             total.add_metric([self._model_name], float(value))
