@@ -314,7 +314,7 @@ def test_reports_that_come_fast_are_all_passed_on_and_a_death_meanwhile_is_notic
 
 
 def test_a_full_command_ring_blocks_nobody(puppet):
-    one = puppet()
+    one = puppet(max_num_batched_tokens=20_000)
     one.report(READY)
     gateway = Gateway(one.loop.endpoint)
     assert isinstance(gateway.receive(), Welcome)

@@ -177,7 +177,7 @@ class World:
         """`Scheduler.decide`, checked: admissions follow the rank, victims are the youngest of the lowest."""
         decisions = self._unchecked_decide()
         scheduler = self.core.scheduler
-        waiting = [entry[0] for entry in scheduler._waiting if entry[1].state is State.WAITING]
+        waiting = [request.rank for request in scheduler.waiting_requests()]
         running = [request.rank for request in scheduler.slots if request and request.state is State.RUNNING]
         for admission in decisions.admitted:
             assert all(admission.request.rank < rank for rank in waiting)

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from baton.engine import core as engine_core
-from baton.engine import scheduler as engine_scheduler
 from baton.engine import steps as engine_steps
 from baton.engine.blocks import Ledger
 from baton.engine.controls import Controls
@@ -205,10 +204,9 @@ def queue_bound_ignored(patch: Patch) -> None:
 @mutation("a request behind a cancelled head is not looked at", "liveness", "end")
 def lost_wake_up(patch: Patch) -> None:
     def wrong(self, request):
-        engine_scheduler.heapq.heappush(self._waiting, (request.rank, request))
-        self._num_waiting += 1
-        if self._waiting[0][1] is request:
-            self._stale = True
+        was = next(iter(self.line), None)
+        self.line.push(request)
+        self._stale = self._stale or was is None
 
     patch.setattr(Scheduler, "enqueue", wrong)
 

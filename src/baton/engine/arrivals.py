@@ -228,7 +228,9 @@ class Arrivals:
         num_cached = None if waits else self._scheduler.try_reserve(key, request, promised=promised)
         if num_cached is None:
             blocks = self._scheduler.estimate(request)
-            credit = self.credits.join(target, message.id, message.attempt, message.priority, blocks, now)
+            credit = self.credits.join(
+                target, message.id, message.attempt, message.priority, message.flow, blocks, now
+            )
             self._refuse(target, message, "no_room", "no room for it now", credit=credit)
             return
         num_pages = -(-len(request.tokens) // self._config.block_size)

@@ -116,6 +116,7 @@ class Attempts:
                 cache_salt=request.cache_salt,
                 source=source,
                 lease_s=self._config.lease_s,
+                flow=request.flow,
             ),
         )
         return attempt

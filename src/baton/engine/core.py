@@ -288,13 +288,11 @@ class EngineCore:
         try:
             request = self._accept(outbox, submit, now)
         except Rejected as refusal:
-            self.counters.rejected[refusal.code] += 1
-            self.counters.finished["rejected"] += 1
-            answer = Finished(submit.id, "rejected", code=refusal.code, message=refusal.message)
-            outbox.finished.append(answer)
-            self._outboxes.touch(outbox)
+            self._reject(outbox, submit.id, refusal, now)
             return
         outbox.requests[submit.id] = request
+        if self._machinery is not None and not request.continued:
+            self._machinery.backlog.add(request)
         decoders = tuple(target for target in submit.decoders if target.incarnation != self.incarnation)
         if self._handovers is None or not self._handovers.departures.begin(request, decoders):
             self.scheduler.enqueue(request)
@@ -316,11 +314,7 @@ class EngineCore:
         if machinery.num_waiting >= limit and scheduler.due:
             self._decide(scheduler, now)  # what came just before may be admitted at once
         if machinery.num_waiting >= limit:
-            raise Rejected(
-                "queue_full",
-                f"{machinery.num_waiting} requests are waiting and max_waiting is {limit}; "
-                "try again later, or raise --max-waiting",
-            )
+            self._make_place(machinery, submit, now)
         return Request(
             outbox,
             submit.id,
@@ -335,7 +329,56 @@ class EngineCore:
             cache_salt=submit.cache_salt,
             root=root_key(submit.cache_salt) if scheduler.prefix is not None else b"",
             patient=submit.patient,
+            flow=submit.flow,
         )
+
+    def _make_place(self, machinery: Machinery, submit: Submit, now: float) -> None:
+        """The queue is full: the worst newcomer that waits goes.  Raises `Rejected` if that is this one."""
+        full = Rejected(
+            "queue_full",
+            f"{machinery.num_waiting} requests are waiting and max_waiting is {self.config.max_waiting}; "
+            "try again later, or raise --max-waiting",
+        )
+        worst = machinery.backlog.place_for(submit.priority, submit.flow, continued=bool(submit.generated))
+        if worst is None:
+            raise full
+        log.debug("request %s makes place for %s", worst.name or worst.id, submit.name or submit.id)
+        self.counters.displaced += 1
+        self._withdraw(worst)
+        del worst.gateway.requests[worst.id]
+        self._reject(worst.gateway, worst.id, full, now)
+
+    def _reject(self, outbox: Outbox, id: int, refusal: Rejected, now: float) -> None:
+        """A request that holds nothing is answered, and is gone."""
+        self.counters.rejected[refusal.code] += 1
+        self.counters.finished["rejected"] += 1
+        retry_after_s = 0.0
+        if refusal.code == "queue_full" and self._machinery is not None:
+            retry_after_s = self._machinery.turnover.wait_s(self._machinery.num_waiting, now)
+        outbox.finished.append(
+            Finished(
+                id,
+                "rejected",
+                code=refusal.code,
+                message=refusal.message,
+                retry_after_s=retry_after_s,
+            )
+        )
+        self._outboxes.touch(outbox)
+
+    def _withdraw(self, request: Request) -> State:
+        """A request is wanted no more.  Returns its state: gone, or to be closed by the worker."""
+        was, state = request.state, request.advance(Event.CANCEL)
+        machinery = self._machinery
+        if machinery is not None:
+            machinery.backlog.remove(request)
+            if was is State.ARRIVING:
+                machinery.handovers.arrivals.withdrawn(request, self._now)
+            elif request.departure is not None:
+                machinery.handovers.departures.withdrawn(request)
+        if was is State.WAITING:
+            self.scheduler.withdraw(request)
+        return state
 
     def _number(self) -> int:
         """Counts the requests of this engine, in the order of their coming."""
@@ -343,15 +386,9 @@ class EngineCore:
         return self._numbers
 
     def _cancel(self, request: Request) -> None:
-        was, state = request.state, request.advance(Event.CANCEL)
-        if self._handovers is not None:
-            if was is State.ARRIVING:
-                self._handovers.arrivals.withdrawn(request, self._now)
-            elif request.departure is not None:
-                self._handovers.departures.withdrawn(request)
+        was = request.state
+        state = self._withdraw(request)
         if state is State.GONE:
-            if was is State.WAITING:
-                self.scheduler.withdraw(request)
             finish(self._outboxes, self.counters, request, "aborted")
         elif was is not State.ABORTING:
             self.scheduler.stop_running(request)
@@ -572,13 +609,19 @@ class EngineCore:
         for request in decisions.preempted:
             log.debug("preempting request %s on slot %d", request.name or request.id, request.slot)
             commands.append(Preempt(request.slot, request.epoch))
+        newcomers = 0
         for admission in decisions.admitted:
+            newcomers += admission.request.first_admitted is None
             commands.append(self._admit(admission, now))
+        if self._machinery is not None:
+            self._machinery.turnover.decided(newcomers, scheduler.num_waiting, now)
 
     def _admit(self, admission: Admission, now: float) -> Admit:
         request = admission.request
         if request.first_admitted is None:
             request.first_admitted = now
+            if self._machinery is not None:
+                self._machinery.backlog.remove(request)
             request.num_cached = admission.num_computed
             if request.num_cached:
                 request.gateway.cached.append((request.id, request.num_cached))

@@ -76,6 +76,8 @@ class Counters:
     """By `FinishReason`."""
     rejected: Counter[str] = field(default_factory=Counter)
     """By `Finished.code`."""
+    displaced: int = 0
+    """Of those rejected with `queue_full`, how many had waited and made place for another one."""
     steps: int = 0
     step_seconds: float = 0.0
     queue_seconds: float = 0.0

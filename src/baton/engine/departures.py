@@ -2,7 +2,8 @@
 
 Theory.  A request with `decoders` is *prepared* while it holds nothing here: the first decoder is asked for
 room (`Reserve`), then the next one, and so on.  At most `max_preparing` requests are asking, or hold another
-engine's room without having been admitted here; the rest wait by rank.  A decoder that refuses or says
+engine's room without having been admitted here; the rest wait by priority, those that ran before first, and
+fairly by flow.  A decoder that refuses or says
 nothing costs only the request that asked it:
 
 * one that has not answered within `reserve_timeout_s` is passed over, and may be asked by one request at a
@@ -44,7 +45,6 @@ departs any more, because two instances cannot send in one order.
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Callable, Iterator
 
@@ -58,6 +58,7 @@ from baton.engine.scheduler import Scheduler
 from baton.engine.steps import finish
 from baton.protocol.codec import pack_int32
 from baton.protocol.config import InstanceConfig
+from baton.protocol.fair_queue import FairLine
 from baton.protocol.handover import (
     Cancel,
     Cancelled,
@@ -101,7 +102,7 @@ class Departures:
         self._ids = 0
         self._live: dict[int, Departure] = {}
         """Those that are not over."""
-        self._queue: list[tuple[tuple[int, float], Departure]] = []
+        self._queue: FairLine[Departure] = FairLine()
         self._num_placed = 0
         self.attempts = Attempts(config, courier, scheduler)
 
@@ -137,16 +138,19 @@ class Departures:
         request.outbox = departure.aside
         self._live[departure.id] = departure
         self._scheduler.keep_slots(bool(self._live))
-        heapq.heappush(self._queue, (request.rank, departure))
+        level = (request.rank[0], not request.continued)
+        self._queue.push(departure, departure.id, level, request.flow)
         self._counters.departures += 1
         return True
 
     def fill(self, now: float) -> None:
         """Lets those ask that have a place now."""
-        while self._queue and self._num_placed < self._config.max_preparing:
-            _, departure = heapq.heappop(self._queue)
-            if not departure.over:
-                self._ask(departure, now)
+        while self._num_placed < self._config.max_preparing:
+            departure = self._queue.head()
+            if departure is None:
+                return
+            self._queue.take(departure.id, len(departure.request.tokens))
+            self._ask(departure, now)
 
     def departs(self, request: Request) -> bool:
         """Whether it is to be closed after its first token."""
@@ -169,7 +173,7 @@ class Departures:
     @property
     def num_queued(self) -> int:
         """Requests that wait for a place of `max_preparing`."""
-        return sum(not departure.over for _, departure in self._queue)
+        return len(self._queue)
 
     # -- what happens to the request here
 
@@ -492,6 +496,7 @@ class Departures:
     def _finish(self, departure: Departure, *, tell: bool = True) -> None:
         """The request departs no more; attempts may have to end."""
         departure.over = True
+        self._queue.remove(departure.id)
         self._live.pop(departure.id, None)
         self._scheduler.keep_slots(bool(self._live))
         self._unplace(departure)

@@ -10,6 +10,7 @@ time of steps that did nothing else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -21,6 +22,8 @@ from baton.protocol.requests import Load
 
 _WEIGHT = 0.1
 """Of the newest step."""
+_TURNOVER_S = 30.0
+"""What is so old counts a third in the speed of the line."""
 
 
 class Speeds:
@@ -38,6 +41,30 @@ class Speeds:
             self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, speed)
         else:
             self.decode_step_s = _average(self.decode_step_s, seconds)
+
+
+class Turnover:
+    """How fast the line of newcomers moves, measured while somebody waits, with older times counting less."""
+
+    def __init__(self) -> None:
+        self._admitted = 0.0
+        self._seconds = 0.0
+        self._since: float | None = None
+        """When it was looked at last, if somebody waited then."""
+
+    def decided(self, admitted: int, waiting: int, now: float) -> None:
+        """So many newcomers were admitted, and so many wait now."""
+        if self._since is not None:
+            passed = max(now - self._since, 0.0)
+            kept = math.exp(-passed / _TURNOVER_S)
+            self._seconds = self._seconds * kept + passed
+            self._admitted = self._admitted * kept + admitted
+        self._since = now if waiting else None
+
+    def wait_s(self, waiting: int, now: float) -> float:
+        """How long it takes until so many have been admitted; 0: not known."""
+        seconds = self._seconds + (0.0 if self._since is None else max(now - self._since, 0.0))
+        return waiting * seconds / max(self._admitted, 1.0)
 
 
 def _average(before: float, newest: float) -> float:

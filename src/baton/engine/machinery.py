@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from baton.engine.backlog import Backlog
 from baton.engine.blocks import Ledger
 from baton.engine.counters import Counters
 from baton.engine.courier import Courier
 from baton.engine.handovers import Handovers
 from baton.engine.handshake import Agreed
-from baton.engine.loads import Loads, Speeds
+from baton.engine.loads import Loads, Speeds, Turnover
 from baton.engine.outbox import Outboxes
 from baton.engine.prefix import PrefixIndex
 from baton.engine.scheduler import Scheduler
@@ -18,6 +19,9 @@ from baton.engine.steps import StepReader
 from baton.engine.validation import Limits
 from baton.protocol.config import InstanceConfig
 from baton.protocol.requests import Load
+
+PREFILL_STEPS_AHEAD = 2
+"""The step that runs, of which nothing was reported yet, and the one that follows it without a pause."""
 
 
 class Machinery:
@@ -47,7 +51,10 @@ class Machinery:
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
             admission_headroom=config.admission_headroom,
+            prefill_ahead=PREFILL_STEPS_AHEAD * config.max_num_batched_tokens,
         )
+        self.backlog = Backlog()
+        self.turnover = Turnover()
         self.handovers = Handovers(
             config,
             num_ranks,

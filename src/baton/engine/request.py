@@ -23,6 +23,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from baton.engine.outbox import Outbox
+from baton.protocol.fair_queue import EVERYBODY, Flow, Share
 from baton.protocol.sampling import Sampling, Stopping
 
 if TYPE_CHECKING:
@@ -135,9 +136,11 @@ class Request:
         "arrived",
         "cache_salt",
         "computed",
+        "continued",
         "departure",
         "epoch",
         "first_admitted",
+        "flow",
         "gateway",
         "held",
         "id",
@@ -156,10 +159,13 @@ class Request:
         "rank",
         "root",
         "sampling",
+        "settled",
+        "share",
         "slot",
         "state",
         "stopping",
         "tokens",
+        "uncomputed",
         "watermark",
     )
 
@@ -179,6 +185,7 @@ class Request:
         cache_salt: str = "",
         root: bytes = b"",
         patient: bool = False,
+        flow: Flow = EVERYBODY,
         state: State = State.WAITING,
     ) -> None:
         """`tokens`: the prompt, and what the client already has of the answer."""
@@ -196,7 +203,15 @@ class Request:
         self.sampling = sampling
         self.stopping = stopping
         self.rank: tuple[int, float] = (priority, arrival)
-        """Smaller is served first; a preempted request keeps it, and so is ahead of all that came later."""
+        """Smaller is served first, among those that run and those of one flow (`waiting.py`); a preempted
+        request keeps it."""
+        self.flow = flow
+        self.share: Share[Request] | None = None
+        """While it runs: what is charged for what it generates."""
+        self.settled = 0
+        """So many of its tokens have been charged, or are free."""
+        self.continued = state is State.ARRIVING or len(tokens) > self.num_prompt
+        """It ran before, here or elsewhere: it comes before those that have not, and is not refused."""
         self.patient = patient
         self.arrival = arrival
         self.arrived = arrived
@@ -205,6 +220,8 @@ class Request:
         """How it is to be handed over to another instance; None: it stays."""
         self.computed = 0
         """Leading tokens of this epoch's prefill whose KV is computed, as far as was reported."""
+        self.uncomputed = 0
+        """While it runs: tokens of this epoch's prefill that are not computed, as far as was reported."""
         self.slot = -1
         self.epoch = 0
         self.lets_pass = False

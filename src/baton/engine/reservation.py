@@ -61,6 +61,7 @@ class Checker:
             message.priority,
             message.cache_salt,
             message.generated,
+            flow=message.flow,
         )
         try:
             tokens = check_submit(submit, self._limits)
@@ -80,6 +81,7 @@ class Checker:
             num_prompt=len(message.prompt) // 4,
             cache_salt=message.cache_salt,
             root=root_key(message.cache_salt) if self._caching else b"",
+            flow=message.flow,
             state=State.ARRIVING,
         )
         request.prompt_logprobs_sent = request.num_prompt  # P has sent them, or nobody wants them

@@ -5,9 +5,13 @@ to tell the worker.  `decide` depends on the books alone, never on how often or 
 twice in a row decides nothing the second time.
 
 **Order.** A request's rank is (priority, arrival); smaller is served first (`departures.py` says who lets a
-number of later ones pass). Admission follows the rank
-strictly: what does not fit blocks everything behind it, so nothing is overtaken for ever. A preempted request
-keeps its rank and is therefore ahead of everything of its class that has not run yet.
+number of later ones pass). Who waits is admitted by priority, what ran before newcomers, and newcomers fairly
+by flow (`waiting.py`). Admission follows that order
+strictly: what does not fit blocks everything behind it, so nothing is overtaken for ever.
+
+**No sooner than needed.** The worker computes prompts in the order in which it was given them. So a newcomer
+is admitted only while less than `prefill_ahead` tokens of admitted prompts are left to compute: two steps'
+worth keeps the worker busy, and whoever comes now waits for no more than that besides those ahead in line.
 
 **Blocks.** A request that was taken needs at most `limit` tokens of KV, which fit in the pool (`validation`).
 At admission it gets the blocks of all its tokens and of `lookahead` tokens more. When less than `lookahead`
@@ -42,10 +46,12 @@ or held by something that is being closed, that is, available or coming; and sin
 there is one if r wants one. So r never gives way, and its wants are served first: by an available block, by a
 coming one (the worker closes what it was told to close, also while no step runs), or by a victim's. r ends
 after at most `max_tokens` steps.
-(2) r waits. It is the head, so nobody else is admitted. What runs ends or gives way by the argument of (1),
+(2) r waits. When it is the head, nobody else is admitted. What runs ends or gives way by the argument of (1),
 applied to the smallest rank that runs. When nothing runs and nothing is being closed, the headroom asks only
-for r's own `limit`, which fits: r is admitted, if it was not before.
-By induction every request ends, unless smaller ranks keep arriving, which is what priorities mean.
+for r's own `limit`, which fits: r is admitted, if it was not before. And r becomes the head: of its priority
+there are finitely many that ran before, and with each newcomer of another flow that is admitted the fair
+queue's clock moves on, and the tag of that flow, while that of r's flow stands still.
+By induction every request ends, unless smaller priorities keep arriving, which is what priorities mean.
 (What departs leaves, stays, or ends within the deadlines of `departures.py`; then no slot is kept.)
 Reservations and exported pages are neither available nor somebody's who could give way; but each of them has
 a deadline of its own (a lease, or `arrivals.py`'s limit for an idle one when somebody waits here), so the
@@ -54,7 +60,6 @@ argument holds after that.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +68,7 @@ from baton.engine.blocks import Key, Ledger
 from baton.engine.headroom import Headroom
 from baton.engine.prefix import PrefixIndex, extend_keys
 from baton.engine.request import NEVER, Event, Request, State
+from baton.engine.waiting import WaitingLine
 
 URGENT_TOKENS = 2
 """A want is urgent when there is room for fewer tokens than this: about what the worker samples while a
@@ -91,7 +97,8 @@ class Decisions:
 class Scheduler:
     """Schedules requests on `max_num_seqs` slots over the blocks of one ledger.
 
-    `prefix` None: no prefix caching.  `max_model_len` bounds every request (`validation`).
+    `prefix` None: no prefix caching.  `max_model_len` bounds every request (`validation`).  `prefill_ahead`:
+    tokens of prompts that the worker is given ahead of computing them; None: no bound.
     """
 
     def __init__(
@@ -103,6 +110,7 @@ class Scheduler:
         max_num_seqs: int,
         max_model_len: int,
         admission_headroom: int | None = None,
+        prefill_ahead: int | None = None,
     ) -> None:
         self.ledger = ledger
         self.prefix = prefix
@@ -125,15 +133,19 @@ class Scheduler:
         self._promised_blocks = 0
         self._epochs = [0] * max_num_seqs
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
-        self._waiting: list[tuple[tuple[int, float], Request]] = []
-        self._num_waiting = 0
+        self.line = WaitingLine()
+        self._contended = False
+        """Somebody waited after the last decision: what is generated since is charged."""
+        self._prefill_ahead = NEVER if prefill_ahead is None else prefill_ahead
+        self._uncomputed = 0
+        """The sum over those that run of what is left to compute of their prompts."""
         self._wanting: dict[int, Request] = {}
         self._stale = False
         """Something changed that `decide` must look at."""
 
     @property
     def num_waiting(self) -> int:
-        return self._num_waiting
+        return len(self.line)
 
     @property
     def num_occupied(self) -> int:
@@ -151,7 +163,7 @@ class Scheduler:
         return {
             "running": running,
             "closing": self.num_occupied - running,
-            "waiting": self._num_waiting,
+            "waiting": len(self.line),
             "arriving": len(self.arriving),
             "paused": self.paused,
             "headroom_tokens": self.headroom.tokens,
@@ -162,18 +174,16 @@ class Scheduler:
 
     def enqueue(self, request: Request) -> None:
         """A request in state `waiting`, new or preempted, wants to run."""
-        heapq.heappush(self._waiting, (request.rank, request))
-        self._num_waiting += 1
-        if self._head() is request:  # (whoever was ahead of it may be gone)
+        if self._contended and self.line.is_new(request):
+            self.line.settle(self.slots, charge=True, alone=True)  # what was before it came is no lead
+        self.line.push(request)
+        if self.line.head() is request:  # (whoever was ahead of it may be gone)
             self._stale = True
 
     def withdraw(self, request: Request) -> None:
         """A request that waited is gone (its state says so)."""
-        self._num_waiting -= 1
+        self.line.remove(request)
         self._stale = True
-        if len(self._waiting) > 2 * self._num_waiting + 16:
-            self._waiting = [entry for entry in self._waiting if entry[1].state is State.WAITING]
-            heapq.heapify(self._waiting)
 
     def progress(self, request: Request) -> None:
         """A running request has reached its `watermark`: it has more tokens."""
@@ -188,6 +198,7 @@ class Scheduler:
 
     def computed(self, request: Request, num_tokens: int) -> None:
         """A report said that the KV of the first `num_tokens` tokens is computed."""
+        self._leave_less(request, request.uncomputed - (num_tokens - request.computed))
         request.computed = num_tokens
         if request.state is State.RUNNING:
             self._index(request, min(num_tokens, len(request.tokens)))
@@ -196,11 +207,14 @@ class Scheduler:
     def stop_running(self, request: Request) -> None:
         """A request that ran is being closed: it wants nothing more."""
         self._wanting.pop(request.slot, None)
+        self._leave_less(request, 0)
         request.watermark = NEVER
 
     def release(self, request: Request) -> None:
         """The worker has closed the request's epoch: its slot and blocks are free."""
         self.stop_running(request)
+        self.line.settle((request,), charge=self._contended)
+        self.line.released(request)
         slot = request.slot
         self.ledger.release(slot)
         self.slots[slot] = None
@@ -255,7 +269,7 @@ class Scheduler:
         """
         if self.paused or self.draining or self._wanting or self._spare_slots <= 0:
             return None
-        if self._num_waiting and not promised:
+        if self.line and not promised:
             return None
         # (All blocks of its tokens may come from the cache: nothing of it needs to be computed.)
         shared = self._match(request, len(request.tokens) // self.block_size)
@@ -276,6 +290,7 @@ class Scheduler:
         num_computed = len(request.tokens) - 1
         request.held, request.indexed = len(blocks), 0
         request.computed = num_computed
+        self.line.seat(request)
         self.progress(request)
         return Admission(request, blocks, num_computed)
 
@@ -305,18 +320,18 @@ class Scheduler:
 
     def has_room(self, blocks: int) -> bool:
         """Whether a request of another instance that needs so many blocks could come now."""
-        if self.paused or self.draining or self._num_waiting or self._wanting or self._spare_slots <= 0:
+        if self.paused or self.draining or self.line or self._wanting or self._spare_slots <= 0:
             return False
         return blocks + self._growth() + self._promised_blocks <= self.ledger.available
 
     @property
     def in_demand(self) -> bool:
         """Whether a request of this instance lacks blocks."""
-        return bool(self._num_waiting or self._wanting)
+        return bool(self.line or self._wanting)
 
     def waiting_requests(self) -> Iterator[Request]:
         """Those that wait for admission, in no order."""
-        return (request for _, request in self._waiting if request.state is State.WAITING)
+        return iter(self.line)
 
     # -- what to do
 
@@ -328,8 +343,11 @@ class Scheduler:
             self._serve_wants(decisions)
             if self._wanting and not self.paused:
                 self._give_way(decisions)
-        if self._num_waiting and not self._wanting and not self.paused and not self.draining:
+        if self.line and not self._wanting and not self.paused and not self.draining:
             self._admit(decisions)
+        if self.line and not self._contended:
+            self.line.settle(self.slots, charge=False)  # what nobody waited for is free
+        self._contended = bool(self.line)
         return decisions
 
     def _serve_wants(self, decisions: Decisions) -> None:
@@ -369,7 +387,9 @@ class Scheduler:
 
     def _admit(self, decisions: Decisions) -> None:
         growth: int | None = None
-        while self._spare_slots > 0 and (request := self._head()) is not None:
+        if self._contended and self._may_admit:
+            self.line.settle(self.slots, charge=True)
+        while self._may_admit and (request := self.line.head()) is not None:
             if request.lets_pass and self._spare_slots <= self.kept_slots:
                 return
             shared = self._match(request, (len(request.tokens) - 1) // self.block_size)
@@ -382,14 +402,21 @@ class Scheduler:
             if fresh + own + growth > available:
                 return
             growth += own
-            heapq.heappop(self._waiting)
-            self._num_waiting -= 1
+            self.line.take(len(request.tokens) - len(shared) * self.block_size)
             decisions.admitted.append(self._seat(request, shared, fresh))
 
-    def _head(self) -> Request | None:
-        while self._waiting and self._waiting[0][1].state is not State.WAITING:
-            heapq.heappop(self._waiting)
-        return self._waiting[0][1] if self._waiting else None
+    @property
+    def _may_admit(self) -> bool:
+        return self._spare_slots > 0 and self._uncomputed < self._prefill_ahead
+
+    def _leave_less(self, request: Request, uncomputed: int) -> None:
+        """So many tokens of a request's prompt are left to compute."""
+        uncomputed = max(uncomputed, 0)
+        before = self._uncomputed
+        self._uncomputed += uncomputed - request.uncomputed
+        request.uncomputed = uncomputed
+        if self._uncomputed < self._prefill_ahead <= before:
+            self._stale = True
 
     @property
     def _spare_slots(self) -> int:
@@ -411,6 +438,7 @@ class Scheduler:
         self._epochs[slot] += 1
         request.advance(Event.ADMIT)
         request.slot, request.epoch = slot, self._epochs[slot]
+        request.continued = True
         self.slots[slot] = request
         return slot
 
@@ -421,6 +449,8 @@ class Scheduler:
         request.indexed = len(shared)
         request.indexing = self.prefix is not None
         request.computed = len(shared) * self.block_size
+        request.uncomputed = len(request.tokens) - request.computed
+        self._uncomputed += request.uncomputed
         self.headroom.on_admission()
         self._set_watermark(request)
         return Admission(request, blocks, len(shared) * self.block_size)
@@ -469,7 +499,7 @@ class Scheduler:
         for index in range(request.indexed, full):
             self.prefix.insert(request.keys[index], table[index])
         request.indexed = full
-        self._stale = self._stale or self._num_waiting > 0
+        self._stale = self._stale or len(self.line) > 0
 
     def _set_watermark(self, request: Request) -> None:
         """The next number of tokens at which it wants blocks, becomes urgent, or has filled a block."""

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from baton.protocol.codec import MalformedMessage, unpack_int32
+from baton.protocol.fair_queue import check_flow
 from baton.protocol.requests import Submit
 from baton.protocol.sampling import LogitBias
 
@@ -55,6 +56,9 @@ def check_submit(submit: Submit, limits: Limits) -> array[int]:
             f"{submit.stopping.max_tokens}, so nothing is left to generate; finish the request instead",
         )
     _check_sampling(submit, limits)
+    wrong = check_flow(submit.flow)
+    if wrong is not None:
+        raise Rejected("bad_request", wrong)
     _check_size(len(prompt), submit.stopping.max_tokens, limits)
     return prompt + generated
 

@@ -48,6 +48,7 @@ from typing import Literal
 import msgspec
 
 from baton.protocol.codec import Codec
+from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
 RefusalCode = Literal[
@@ -116,6 +117,7 @@ class Reserve(msgspec.Struct, tag="reserve", array_like=True, frozen=True):
     source: InstanceSource
     lease_s: float
     """P's lease, the same for each page; D uses this duration."""
+    flow: Flow = EVERYBODY
 
 
 class Reserved(msgspec.Struct, tag="reserved", array_like=True, frozen=True):

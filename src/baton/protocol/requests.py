@@ -28,6 +28,7 @@ from typing import Any, Literal
 import msgspec
 
 from baton.protocol.codec import Codec
+from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.handover import InstanceSource
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
@@ -80,6 +81,8 @@ class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
     patient: bool = False
     """Its consumer looks at the end alone: tokens may come some steps late, in fewer messages.  The end comes
     at once, and all tokens with it."""
+    flow: Flow = EVERYBODY
+    """Whose it is: requests of one priority are served fairly by flow."""
 
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
@@ -129,6 +132,8 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
     num_preemptions: int = 0
     queued_s: float = 0.0
     """Seconds from arrival to first admission."""
+    retry_after_s: float = 0.0
+    """With `queue_full`: how long what waits will take at the speed of lately; 0: not known."""
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):

@@ -30,6 +30,7 @@ IGNORED = {
     "Counters": None,
     "EngineCore": {"config", "counters", "workers", "_started", "_last_report"},
     "StepReader": {"_counters"},
+    "Turnover": None,
     "RequestTable": {"num_handed_over", "num_continued"},
     "SimulatedExecutor": {"_cost", "_pool", "_positions", "_weights", "info", "virtual_seconds"},
     "TokenPool": {"view"},

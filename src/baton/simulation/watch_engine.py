@@ -233,10 +233,6 @@ class EngineWatch:
     def _check_queue(self, scheduler: Any, limit: int) -> None:
         if scheduler.num_waiting <= limit:
             return
-        newcomers = sum(
-            1
-            for _, request in scheduler._waiting
-            if request.state is State.WAITING and request.first_admitted is None
-        )
+        newcomers = sum(1 for request in scheduler.waiting_requests() if request.first_admitted is None)
         if newcomers > limit:
             raise Violation("queue", f"{newcomers} newcomers wait, max_waiting is {limit}")

@@ -12,7 +12,7 @@ are computed.
 
 The engine, and the gateway behind it, run on the cores that compute.  So a step that gives only tokens for
 which nobody waits (`Admit.patient`) is reported without waking the engine, for some steps in a row; what is
-over wakes it at once, and a loop that has nothing to run never leaves a report behind that did not.
+over, and a piece of a prompt that is computed, wakes it at once, and a loop that has nothing to run never leaves a report behind that did not.
 
 An exception leaves the loop: `main.py` reports `WorkerFailed` and exits.  There is no going on with slots
 that may differ from the engine's, or from another rank's.
@@ -197,7 +197,8 @@ class WorkerLoop:
             self._executor.release(closed.slot)
         if self._leader:
             seconds = self._clock() - began
-            quiet = outcome.patient and not outcome.closings and seconds < _QUIET_S
+            told = outcome.closings or outcome.prefill  # (the next prompt may wait for the end of this one)
+            quiet = outcome.patient and not told and seconds < _QUIET_S
             self._quiet = self._quiet + 1 if quiet and self._quiet < self._quiet_steps else 0
             self.emit(outcome.report(batch.step, self._commands.applied, seconds), ring=self._quiet == 0)
 
