@@ -11,6 +11,7 @@ from baton.engine.arrival import TRUST
 from baton.engine.fetches import MAX_FETCH_PAGES
 from baton.protocol.codec import pack_int32, unpack_int32
 from baton.protocol.commands import Abort, Admit, Control, DropFetch, Fetch, Preempt
+from baton.protocol.fair_queue import Flow
 from baton.protocol.handover import (
     Cancel,
     Cancelled,
@@ -318,6 +319,21 @@ def test_nobody_overtakes_those_in_the_line():
     assert refused.code == "no_room"
     d.hear("p", Cancel(1, 1, by_p=True))
     assert d.take() == [("p", Cancelled(1, 1, by_p=True)), ("q", Credit(5, 1))]
+
+
+def test_those_who_wait_for_credit_get_it_fairly():
+    d = full()
+    (admit,) = d.orders()
+    for number in (1, 2, 3):
+        d.ask("p", number, flow=Flow("flood"))
+    d.ask("q", 1, flow=Flow("other"))
+    d.take()
+    d.first_token(admit, reason=CloseReason.STOP)
+    order = []
+    while sent := [(peer, m.id) for peer, m in d.take() if isinstance(m, Credit)]:
+        order += sent
+        d.hear(sent[0][0], Cancel(sent[0][1], 1, by_p=True))
+    assert order == [("p", 1), ("q", 1), ("p", 2), ("p", 3)]
 
 
 @pytest.mark.parametrize("how", ["silence", "cancel", "lost"])

@@ -11,6 +11,7 @@ from baton.engine.request import TRANSITIONS, Event, IllegalTransition, State
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import Abort, Admit, Control, Grow, Preempt
 from baton.protocol.config import InstanceConfig
+from baton.protocol.fair_queue import Flow
 from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport, WorkerFailed, WorkerReady
 from baton.protocol.requests import Cancel, Failing, Hello, Outputs, Query, QueryReply, Submit, Welcome
 from baton.protocol.sampling import LogitBias, Sampling, Stopping, TokenLogprobs
@@ -230,6 +231,95 @@ def test_the_queue_is_bounded_but_free_places_are_used_first():
     ends = script.finished()
     assert [(end.id, end.code) for end in ends] == [(3, "queue_full"), (4, "queue_full")]
     assert "1 requests are waiting and max_waiting is 1" in ends[0].message
+
+
+def full_queue(**first) -> Script:
+    """One request runs, two wait, and there is no place for another one."""
+    script = Script(max_num_seqs=1, max_waiting=2)
+    script.tell(Hello("first"))
+    script.submit(1)
+    script.submit(2, **first)
+    script.submit(3, **first)
+    script.take()
+    return script
+
+
+def test_a_better_priority_takes_the_place_of_the_worst_that_waits():
+    script = full_queue(priority=1)
+    script.submit(4, priority=0)
+    assert [(end.id, end.reason, end.code) for end in script.finished()] == [(3, "rejected", "queue_full")]
+    script.submit(5, priority=1)
+    assert [(end.id, end.code) for end in script.finished()] == [(5, "queue_full")]
+    script.submit(6, priority=0)
+    assert [end.id for end in script.finished()] == [2]
+    script.submit(7, priority=0)  # nobody makes place for an equal
+    assert [end.id for end in script.finished()] == [7]
+    stats = script.core.stats(0.0)
+    assert (stats["waiting"], stats["displaced"], stats["rejected"]) == (2, 2, {"queue_full": 4})
+    assert script.tell(Cancel(3)) == []  # it is gone: the gateway may say so later
+
+
+def test_a_full_queue_of_one_user_has_a_place_for_another_one():
+    script = full_queue(flow=Flow("key", "loud"))
+    script.submit(4, flow=Flow("key", "quiet"))
+    assert [end.id for end in script.finished()] == [3]
+    script.submit(5, flow=Flow("other"))
+    assert [end.id for end in script.finished()] == [2]  # of two of the key
+    script.submit(6, flow=Flow("third"))
+    assert [end.id for end in script.finished()] == [6]  # each has one place as it is
+
+
+def test_who_has_tokens_or_ran_is_never_thrown_out():
+    script = Script(max_num_seqs=1, max_waiting=1)
+    (first,) = script.submit(1, priority=5)
+    script.submit(2, priority=4, generated=pack_int32([7]))  # it goes on here after a loss
+    script.take()
+    script.submit(3, priority=0)
+    assert [end.id for end in script.finished()] == [3]
+    script.core.scheduler.pause(True)
+    script.tell(Cancel(2))
+    script.tokens((first.slot, first.epoch, 9))
+    script.core.scheduler.drain()
+    script.close(first.slot, first.epoch, CloseReason.PREEMPTED)
+    assert script.core.scheduler.num_waiting == 1
+    script.take()
+    script.submit(4, priority=0)
+    assert [end.id for end in script.finished()] == [4]
+
+
+def test_what_goes_on_after_a_loss_takes_the_place_of_an_equal():
+    script = full_queue()
+    script.submit(4, generated=pack_int32([7]))
+    assert [end.id for end in script.finished()] == [3]
+
+
+def test_a_refusal_says_how_long_what_waits_will_take():
+    script = full_queue()
+    script.submit(4)
+    assert [end.retry_after_s for end in script.finished()] == [0.0], "nothing is known yet"
+    number = 4
+    for second in range(1, 5):
+        script.now = 2.0 * second  # one admission in two seconds
+        (running,) = [request for request in script.core.scheduler.slots if request]
+        script.close(running.slot, running.epoch, CloseReason.STOP)
+        number += 1
+        script.submit(number)
+    script.take()
+    script.submit(number + 1)
+    (end,) = script.finished()
+    assert end.retry_after_s == pytest.approx(2 * 2.0, rel=0.05)
+    script.now += 20.0  # nothing moves for a while
+    script.submit(number + 2)
+    (end,) = script.finished()
+    assert end.retry_after_s == pytest.approx(2 * (8 + 20.0) / 4, rel=0.1)
+
+
+def test_a_flow_from_the_wire_is_checked():
+    script = Script()
+    script.submit(1, flow=Flow("k", "u", -1.0))
+    (end,) = script.finished()
+    assert end.code == "bad_request"
+    assert "weight" in end.message
 
 
 def test_nobody_hurries_while_only_tokens_are_awaited():

@@ -12,6 +12,7 @@ import pytest
 
 from baton.protocol.codec import pack_int32, unpack_int32
 from baton.protocol.commands import Abort, Admit, Preempt
+from baton.protocol.fair_queue import Flow
 from baton.protocol.handover import (
     Cancel,
     Cancelled,
@@ -311,6 +312,37 @@ def test_preparing_requests_count_as_waiting():
     p.submit(3, "d")
     assert [end.code for end in p.finished] == ["queue_full"]
     assert p.query("stats")["waiting"] == 2
+
+
+def test_a_request_that_is_prepared_makes_place_and_its_reservation_is_given_back():
+    p = PeerScript(max_waiting=2)
+    p.submit(1, "d", priority=1)
+    p.submit(2, "d", priority=1)
+    p.hear("d", Reserved(2, 1, 0))  # (it is admitted at once)
+    p.submit(3, "d", priority=1)
+    assert p.query("stats")["waiting"] == 2
+    p.take()
+    p.submit(4, "d")
+    assert [(end.id, end.code) for end in p.finished] == [(3, "queue_full")]
+    cancel, reserve = [message for _, message in p.take()]
+    assert isinstance(cancel, Cancel)
+    assert cancel.id == 3
+    assert isinstance(reserve, Reserve)
+    assert reserve.request == 4
+
+
+def test_who_asks_next_is_chosen_fairly_and_the_flow_goes_along():
+    p = PeerScript(max_preparing=1)
+    for number in (1, 2, 3):
+        p.submit(number, "d", flow=Flow("flood"))
+    p.submit(4, "d", flow=Flow("other", weight=2.0))
+    p.submit(5, "d", priority=-1)
+    asked = []
+    for departure in range(1, 6):
+        asked += [(m.request, m.flow) for _, m in p.take() if isinstance(m, Reserve)]
+        p.hear("d", Refused({1: 1, 2: 5, 3: 2, 4: 4, 5: 3}[departure], 1, "never_fits", ""))
+    assert [request for request, _ in asked] == [1, 5, 2, 4, 3]
+    assert dict(asked)[4] == Flow("other", weight=2.0)
 
 
 def test_those_who_stay_let_those_pass_who_need_a_slot_for_a_moment_only():
