@@ -12,7 +12,8 @@ are computed.
 
 The engine, and the gateway behind it, run on the cores that compute.  So a step that gives only tokens for
 which nobody waits (`Admit.patient`) is reported without waking the engine, for some steps in a row; what is
-over, and a piece of a prompt that is computed, wakes it at once, and a loop that has nothing to run never leaves a report behind that did not.
+over, and a piece of a prompt that is computed, wakes it at once, and a loop that has nothing to run never
+leaves a report behind that did not.
 
 An exception leaves the loop: `main.py` reports `WorkerFailed` and exits.  There is no going on with slots
 that may differ from the engine's, or from another rank's.
