@@ -14,6 +14,7 @@ from baton.protocol.codec import MalformedMessage, unpack_int32
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import Finished, Outputs
 from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.silence import LOOKS, MAX_VOIDS
 from tests.gateway.fake_cluster import FakeCluster, error_of, load, welcome
 
 
@@ -498,6 +499,41 @@ def test_an_instance_that_joined_must_say_that_it_lives(pd: FakeCluster):
     pd.pass_time(11)
     assert "j" not in pd.cluster.members
     assert pd.cluster.next_deadline() is None
+
+
+def test_a_gateway_that_was_away_judges_nobody(pd: FakeCluster):
+    """It stands still for longer than the time to live; its timer runs before it reads the renewal."""
+    pd.add("j", joined=True)
+    pd.cluster.renew("j", 3, pd.now)
+    pd.start("j")
+    for away in (5, 9, 4, 60):
+        pd.now += away
+        pd.cluster.on_clock(pd.now)
+        pd.pass_time(0.1)
+        assert pd.cluster.members["j"].state == "ready"
+        pd.cluster.renew("j", 3, pd.now)
+        pd.pass_time(1)
+    pd.pass_time(1.9)
+    assert pd.cluster.members["j"].state == "ready"
+    pd.pass_time(0.2)
+    assert pd.cluster.members["j"].state == "restarting", "now it was silent before the gateway's eyes"
+
+
+def test_a_gateway_that_is_away_all_the_time_finds_the_dead(pd: FakeCluster):
+    pd.add("j", joined=True)
+    pd.cluster.renew("j", 3, pd.now)
+    pd.start("j")
+    looks = 0
+    while pd.cluster.members["j"].state == "ready":
+        pd.now = pd.cluster.next_deadline() + 5
+        pd.cluster.on_clock(pd.now)
+        looks += 1
+        assert looks <= (MAX_VOIDS + 1) * LOOKS
+    while "j" in pd.cluster.members:
+        pd.now = pd.cluster.next_deadline() + 50
+        pd.cluster.on_clock(pd.now)
+        looks += 1
+        assert looks <= 2 * (MAX_VOIDS + 1) * LOOKS
 
 
 def test_while_the_server_stops_nobody_has_to_renew(pd: FakeCluster):

@@ -83,3 +83,10 @@ def test_child_dies_with_its_parent():
     assert wait_any([pidfd], 30.0) == [pidfd]
     parent.communicate()
     os.close(pidfd)
+
+
+def test_a_wait_longer_than_poll_knows_ends_when_there_is_news():
+    fd = os.eventfd(1)
+    assert Waiter([fd]).wait(3e6) == [fd]
+    assert Waiter([fd]).wait(float("inf")) == [fd]
+    os.close(fd)

@@ -3,14 +3,19 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+import uvloop
 
 from baton.gateway.cluster_client import ClusterClient
 from baton.launch.cluster_options import InstancePlan
 from baton.launch.fleet import Fleet
-from baton.launch.supervisor import InstanceFailed
+from baton.launch.supervisor import InstanceFailed, Supervisor
 from baton.protocol.config import InstanceConfig
 
 CONFIG = InstanceConfig(
@@ -68,8 +73,8 @@ async def test_one_is_restarted_and_the_other_is_not_disturbed():
 
 
 async def test_an_engine_that_is_over_and_does_not_end_is_killed(monkeypatch, caplog):
-    monkeypatch.setattr("baton.launch.supervisor._HEARTBEAT_S", 0.05)
-    monkeypatch.setattr("baton.launch.supervisor._LEAVE_S", 0.1)
+    monkeypatch.setattr("baton.launch.supervisor.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("baton.launch.supervisor._LEAVE_S", 0.4)
     async with Running(plan("a")) as running:
         await asyncio.wait_for(running.client.ready(), DEADLINE_S)
         pid = running.fleet.supervisors["a"].pid
@@ -77,6 +82,67 @@ async def test_an_engine_that_is_over_and_does_not_end_is_killed(monkeypatch, ca
         await running.until(lambda: running.states()["a"] == "ready")
         assert running.fleet.supervisors["a"].pid != pid
         assert "did not leave; killing it" in caplog.text
+
+
+def test_a_supervisor_that_stood_still_kills_nobody_and_a_stopped_engine_is_found(monkeypatch):
+    """On uvloop, as in the server: it runs timers before it reads sockets."""
+    monkeypatch.setattr("baton.launch.supervisor.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("baton.gateway.instance_client.SILENT_S", 0.4)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_stand_still_and_stop())
+
+
+async def _stand_still_and_stop() -> None:
+    async with Running(plan("a")) as running:
+        supervisor = running.fleet.supervisors["a"]
+        supervisor._heartbeat_idle = True
+        await asyncio.wait_for(running.client.ready(), DEADLINE_S)
+        pid = supervisor.pid
+        asked, loop = 0, asyncio.get_running_loop()
+        ask = running.client.instances["a"].silent
+
+        async def silent() -> bool:
+            nonlocal asked
+            asked += 1
+            if asked < 6:  # the question leaves, then the event loop stands still
+                loop.call_soon(loop.call_soon, time.sleep, 0.6)
+            return await ask()
+
+        running.client.instances["a"].silent = silent
+        await running.until(lambda: asked > 6)
+        assert (supervisor.pid, running.states()["a"]) == (pid, "ready")
+        os.kill(pid, signal.SIGSTOP)
+        await running.until(lambda: supervisor.pid != pid and running.states()["a"] == "ready")
+
+
+async def test_a_process_that_no_signal_reaches_is_not_waited_for(monkeypatch, caplog):
+    monkeypatch.setattr("baton.launch.supervisor._KILL_S", 0.02)
+    supervisor = Supervisor(CONFIG, ClusterClient().add("a"))
+    process = SimpleNamespace(kill=lambda: None, pid=4711)
+    await asyncio.wait_for(supervisor._kill(process, asyncio.get_running_loop().create_future()), DEADLINE_S)
+    assert "process 4711 was killed and does not end" in caplog.text
+
+
+async def test_an_engine_that_says_nothing_and_stays_is_ended(monkeypatch):
+    """It closes its pipe without a word and lives on."""
+    monkeypatch.setattr("baton.launch.supervisor._LEAVE_S", 0.05)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr("baton.launch.supervisor._spawn", lambda launch: subprocess.Popen(command))
+    async with Running(plan("a")) as running:
+        with pytest.raises(InstanceFailed, match="without saying where it listens"):
+            await asyncio.wait_for(running.task, DEADLINE_S)
+
+
+async def test_loading_has_its_own_deadline(monkeypatch):
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+    def spawn(launch):
+        return subprocess.Popen(command, pass_fds=(launch.told_fd,))
+
+    monkeypatch.setattr("baton.launch.supervisor._spawn", spawn)
+    async with Running(plan("a", startup_timeout_s=0.2)) as running:
+        with pytest.raises(InstanceFailed, match=r"not ready after 0\.2 s \(--startup-timeout\)"):
+            await asyncio.wait_for(running.task, DEADLINE_S)
 
 
 async def test_the_others_go_on_without_one_that_dies_too_often_until_none_is_left():

@@ -164,6 +164,13 @@ def serve(
             rich_help_panel=_EXECUTION,
         ),
     ] = 120.0,
+    startup_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that loading the model may take, at the start and in /update_weights.",
+            rich_help_panel=_EXECUTION,
+        ),
+    ] = 600.0,
     max_restarts: Annotated[
         int,
         typer.Option(help="Restarts in a row of an instance that keeps dying.", rich_help_panel=_EXECUTION),
@@ -322,6 +329,7 @@ def serve(
             device=device,
             num_threads=num_threads,
             step_timeout=step_timeout,
+            startup_timeout=startup_timeout,
             record=record,
             record_max_bytes=record_max_bytes,
             log_level=log_level,

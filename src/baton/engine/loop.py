@@ -151,16 +151,24 @@ class EngineLoop:
             try:
                 self._turn(dead)
             except Exception as error:
-                log.exception("a defect in the engine")
-                core.fail(f"a defect in the engine: {type(error).__name__}: {error}")
-                self._flush(time.monotonic())
+                self._defect(error)
             if core.failure is not None:
                 return 1
             if core.closing:
                 if core.ready:  # a worker that loads its model reads no commands
                     self._await_workers()
                 return 0
-            dead = self._sleep()
+            try:
+                dead = self._sleep()
+            except Exception as error:
+                dead = set()
+                self._defect(error)
+
+    def _defect(self, error: Exception) -> None:
+        """Of this code: the instance fails, and its gateways are told."""
+        log.exception("a defect in the engine")
+        self.core.fail(f"a defect in the engine: {type(error).__name__}: {error}")
+        self._flush(time.monotonic())
 
     def _turn(self, dead: set[int]) -> None:
         """Takes what has arrived, decides, sends.  `dead`: pidfds that have become readable."""

@@ -34,6 +34,7 @@ from baton.protocol.requests import (
     ToEngine,
     Welcome,
 )
+from baton.protocol.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,8 @@ class Cluster:
         """When `on_clock` must be called at the latest; None: nothing is timed."""
         times = [self.table.next_deadline()]
         for member in self.members.values():
-            times += (member.lease_until, member.forget_at, member.move_at)
+            times.append(member.move_at)
+            times += (watch.deadline for watch in (member.lease, member.absence) if watch is not None)
         return min((at for at in times if at is not None), default=None)
 
     def take_outgoing(self) -> list[tuple[str, ToEngine]]:
@@ -146,12 +148,15 @@ class Cluster:
     def renew(self, name: str, ttl_s: float, now: float) -> None:
         """An instance that joined lives: if it does not say so again within `ttl_s`, it is lost."""
         member = self.members[name]
-        member.lease_until, member.forget_at = now + ttl_s, None
+        member.absence = None
+        if member.lease is None or member.lease.patience_s != ttl_s:
+            member.lease = Silence(ttl_s, now)
+        member.lease.heard(now)
 
     def renew_no_more(self) -> None:
         """Nobody hears renewals from now on: what joined counts as there while its connection lasts."""
         for member in self.members.values():
-            member.lease_until = None
+            member.lease = None
 
     def set_label(self, name: str, label: Label) -> None:
         """What is sent there from now on.  Raises `ValueError` for one that does not exist."""
@@ -193,11 +198,11 @@ class Cluster:
 
     def on_clock(self, now: float) -> None:
         for member in list(self.members.values()):
-            if member.lease_until is not None and now >= member.lease_until:
-                member.lease_until = None
-                member.forget_at = now + self._retry_wait_s
+            if member.lease is not None and member.lease.look(now):
+                member.lease = None
+                member.absence = Silence(self._retry_wait_s, now)
                 self.lost(member.name, "it did not renew its registration in time", now)
-            if member.forget_at is not None and now >= member.forget_at:
+            if member.absence is not None and member.absence.look(now):
                 self.remove(member.name, now, member.failure or "it did not come back")
             elif member.move_at is not None and now >= member.move_at:
                 again = not self.table.move(member.name, now) or self.table.involving(member.name)
@@ -305,7 +310,7 @@ class Cluster:
             "failure": member.failure,
             "restarts": member.restarts,
             "in_flight": len(self.table.at(name)),
-            "expires_in_s": None if member.lease_until is None else round(member.lease_until - now, 3),
+            "expires_in_s": None if member.lease is None else round(member.lease.until - now, 3),
             "hands_over": member.target is not None,
             "num_blocks": welcome.num_blocks if welcome else None,
             "block_size": welcome.block_size if welcome else None,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from baton.gateway.engine_channel import EngineChannel
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.member import Member, State
+from baton.gateway.patience import within
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, QueryKind, ToEngine, Welcome
 
@@ -33,9 +34,10 @@ _BROKEN_GRACE_S = 0.25
 _UNREADABLE_GRACE_S = 1.0
 """Before the client connects again to an instance that sent what cannot be read: it may do so again."""
 
-_HEARTBEAT_S = 2.0
-_HEARTBEAT_DEADLINE_S = 5.0
-_MISSED_HEARTBEATS = 2
+HEARTBEAT_S = 2.0
+"""Between two questions whether an engine answers."""
+SILENT_S = 10.0
+"""An engine that does not answer for so long does nothing any more."""
 
 
 class InstanceClient:
@@ -152,8 +154,7 @@ class InstanceClient:
         number = self._cluster.query(self.name, what, settle, argument)
         self._owner.settle()
         try:
-            async with asyncio.timeout(deadline_s):
-                return await reply
+            return await within(reply, deadline_s)
         except TimeoutError:
             raise InstanceUnavailable(
                 f"{self._cluster.call(self.name)} did not answer the query {what!r} within {deadline_s:g} s",
@@ -167,21 +168,18 @@ class InstanceClient:
     async def watch(self) -> None:
         """Notices an instance that registers again and again, and whose engine does nothing.  For those that
         joined; the others are watched by their supervisors, in the same way."""
-        missed = 0
         while True:
-            await asyncio.sleep(_HEARTBEAT_S)
-            if self.state != "ready" or not self.in_flight:
-                missed = 0
-                continue
-            try:
-                await self.query("stats", _HEARTBEAT_DEADLINE_S)
-                missed = 0
-            except InstanceUnavailable as error:
-                missed += error.code == "timeout"
-            if missed >= _MISSED_HEARTBEATS:
-                missed = 0
-                silent_s = _MISSED_HEARTBEATS * _HEARTBEAT_DEADLINE_S
-                self.lost(f"its engine has not answered for {silent_s:.0f} s")
+            await asyncio.sleep(HEARTBEAT_S)
+            if self.state == "ready" and self.in_flight and await self.silent():
+                self.lost(f"its engine has not answered for {SILENT_S:.0f} s")
+
+    async def silent(self) -> bool:
+        """Asks for statistics; true if no answer came within `SILENT_S` in which this process was awake."""
+        try:
+            await self.query("stats", SILENT_S)
+        except InstanceUnavailable as error:
+            return error.code == "timeout"
+        return False
 
     def open(self, endpoint: str, incarnation: str) -> EngineChannel:
         """Connects, without waiting for anything."""

@@ -13,7 +13,8 @@ next `attach` begins a new one with a `Hello`.
 (`routing.py`); the instance does not know it.
 
 An instance that *joined* (registered itself over HTTP) has a lease: without a renewal it is lost, and after
-a while forgotten.  Those that this process runs are watched by a supervisor and have none.
+a while forgotten.  Those that this process runs are watched by a supervisor and have none.  A gateway that
+stood still itself judges nobody for what it has not read meanwhile (`protocol/silence.py`).
 
 Besides, the member keeps books for routing: what this gateway itself has sent there, as an engine's reports
 (`Load`) come up to 50 ms late.
@@ -40,6 +41,7 @@ from baton.protocol.requests import (
     ToEngine,
     Welcome,
 )
+from baton.protocol.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +77,10 @@ class Member:
         self.draining = False
         self.move_at: float | None = None
         """While it drains: when what still runs there is moved."""
-        self.lease_until: float | None = None
-        self.forget_at: float | None = None
+        self.lease: Silence | None = None
+        """Of an instance that joined: whether it renews its registration."""
+        self.absence: Silence | None = None
+        """Since it did not: whether it comes back, before it is forgotten."""
         self.load: Load | None = None
         self.digest = PrefixDigest()
         self.full = False
@@ -142,7 +146,7 @@ class Member:
         self.state = "ready"
         self.restarts += self.was_ready
         self.was_ready = True
-        self.forget_at = None
+        self.absence = None
         return True
 
     def leave(self, state: State, reason: str) -> None:

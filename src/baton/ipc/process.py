@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_MAX_WAIT_S = 86_400.0
 _DEAD = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
@@ -65,9 +66,10 @@ class Waiter:
     def wait(self, timeout_s: float | None) -> list[int]:
         """The descriptors that are readable or broken; empty after `timeout_s` (None: no limit).
 
-        The grain of the timeout is a millisecond, rounded up.  Raises `OSError` for a closed descriptor.
+        The grain of the timeout is a millisecond, rounded up; after a day it returns in any case, as `poll`
+        knows none of more than 24.  Raises `OSError` for a closed descriptor.
         """
-        ready = self._poll.poll(None if timeout_s is None else max(timeout_s, 0.0) * 1e3)
+        ready = self._poll.poll(None if timeout_s is None else min(max(timeout_s, 0.0), _MAX_WAIT_S) * 1e3)
         for fd, events in ready:
             if events & select.POLLNVAL:
                 raise OSError(f"descriptor {fd} of a poll set is closed")

@@ -53,6 +53,7 @@ class ServeOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: int | None = None
     step_timeout: float = 120.0
+    startup_timeout: float = 600.0
     """Seconds."""
     record: str | None = None
     record_max_bytes: int | str = "1GiB"
@@ -104,6 +105,7 @@ def make_plan(options: ServeOptions) -> Plan:
         enable_prefix_caching=options.enable_prefix_caching,
         num_threads=options.num_threads,
         step_timeout_s=options.step_timeout,
+        startup_timeout_s=options.startup_timeout,
         record=_record_directory(options.record),
         record_max_bytes=_bytes("--record-max-bytes", options.record_max_bytes) or 0,
         vocab_size=model.vocab_size,

@@ -6,9 +6,13 @@ a pidfd, so a death is noticed when it happens, not at the next poll.  What was 
 the gateway (`InstanceClient.lost`): it goes on at another instance, or at the next incarnation.
 
 A process can also be alive and do nothing (stopped, swapped out, stuck in the kernel).  The engine's loop
-never blocks, so while requests are in flight it is asked for its statistics every few seconds; when two
-such questions in a row get no answer it is killed, and the rest is as for any death.  So is one that has said
-that it fails, and does not end.  A hanging *worker* is the engine's to notice (`step_timeout_s`).
+never blocks, so while requests are in flight it is asked for its statistics every few seconds; when such a
+question gets no answer for 10 s it is killed, and the rest is as for any death.  So is one that has said
+that it fails, and does not end.  A hanging *worker* is the engine's to notice (`step_timeout_s`).  What the
+supervisor has not read because it stood still itself counts against nobody (`protocol/silence.py`).
+
+A process that is killed and does not end is stuck in the kernel, and no signal reaches it.  The supervisor
+waits `_KILL_S` for it, says so, and starts the next incarnation beside it.
 
 Each start is a new *incarnation* with its own sockets, so that nothing of the old one is ever taken for
 the new one.  An endpoint `ipc://*` stands for a socket in a private directory; of `tcp://HOST:0` only the
@@ -37,11 +41,13 @@ from pathlib import Path
 import msgspec
 
 from baton.gateway.errors import InstanceUnavailable
-from baton.gateway.instance_client import InstanceClient
+from baton.gateway.instance_client import HEARTBEAT_S, SILENT_S, InstanceClient
+from baton.gateway.patience import any_within
 from baton.launch.environment import engine_environment
 from baton.launch.instance import InstanceLaunch
 from baton.launch.runtime_dir import RuntimeDirectory
 from baton.protocol.config import InstanceConfig
+from baton.protocol.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +57,8 @@ _HEALTHY_AFTER_S = 60.0
 _STOP_DEADLINE_S = 10.0
 _LEAVE_S = 5.0
 """What an engine that has failed may take to end its workers and itself."""
-_HEARTBEAT_S = 2.0
-_HEARTBEAT_DEADLINE_S = 5.0
-_MISSED_HEARTBEATS = 2
+_KILL_S = 10.0
+"""What a killed process may take to end."""
 
 
 class InstanceFailed(RuntimeError):
@@ -69,7 +74,6 @@ class Supervisor:
         client: InstanceClient,
         *,
         max_restarts: int = 5,
-        startup_timeout_s: float = 600.0,
         endpoint: str = "ipc://*",
         heartbeat_idle: bool = False,
     ) -> None:
@@ -80,7 +84,6 @@ class Supervisor:
         self._endpoint = endpoint
         self._heartbeat_idle = heartbeat_idle
         self._max_restarts = max_restarts
-        self._startup_timeout_s = startup_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self.spawned = asyncio.Event()
         """There has been a process."""
@@ -148,26 +151,31 @@ class Supervisor:
         ready = asyncio.ensure_future(self._attach(told, incarnation))
         ready_at: float | None = None
         try:
-            await asyncio.wait(
-                (died, ready), timeout=self._startup_timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await any_within((died, ready), self._config.startup_timeout_s)
             if ready.done() and not died.done():
-                ready.result()
+                try:
+                    ready.result()
+                except InstanceUnavailable as error:
+                    await self._stop()
+                    return 0.0, error.message
                 ready_at = time.monotonic()
                 await self._watch(self._process, died)
             elif not died.done():
                 await self._stop()
-                return 0.0, f"not ready after {self._startup_timeout_s:.0f} s (--startup-timeout)"
+                return 0.0, (
+                    f"not ready after {self._config.startup_timeout_s:g} s (--startup-timeout); raise it if "
+                    "loading the model takes longer"
+                )
             # The engine may have said why it goes down; let the client read it before it is asked.
             await asyncio.sleep(0.05)
-            reason = self._client.failure or _describe_exit(died.result())
+            reason = self._client.failure or _how_it_ended(died)
             return (time.monotonic() - ready_at if ready_at else 0.0), reason
         finally:
             ready.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await ready
-            if died.done():
-                self._client.lost(self._client.failure or _describe_exit(died.result()))
+            if died.done() or ready_at is not None:
+                self._client.lost(self._client.failure or _how_it_ended(died))
             died.cancel()
             told.close()
             for place in (endpoint, peers):
@@ -175,38 +183,48 @@ class Supervisor:
                     os.unlink(place.removeprefix("ipc://"))
 
     async def _attach(self, told: _Told, incarnation: str) -> None:
-        """Returns when the instance serves; the caller bounds the wait."""
-        await self._client.attach(await told.endpoint(), incarnation)
+        """Returns when the instance serves; the caller bounds the wait.  Raises `InstanceUnavailable`."""
+        endpoint = await told.endpoint()
+        if not endpoint:
+            await asyncio.sleep(_LEAVE_S)  # it is about to end, and its exit says more
+            raise InstanceUnavailable("the engine closed its pipe without saying where it listens")
+        await self._client.attach(endpoint, incarnation)
 
     async def _watch(self, process: subprocess.Popen[bytes], died: asyncio.Future[int]) -> None:
-        """Returns when the process is dead; sees to it when it does not answer, or does not end."""
-        missed = 0
-        over_since: float | None = None
+        """Returns when the process is dead, or was killed and does not end; sees to it when it does not
+        answer, or does not leave."""
+        leaving: Silence | None = None
         while not died.done():
-            await asyncio.wait((died,), timeout=_HEARTBEAT_S)
+            now = time.monotonic()
+            pause = HEARTBEAT_S if leaving is None else max(0.0, min(HEARTBEAT_S, leaving.deadline - now))
+            await asyncio.wait((died,), timeout=pause)
             if died.done():
                 return
             if self._client.state != "ready":
                 # It has said that it fails, or closed its connection: it is about to end.
-                over_since = over_since or time.monotonic()
-                if time.monotonic() - over_since >= _LEAVE_S:
+                leaving = leaving or Silence(_LEAVE_S, time.monotonic())
+                if leaving.look(time.monotonic()):
                     log.error("%s: the engine failed and did not leave; killing it", self.name)
-                    process.kill()
-                    await died
+                    await self._kill(process, died)
+                    return
                 continue
-            over_since = None
-            if not (self._heartbeat_idle or self._client.in_flight):
-                continue
-            try:
-                await self._client.query("stats", _HEARTBEAT_DEADLINE_S)
-                missed = 0
-            except InstanceUnavailable as error:
-                missed += error.code == "timeout"
-            if missed >= _MISSED_HEARTBEATS:
-                silent_s = _MISSED_HEARTBEATS * _HEARTBEAT_DEADLINE_S
-                self._client.lost(f"the engine process has not answered for {silent_s:.0f} s")
-                process.kill()
-                await died
+            leaving = None
+            if (self._heartbeat_idle or self._client.in_flight) and await self._client.silent():
+                self._client.lost(f"the engine process has not answered for {SILENT_S:.0f} s")
+                await self._kill(process, died)
+                return
+
+    async def _kill(self, process: subprocess.Popen[bytes], died: asyncio.Future[int]) -> None:
+        """Returns when the process has ended, or does not within `_KILL_S`."""
+        process.kill()
+        await asyncio.wait((died,), timeout=_KILL_S)
+        if not died.done():
+            log.critical(
+                "%s: process %d was killed and does not end: it is stuck in the kernel (a device or a "
+                "network disk that does not answer?); its memory stays taken",
+                self.name,
+                process.pid,
+            )
 
     async def _stop(self) -> None:
         """Asks the engine to leave, waits a bounded time, then kills it."""
@@ -214,12 +232,16 @@ class Supervisor:
         if process is None or process.poll() is not None:
             return
         process.send_signal(signal.SIGTERM)
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_exit_of(process), _STOP_DEADLINE_S)
-        if process.poll() is None:
-            log.error("the engine did not leave within %.0f s; killing it", _STOP_DEADLINE_S)
-            process.kill()
-            process.wait()
+        died = asyncio.ensure_future(_exit_of(process))
+        try:
+            await asyncio.wait((died,), timeout=_STOP_DEADLINE_S)
+            if not died.done():
+                log.error("the engine did not leave within %.0f s; killing it", _STOP_DEADLINE_S)
+                await self._kill(process, died)
+        finally:
+            died.cancel()
+            with suppress(asyncio.CancelledError):
+                await died
 
 
 class _Told:
@@ -237,7 +259,8 @@ class _Told:
             os.close(self._write)
 
     async def endpoint(self) -> str:
-        """Waits until the engine has said it; without an end if it dies before, as its exit says more."""
+        """Waits until the engine has said it, or has closed its end (""), which it does at the latest when it
+        dies.  The caller bounds the wait."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(self._read, readable.set)
@@ -245,10 +268,7 @@ class _Told:
             await readable.wait()
         finally:
             loop.remove_reader(self._read)
-        text = os.read(self._read, 4096).decode()  # a short line arrives whole
-        if not text:
-            await asyncio.Event().wait()
-        return text.strip()
+        return os.read(self._read, 4096).decode().strip()  # a short line arrives whole
 
     def close(self) -> None:
         os.close(self._read)
@@ -287,6 +307,10 @@ async def _exit_of(process: subprocess.Popen[bytes]) -> int:
         loop.remove_reader(pidfd)
         os.close(pidfd)
     return process.wait()
+
+
+def _how_it_ended(died: asyncio.Future[int]) -> str:
+    return _describe_exit(died.result()) if died.done() else "the engine process was killed and has not ended"
 
 
 def _describe_exit(code: int) -> str:

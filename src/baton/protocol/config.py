@@ -52,6 +52,8 @@ class InstanceConfig(msgspec.Struct, frozen=True):
     """Compute threads of one worker; None: the cores divided among the ranks."""
     step_timeout_s: float = 120.0
     """Requests run and no report came for so long: the instance fails."""
+    startup_timeout_s: float = 600.0
+    """Loading the model takes longer, at the start or at run time: the instance fails."""
     vocab_size: int = 0
     """Only for the simulated executor."""
     simulated_cost: CostModel = CostModel()
