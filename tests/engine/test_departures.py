@@ -30,6 +30,7 @@ from baton.protocol.handover import (
 from baton.protocol.reports import CloseReason, ControlDone
 from baton.protocol.requests import Cancel as GatewayCancel
 from baton.protocol.requests import Query
+from baton.protocol.silence import LOOKS, MAX_VOIDS
 from tests.engine.peerscript import LEASE_S, PeerScript
 
 
@@ -504,17 +505,37 @@ def test_the_lease_counts_from_the_last_renewal_that_was_received():
 def test_a_renewal_that_arrives_after_the_lease_renews_nothing():
     p = PeerScript()
     handoff = handed(p)
-    p.now += LEASE_S + 1  # nobody looked at the clock
+    p.wait(LEASE_S + 1)
     p.hear("d", Renew(1.0, [(handoff.id, handoff.attempt)]))
     assert p.take()[-1][1].unknown == [(handoff.id, handoff.attempt)]
     assert p.owned == (0, 0, 0)
+
+
+def test_an_engine_that_was_away_takes_no_lease_for_over():
+    """It stood still for longer than the lease; what D said meanwhile is still in its socket."""
+    p = PeerScript()
+    handoff = handed(p)
+    for _ in range(3):
+        p.now += 2 * LEASE_S
+        p.core.on_clock(p.now)
+        p.flush()
+        p.hear("d", Renew(1.0, [(handoff.id, handoff.attempt)]))
+        assert p.take()[-1][1].unknown == []
+        assert p.owned == (0, 3, 0)
+    for _ in range((MAX_VOIDS + 1) * LOOKS):  # D is dead, and this engine stands still again and again
+        if p.owned == (0, 3, 0):
+            p.now = p.core.next_deadline() + LEASE_S
+            p.core.on_clock(p.now)
+            p.flush()
+    assert p.owned == (0, 0, 0)
+    assert [end.reason for end in p.finished] == ["lost"]
 
 
 def test_a_first_token_after_the_lease_is_not_handed_over():
     p = PeerScript()
     admit = prepared(p)
     p.take()
-    p.now += LEASE_S + 1
+    p.wait(LEASE_S + 1)
     p.first_token(admit, 9)
     assert not [m for _, m in p.take() if isinstance(m, Handoff)]
     assert p.tokens == [(1, 9)]

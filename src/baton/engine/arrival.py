@@ -8,6 +8,7 @@ from enum import Enum
 from baton.engine.request import Request
 from baton.protocol.handover import InstanceSource
 from baton.protocol.requests import Target
+from baton.protocol.silence import Silence
 
 TRUST = 0.95
 """Of a lease: clocks need not run equally fast."""
@@ -60,6 +61,8 @@ class Arrival:
     handed_at: float = 0.0
     moved: float = 0.0
     """When a page came last."""
+    closing: Silence | None = None
+    """With the ranks, once they were told to end its fetches."""
     reply: Reply = Reply.NOTHING
     reason: str = ""
 

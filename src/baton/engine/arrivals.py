@@ -66,6 +66,7 @@ from baton.protocol.handover import (
 )
 from baton.protocol.reports import Fetched
 from baton.protocol.requests import Target
+from baton.protocol.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +120,10 @@ class Arrivals:
             return None
         for arrival in list(self._arrivals.values()):
             if now >= self._deadline(arrival):
-                if arrival.stage is Stage.CLOSING:
-                    return self._describe_stuck(arrival)
+                if arrival.closing is not None:
+                    if arrival.closing.look(now):
+                        return self._describe_stuck(arrival)
+                    continue
                 self._fail(arrival, self._overdue(arrival, now), now)
         self._alarm.at = None
         for arrival in self._arrivals.values():
@@ -434,6 +437,7 @@ class Arrivals:
             self._closed(arrival)
             return
         self._scheduler.ending[arrival.key] = None
+        arrival.closing = Silence(self._config.step_timeout_s, now)
         self._alarm.note(self._deadline(arrival))
         self.fetches.drop(arrival)
 
@@ -475,8 +479,8 @@ class Arrivals:
             self._courier.send(needed[0].peer, Renew(now, [(a.id, a.attempt) for a in needed]))
 
     def _deadline(self, arrival: Arrival) -> float:
-        if arrival.stage is Stage.CLOSING:
-            return arrival.since + self._config.step_timeout_s
+        if arrival.closing is not None:
+            return arrival.closing.deadline
         if arrival.stage is Stage.READY:
             return float("inf")
         if arrival.lease_from is None:

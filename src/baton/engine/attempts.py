@@ -16,6 +16,7 @@ from baton.protocol.codec import pack_int32
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import Cancel, InstanceSource, Reserve
 from baton.protocol.requests import Target
+from baton.protocol.silence import Silence
 
 
 class Attempts:
@@ -49,8 +50,7 @@ class Attempts:
 
     def overdue(self, now: float) -> list[Attempt]:
         """Those whose deadline has passed; what is done to one may end another."""
-        deadlines = [(self.deadline(attempt), attempt) for attempt in self._attempts.values()]
-        return [attempt for deadline, attempt in deadlines if deadline is not None and now >= deadline]
+        return [attempt for attempt in self._attempts.values() if self._is_overdue(attempt, now)]
 
     def rearm(self) -> None:
         """All that were overdue have been seen to: the alarm is for the next one."""
@@ -63,7 +63,21 @@ class Attempts:
             return attempt.since + self._config.reserve_timeout_s
         if attempt.phase is Phase.CREDIT:
             return attempt.departure.credit_until
-        return attempt.renewed + self._config.lease_s
+        return attempt.lease.deadline if attempt.lease is not None else None
+
+    def _is_overdue(self, attempt: Attempt, now: float) -> bool:
+        """A lease is over only if this engine was awake while D said nothing: to keep pages for longer is
+        never wrong, and what D said meanwhile may not be read yet."""
+        if attempt.lease is not None and attempt.phase not in (Phase.ASKING, Phase.CREDIT):
+            return attempt.lease.look(now)
+        deadline = self.deadline(attempt)
+        return deadline is not None and now >= deadline
+
+    def renew(self, attempt: Attempt, now: float) -> None:
+        """D counts on the pages."""
+        if attempt.lease is None:
+            attempt.lease = Silence(self._config.lease_s, now)
+        attempt.lease.heard(now)
 
     def wait_for_credit(self, departure: Departure, until: float) -> None:
         if departure.credit_until is None:
@@ -192,7 +206,7 @@ class Attempts:
         """Of pages that are exported under this key."""
         attempt = self._attempts[key[1:]]
         request = attempt.departure.request
-        left = attempt.renewed + self._config.lease_s - now
+        left = attempt.lease.until - now if attempt.lease is not None else 0.0
         return (
             f"{request.name or request.id} to {attempt.target.incarnation}, attempt {attempt.number}, "
             f"{attempt.phase.value}, {left:.1f} s left"

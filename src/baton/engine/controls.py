@@ -32,6 +32,7 @@ from baton.engine.scheduler import Scheduler
 from baton.protocol.commands import Control, Preempt
 from baton.protocol.reports import ControlDone
 from baton.protocol.requests import Query, QueryReply
+from baton.protocol.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ class _Order:
     preempted: int
     id: int = 0
     """Of the `Control`; 0 while draining."""
-    deadline: float | None = None
+    patience: Silence | None = None
+    """With the ranks, once the `Control` was sent."""
     done: dict[int, str] = field(default_factory=dict)
     """rank → its error, "" for none."""
 
@@ -84,9 +86,15 @@ class Controls:
     @property
     def deadline(self) -> float | None:
         """When the ranks must have answered; None: nothing was sent."""
-        return self._order.deadline if self._order else None
+        patience = self._order.patience if self._order else None
+        return patience.deadline if patience else None
 
-    def overdue(self) -> str:
+    def overdue(self, now: float) -> bool:
+        """Whether the ranks took too long, before the eyes of an engine that was not away itself."""
+        patience = self._order.patience if self._order else None
+        return patience is not None and patience.look(now)
+
+    def describe_overdue(self) -> str:
         """What to say when the deadline has passed."""
         order = self._order
         if order is None:
@@ -125,7 +133,7 @@ class Controls:
             return None
         self._ids += 1
         order.id = self._ids
-        order.deadline = now + self._timeout_s
+        order.patience = Silence(self._timeout_s, now)
         return Control(order.action, order.argument, order.id)
 
     def done(self, rank: int, report: ControlDone, scheduler: Scheduler, now: float) -> None:

@@ -71,6 +71,7 @@ from baton.protocol.requests import (
     ToEngine,
     Welcome,
 )
+from baton.protocol.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class EngineCore:
         self._now = now
         self._sequence = 0
         self._commands: list[Command] = []
-        self._last_report = now
+        self._reports = Silence(config.step_timeout_s, now)
         self._expecting = False
         self._failing_at: float | None = None
 
@@ -153,7 +154,7 @@ class EngineCore:
             return None
         if self._failing_at is not None:
             return self._failing_at
-        deadline = self._last_report + self.config.step_timeout_s if self._expecting else None
+        deadline = self._reports.deadline if self._expecting else None
         if self.closing:
             return deadline
         deadline = earliest(deadline, self._controls.deadline)
@@ -181,7 +182,7 @@ class EngineCore:
             self._decide_all(self._machinery, now)
         expects = self._expects_reports()
         if expects and not self._expecting:
-            self._last_report = now
+            self._reports.heard(now)
         self._expecting = expects
         batch = None
         if self._commands:
@@ -200,16 +201,16 @@ class EngineCore:
             rank, message = next(iter(self.worker_failures.items()))
             self.fail(f"worker rank {rank} failed: {message}")
             return
-        if self._controls.deadline is not None and now >= self._controls.deadline:
-            self.fail(self._controls.overdue())
+        if self._controls.overdue(now):
+            self.fail(self._controls.describe_overdue())
             return
         self._hand_over_clock(now)
-        if not self._expecting or now < self._last_report + self.config.step_timeout_s:
+        if not self._expecting or not self._reports.look(now):
             return
         self.fail(
             f"{self.scheduler.num_occupied} requests run and nothing was reported for "
-            f"{now - self._last_report:.1f} s: the worker hangs, or a step takes longer than step_timeout_s, "
-            f"{self.config.step_timeout_s:g}"
+            f"{now - self._reports.since:.1f} s: the worker hangs, or a step takes longer than "
+            f"step_timeout_s, {self.config.step_timeout_s:g}"
         )
 
     def fail(self, message: str) -> None:
@@ -485,7 +486,8 @@ class EngineCore:
     # -- workers
 
     def on_report(self, rank: int, report: Report, now: float) -> None:
-        self._last_report = self._now = now
+        self._now = now
+        self._reports.heard(now)
         self._touch()
         self._hand_over_clock(now)
         if isinstance(report, StepReport):

@@ -10,6 +10,7 @@ from enum import Enum
 from baton.engine.outbox import Outbox
 from baton.engine.request import Request
 from baton.protocol.requests import Target
+from baton.protocol.silence import Silence
 
 
 class Phase(Enum):
@@ -55,8 +56,8 @@ class Attempt:
     since: float
     """When the phase began."""
     phase: Phase = Phase.ASKING
-    renewed: float = 0.0
-    """When this engine last heard that D counts on the pages."""
+    lease: Silence | None = None
+    """Since this engine last heard that D counts on the pages; None before D has reserved."""
     named: int = 0
     """Leading pages that D may be reading."""
     kept: list[int] = field(default_factory=list)

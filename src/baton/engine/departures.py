@@ -284,7 +284,7 @@ class Departures:
         self._counters.reserved += 1
         self._counters.reserve_seconds += now - attempt.since
         self.attempts.answered(peer)
-        attempt.renewed = now
+        self.attempts.renew(attempt, now)
         self.attempts.enter(attempt, Phase.RESERVED, now)
         for other in list(departure.attempts.values()):
             if other.phase is Phase.CREDIT:
@@ -360,7 +360,7 @@ class Departures:
             if attempt is None or attempt.phase not in (Phase.RESERVED, Phase.HANDED):
                 unknown.append((number, count))
             else:
-                attempt.renewed = now
+                self.attempts.renew(attempt, now)
         self._courier.answer(peer, Renewed(message.stamp, unknown))
 
     def peer_lost(self, peer: str, now: float, dead: bool) -> None:

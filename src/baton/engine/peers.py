@@ -55,6 +55,7 @@ from baton.ipc.zeromq import has_messages
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.handover import PEER, PeerMessage
 from baton.protocol.requests import Target
+from baton.protocol.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class _Link:
     endpoint: str
     socket: Socket
     monitor: Socket
-    connect_by: float | None
+    connecting: Silence | None
     """None: it is open."""
 
     def descriptors(self) -> tuple[int, int]:
@@ -147,7 +148,7 @@ class Peers:
         return bool(self._lost) or has_messages(self._router)
 
     def next_deadline(self) -> float | None:
-        times = [link.connect_by for link in self._links.values() if link.connect_by is not None]
+        times = [link.connecting.deadline for link in self._links.values() if link.connecting is not None]
         times += [suspect.next_look for suspect in self._suspects.values()]
         return min(times, default=None)
 
@@ -159,7 +160,7 @@ class Peers:
                 self._look_at(link)
         self._receive(events, limit)  # before its sender is said to be lost
         for link in list(self._links.values()):
-            if link.connect_by is not None and now >= link.connect_by:
+            if link.connecting is not None and link.connecting.look(now):
                 self._break(link, f"no connection within {CONNECT_S:g} s")
         lost, self._lost = self._lost, {}
         for peer, endpoint in lost.items():
@@ -212,7 +213,7 @@ class Peers:
         dealer.setsockopt(zmq.RECONNECT_IVL, -1)
         set_tcp_options(dealer, to.endpoint)
         monitor = dealer.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        link = _Link(to.incarnation, to.endpoint, dealer, monitor, now + CONNECT_S)
+        link = _Link(to.incarnation, to.endpoint, dealer, monitor, Silence(CONNECT_S, now))
         try:
             dealer.connect(to.endpoint)
         except zmq.ZMQError as error:
@@ -232,9 +233,9 @@ class Peers:
         while has_messages(link.monitor):
             event = recv_monitor_message(link.monitor, zmq.NOBLOCK)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                link.connect_by = None
+                link.connecting = None
             else:
-                reason = "the connection could not be made" if link.connect_by else "the connection broke"
+                reason = "the connection could not be made" if link.connecting else "the connection broke"
         if has_messages(link.socket):
             reason = "it does not read us any more (its log says why)"
         if reason and self._links.get(link.peer) is link:

@@ -169,6 +169,7 @@ def _check_ranges(options: ServeOptions) -> None:
         ("--num-threads", options.num_threads, 1, 1024, "threads"),
         ("--admission-headroom", options.admission_headroom, 0, 2**31 - 1, "tokens"),
         ("--step-timeout", options.step_timeout, 0.01, MAX_SECONDS, "seconds"),
+        ("--startup-timeout", options.startup_timeout, 0.01, MAX_SECONDS, "seconds"),
         ("--seed", options.seed, -(2**63), 2**64 - 1, "an integer"),
     ):
         check_range(flag, value, least, most, unit)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 IGNORED = {
     "Counters": None,
-    "EngineCore": {"config", "counters", "workers", "_started", "_last_report"},
+    "EngineCore": {"config", "counters", "workers", "_started", "_reports"},
     "StepReader": {"_counters"},
     "Turnover": None,
     "RequestTable": {"num_handed_over", "num_continued"},
