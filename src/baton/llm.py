@@ -21,7 +21,7 @@ from typing import Any
 from baton.gateway.errors import BadRequest
 from baton.gateway.gathering import Gathering
 from baton.gateway.generation import Completion, Generation
-from baton.gateway.prompts import read_messages
+from baton.gateway.messages import ContentFormat, read_messages
 from baton.gateway.tokenizer import Tokenizer
 from baton.launch.arguments import plan_of_arguments
 from baton.launch.background import Background
@@ -160,7 +160,7 @@ class LLM:
                 continue_final_message=continue_final_message,
                 variables=chat_template_kwargs,
             )
-            for conversation in _conversations(messages)
+            for conversation in _conversations(messages, self._content_format)
         ]
         ids = [self._background.tokenizer.encode(text, add_special_tokens=False) for text in rendered]
         return self._run(ids, list(rendered), sampling_params, use_tqdm, 0)
@@ -169,7 +169,7 @@ class LLM:
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Generator[str, None, None]:
         """The answer's text in pieces, as they come.  Closing the generator cancels the request."""
-        text = self._render(_messages(messages), add_generation_prompt=True)
+        text = self._render(_messages(messages, self._content_format), add_generation_prompt=True)
         ids = self._background.tokenizer.encode(text, add_special_tokens=False)
         params = (sampling_params or make_params(self._plan.served.defaults, {}, max_tokens=None)).replace(
             n=1
@@ -196,6 +196,11 @@ class LLM:
         if isinstance(prompt, str):
             return prompt, self._background.tokenizer.encode(prompt)
         return None, _ids(prompt, where)
+
+    @property
+    def _content_format(self) -> ContentFormat:
+        asked = self._plan.served.content_format
+        return self._background.tokenizer.content_format if asked == "auto" else asked
 
     def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         return self._background.tokenizer.render_chat(messages, **options)
@@ -321,21 +326,21 @@ def _params(params: Any) -> list[SamplingParams]:
     return several
 
 
-def _conversations(messages: Any) -> list[list[dict[str, Any]]]:
+def _conversations(messages: Any, content_format: ContentFormat) -> list[list[dict[str, Any]]]:
     """One conversation, or several, checked."""
     if not isinstance(messages, Sequence) or not messages or not isinstance(messages[0], list | tuple):
-        return [_messages(messages)]
+        return [_messages(messages, content_format)]
     conversations = []
     for number, conversation in enumerate(messages):
         try:
-            conversations.append(_messages(conversation))
+            conversations.append(_messages(conversation, content_format))
         except BadRequest as error:
             raise ValueError(f"conversation {number}: {error}") from None
     return conversations
 
 
-def _messages(messages: Any) -> list[dict[str, Any]]:
-    return read_messages(list(messages) if isinstance(messages, tuple) else messages)
+def _messages(messages: Any, content_format: ContentFormat) -> list[dict[str, Any]]:
+    return read_messages(list(messages) if isinstance(messages, tuple) else messages, content_format)
 
 
 def _output(generation: Generation, completions: list[Completion], text: str | None) -> RequestOutput:

@@ -165,13 +165,13 @@ def keyed(byte_level: Path, vocab: int) -> Iterator[GatewayServer]:
 def test_the_scope_says_whose_request_it_is(keyed: GatewayServer, monkeypatch: pytest.MonkeyPatch):
     seen: list[tuple[str, int | None]] = []
     gateway = keyed.app.state.gateway
-    read = type(gateway).read
+    read = type(gateway).read_prompted
 
     async def spy(self: Any, request: Any, kind: Any) -> Any:
         seen.append((request.state.key_id, request.state.min_priority))
         return await read(self, request, kind)
 
-    monkeypatch.setattr(type(gateway), "read", spy)
+    monkeypatch.setattr(type(gateway), "read_prompted", spy)
     for key in ("user", "other", "admin"):
         keyed.openai(api_key=key).completions.create(model="tiny", prompt="x", max_tokens=1)
     assert seen == [(key_id("user"), -5), (key_id("other"), -5), (key_id("admin"), None)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.protocol.requests import TO_ENGINE, Submit
+from baton.protocol.sampling import LogitBias
 from baton.protocol.sampling_params import (
     InvalidParameter,
     SamplingParams,
@@ -96,7 +97,7 @@ def wire(params, **changes):
 def test_the_wire_has_every_default_resolved():
     params = SamplingParams(top_k=-1, stop_token_ids=[9], max_tokens=None, logit_bias={"3": -1}, min_tokens=2)
     sampling, stopping = wire(params)
-    assert (sampling.seed, sampling.top_k, sampling.logit_bias) == (5, 0, {3: -1.0})
+    assert (sampling.seed, sampling.top_k, sampling.logit_bias) == (5, 0, LogitBias.of({3: -1.0}))
     assert (stopping.max_tokens, stopping.min_tokens, stopping.stop_token_ids) == (100, 2, (2, 7, 9))
     assert wire(SamplingParams(ignore_eos=True))[1].stop_token_ids == ()
     assert wire(SamplingParams(max_tokens=500, min_tokens=300))[1].max_tokens == 100

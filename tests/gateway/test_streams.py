@@ -259,7 +259,8 @@ def test_a_client_that_does_not_read_holds_little_and_delays_nobody(server: Gate
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((host, int(port)))
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
         generated = _settled(server) - before
         assert 0 < generated < len(prompts) * 250 / 2

@@ -13,7 +13,7 @@ import pytest
 
 from baton.gateway.chat_template import ChatTemplate, ChatTemplateError
 from baton.gateway.errors import BadRequest
-from baton.gateway.prompts import read_messages
+from baton.gateway.messages import read_messages
 from baton.gateway.tokenizer import TextTooLong, Tokenizer, TokenizerError
 from tests.gateway.conftest import BOS, END
 

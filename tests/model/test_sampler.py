@@ -259,7 +259,7 @@ def test_penalties_follow_sampled_tokens_and_survive_a_preemption(prompt, steps,
 
 def test_a_released_slot_leaves_nothing_to_the_next_request() -> None:
     sampler = new_sampler(VOCAB, 2)
-    heavy = Sampling(1, 1.0, 0.9, 3, 0.1, 1.5, 1.0, 1.0, {4: 100.0}, 5, 5)
+    heavy = Sampling(1, 1.0, 0.9, 3, 0.1, 1.5, 1.0, 1.0, LogitBias.of({4: 100.0}), 5, 5)
     sampler.admit(0, np.array([1, 2], np.int32), 1, heavy, Stopping(9, 9, (3,)))
     sampler.release(0)
     sampler.admit(0, np.array([1], np.int32), 1, Sampling(0, temperature=0.0), Stopping(9))

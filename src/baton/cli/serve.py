@@ -94,6 +94,14 @@ def serve(
             rich_help_panel=flags.MODEL,
         ),
     ] = "auto",
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"],
+        typer.Option(
+            help="How a message's text parts come to the chat template: joined to one string, or as OpenAI's "
+            "list of parts. auto: as the template reads them.",
+            rich_help_panel=flags.MODEL,
+        ),
+    ] = "auto",
     seed: Annotated[
         int | None,
         typer.Option(help="Makes requests without a seed reproducible.", rich_help_panel=flags.MODEL),
@@ -323,6 +331,7 @@ def serve(
             admission_headroom=admission_headroom,
             enable_prefix_caching=enable_prefix_caching,
             generation_config=generation_config,
+            chat_template_content_format=chat_template_content_format,
             seed=seed,
             executor=executor,
             simulated_cost=parse_cost(simulated_cost),

@@ -1,6 +1,6 @@
 """The gateway: OpenAI's API in front of instances, without torch.
 
-app, routes_*, schemas, prompts    HTTP in
+app, routes_*, schemas, reading, prompts    HTTP in; helpers/: long bodies and chat templates, in processes
 render_*, formats, responses       HTTP out
 generation, sequence               one request as text; what the Python API uses too
 tokenizer, detokenizer, chat_template

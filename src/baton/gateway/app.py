@@ -70,7 +70,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        tokenizer.close()
+        gateway.close()
 
     app = _Application(
         title="Baton",

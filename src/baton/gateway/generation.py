@@ -28,8 +28,10 @@ from msgspec.structs import replace
 
 from baton.gateway.cluster_client import ClusterClient, Limits
 from baton.gateway.costs import check_cost
-from baton.gateway.errors import ApiError, BadRequest, ContextTooLong, Overloaded, RequestCancelled
+from baton.gateway.errors import ApiError, Overloaded, RequestCancelled
 from baton.gateway.inbox import Chunk, EngineRequest, Inbox
+from baton.gateway.prompts import is_packed
+from baton.gateway.reading import check_prompt
 from baton.gateway.sequence import Completion, Sequence, Shared, Update
 from baton.gateway.served_model import ServedModel
 from baton.gateway.tokenizer import Tokenizer
@@ -416,7 +418,8 @@ class Generator:
                 retry_after_s=5,
             )
         for prompt in prompts:
-            self._check_prompt(prompt)
+            if not is_packed(prompt):
+                check_prompt(prompt, self.served.max_model_len, self.served.vocab_size)
         check_cost(prompts, params)
         seeds = self._seeds(params, len(prompts))
         arrived = time.monotonic() if arrived is None else arrived
@@ -480,21 +483,6 @@ class Generator:
         # The last token is never fed to the model, so it needs no KV.
         pool = limits.kv_tokens + 1 - num_prompt
         return min(room, pool) if pool >= 1 else room
-
-    def _check_prompt(self, prompt: Seq[int]) -> None:
-        limit = self.served.max_model_len
-        if not prompt:
-            raise BadRequest("prompt: it is empty; give at least one token", param="prompt")
-        if len(prompt) >= limit:
-            raise ContextTooLong(
-                limit,
-                f"your prompt resulted in {len(prompt)} tokens, which leaves no room for an answer",
-                f"Please reduce the length of the prompt, to at most {limit - 1} tokens",
-                param="prompt",
-            )
-        vocab_size = self.served.vocab_size or 1 << 31
-        if min(prompt) < 0 or max(prompt) >= vocab_size:
-            raise BadRequest(f"prompt: token ids must be from 0 to {vocab_size - 1}", param="prompt")
 
     def _seeds(self, params: SamplingParams, prompts: int) -> list[int]:
         """One for each sequence.  With a seed of the user every prompt has the same n seeds."""

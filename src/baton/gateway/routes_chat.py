@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from baton.gateway.errors import BadRequest
 from baton.gateway.formats import TokenNames
-from baton.gateway.prompts import read_chat
+from baton.gateway.prompts import encode
 from baton.gateway.render_chat import ChatOptions, ChatRenderer
 from baton.gateway.responses import GenerationResponse
 from baton.gateway.schemas import ChatRequest
@@ -22,15 +22,15 @@ def chat_routes(gateway: Gateway) -> APIRouter:
 
     async def chat_completions(request: Request) -> Response:
         arrived = time.monotonic()
-        body = await gateway.read(request, ChatRequest)
+        body, found = await gateway.read_prompted(request, "chat")
         model = gateway.model_name(body.model)
         options = stream_options(body)
         who = identity(request, body)
         _check(body)
         params = _params(gateway, body)
         gateway.client.check_ready()
-        prompt = await read_chat(
-            body,
+        (prompt,) = await encode(
+            found,
             gateway.tokenizer,
             max_model_len=gateway.served.max_model_len,
             add_special_tokens=bool(body.add_special_tokens),

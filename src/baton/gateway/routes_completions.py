@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from baton.gateway.errors import BadRequest
 from baton.gateway.formats import TokenNames
-from baton.gateway.prompts import read_prompts
+from baton.gateway.prompts import encode
 from baton.gateway.render_completion import CompletionOptions, CompletionRenderer
 from baton.gateway.responses import GenerationResponse
-from baton.gateway.schemas import CompletionRequest, decode_prompt
+from baton.gateway.schemas import CompletionRequest
 from baton.gateway.state import Gateway, check_room, identity, stream_options
 from baton.protocol.sampling_params import SamplingParams, make_params
 
@@ -22,15 +22,15 @@ def completion_routes(gateway: Gateway) -> APIRouter:
 
     async def completions(request: Request) -> Response:
         arrived = time.monotonic()
-        body = await gateway.read(request, CompletionRequest)
+        body, found = await gateway.read_prompted(request, "completion")
         model = gateway.model_name(body.model)
         options = stream_options(body)
         who = identity(request, body)
         _check(body)
         params = _params(gateway, body)
         gateway.client.check_ready()
-        prompts = await read_prompts(
-            decode_prompt(body.prompt),
+        prompts = await encode(
+            found,
             gateway.tokenizer,
             max_model_len=gateway.served.max_model_len,
             add_special_tokens=body.add_special_tokens is not False,
@@ -65,8 +65,6 @@ def completion_routes(gateway: Gateway) -> APIRouter:
 
 
 def _check(body: CompletionRequest) -> None:
-    if bytes(body.prompt) in (b"", b"null"):
-        raise BadRequest("prompt: it is missing; give a text or token ids", param="prompt")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise BadRequest(
             f"best_of: {body.best_of} is not supported; leave it out or give the value of n",

@@ -3,65 +3,56 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from baton.gateway.errors import BadRequest
-from baton.gateway.formats import encode
-from baton.gateway.prompts import read_chat, read_prompts
-from baton.gateway.schemas import DetokenizeRequest, TokenizeRequest
+from baton.gateway import formats
+from baton.gateway.prompts import encode
 from baton.gateway.state import Gateway
+from baton.gateway.tokenizer import Tokenizer
+from baton.protocol.codec import unpack_int32
 
-_MANY_TOKENS = 4096
-"""More are decoded outside of the event loop."""
+_NAMES_A_TURN = 4096
+"""Tokens whose names are looked up in one turn of the event loop."""
 
 
 def token_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter()
     tokenizer = gateway.tokenizer
     limit = gateway.served.max_model_len
-    vocab_size = gateway.served.vocab_size or 1 << 31
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        body = await gateway.read(request, TokenizeRequest)
+        body, found = await gateway.read_prompted(request, "tokenize")
         gateway.model_name(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise BadRequest("prompt: give either prompt or messages", param="prompt")
-        if body.prompt is not None:
-            add_special_tokens = body.add_special_tokens is not False
-            prompts = await read_prompts(
-                body.prompt, tokenizer, max_model_len=limit, add_special_tokens=add_special_tokens
-            )
-            ids = prompts[0].ids
-        else:
-            add_special_tokens = bool(body.add_special_tokens)
-            prompt = await read_chat(
-                body, tokenizer, max_model_len=limit, add_special_tokens=add_special_tokens
-            )
-            ids = prompt.ids
+        default = found.field == "prompt"
+        add_special_tokens = default if body.add_special_tokens is None else body.add_special_tokens
+        (prompt,) = await encode(found, tokenizer, max_model_len=limit, add_special_tokens=add_special_tokens)
+        ids = prompt.ids
         answer = {
             "count": len(ids),
             "max_model_len": limit,
             "tokens": ids,
-            "token_strs": [tokenizer.token(token) for token in ids] if body.return_token_strs else None,
+            "token_strs": await _names(tokenizer, ids) if body.return_token_strs else None,
         }
-        return Response(encode(answer), media_type="application/json")
+        return Response(formats.encode(answer), media_type="application/json")
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        body = await gateway.read(request, DetokenizeRequest)
+        body, found = await gateway.read_prompted(request, "detokenize")
         gateway.model_name(body.model)
-        if body.tokens is None:
-            raise BadRequest("tokens: it is missing; give a list of token ids", param="tokens")
-        ids = body.tokens
-        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-            raise BadRequest(f"tokens: token ids must be from 0 to {vocab_size - 1}", param="tokens")
-        if len(ids) <= _MANY_TOKENS:
-            text = tokenizer.decode(ids, skip_special_tokens=False)
-        else:
-            text = await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens=False)
-        return Response(encode({"prompt": text}), media_type="application/json")
+        found.check()
+        text = await tokenizer.decode_async(unpack_int32(found.ids[0]))
+        return Response(formats.encode({"prompt": text}), media_type="application/json")
 
     return router
+
+
+async def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str | None]:
+    names: list[str | None] = []
+    for first in range(0, len(ids), _NAMES_A_TURN):
+        names += map(tokenizer.token, ids[first : first + _NAMES_A_TURN])
+        await asyncio.sleep(0)
+    return names

@@ -4,18 +4,16 @@ Every field may be null, which means "not given".  A wrong type is a `BadRequest
 Fields that would change the answer and that Baton does not support are refused by name; fields that are
 unknown are accepted, with one warning a name in the log.
 
-A body may hold millions of small values, and a decoder does nothing else until it is through.  So what nobody
-reads is only skimmed (`Raw`), the garbage collector does not look at what is being built, and a prompt of too
-many lists is refused before one is made.
+A body may hold millions of small values, and a decoder does nothing else until it is through, so long ones
+are read in a helper (`reading.py`).  What nobody reads is only skimmed (`Raw`), and a prompt of too many
+lists is refused before one is made.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -265,59 +263,66 @@ def _alternatives(kind: Any) -> tuple[msgspec.inspect.Type, ...]:
     return known.types if isinstance(known, msgspec.inspect.UnionType) else (known,)
 
 
-class BodyDecoder:
-    """Decodes bodies; remembers the unknown field names that it has warned of."""
+class UnknownFields:
+    """Warns of field names that nobody knows, once each."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
-    def decode(self, body: bytes, kind: type[T]) -> T:
-        """Raises `BadRequest`."""
-        with _no_collection():
-            return self._decode(body, kind)
+    def warn(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._warned and len(self._warned) < _MAX_WARNED:
+                self._warned.add(name)
+                log.warning("ignoring the unknown request field %r (said once)", name[:100])
 
-    def _decode(self, body: bytes, kind: type[T]) -> T:
-        try:
-            fields = _FIELDS.decode(body)
-        except msgspec.ValidationError:
-            raise BadRequest("the body must be a JSON object") from None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _not_json(body, error) from None
-        reader = _reader(kind)
-        changed = False
-        for name, value in fields.items():
-            if name not in reader.names:
-                self._check_unknown(name, value)
-            elif name in reader.integers and (whole := _whole(value)) is not None:
-                fields[name], changed = whole, True
-        try:
-            decoded: T = reader.decoder.decode(msgspec.json.encode(fields) if changed else body)
-        except msgspec.ValidationError as error:
-            message = str(error)
-            path = _PATH.search(message)
-            name = path[1].replace("[...]", "") if path else ""
-            text = _PATH.sub("", message).replace("`", "")
-            field = re.split(r"[.\[]", name)[0]
-            raise BadRequest(f"{name or 'body'}: {text}", param=field or None) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _not_json(body, error) from None
-        return decoded
 
-    def _check_unknown(self, name: str, raw: msgspec.Raw) -> None:
-        if name in _UNSUPPORTED:
-            neutral, reason = _UNSUPPORTED[name]
-            data = bytes(raw)
-            try:
-                value = msgspec.json.decode(data) if len(data) <= _NEUTRAL_BYTES else data
-            except msgspec.MsgspecError:  # a number out of range
-                value = data
-            # (0 is not false: a type that is not the field's asks for something that is not known.)
-            asks_nothing = any(type(value) is type(one) and value == one for one in neutral)
-            if value is not None and not asks_nothing:
-                raise BadRequest(f"{name}: {reason}", param=name, code="unsupported_parameter")
-        elif name not in self._warned and len(self._warned) < _MAX_WARNED:
-            self._warned.add(name)
-            log.warning("ignoring the unknown request field %r (said once)", name[:100])
+def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
+    """(the body, names in it that nobody knows).  Raises `BadRequest`."""
+    try:
+        fields = _FIELDS.decode(body)
+    except msgspec.ValidationError:
+        raise BadRequest("the body must be a JSON object") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _not_json(body, error) from None
+    reader = _reader(kind)
+    changed = False
+    unknown: list[str] = []
+    for name, value in fields.items():
+        if name not in reader.names:
+            if not _is_refused(name, value) and len(unknown) < _MAX_WARNED:
+                unknown.append(name)
+        elif name in reader.integers and (whole := _whole(value)) is not None:
+            fields[name], changed = whole, True
+    try:
+        decoded: T = reader.decoder.decode(msgspec.json.encode(fields) if changed else body)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        path = _PATH.search(message)
+        name = path[1].replace("[...]", "") if path else ""
+        text = _PATH.sub("", message).replace("`", "")
+        field = re.split(r"[.\[]", name)[0]
+        raise BadRequest(f"{name or 'body'}: {text}", param=field or None) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _not_json(body, error) from None
+    return decoded, unknown
+
+
+def _is_refused(name: str, raw: msgspec.Raw) -> bool:
+    """Whether the field is one that is known as not supported; it asks for nothing then.  Raises `BadRequest`
+    if it does."""
+    if name not in _UNSUPPORTED:
+        return False
+    neutral, reason = _UNSUPPORTED[name]
+    data = bytes(raw)
+    try:
+        value = msgspec.json.decode(data) if len(data) <= _NEUTRAL_BYTES else data
+    except msgspec.MsgspecError:  # a number out of range
+        value = data
+    # (0 is not false: a type that is not the field's asks for something that is not known.)
+    asks_nothing = any(type(value) is type(one) and value == one for one in neutral)
+    if value is not None and not asks_nothing:
+        raise BadRequest(f"{name}: {reason}", param=name, code="unsupported_parameter")
+    return True
 
 
 def _whole(raw: msgspec.Raw) -> msgspec.Raw | None:
@@ -355,8 +360,7 @@ def decode_prompt(raw: msgspec.Raw) -> str | list[str] | list[int] | list[list[i
         if begin[1] == b"[" and data.count(b"[") - 1 > MAX_SEQUENCES:
             raise _bad_prompt(f"at most {MAX_SEQUENCES} prompts; send several requests")
     try:
-        with _no_collection():
-            prompt: str | list[str] | list[int] | list[list[int]] = msgspec.json.decode(data, type=kind)
+        prompt: str | list[str] | list[int] | list[list[int]] = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         text = _PATH.sub("", str(error)).replace("`", "")
         raise _bad_prompt(
@@ -371,15 +375,3 @@ def decode_prompt(raw: msgspec.Raw) -> str | list[str] | list[int] | list[list[i
 
 def _bad_prompt(what: str) -> BadRequest:
     return BadRequest(f"prompt: {what}", param="prompt")
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without this each generation of new containers is walked again and again while it grows."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class ServedModel:
     """In which the instances compute, or `simulated`; "": it does not matter."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters of the model's generation_config, under `SamplingParams`' names."""
+    content_format: Literal["auto", "string", "openai"] = "auto"
+    """How a message's text parts come to the chat template; auto: as the template reads them."""
     seed: int | None = None
     """Makes requests without a seed reproducible, in order of arrival."""
     created: int = field(default_factory=lambda: int(time.time()))

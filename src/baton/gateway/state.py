@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,9 +12,17 @@ from starlette.requests import Request
 from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.errors import BadRequest, ContextTooLong, NotFound, TooLarge
 from baton.gateway.generation import Generator
+from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.middleware import REQUEST_ID
 from baton.gateway.pausing import Pausing
-from baton.gateway.schemas import MAX_CACHE_SALT, BodyDecoder, SamplingFields, StreamOptions
+from baton.gateway.reading import Found, Job, Reader, Settings, decode_answer
+from baton.gateway.schemas import (
+    MAX_CACHE_SALT,
+    SamplingFields,
+    StreamOptions,
+    UnknownFields,
+    decode_body,
+)
 from baton.gateway.served_model import ServedModel
 from baton.gateway.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
@@ -25,8 +32,8 @@ _MAX_BODY_BYTES = 16 << 20
 _BODY_BYTES_PER_TOKEN = 256
 _DISCARDED_BYTES = 256 << 20
 """Of a body that is too large, so many more are read and thrown away, so that the client reads the answer."""
-_LONG_BODY = 256 << 10
-"""Bytes above which decoding leaves the event loop."""
+_MAX_ORDER_BYTES = 64 << 10
+"""Of the body of an operator's or an instance's request."""
 _INT32 = (1 << 31) - 1
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -49,15 +56,51 @@ class Gateway:
     weights: str = field(init=False, default="")
     """The directory of the other weights, for incarnations that are started from now on."""
     pausing: Pausing = field(init=False)
-    decoder: BodyDecoder = field(default_factory=BodyDecoder)
+    helpers: Helpers = field(init=False)
+    _reader: Reader = field(init=False)
+    _unknown: UnknownFields = field(default_factory=UnknownFields)
 
     def __post_init__(self) -> None:
         self.checkpoint = self.served.checkpoint
         self.pausing = Pausing(self.client, self.generator)
+        settings = Settings(
+            max_model_len=self.served.max_model_len,
+            vocab_size=self.served.vocab_size,
+            template=self.tokenizer.template_source,
+            content_format=self.tokenizer.content_format
+            if self.served.content_format == "auto"
+            else self.served.content_format,
+            special_tokens=self.tokenizer.special_tokens,
+        )
+        self.helpers = Helpers(settings)
+        self._reader = Reader(settings)
+
+    def close(self) -> None:
+        """Gives up what runs beside the event loop."""
+        self.helpers.close()
+        self.tokenizer.close()
 
     async def read(self, request: Request, kind: type[T]) -> T:
-        """The request's body.  Raises `BadRequest` or `TooLarge`."""
-        limit = self.max_body_bytes
+        """The body of a request without prompts, a short one.  Raises `BadRequest` or `TooLarge`."""
+        decoded, unknown = decode_body(await self._body(request, _MAX_ORDER_BYTES), kind)
+        self._unknown.warn(unknown)
+        return decoded
+
+    async def read_prompted(self, request: Request, job: Job) -> tuple[Any, Found]:
+        """(the body as a struct of `reading.KINDS[job]`, its prompts).  Raises `BadRequest`, `TooLarge`, or
+        what `Helpers.answer` does.
+
+        A conversation is read in a helper, because of the model's template, and so is every long body.
+        """
+        body = await self._body(request, self.max_body_bytes)
+        if len(body) < LONG_BODY and job in ("completion", "detokenize"):
+            decoded, found, unknown = self._reader.read(job, body)
+        else:
+            decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, body))
+        self._unknown.warn(unknown)
+        return decoded, found
+
+    async def _body(self, request: Request, limit: int) -> bytes:
         body, size = bytearray(), 0
         async for piece in request.stream():
             size += len(piece)
@@ -66,10 +109,8 @@ class Gateway:
             elif size > limit + _DISCARDED_BYTES:
                 break
         if size > limit:
-            raise TooLarge(f"the body is larger than {limit >> 10} KiB, the limit for this model; send less")
-        if size <= _LONG_BODY:
-            return self.decoder.decode(bytes(body), kind)
-        return await asyncio.to_thread(self.decoder.decode, bytes(body), kind)
+            raise TooLarge(f"the body is larger than {limit >> 10} KiB, the limit here; send less")
+        return bytes(body)
 
     @property
     def max_body_bytes(self) -> int:

@@ -18,20 +18,25 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import tokenizers
 
-from baton.gateway.chat_template import ChatTemplate, ChatTemplateError
+from baton.gateway.chat_template import ChatTemplate, content_format
 from baton.gateway.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from baton.gateway.messages import ContentFormat
+from baton.gateway.reading import no_template
 from baton.model.files import has_tokenizer
 
 log = logging.getLogger(__name__)
 
 _LONG_TEXT = 4096
 """Characters above which encoding leaves the event loop (about 2 ms of work)."""
+_MANY_TOKENS = 4096
+"""Ids above which decoding leaves the event loop."""
 _THREADS = 2
 _PIECE = 1 << 16
 """Characters of a piece when a long text is measured."""
@@ -72,6 +77,7 @@ class _Backend(Protocol):
 
     def encode_batch_fast(self, input: Sequence[str], *, add_special_tokens: bool) -> list[Any]: ...
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+    def decode_batch(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]: ...
     def id_to_token(self, id: int) -> str | None: ...
     def token_to_id(self, token: str) -> int | None: ...
 
@@ -107,8 +113,11 @@ class Tokenizer:
             bos_id = backend.token_to_id(bos)
             if bos_id is not None and bos_id not in self.encode(""):
                 self._prefix = [bos_id]
-        template = config.get("chat_template")
-        self.chat_template = ChatTemplate(template, self.special_tokens) if template else None
+        self.template_source: str | None = config.get("chat_template") or None
+        self.content_format: ContentFormat = "string"
+        """How the template wants a message's content; see `chat_template.content_format`."""
+        if self.template_source is not None:
+            self.content_format = content_format(self.template_source)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
 
     @classmethod
@@ -177,6 +186,17 @@ class Tokenizer:
             return encode_all()
         return await asyncio.get_running_loop().run_in_executor(self._pool, encode_all)
 
+    async def decode_async(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included; in another thread if it takes long."""
+        if len(ids) <= _MANY_TOKENS:
+            return self.decode(ids, skip_special_tokens=False)
+
+        def decode() -> str:
+            (text,) = self._backend.decode_batch([list(ids)], skip_special_tokens=False)
+            return text
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, decode)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
@@ -207,13 +227,16 @@ class Tokenizer:
         )
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The prompt's text; see `ChatTemplate.render`."""
+        """The prompt's text; see `ChatTemplate.render`.  In this process: a server renders in a helper."""
         if self.chat_template is None:
-            raise ChatTemplateError(
-                "messages: the model has no chat template; use /v1/completions, or a model that was "
-                "trained for chat"
-            )
+            raise no_template()
         return self.chat_template.render(messages, **options)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """Compiled when it is first needed."""
+        source = self.template_source
+        return None if source is None else ChatTemplate(source, self.special_tokens)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -61,4 +61,6 @@ def make_http(
         lifespan="off",
         timeout_graceful_shutdown=round(shutdown_timeout_s + _ANSWERING_S),
     )
-    return HttpServer(config, stopping, app.state.gateway.tokenizer.close)
+    gateway = app.state.gateway
+    gateway.helpers.start()  # its imports take a moment, which the model's loading hides
+    return HttpServer(config, stopping, gateway.close)

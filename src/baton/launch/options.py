@@ -46,6 +46,7 @@ class ServeOptions:
     admission_headroom: int | None = None
     enable_prefix_caching: bool = True
     generation_config: str = "auto"
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
     seed: int | None = None
     executor: Literal["torch", "simulated"] = "torch"
     simulated_cost: CostModel = CostModel()
@@ -123,6 +124,7 @@ def make_plan(options: ServeOptions) -> Plan:
         checkpoint=fingerprint(directory),
         dtype=_computes_in(instance),
         defaults=generation.sampling,
+        content_format=options.chat_template_content_format,
         seed=options.seed,
     )
     return Plan(instance, served, model.architecture)

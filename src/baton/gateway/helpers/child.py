@@ -1,0 +1,134 @@
+"""A helper: reads one body after the other, each with limits of time and memory.
+
+A template is somebody else's program, and a body somebody else's data.  So a job may use so much CPU time and
+so much memory beyond what the process has, and a job that is not short gives way to everything else:
+
+* after `NICE_AFTER_S` of CPU time the process lowers its priority (for good, so it ends after the answer);
+* after `Settings.cpu_s` a signal raises `OverTime` wherever the interpreter is, until it gets through;
+* `HARD_S` later the kernel ends the process, if all that was within one native call;
+* memory beyond the limit cannot be had: `MemoryError`.
+
+CPU time, not time on the wall: a busy machine refuses nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton.gateway.helpers.wire import ANSWER, ENDS, GOES_ON, JOB
+from baton.gateway.reading import JOBS, Answer, Failure, Job, Reader, Settings
+
+NICE_AFTER_S = 0.02
+NICE = 10
+HARD_S = 2.0
+_AGAIN_S = 0.5
+_LARGE_BODY = 1 << 20
+"""After a longer one the helper ends: what it has taken from the system goes back."""
+
+
+class OverTime(BaseException):
+    """The job has had its CPU time.  (No `Exception`: templates' errors are caught.)"""
+
+
+class Helper:
+    """Serves one connection until the gateway closes it."""
+
+    def __init__(self, connection: socket.socket, settings: Settings) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._reader = Reader(settings)
+        self._memory = _address_space()
+        self._nice = False
+        signal.signal(signal.SIGVTALRM, self._on_slow)
+        signal.signal(signal.SIGPROF, _on_over_time)
+
+    def run(self) -> None:
+        while True:
+            head = self._receive(JOB.size)
+            if head is None:
+                return
+            number, size = JOB.unpack(head)
+            body = self._receive(size)
+            if body is None:
+                return
+            answer, healthy = self._answer(JOBS[number], bytes(body))
+            ends = self._nice or not healthy or size > _LARGE_BODY
+            self._connection.sendall(ANSWER.pack(ENDS if ends else GOES_ON, len(answer)))
+            self._connection.sendall(answer)
+            if ends:
+                return
+
+    def _answer(self, job: Job, body: bytes) -> tuple[bytes, bool]:
+        """(the answer, whether the process can go on)."""
+        settings = self._settings
+        memory = settings.memory + settings.memory_per_byte * len(body)
+        try:
+            try:
+                self._limit(memory)
+                return self._reader.answer(job, body), True
+            finally:
+                _no_limits()
+        except OverTime:
+            return _refused(f"reading them takes more than {settings.cpu_s:g} s of CPU time", job), False
+        except MemoryError:
+            return _refused(f"reading them takes more than {memory >> 20} MiB of memory", job), False
+
+    def _limit(self, memory: int) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (self._memory + memory, hard))
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(
+            resource.RLIMIT_CPU, (math.ceil(time.process_time() + self._settings.cpu_s + HARD_S), hard)
+        )
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0 if self._nice else NICE_AFTER_S)
+        signal.setitimer(signal.ITIMER_PROF, self._settings.cpu_s, _AGAIN_S)
+
+    def _on_slow(self, *_: Any) -> None:
+        if not self._nice:
+            self._nice = True
+            os.nice(NICE)
+
+    def _receive(self, size: int) -> bytearray | None:
+        """So many bytes; None if the gateway has closed the connection."""
+        data = bytearray(size)
+        view, got = memoryview(data), 0
+        while got < size:
+            count = self._connection.recv_into(view[got:])
+            if not count:
+                return None
+            got += count
+        return data
+
+
+def _no_limits() -> None:
+    signal.setitimer(signal.ITIMER_PROF, 0.0)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def _on_over_time(*_: Any) -> None:
+    raise OverTime
+
+
+def _refused(why: str, job: Job) -> bytes:
+    field = {"chat": "messages", "tokenize": "messages", "detokenize": "tokens"}.get(job, "prompt")
+    if field == "messages":
+        why += " with the model's chat template"
+    message = f"{field}: {why}; send fewer, or shorter ones"
+    return msgspec.msgpack.encode(Answer(failure=Failure(message, field, "too_costly")))
+
+
+def _address_space() -> int:
+    """Bytes of this process's address space."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()

@@ -1,0 +1,318 @@
+"""The gateway's side of its helpers.  Belongs to one event loop.
+
+Short bodies and long ones have helpers of their own (`_Lane`), so that a conversation of a line does not
+wait behind a body of megabytes.  A helper has one job at a time; jobs beyond wait, in order, a bounded number
+for a bounded time.  Helpers are forked when they are needed, and one is kept warm.
+
+| what happens | what becomes of the job |
+| --- | --- |
+| the helper answers | that is the answer |
+| it dies before that | the job is given to another one, once; then it fails |
+| nothing comes for `_WALL_S` | it fails, and the helper is given up: the kernel ends it |
+| the parent of the helpers has died | another one is started |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from typing import cast
+
+import msgspec
+
+from baton.gateway.errors import InternalError, Overloaded
+from baton.gateway.helpers.wire import ANSWER, ENDS, JOB
+from baton.gateway.reading import JOBS, Job, Settings
+
+log = logging.getLogger(__name__)
+
+LONG_BODY = 64 << 10
+"""Bytes from which a body goes to the lane of long ones; shorter ones are read in about a millisecond."""
+_SHORT_HELPERS = 4
+_LONG_HELPERS = 2
+_MAX_WAITING = 1024
+"""Jobs of a lane that may wait for a helper ..."""
+_WAIT_S = 20.0
+"""... and how long."""
+_WALL_S = 60.0
+"""More than a helper's CPU time takes on a busy machine."""
+_IDLE_S = 30.0
+"""A helper that nobody needs so long goes, but for one of the short lane."""
+_TRIES = 2
+
+
+class HelperLost(Exception):
+    """The helper died with a job in its hands."""
+
+
+class Helpers:
+    """Reads bodies in other processes.  `start` in advance, or the first job does."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = msgspec.msgpack.encode(settings)
+        self._parent: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._short = _Lane(self, _SHORT_HELPERS, keeps=1)
+        self._long = _Lane(self, _LONG_HELPERS, keeps=0)
+        self._closed = False
+        self.num_jobs = 0
+        """Jobs that a helper has answered."""
+
+    async def answer(self, job: Job, body: bytes) -> bytes:
+        """What `Reader.answer` says in a helper.  Raises `Overloaded` if too much waits, `InternalError` if
+        no helper survives it."""
+        lane = self._long if len(body) >= LONG_BODY else self._short
+        for _ in range(_TRIES):
+            link = await lane.take()
+            try:
+                found = await link.ask(job, body)
+            except HelperLost as error:
+                log.warning("a helper died while it read a body of %d bytes: %s", len(body), error)
+                continue
+            finally:
+                lane.give(link)
+            self.num_jobs += 1
+            return found
+        raise InternalError(
+            "the process that reads this request died, twice; the server's log may say more",
+            code="helper_lost",
+        )
+
+    def start(self) -> None:
+        """Starts the parent of the helpers, if there is none.  It needs a moment; jobs wait for it."""
+        if self._closed:
+            raise InternalError("the server shuts down", code="shutting_down")
+        if self._parent is not None:
+            if self._parent.poll() is None:
+                return
+            log.warning("the parent of the helpers has died; starting another one")
+            self._end()
+        ours, theirs = socket.socketpair()
+        settings = os.memfd_create("baton-helpers")
+        try:
+            os.write(settings, self._settings)
+            os.lseek(settings, 0, os.SEEK_SET)
+            arguments = [str(theirs.fileno()), str(settings), str(os.getpid())]
+            self._parent = subprocess.Popen(
+                [sys.executable, "-m", "baton.gateway.helpers.main", *arguments],
+                pass_fds=(theirs.fileno(), settings),
+                stdin=subprocess.DEVNULL,
+            )
+        finally:
+            theirs.close()
+            os.close(settings)
+        ours.setblocking(False)
+        self._control = ours
+
+    async def fork(self, lane: _Lane) -> _Link:
+        """A new helper."""
+        self.start()
+        ours, theirs = socket.socketpair()
+        try:
+            ours.setblocking(False)
+            try:
+                self._send(theirs)
+            except OSError:  # it has died just now
+                if self._parent is not None:
+                    self._parent.kill()
+                    self._parent.wait()
+                self.start()
+                self._send(theirs)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_unix_connection(lambda: _Link(lane), sock=ours)
+        return link
+
+    def _send(self, connection: socket.socket) -> None:
+        assert self._control is not None
+        socket.send_fds(self._control, [b"f"], [connection.fileno()])
+
+    def close(self) -> None:
+        """Ends all helpers; what waits fails."""
+        self._closed = True
+        self._short.close()
+        self._long.close()
+        self._end()
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._parent is not None:
+            self._parent.kill()  # (its children die with it)
+            self._parent.wait()
+            self._parent = None
+
+
+class _Lane:
+    """Helpers for bodies of one size: at most `most`, of which `keeps` stay when there is nothing to do."""
+
+    def __init__(self, owner: Helpers, most: int, *, keeps: int) -> None:
+        self._owner = owner
+        self._most = most
+        self._keeps = keeps
+        self._idle: list[_Link] = []
+        self._count = 0
+        """Helpers that there are or will be in a moment."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._used = 0
+        """The most helpers at work since the timer was set."""
+
+    async def take(self) -> _Link:
+        """A helper without a job.  Raises `Overloaded`."""
+        if not self._waiting and (self._idle or self._count < self._most):
+            return await self._free()
+        if len(self._waiting) >= _MAX_WAITING:
+            raise _busy()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await asyncio.wait_for(turn, _WAIT_S)
+        except TimeoutError:
+            raise _busy() from None
+        finally:
+            if not turn.done() or turn.cancelled():
+                self._waiting = deque(one for one in self._waiting if one is not turn)
+        return await self._free()
+
+    async def _free(self) -> _Link:
+        if self._idle:
+            link = self._idle.pop()
+        else:
+            self._count += 1
+            try:
+                link = await self._owner.fork(self)
+            except BaseException:
+                self._count -= 1
+                self._next()
+                raise
+        self._used = max(self._used, self._count - len(self._idle))
+        return link
+
+    def give(self, link: _Link) -> None:
+        """Back after its job, whatever became of that."""
+        if link.usable:
+            self._idle.append(link)
+            if self._timer is None and len(self._idle) > self._keeps:
+                self._used = self._count - len(self._idle)
+                self._timer = asyncio.get_running_loop().call_later(_IDLE_S, self._prune)
+        else:
+            link.close()
+            self._count -= 1
+        self._next()
+
+    def lost(self, link: _Link) -> None:
+        """An idle helper has died."""
+        if link in self._idle:
+            self._idle.remove(link)
+            self._count -= 1
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for link in self._idle:
+            link.close()
+        for turn in self._waiting:
+            turn.cancel()
+
+    def _next(self) -> None:
+        """Somebody who waits may have another look."""
+        free = len(self._idle) + self._most - self._count
+        while self._waiting and free > 0:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    def _prune(self) -> None:
+        """Lets go what was not needed since the last time."""
+        self._timer = None
+        while self._idle and self._count > max(self._keeps, self._used):
+            self._idle.pop(0).close()
+            self._count -= 1
+        if self._idle and self._count > self._keeps:
+            self._used = self._count - len(self._idle)
+            self._timer = asyncio.get_running_loop().call_later(_IDLE_S, self._prune)
+
+
+class _Link(asyncio.Protocol):
+    """The connection to one helper."""
+
+    def __init__(self, lane: _Lane) -> None:
+        self._lane = lane
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[bytes] | None = None
+        self._data = bytearray()
+        self._size = -1
+        """Of the answer, its head included; -1 while that has not come."""
+        self.usable = True
+
+    async def ask(self, job: Job, body: bytes) -> bytes:
+        """Raises `HelperLost`, `InternalError` if nothing comes."""
+        if not self.usable or self._transport is None:
+            raise HelperLost("it had died before")
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
+        timer = loop.call_later(_WALL_S, self._overdue)
+        try:
+            self._transport.writelines((JOB.pack(JOBS.index(job), len(body)), body))
+            return await self._answer
+        except BaseException:
+            self.usable = False
+            raise
+        finally:
+            self._answer = None
+            timer.cancel()
+
+    def close(self) -> None:
+        self.usable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        if self._size < 0:
+            if len(self._data) < ANSWER.size:
+                return
+            ends, size = ANSWER.unpack_from(self._data)
+            self._size = ANSWER.size + size
+            if ends == ENDS:
+                self.usable = False
+        if len(self._data) >= self._size:
+            found, self._data, self._size = bytes(self._data[ANSWER.size :]), bytearray(), -1
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(found)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.usable = False
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(HelperLost(str(error or "it ended without an answer")))
+        self._lane.lost(self)
+
+    def _overdue(self) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(
+                InternalError(f"reading this request took more than {_WALL_S:g} s", code="helper_overdue")
+            )
+
+
+def _busy() -> Overloaded:
+    return Overloaded(
+        "too many long or costly requests are being read; try again", code="reading", retry_after_s=1
+    )
+
+
+__all__ = ["LONG_BODY", "Helpers"]
