@@ -165,6 +165,14 @@ def test_metrics_and_health(server: Server) -> None:
     text = server.http.get("/metrics").text
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions"):
         assert f"baton:{name}" in text
+    # (What vLLM's dashboards look at.)
+    assert server.metric("baton:iteration_tokens_total_count") == server.metric("baton:engine_steps_total")
+    assert server.metric("baton:iteration_tokens_total_sum") > server.metric("baton:generation_tokens_total")
+    assert 'enable_prefix_caching="True"' in text
+    for part in ("inference", "prefill", "decode"):
+        assert server.metric(f"baton:request_{part}_time_seconds_count") > 0
+    assert server.metric("baton:request_params_n_sum") > 0
+    assert server.metric("baton:request_params_max_tokens_sum") > 0
     assert server.metric("baton:generation_tokens_total") > 0
 
 

@@ -435,6 +435,7 @@ class EngineCore:
             "max_waiting": self.config.max_waiting,
             "max_num_seqs": self.config.max_num_seqs,
             "block_size": self.config.block_size,
+            "enable_prefix_caching": self.config.enable_prefix_caching,
             "under_way": self._controls.under_way,
         }
         if self._machinery is not None:

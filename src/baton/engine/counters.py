@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from baton.engine.request import Request
+
+
+@dataclass
+class Sizes:
+    """A histogram of token counts: how many were at most each bound, and above the one before it."""
+
+    bounds: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+    counts: list[int] = field(default_factory=lambda: [0] * 16)
+    """One more than `bounds`."""
+    sum: int = 0
+
+    def add(self, tokens: int) -> None:
+        self.counts[bisect_left(self.bounds, tokens)] += 1
+        self.sum += tokens
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.sum}
 
 
 @dataclass
@@ -80,6 +98,8 @@ class Counters:
     """Of those rejected with `queue_full`, how many had waited and made place for another one."""
     steps: int = 0
     step_seconds: float = 0.0
+    step_tokens: Sizes = field(default_factory=Sizes)
+    """Of each step: prompt tokens that it computed, and tokens that it generated."""
     queue_seconds: float = 0.0
     """Sum over first admissions."""
     violations: int = 0
@@ -100,4 +120,5 @@ class Counters:
         values["finished"] = dict(self.finished)
         values["rejected"] = dict(self.rejected)
         values["handovers"] = self.handovers.snapshot()
+        values["step_tokens"] = self.step_tokens.snapshot()
         return values

@@ -79,8 +79,10 @@ class StepReader:
                 self._scheduler.computed(request, computed)
                 if request.departure is not None and self._departures is not None:
                     self._departures.computed(request, computed)
-        if report.step and self._speeds is not None:
-            self._speeds.step(prefilled, report.seconds)
+        if report.step:
+            self._counters.step_tokens.add(prefilled + len(slots))
+            if self._speeds is not None:
+                self._speeds.step(prefilled, report.seconds)
         for run in report.prompt_logprobs:
             request = self._occupant(run.slot, run.epoch)
             if request is not None:

@@ -290,8 +290,13 @@ class Generation:
                     seconds=now - self.arrived,
                     prompt=len(sequence.prompt),
                     generated=sequence.num_generated,
+                    max_tokens=None if sequence.request is None else sequence.request.stopping.max_tokens,
                     queued_s=sequence.queued_s,
+                    first_s=sequence.first_tokens_at - self.arrived if sequence.first_tokens_at else None,
+                    decode_s=sequence.last_tokens_at - sequence.first_tokens_at,
                 )
+        if self._metrics is not None:
+            self._metrics.choices(self._n)
         self._log(now)
 
     def _observe(self, sequence: Sequence, count: int, now: float) -> None:
@@ -301,6 +306,7 @@ class Generation:
             if metrics is not None:
                 metrics.more_tokens(count, now - last)
             return
+        sequence.first_tokens_at = now
         if self._first_token is None:
             self._first_token = now
         if metrics is not None:

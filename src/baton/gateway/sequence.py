@@ -90,6 +90,7 @@ class Sequence:
         "_stop_ids",
         "_stops",
         "finish_reason",
+        "first_tokens_at",
         "index",
         "last_tokens_at",
         "num_cached",
@@ -116,8 +117,8 @@ class Sequence:
         """Prompt tokens from the prefix cache; None until the end."""
         self.queued_s: float | None = None
         self.finish_reason: EndReason | None = None
-        self.last_tokens_at = 0.0
-        """When tokens came last (`time.monotonic()`); 0 before the first."""
+        self.first_tokens_at = self.last_tokens_at = 0.0
+        """When tokens came first and last (`time.monotonic()`); 0 before that."""
         self.request: EngineRequest | None = None
         """None until it is submitted."""
         self._shared = shared

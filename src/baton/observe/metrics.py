@@ -54,6 +54,7 @@ _TTFT = (
 _ITL = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _LATENCY = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 _QUEUE = (0.001, 0.005, 0.01, 0.05, *_LATENCY[1:])
+_CHOICES = (1, 2, 5, 10, 20, 50, 100)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 _ENGINE_GAUGES: dict[str, tuple[str, _Read]] = {
@@ -113,6 +114,19 @@ class Metrics:
         self.registry.register(self._itl)
         self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _LATENCY)
         self._queue = self._histogram("request_queue_time_seconds", "From arrival to admission.", _QUEUE)
+        self._inference = self._histogram(
+            "request_inference_time_seconds", "From admission to the last token.", _LATENCY
+        )
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "From admission to the first token.", _LATENCY
+        )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "From the first token to the last.", _LATENCY
+        )
+        self._params_n = self._histogram("request_params_n", "Choices that a request asks for.", _CHOICES)
+        self._params_max_tokens = self._histogram(
+            "request_params_max_tokens", "Tokens that a sequence may have, given or by default.", _TOKENS
+        )
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens a sequence.", _TOKENS)
         self._request_generation = self._histogram(
             "request_generation_tokens", "Generated tokens a sequence.", _TOKENS
@@ -136,15 +150,37 @@ class Metrics:
         self._generation_tokens.value += count
 
     def finished(
-        self, reason: str, *, seconds: float, prompt: int, generated: int, queued_s: float | None = None
+        self,
+        reason: str,
+        *,
+        seconds: float,
+        prompt: int,
+        generated: int,
+        max_tokens: int | None = None,
+        queued_s: float | None = None,
+        first_s: float | None = None,
+        decode_s: float = 0.0,
     ) -> None:
-        """One sequence ended."""
+        """One sequence ended.  `queued_s`: from arrival to admission, `first_s`: from arrival to the first
+        token, None where that is not known; `decode_s`: from there to the last one."""
         self._success.labels(self._model_name, reason).inc()
         self._e2e.observe(seconds)
         self._request_prompt.observe(prompt)
         self._request_generation.observe(generated)
+        if max_tokens is not None:
+            self._params_max_tokens.observe(max_tokens)
+        if first_s is not None:
+            self._decode.observe(decode_s)
         if queued_s is not None:
             self._queue.observe(queued_s)
+            if first_s is not None:
+                prefill_s = max(first_s - queued_s, 0.0)
+                self._prefill.observe(prefill_s)
+                self._inference.observe(prefill_s + decode_s)
+
+    def choices(self, n: int) -> None:
+        """One request ended, that asked for so many choices."""
+        self._params_n.observe(n)
 
     def http_request(self, method: str, route: str, status: int) -> None:
         self._http.labels(method, route, status).inc()
@@ -229,6 +265,8 @@ class _EngineStats:
             yield from self._gauge(name, text, self._values(read))
         for name, (text, read) in _ENGINE_COUNTERS.items():
             yield from self._counter(name, text, self._values(read))
+        yield from self._step_tokens()
+        yield from self._cache_config()
         for name, (text, look) in _INSTANCE_GAUGES.items():
             yield from self._gauge(name, text, {key: look(one) for key, one in self.instances.items()})
         labels = GaugeMetricFamily(
@@ -252,6 +290,39 @@ class _EngineStats:
             total = CounterMetricFamily(_PREFIX + name, _TOTALS[name], labels=["model_name"])
             total.add_metric([self._model_name], float(value))
             yield total
+
+    def _step_tokens(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(
+            _PREFIX + "iteration_tokens_total",
+            "Tokens a step: of prompts that it computed, and generated ones.",
+            labels=_LABELS,
+        )
+        for instance, sample in self.instances.items():
+            sizes = (sample.stats or {}).get("step_tokens")
+            if not isinstance(sizes, Mapping):
+                continue
+            bounds = [floatToGoString(bound) for bound in (*sizes["bounds"], math.inf)]
+            counts = zip(bounds, accumulate(sizes["counts"]), strict=True)
+            family.add_metric([self._model_name, instance], list(counts), sizes["sum"])
+        if family.samples:
+            yield family
+
+    def _cache_config(self) -> Iterator[Metric]:
+        """1, with what it is made of in the labels, as vLLM does."""
+        names = ("block_size", "num_gpu_blocks", "enable_prefix_caching")
+        family = GaugeMetricFamily(
+            _PREFIX + "cache_config_info",
+            "1: how the instance's KV cache is made.",
+            labels=[*_LABELS, *names],
+        )
+        for instance, sample in self.instances.items():
+            stats = sample.stats or {}
+            blocks = stats.get("blocks")
+            if isinstance(blocks, Mapping):
+                values = (stats.get("block_size"), blocks.get("total"), stats.get("enable_prefix_caching"))
+                family.add_metric([self._model_name, instance, *map(str, values)], 1.0)
+        if family.samples:
+            yield family
 
     def _values(self, read: _Read) -> dict[str, float]:
         """By instance; without those that do not say it (they load, or did not answer)."""
