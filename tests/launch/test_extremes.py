@@ -64,7 +64,7 @@ def test_the_longest_times_and_largest_counts_serve():
         step_timeout=MAX_SECONDS,
         max_num_seqs=1 << 12,
         max_num_batched_tokens=1 << 22,
-        max_waiting=10**7,
+        max_waiting=2**31 - 1,
         num_gpu_blocks_override=64,
         admission_headroom=2**31 - 1,
         seed=2**64 - 1,

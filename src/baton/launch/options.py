@@ -163,7 +163,7 @@ def _check_ranges(options: ServeOptions) -> None:
     for flag, value, least, most, unit in (
         ("--max-num-seqs", options.max_num_seqs, 1, 1 << 16, "sequences"),
         ("--max-num-batched-tokens", options.max_num_batched_tokens, 1, 1 << 22, "tokens"),
-        ("--max-waiting", options.max_waiting, 1, 10**7, "requests"),
+        ("--max-waiting", options.max_waiting, 1, 2**31 - 1, "requests"),
         ("--block-size", options.block_size, 1, 1024, "tokens"),
         ("--tensor-parallel-size", options.tensor_parallel_size, 1, 1024, "processes"),
         ("--num-gpu-blocks-override", options.num_gpu_blocks_override, 1, 2**31 - 1, "blocks"),
