@@ -46,7 +46,9 @@ _TEMPLATE = """\
 {%- for i in range(loops) %}{% for j in range(10000) %}{% endfor %}{% endfor %}{% endif %}
 {%- if size is defined %}{{ 'x' * size }}{% endif %}
 {%- for message in messages %}{{ message.role + ': ' + message.content + '\\n' }}{% endfor %}"""
-_HEAD = "POST /v1/completions HTTP/1.1\r\nhost: baton\r\ncontent-type: application/json\r\ncontent-length: "
+_HEAD = (
+    "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
+)
 
 
 class _Stream(asyncio.Protocol):

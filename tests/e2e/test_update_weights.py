@@ -21,6 +21,7 @@ from tests.e2e.test_kill import wait_metric
 from tests.e2e.test_load import wait_clean
 
 FLAGS = ("--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16")
+OPEN = ("--weights-dir", "/", "--profile-dir", "/")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_new_weights_under_load(other_weights: Path, tmp_path: Path, ranks: int,
     flags = (*FLAGS, "--tensor-parallel-size", str(ranks))
     with Server(*flags, model=str(other_weights)) as reference:
         expected = answers(reference)
-    with Server(*flags) as server, ThreadPoolExecutor(16) as pool:
+    with Server(*flags, *OPEN) as server, ThreadPoolExecutor(16) as pool:
         old = answers(server)
         assert old != expected
         client = server.client()
@@ -102,7 +103,9 @@ def test_new_weights_under_load(other_weights: Path, tmp_path: Path, ranks: int,
 
 
 def test_the_simulated_executor_has_no_profile_and_takes_any_directory(tmp_path: Path) -> None:
-    with Server("--executor", "simulated", "--max-model-len", "256", "--tensor-parallel-size", "2") as server:
+    with Server(
+        "--executor", "simulated", "--max-model-len", "256", "--tensor-parallel-size", "2", *OPEN
+    ) as server:
         response = server.http.post("/start_profile", json={"directory": str(tmp_path)})
         assert response.status_code == 400
         assert "not supported by the simulated executor" in response.json()["error"]["message"]
@@ -112,7 +115,7 @@ def test_the_simulated_executor_has_no_profile_and_takes_any_directory(tmp_path:
 
 def test_an_instance_may_join_with_the_new_weights(other_weights: Path) -> None:
     """From a directory of its own: pages are named alike on both sides, so requests are handed over."""
-    with Server("--prefill", "1", "--disaggregation-threshold", "0", *FLAGS) as server:
+    with Server("--prefill", "1", "--disaggregation-threshold", "0", *FLAGS, *OPEN) as server:
         server.http.post("/update_weights", json={"path": str(other_weights)}).raise_for_status()
         client = server.client()
         expected = ask(client, 1).choices[0].text

@@ -47,7 +47,7 @@ class GatewayServer:
             vocab_size=vocab,
             **served,
         )
-        self._access = access
+        self._access = access or Access(profile_dir="/", weights_dir="/")
         self._retry_wait_s = retry_wait_s
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)

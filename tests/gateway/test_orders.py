@@ -32,7 +32,7 @@ def test_orders_reach_the_engine_and_errors_name_the_field(
         response = http.post(path, json={field: "/some/where"})
         assert (response.status_code, response.json()) == (200, {"what": what, "argument": "/some/where"})
         assert told == (["/some/where"] if what == "update_weights" else [])
-        for body in ({}, {field: ""}, {field: "relative/path"}, {field: "/" + "x" * 5000}, {field: 7}):
+        for body in ({}, {field: ""}, {field: "/" + "x" * 5000}, {field: 7}):
             response = http.post(path, json=body)
             assert response.status_code == 400, body
             assert response.json()["error"]["param"] == field
@@ -65,3 +65,42 @@ def test_orders_need_the_key(byte_level: Path, vocab: int):
         assert not own.engine.queries
         response = http.post("/stop_profile", headers={"authorization": "Bearer k"})
         assert response.status_code == 200
+
+
+def test_paths_lie_below_a_directory_that_a_flag_names(tmp_path: Path, byte_level: Path, vocab: int):
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    (inside / "step-1").mkdir(parents=True)
+    outside.mkdir()
+    (inside / "link").symlink_to(outside)
+    access = Access(weights_dir=str(inside), profile_dir=str(inside))
+    with GatewayServer(byte_level, eos=END, vocab=vocab, access=access) as own, own.http() as http:
+        for path, field in (("/update_weights", "path"), ("/start_profile", "directory")):
+            for good in (str(inside / "step-1"), "step-1", "step-1/../step-1", str(inside)):
+                answer = http.post(path, json={field: good}).json()
+                assert answer["argument"] == str(inside if good == str(inside) else inside / "step-1")
+            own.engine.queries.clear()
+            for bad in (
+                str(outside),
+                "..",
+                "../outside",
+                "link",
+                "link/x",
+                "/",
+                "/etc",
+                str(inside) + "-not",
+            ):
+                answer = http.post(path, json={field: bad})
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), bad
+            assert not own.engine.queries
+
+
+def test_without_the_flag_no_path_is_taken(byte_level: Path, vocab: int):
+    with GatewayServer(byte_level, eos=END, vocab=vocab, access=Access()) as own, own.http() as http:
+        for path, field, flag in (
+            ("/update_weights", "path", "--weights-dir"),
+            ("/start_profile", "directory", "--profile-dir"),
+        ):
+            answer = http.post(path, json={field: "/tmp"})
+            assert answer.status_code == 403
+            assert flag in answer.json()["error"]["message"]
+        assert not own.engine.queries

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from baton.cli import flags
+from baton.cli import flags, http_flags
 
 _SERVER = "Server"
 _CLUSTER = "Instances"
@@ -21,48 +21,22 @@ def serve(
         int | None,
         typer.Option(help="Port to listen on; 0 takes a free one. Default: 8000.", rich_help_panel=_SERVER),
     ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="BATON_API_KEY",
-            help="Clients must send one of these as a bearer token. Repeatable.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    admin_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="BATON_ADMIN_KEY",
-            help="Operators (pause, weights, profiles, instances, statistics) must send one of these as a "
-            "bearer token; an instance that joins sends the first. Without one, only requests from this "
-            "machine may operate the server. Repeatable.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A name under which requests from this machine may ask the server, besides addresses and "
-            "localhost. Repeatable.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    allowed_origins: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Origin whose web pages may ask the server from a browser (CORS), such as "
-            "https://chat.example; '*': every page, but not as an operator. Repeatable.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    min_priority: Annotated[
-        int | None,
-        typer.Option(
-            help="Best (lowest) `priority` that a request with a user's key may ask for. "
-            "Default: 0 if there is an API key, else any.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
+    api_key: http_flags.ApiKeys = None,
+    admin_key: http_flags.AdminKeys = None,
+    allowed_host: http_flags.AllowedHosts = None,
+    allowed_origins: http_flags.AllowedOrigins = None,
+    min_priority: http_flags.MinPriority = None,
+    profile_dir: http_flags.ProfileDir = None,
+    weights_dir: http_flags.WeightsDir = None,
+    h11_max_incomplete_event_size: http_flags.MaxHeadBytes = 64 << 10,
+    h11_max_header_count: http_flags.MaxHeaders = 100,
+    timeout_head: http_flags.TimeoutHead = 10.0,
+    timeout_body: http_flags.TimeoutBody = 30.0,
+    timeout_write: http_flags.TimeoutWrite = 60.0,
+    timeout_keep_alive: http_flags.TimeoutKeepAlive = 5.0,
+    limit_concurrency: http_flags.LimitConcurrency = None,
+    max_body_memory: http_flags.MaxBodyMemory = "256MiB",
+    shutdown_grace: http_flags.ShutdownGrace = 0.0,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(help="Names that clients use. Repeatable. Default: MODEL.", rich_help_panel=_SERVER),
@@ -306,12 +280,12 @@ def serve(
     terminal: `baton serve --instance --join 127.0.0.1:8000 --label decode`. Sizes are those of each instance.
     """
     with flags.user_errors():
-        from baton.gateway.access import Access
         from baton.launch.cluster_options import ClusterOptions
+        from baton.launch.http_limits import HttpLimits
         from baton.launch.joined import JoinOptions, run_joined
         from baton.launch.limits import OptionError
-        from baton.launch.options import ServeOptions, parse_cost
-        from baton.launch.server import ServerOptions, run_server
+        from baton.launch.options import ServeOptions, parse_bytes, parse_cost
+        from baton.launch.server import ServerOptions, make_access, run_server
 
         options = ServeOptions(
             model=model,
@@ -378,20 +352,31 @@ def serve(
                         f"{flag} {given}: of an instance that joins a server (--instance --join HOST:PORT); "
                         "the instances of this one are given with --prefill, --decode, --mixed"
                     )
-            try:
-                access = Access(
-                    api_keys=tuple(api_key or ()),
-                    admin_keys=tuple(admin_key or ()),
-                    allowed_hosts=tuple(allowed_host or ()),
-                    allowed_origins=tuple(allowed_origins or ()),
-                    min_priority=min_priority,
-                )
-            except ValueError as error:
-                raise OptionError(f"--api-key, --admin-key: {error}") from None
+            access = make_access(
+                api_keys=tuple(api_key or ()),
+                admin_keys=tuple(admin_key or ()),
+                allowed_hosts=tuple(allowed_host or ()),
+                allowed_origins=tuple(allowed_origins or ()),
+                min_priority=min_priority,
+                profile_dir=profile_dir,
+                weights_dir=weights_dir,
+            )
+            limits = HttpLimits(
+                max_head_bytes=h11_max_incomplete_event_size,
+                max_headers=h11_max_header_count,
+                timeout_head_s=timeout_head,
+                timeout_body_s=timeout_body,
+                timeout_write_s=timeout_write,
+                timeout_keep_alive_s=timeout_keep_alive,
+                limit_concurrency=limit_concurrency,
+                max_body_memory_bytes=parse_bytes("--max-body-memory", max_body_memory),
+            )
             server = ServerOptions(
                 host=host,
                 port=8000 if port is None else port,
                 access=access,
+                limits=limits,
+                shutdown_grace_s=shutdown_grace,
                 shutdown_timeout_s=shutdown_timeout,
                 max_restarts=max_restarts,
             )

@@ -15,13 +15,18 @@ class Access:
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    """Names under which this server may be asked, besides addresses and `localhost`."""
+    """Names under which this server may be asked, besides addresses, `localhost` and `host_name`."""
+    host_name: str = "localhost"
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may ask this server, such as `https://chat.example`; `*`: every page may use
     the routes of users."""
     min_priority: int | None = None
     """The best (lowest) `priority` that a user may ask for; None: 0 where there are API keys, any where there
     are none."""
+    profile_dir: str | None = None
+    """Real path of the directory below which profiles are written; None: none may be."""
+    weights_dir: str | None = None
+    """The same, of those from which weights are loaded."""
 
     def __post_init__(self) -> None:
         for name, keys in (("api_keys", self.api_keys), ("admin_keys", self.admin_keys)):

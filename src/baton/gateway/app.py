@@ -54,6 +54,7 @@ def create_app(
 
     Raises `TokenizerError` or `ChatTemplateError` if it cannot be loaded.
     """
+    access = access or Access()
     tokenizer = tokenizer or Tokenizer.from_directory(served.tokenizer)
     metrics = Metrics(served.name)
     gateway = Gateway(
@@ -62,6 +63,7 @@ def create_app(
         client=client,
         generator=Generator(served, tokenizer, client, metrics=metrics),
         metrics=metrics,
+        access=access,
     )
     client.require(Requirements(served.max_model_len, served.vocab_size))
     if on_weights is not None:
@@ -88,7 +90,6 @@ def create_app(
     app.include_router(server_routes(gateway))
     app.include_router(cluster_routes(gateway))
     _add_error_handlers(app)
-    access = access or Access()
     app.add_middleware(GatewayMiddleware, access=access, metrics=metrics)
     if access.allowed_origins:
         # Around the keys: a browser asks first whether it may send them.

@@ -8,8 +8,8 @@
 
 Without an admin key operators are those on this machine: peers on loopback or on a unix socket.  A browser on
 this machine is one too, and sends what any web page tells it.  So such a request must not come from a foreign
-page: its `Host` is an address, `localhost` or one of `--allowed-host` (else the page's name was pointed here,
-"DNS rebinding"), and its `Origin`, which browsers add, is this server itself or one of
+page: its `Host` is an address, `localhost`, this machine's name or one of `--allowed-host` (else the page's
+name was pointed here, "DNS rebinding"), and its `Origin`, which browsers add, is this server itself or one of
 `--allowed-origins`.  A request that a proxy on this machine passed on comes from elsewhere.  The same holds
 for the routes of users where there is no API key.
 
@@ -101,7 +101,9 @@ class Guard:
         self._users = _table(access.api_keys, "user")
         self._operators = _table(access.admin_keys, "operator")
         self._known = self._users + self._operators
-        self._hosts = frozenset(host.lower() for host in access.allowed_hosts) | {"localhost"}
+        self._hosts = frozenset(
+            host.lower() for host in (*access.allowed_hosts, access.host_name, "localhost")
+        )
         self._any_origin = "*" in access.allowed_origins
         self._origins = frozenset(origin.lower().rstrip("/") for origin in access.allowed_origins) - {"*"}
         bound = access.min_priority

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
@@ -9,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from baton.gateway.cluster_client import QueryKind
+from baton.gateway.directories import below
 from baton.gateway.errors import BadRequest, InstanceUnavailable
 from baton.gateway.formats import encode
 from baton.gateway.orders import checked
@@ -22,7 +24,6 @@ _SCRAPE_DEADLINE_S = 1.0
 _SWITCH_DEADLINE_S = 10.0
 _ORDER_DEADLINE_S = 1800.0
 """Of new weights and profiles: the instance bounds each part by its step_timeout_s, and fails then."""
-_MAX_PATH = 4096
 
 
 def server_routes(gateway: Gateway) -> APIRouter:
@@ -56,7 +57,10 @@ def server_routes(gateway: Gateway) -> APIRouter:
     @router.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         """200 if a request would be served now, else 503 with the reason.  After the start of the server:
-        when all its instances are ready."""
+        when all its instances are ready.  From the notice that it will stop: never again."""
+        if gateway.leaving:
+            body = {"status": "stopping", "reason": "the server will stop soon"}
+            return _json(body, 503, {"retry-after": "5"})
         try:
             client.check_ready()
             client.check_settled()
@@ -128,7 +132,7 @@ def server_routes(gateway: Gateway) -> APIRouter:
     async def update_weights(request: Request) -> Response:
         """Other weights of the same model.  Running requests wait and go on with them."""
         body = await gateway.read(request, UpdateWeightsRequest)
-        path = _directory("path", body.path)
+        path = await asyncio.to_thread(below, gateway.access.weights_dir, "--weights-dir", "path", body.path)
         answer = _json(await order("update_weights", "path", path))
         gateway.weights, gateway.checkpoint = path, gateway.on_weights(path)
         return answer
@@ -136,7 +140,10 @@ def server_routes(gateway: Gateway) -> APIRouter:
     @router.post("/start_profile")
     async def start_profile(request: Request) -> Response:
         body = await gateway.read(request, StartProfileRequest)
-        return _json(await order("start_profile", "directory", _directory("directory", body.directory)))
+        path = await asyncio.to_thread(
+            below, gateway.access.profile_dir, "--profile-dir", "directory", body.directory
+        )
+        return _json(await order("start_profile", "directory", path))
 
     @router.post("/stop_profile")
     async def stop_profile() -> Response:
@@ -194,17 +201,6 @@ def _seconds(given: Mapping[str, str], name: str, default: _Default) -> float | 
     if not 0 < value <= _MAX_PAUSE_S:
         raise BadRequest(
             f"{name}: {text[:50]!r} must be more than 0 and at most {_MAX_PAUSE_S:g} seconds", param=name
-        )
-    return value
-
-
-def _directory(field: str, value: str | None) -> str:
-    """Raises `BadRequest` unless it is an absolute path."""
-    if not value:
-        raise BadRequest(f"{field}: it is missing; give a directory on the server", param=field)
-    if not value.startswith("/") or "\0" in value or len(value) > _MAX_PATH:
-        raise BadRequest(
-            f"{field}: {value[:200]!r} is no absolute path of at most {_MAX_PATH} characters", param=field
         )
     return value
 

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from baton.gateway.access import Access
+from baton.gateway.bodies import Bodies
 from baton.gateway.cluster_client import ClusterClient
-from baton.gateway.errors import BadRequest, ContextTooLong, NotFound, TooLarge
+from baton.gateway.errors import BadRequest, ContextTooLong, NotFound
 from baton.gateway.generation import Generator
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.middleware import REQUEST_ID
@@ -30,8 +32,6 @@ from baton.observe.metrics import Metrics
 _MIN_BODY_BYTES = 4 << 20
 _MAX_BODY_BYTES = 16 << 20
 _BODY_BYTES_PER_TOKEN = 256
-_DISCARDED_BYTES = 256 << 20
-"""Of a body that is too large, so many more are read and thrown away, so that the client reads the answer."""
 _MAX_ORDER_BYTES = 64 << 10
 """Of the body of an operator's or an instance's request."""
 _INT32 = (1 << 31) - 1
@@ -57,11 +57,16 @@ class Gateway:
     """The directory of the other weights, for incarnations that are started from now on."""
     pausing: Pausing = field(init=False)
     helpers: Helpers = field(init=False)
+    access: Access = field(default_factory=Access)
+    bodies: Bodies = field(default_factory=Bodies)
+    leaving: bool = field(init=False, default=False)
+    """The server will stop soon: load balancers should look for another one."""
     _reader: Reader = field(init=False)
     _unknown: UnknownFields = field(default_factory=UnknownFields)
 
     def __post_init__(self) -> None:
         self.checkpoint = self.served.checkpoint
+        self.metrics.registry.register(self.bodies)
         self.pausing = Pausing(self.client, self.generator)
         settings = Settings(
             max_model_len=self.served.max_model_len,
@@ -81,36 +86,33 @@ class Gateway:
         self.tokenizer.close()
 
     async def read(self, request: Request, kind: type[T]) -> T:
-        """The body of a request without prompts, a short one.  Raises `BadRequest` or `TooLarge`."""
-        decoded, unknown = decode_body(await self._body(request, _MAX_ORDER_BYTES), kind)
+        """The body of a request without prompts, a short one.  Raises what `Body.receive` does, and
+        `BadRequest`."""
+        body = self.bodies.begin()
+        try:
+            decoded, unknown = decode_body(await body.receive(request, _MAX_ORDER_BYTES), kind)
+        finally:
+            body.end()
         self._unknown.warn(unknown)
         return decoded
 
     async def read_prompted(self, request: Request, job: Job) -> tuple[Any, Found]:
-        """(the body as a struct of `reading.KINDS[job]`, its prompts).  Raises `BadRequest`, `TooLarge`, or
-        what `Helpers.answer` does.
+        """(the body as a struct of `reading.KINDS[job]`, its prompts).  Raises `BadRequest`, or what
+        `Body.receive` and `Helpers.answer` do.
 
         A conversation is read in a helper, because of the model's template, and so is every long body.
         """
-        body = await self._body(request, self.max_body_bytes)
-        if len(body) < LONG_BODY and job in ("completion", "detokenize"):
-            decoded, found, unknown = self._reader.read(job, body)
-        else:
-            decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, body))
+        body = self.bodies.begin()
+        try:
+            data = await body.receive(request, self.max_body_bytes)
+            if len(data) < LONG_BODY and job in ("completion", "detokenize"):
+                decoded, found, unknown = self._reader.read(job, data)
+            else:
+                decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, data))
+        finally:
+            body.end()
         self._unknown.warn(unknown)
         return decoded, found
-
-    async def _body(self, request: Request, limit: int) -> bytes:
-        body, size = bytearray(), 0
-        async for piece in request.stream():
-            size += len(piece)
-            if size <= limit:
-                body += piece
-            elif size > limit + _DISCARDED_BYTES:
-                break
-        if size > limit:
-            raise TooLarge(f"the body is larger than {limit >> 10} KiB, the limit here; send less")
-        return bytes(body)
 
     @property
     def max_body_bytes(self) -> int:

@@ -98,7 +98,7 @@ def make_plan(options: ServeOptions) -> Plan:
         tensor_parallel_size=options.tensor_parallel_size,
         block_size=options.block_size,
         num_blocks=options.num_gpu_blocks_override,
-        kv_cache_memory_bytes=_bytes("--kv-cache-memory-bytes", options.kv_cache_memory_bytes),
+        kv_cache_memory_bytes=_size("--kv-cache-memory-bytes", options.kv_cache_memory_bytes),
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_waiting=options.max_waiting,
@@ -108,7 +108,7 @@ def make_plan(options: ServeOptions) -> Plan:
         step_timeout_s=options.step_timeout,
         startup_timeout_s=options.startup_timeout,
         record=_record_directory(options.record),
-        record_max_bytes=_bytes("--record-max-bytes", options.record_max_bytes) or 0,
+        record_max_bytes=_size("--record-max-bytes", options.record_max_bytes) or 0,
         vocab_size=model.vocab_size,
         simulated_cost=options.simulated_cost,
         simulated_real_time=options.simulated_real_time,
@@ -268,10 +268,12 @@ _UNITS = {
 _MAX_BYTES = 1 << 50
 
 
-def _bytes(flag: str, text: int | str | None) -> int | None:
-    """'4GiB', '512m', '1000000', 1000000 → bytes."""
-    if text is None:
-        return None
+def _size(flag: str, text: int | str | None) -> int | None:
+    return None if text is None else parse_bytes(flag, text)
+
+
+def parse_bytes(flag: str, text: int | str) -> int:
+    """'4GiB', '512m', '1000000', 1000000 → bytes.  Raises `OptionError`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
     if not match or match[2] not in _UNITS or not 1 <= float(match[1]) * _UNITS[match[2]] <= _MAX_BYTES:
         raise OptionError(f"{flag} {text}: give a number of bytes up to 1024 TiB, for example 4GiB or 500M")

@@ -2,9 +2,10 @@
 
 The instances are started first.  While they load their model this process imports and makes the application;
 then HTTP answers (`/health` 200, `/ready` 503 with the reason), and connections that came earlier have
-waited.  SIGINT and SIGTERM stop accepting and give running requests `shutdown_timeout_s` to end; those that
-have not are then answered with an error, and the instances are stopped.  A second signal does that at once
-and kills the instances.
+waited.  SIGTERM is a notice of `shutdown_grace_s`: `/ready` answers 503, all else goes on.  Then, and with
+SIGINT at once, new requests are answered 503 and running ones get `shutdown_timeout_s` to end; those that
+have not are then answered with an error, and the instances are stopped.  A further signal does that at once
+and kills the instances.  From the notice on the next server can listen on the same port (`listening.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -29,8 +31,11 @@ from baton.ipc.process import process_age_s
 from baton.launch.announce import announce
 from baton.launch.checkpoint import fingerprint
 from baton.launch.cluster_options import ClusterOptions, InstancePlan, check_cluster, plan_instances
+from baton.launch.descriptors import raise_descriptor_limit
 from baton.launch.fleet import Fleet
+from baton.launch.http_limits import HttpLimits
 from baton.launch.limits import MAX_SECONDS, OptionError, check_range
+from baton.launch.listening import listen
 from baton.launch.options import Plan, ServeOptions, make_plan
 from baton.launch.supervisor import InstanceFailed
 from baton.observe.logs import configure_logging
@@ -41,8 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 2048
-
 
 @dataclass(frozen=True)
 class ServerOptions:
@@ -51,8 +54,31 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     access: Access = field(default_factory=Access)
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    shutdown_grace_s: float = 0.0
     shutdown_timeout_s: float = 10.0
     max_restarts: int = 5
+
+
+def make_access(*, profile_dir: str | None, weights_dir: str | None, **rights: Any) -> Access:
+    """The flags about rights, with real paths.  Raises `OptionError`."""
+    if profile_dir is not None:
+        try:
+            os.makedirs(profile_dir, mode=0o700, exist_ok=True)
+        except OSError as error:
+            reason = f"cannot make this directory: {error.strerror}"
+            raise OptionError(f"--profile-dir {profile_dir}: {reason}") from None
+        profile_dir = os.path.realpath(profile_dir)
+    if weights_dir is not None:
+        if not os.path.isdir(weights_dir):
+            raise OptionError(f"--weights-dir {weights_dir}: no such directory")
+        weights_dir = os.path.realpath(weights_dir)
+    try:
+        return Access(
+            profile_dir=profile_dir, weights_dir=weights_dir, host_name=socket.gethostname(), **rights
+        )
+    except ValueError as error:
+        raise OptionError(f"--api-key, --admin-key: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -70,34 +96,23 @@ def run_server(options: ServeOptions, server: ServerOptions, cluster: ClusterOpt
     check_cluster(cluster)
     started = time.monotonic() - process_age_s()
     configure_logging(options.log_level, "gateway")
+    descriptors = raise_descriptor_limit()
     plan = make_plan(options)
     if options.dtype == "auto" and cluster.runs_none:
         plan = replace(plan, served=replace(plan.served, dtype=""))  # "auto" is for the others' machines
     served = _Served(plan, plan_instances(plan, cluster), cluster.disaggregation_threshold)
-    listener = _listen(server.host, server.port)
+    listener = listen(server.host, server.port)
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(served, server, listener, started))
+        runner.run(_serve(served, server, listener, descriptors, started))
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Before anything is loaded, so that a taken port is known at once."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)  # connections wait until they are accepted
-    except OSError as error:
-        if isinstance(error, socket.gaierror):
-            raise OptionError(f"--host {host}: {error.strerror}; give an address of this machine") from None
-        raise OptionError(f"cannot listen on {host}:{port}: {error.strerror}; give another --port") from None
-    return listener
-
-
-async def _serve(served: _Served, options: ServerOptions, listener: socket.socket, started: float) -> None:
+async def _serve(
+    served: _Served, options: ServerOptions, listener: socket.socket, descriptors: int, started: float
+) -> None:
     plan = served.plan
     fatal: list[str] = []
-    stopping, impatient = _stop_on_signals()
+    end = _End(options.shutdown_grace_s)
+    stopping, impatient = end.stopping, end.impatient
 
     def on_fatal(reason: str) -> None:
         fatal.append(reason)
@@ -120,7 +135,8 @@ async def _serve(served: _Served, options: ServerOptions, listener: socket.socke
     ]
     try:
         await asyncio.wait((spawned, instances), return_when=asyncio.FIRST_COMPLETED)
-        http = _make_http(plan.served, client, stopping, on_weights, options)
+        http = _make_http(plan.served, client, stopping, on_weights, options, descriptors)
+        end.on_notice(http.leave)
         serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
         await asyncio.wait((serving, instances), return_when=asyncio.FIRST_COMPLETED)
         if instances.done():
@@ -147,6 +163,7 @@ def _make_http(
     stopping: asyncio.Event,
     on_weights: Callable[[str], str],
     options: ServerOptions,
+    descriptors: int,
 ) -> HttpServer:
     """While the instances load, on their cores.  Raises as `create_app`."""
     from baton.launch.http import make_http
@@ -156,6 +173,8 @@ def _make_http(
         client,
         stopping,
         access=options.access,
+        limits=options.limits,
+        descriptors=descriptors,
         on_weights=on_weights,
         shutdown_timeout_s=options.shutdown_timeout_s,
     )
@@ -177,23 +196,45 @@ async def _end_requests(
     await client.close()
 
 
-def _stop_on_signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """(stopping, impatient): the first SIGINT or SIGTERM ends serving gracefully, a second one at once."""
-    stopping, impatient = asyncio.Event(), asyncio.Event()
+class _End:
+    """How the process is told to end.
 
-    def on_signal() -> None:
-        if stopping.is_set():
-            impatient.set()
-        stopping.set()
+    SIGTERM, which whoever replaces the server sends, is a notice of `grace_s` at first: load balancers need a
+    while to look for another server.  SIGINT ends serving gracefully at once, and so does any further signal;
+    the next one stops waiting for what runs.
+    """
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-    return stopping, impatient
+    def __init__(self, grace_s: float) -> None:
+        self.stopping, self.impatient = asyncio.Event(), asyncio.Event()
+        self._grace_s = grace_s
+        self._notified = False
+        self._on_notice: Callable[[], None] = lambda: None
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._on_signal, number)
+
+    def on_notice(self, call: Callable[[], None]) -> None:
+        """Called when the server has been told to stop, or now if it has."""
+        self._on_notice = call
+        if self._notified:
+            call()
+
+    def _on_signal(self, number: int) -> None:
+        if self.stopping.is_set():
+            self.impatient.set()
+        elif self._notified or number == signal.SIGINT or not self._grace_s:
+            self.stopping.set()
+        else:
+            log.info("stopping in %g s; not ready any more", self._grace_s)
+            self._loop.call_later(self._grace_s, self.stopping.set)
+        if not self._notified:
+            self._notified = True
+            self._on_notice()
 
 
 def _check(options: ServerOptions) -> None:
     check_range("--port", options.port, 0, 65535, "a number (0: any free one)")
+    check_range("--shutdown-grace", options.shutdown_grace_s, 0, MAX_SECONDS, "seconds")
     check_range("--shutdown-timeout", options.shutdown_timeout_s, 0, MAX_SECONDS, "seconds")
     check_range("--max-restarts", options.max_restarts, 0, 10**6, "a number")
     check_range("--min-priority", options.access.min_priority, -(2**31), 2**31 - 1, "an integer")

@@ -1,0 +1,87 @@
+"""The socket that a server listens on, and how the next server takes its port over.
+
+Two servers on one port by mistake must be an error.  But while one stops, the next one should be able to
+listen already.  So a server binds its port alone; one that has been told to stop allows its port to be
+shared (`open_to_successor`), and only then somebody else can bind it, with the same option and as the same
+user.  From then on the kernel gives new connections to either.  There is one successor: it holds a name of
+its
+own (the kernel does not look at the option of every socket again), until it has been told to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import socket
+
+from baton.launch.limits import OptionError
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+
+
+class Listener(socket.socket):
+    """A listening socket."""
+
+    successor: socket.socket | None = None
+    """Held by who took the port over: there is no second one."""
+
+    def open_to_successor(self) -> None:
+        """Another server of the same user may listen on this port from now on."""
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if self.successor is not None:
+            self.successor.close()
+
+    def close(self) -> None:
+        super().close()
+        if self.successor is not None:
+            self.successor.close()
+
+
+def listen(host: str, port: int) -> Listener:
+    """Raises `OptionError`.  Call it before anything is loaded: a taken port is known at once, and
+    connections wait until they are accepted."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        try:
+            return _listen(family, address, None)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            listener = _listen(family, address, _only_successor(address))
+            log.warning("a server that stops still has port %d; new connections come to both", port)
+            return listener
+    except OSError as error:
+        if isinstance(error, socket.gaierror):
+            raise OptionError(f"--host {host}: {error.strerror}; give an address of this machine") from None
+        raise OptionError(f"cannot listen on {host}:{port}: {error.strerror}; give another --port") from None
+
+
+def _only_successor(address: object) -> socket.socket:
+    """Raises `OSError` if there is one."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0baton-listens-{address}")
+    except OSError:
+        name.close()
+        raise
+    return name
+
+
+def _listen(family: int, address: object, successor: socket.socket | None) -> Listener:
+    listener = Listener(family, socket.SOCK_STREAM)
+    listener.successor = successor
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if successor is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)  # type: ignore[arg-type]
+        listener.listen(_BACKLOG)
+        with contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
+    except OSError:
+        listener.close()
+        raise
+    return listener
