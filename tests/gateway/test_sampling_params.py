@@ -42,6 +42,7 @@ def test_defaults_are_vllms():
         ("repetition_penalty", 0),
         ("logit_bias", {"five": 1}),
         ("logit_bias", {5: 101}),
+        ("logit_bias", {5: 1.0, 6: float("nan")}),
         ("logit_bias", {-5: 1}),
         ("logit_bias", [1]),
         ("stop", ""),

@@ -56,6 +56,7 @@ class Generation:
     __slots__ = (
         "_aborted",
         "_begun",
+        "_cached",
         "_client",
         "_closed",
         "_error",
@@ -113,6 +114,8 @@ class Generation:
         """Something came of it."""
         self._full_since: float | None = None
         self._first_token: float | None = None
+        self._cached = (0, 0)
+        """(the first sequence of which the cached tokens are not counted yet, those counted)."""
         self._closed = False
         self._error: str | None = None
 
@@ -148,11 +151,14 @@ class Generation:
     @property
     def num_cached(self) -> int | None:
         """Prompt tokens from the prefix cache (by the first choice of each prompt); None while unknown."""
-        total = 0
-        for sequence in self.sequences[:: self._n]:
-            if sequence.num_cached is None:
+        number, total = self._cached
+        while number < len(self.sequences):
+            cached = self.sequences[number].num_cached
+            if cached is None:
+                self._cached = number, total
                 return None
-            total += sequence.num_cached
+            number, total = number + self._n, total + cached
+        self._cached = number, total
         return total
 
     async def next(self, timeout_s: float | None = None) -> list[Update]:
@@ -206,7 +212,7 @@ class Generation:
                 self._full_since = None
                 self._client.cancel(request)
             if update.token_ids:
-                self._observe(sequence, len(update.token_ids), now)
+                self._observe(sequence, request, len(update.token_ids), now)
             updates.append(update)
             self._begun = True
         if refused:
@@ -248,7 +254,8 @@ class Generation:
         """Appends what is new."""
         for update in updates:
             completion = completions[update.index]
-            completion.text += update.text
+            if update.text:
+                completion.pieces.append(update.text)
             completion.token_ids += update.token_ids
             completion.logprobs += update.logprobs
             completion.finish_reason = update.finish_reason
@@ -299,8 +306,11 @@ class Generation:
             self._metrics.choices(self._n)
         self._log(now)
 
-    def _observe(self, sequence: Sequence, count: int, now: float) -> None:
+    def _observe(self, sequence: Sequence, request: EngineRequest, count: int, now: float) -> None:
         """So many tokens of the sequence have come."""
+        if request.patient and request.first_at is not None:
+            self._observe_all(sequence, count, request.first_at, now)
+            return
         metrics, last, sequence.last_tokens_at = self._metrics, sequence.last_tokens_at, now
         if last:
             if metrics is not None:
@@ -311,6 +321,16 @@ class Generation:
             self._first_token = now
         if metrics is not None:
             metrics.first_tokens(count, len(sequence.prompt), now - self.arrived)
+
+    def _observe_all(self, sequence: Sequence, count: int, first: float, now: float) -> None:
+        """All tokens of a patient sequence are taken at its end; the first one came at `first`."""
+        sequence.last_tokens_at = now
+        if self._first_token is None or first < self._first_token:
+            self._first_token = first
+        if self._metrics is not None:
+            self._metrics.first_tokens(1, len(sequence.prompt), first - self.arrived)
+            if count > 1:
+                self._metrics.all_tokens(count - 1, max(0.0, now - first))
 
     def _log(self, now: float) -> None:
         if not log.isEnabledFor(logging.INFO):

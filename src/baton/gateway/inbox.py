@@ -177,6 +177,8 @@ class EngineRequest:
     """Instances that had no room for it; forgotten when it waits for room."""
     wait_until: float | None = None
     """While it waits for an instance: until then."""
+    first_at: float | None = None
+    """When its first token came, on the cluster's clock."""
     num_cached: int = 0
     """Prompt tokens from the prefix cache, known with the first token."""
     prompt_position: int = 1
@@ -259,7 +261,9 @@ class EngineRequest:
         if known > 0:
             run = msgspec.structs.replace(run, first=self.prompt_position, positions=run.positions[known:])
         self.prompt_position = run.first + len(run.positions)
-        self.prompt_logprobs = [*(self.prompt_logprobs or ()), run]
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = []
+        self.prompt_logprobs.append(run)
         self.notify()
         return True
 

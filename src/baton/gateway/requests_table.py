@@ -175,7 +175,7 @@ class RequestTable:
         for number, token in zip(ids, tokens, strict=True):
             owner = running.get(number)
             if owner is None or not owner.heard or owner.at != name:  # (nearly always it is the sender's)
-                owner = self._owner(sender, number)
+                owner = self._owner(sender, number, now)
             owners.append(owner)
             if owner is not None:
                 owner.tokens.append(token)
@@ -201,23 +201,25 @@ class RequestTable:
 
     # -- inside: output
 
-    def _owner(self, sender: Member, number: int) -> EngineRequest | None:
+    def _owner(self, sender: Member, number: int, now: float) -> EngineRequest | None:
         """Whose token this is; None if nobody's, which its sender is told."""
         request = self.running.get(number)
         if request is not None:
             if request.heard and request.at == sender.name:
                 return request
             if not request.heard and sender.name in request.plan:
-                self._settles(request, sender)
+                self._settles(request, sender, now)
                 return request
         sender.cancel(number, has_it=True)
         return None
 
-    def _settles(self, request: EngineRequest, sender: Member) -> None:
+    def _settles(self, request: EngineRequest, sender: Member, now: float) -> None:
         """The first token of a request says where it is, and that it stays there."""
         self._is_at(request, sender)
         sender.decodes_now(request.id, sender.decodes[request.id])
         request.heard, request.wait_until = True, None
+        if request.first_at is None:
+            request.first_at = now
 
     def _is_at(self, request: EngineRequest, holder: Member) -> None:
         """From here on no other instance of the plan may have it."""

@@ -41,6 +41,7 @@ def chat_routes(gateway: Gateway) -> APIRouter:
             [prompt.ids],
             params,
             **who,
+            patient=not body.stream,
             arrived=arrived,
         )
         shape = ChatOptions(

@@ -42,6 +42,7 @@ def completion_routes(gateway: Gateway) -> APIRouter:
             params,
             **who,
             drop_output=body.max_tokens == 0,
+            patient=not body.stream,
             arrived=arrived,
         )
         shape = CompletionOptions(

@@ -44,11 +44,19 @@ class Completion:
     """One sequence, complete."""
 
     index: int
-    text: str = ""
+    pieces: list[str] = field(default_factory=list)
+    """Of the text, as they came."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: EndReason | None = None
     stop_reason: int | str | None = None
+
+    @property
+    def text(self) -> str:
+        """The pieces, joined when they are asked for: adding each to a string would copy it each time."""
+        if len(self.pieces) > 1:
+            self.pieces[:] = ["".join(self.pieces)]
+        return self.pieces[0] if self.pieces else ""
 
 
 _END_REASONS: dict[str, EndReason] = {"stop": "stop", "length": "length", "aborted": "abort"}

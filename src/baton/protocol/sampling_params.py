@@ -264,8 +264,9 @@ def _logit_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
         raise InvalidParameter("logit_bias", f"at most {MAX_LOGIT_BIAS} tokens, not {len(bias)}")
     if set(map(type, bias.values())) <= {float} and set(map(type, bias)) == {int}:
         values = bias.values()
-        if min(bias) >= 0 and max(bias) <= _INT32 and min(values) >= -100 and max(values) <= 100:
-            return dict(bias)  # (nan compares as false, and is found below)
+        finite = math.isfinite(sum(values))  # (min and max pass over nan)
+        if finite and min(bias) >= 0 and max(bias) <= _INT32 and min(values) >= -100 and max(values) <= 100:
+            return dict(bias)
     result: dict[int, float] = {}
     for key, value in bias.items():
         try:
