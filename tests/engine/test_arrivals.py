@@ -336,7 +336,7 @@ def test_those_who_wait_for_credit_get_it_fairly():
     assert order == [("p", 1), ("q", 1), ("p", 2), ("p", 3)]
 
 
-@pytest.mark.parametrize("how", ["silence", "cancel", "lost"])
+@pytest.mark.parametrize("how", ["silence", "cancel", "lost", "incompatible"])
 def test_a_promise_that_is_not_used_costs_a_second_at_most(how):
     d = full()
     (admit,) = d.orders()
@@ -350,6 +350,8 @@ def test_a_promise_that_is_not_used_costs_a_second_at_most(how):
         d.wait(0.2)
     elif how == "cancel":
         d.hear("p", Cancel(1, 1, by_p=True))
+    elif how == "incompatible":  # P or D has got other weights meanwhile
+        d.hear("p", reserve("p", 1, attempt=2, source=instance_source(weights="others")))
     else:
         d.lose("p")
     assert d.take()[-1] == ("q", Credit(1, 1))

@@ -85,7 +85,9 @@ def world():
         random_for=random.Random,
         message_passed=lambda *args: None,
         monitor=SimpleNamespace(
-            handover=SimpleNamespace(reads=lambda *args: None, peer_lost=lambda *args: None),
+            peer_reads=lambda *args: None,
+            peer_has_read=lambda *args: None,
+            handover=SimpleNamespace(peer_lost=lambda *args: None),
             engine=SimpleNamespace(refused_malformed=lambda engine: None),
         ),
     )

@@ -27,6 +27,13 @@ FIXED = {
     "restart": range(0, 30),
     "labels": range(0, 30),
     "drain": range(0, 30),
+    "refused": range(0, 20),
+    "credits": range(0, 20),
+    "order": range(0, 30),
+    "alike": range(0, 20),
+    "lease-end": range(0, 20),
+    "retired": range(0, 20),
+    "early": range(0, 20),
 }
 
 

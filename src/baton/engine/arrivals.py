@@ -222,6 +222,8 @@ class Arrivals:
         try:
             request = self._checker.check(message, self._source(), now)
         except Refusal as refusal:
+            self.credits.drop(peer, message.id)  # what was promised to it is nobody's now
+            self._promise()
             self._refuse(target, message, refusal.code, refusal.message)
             return
         waits = self.credits.must_wait(peer, message.id, message.priority)

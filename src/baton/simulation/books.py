@@ -92,3 +92,9 @@ class Books:
         self.taken_back: list[tuple[str, int, int]] = []
         """As D: (P, id, attempt) of each `Cancel` that was read in this turn."""
         self.dead_peers: set[str] = set()
+        self.given = 0
+        """How often room was given away, as far as was looked at."""
+        self.credited: dict[tuple[str, int], float] = {}
+        """As D: (P, id) → when credit was sent, by its own clock."""
+        self.withdrawn: list[tuple[str, int, int]] = []
+        """As D: (P, id, attempt) of each `Cancel` that was read in this turn."""

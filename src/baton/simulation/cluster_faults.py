@@ -5,10 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from baton.engine.arrival import TRUST, Stage
 from baton.gateway.member import LABELS
 from baton.protocol.handover import Renew, Reserve
 from baton.protocol.sampling import Sampling, Stopping
 from baton.simulation.faults import fault, stall
+from baton.simulation.looks import arrivals_of, attempts_of, well
 from baton.simulation.plan import Fault
 from baton.simulation.worker import RankProcess
 
@@ -125,6 +127,37 @@ def _stall_fetch(world: World, fault: Fault, random: Random) -> None:
     if rank.alive:
         rank.instance.excuses.append("a transfer thread was stalled")
         stall(world, fault, rank.transfers.party)
+
+
+@fault("lease_edge")
+def _lease_edge(world: World, fault: Fault, random: Random) -> None:
+    """What D fetches is complete, or D hears of it, within a tenth of the lease around its end; no `Renew`
+    arrives meanwhile.  If nothing is fetched now, it is tried again a little later."""
+    engine = world.instances[fault.instance].engine
+    found = [
+        (arrival, source)
+        for arrival in (arrivals_of(engine)._arrivals.values() if well(engine) else ())
+        if arrival.stage is Stage.FETCHING and arrival.lease_from is not None and arrival.fetches
+        and (source := world.engine_of(arrival.peer.incarnation)) is not None
+        and well(source) and (arrival.id, arrival.attempt) in attempts_of(source)
+    ]  # fmt: skip
+    if not found:
+        if world.events.now < world.plan.faults_end:
+            world.events.after(0.003, world.people, _lease_edge, world, fault, random)
+        return
+    arrival, source = random.choice(found)
+    instance, lease_s = engine.instance, arrival.lease_s
+    attempt = attempts_of(source)[arrival.id, arrival.attempt]
+    ends_here = engine.global_time(arrival.lease_from + TRUST * lease_s)
+    ends_there = source.global_time(attempt.renewed + lease_s)
+    until = random.uniform(ends_here - 0.1 * lease_s, ends_there + 0.1 * lease_s)
+    for link in world.network.between(instance.index, source.instance.index):
+        link.wire.stalled_until = max(link.wire.stalled_until, ends_there + 0.2 * lease_s)
+    parties = [rank.transfers.party for rank in instance.ranks] if random.random() < 0.5 else [engine]
+    for party in parties:
+        party.stalled_until = max(party.stalled_until, until)
+    instance.excuses.append("it was stalled until its lease ended")
+    world.struck(fault, engine)
 
 
 @fault("slow_fetch")

@@ -17,6 +17,7 @@ from baton.gateway.member import Label
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping
 from baton.simulation.plan import (
+    CLUSTER_DRIFT,
     GATEWAY_FAULTS,
     PEER_FAULTS,
     POISON,
@@ -31,7 +32,6 @@ from baton.simulation.plan import (
     Shape,
 )
 
-CLUSTER_DRIFT = 0.04
 _INITIALS: dict[Label, str] = {"mixed": "m", "prefill": "p", "decode": "d"}
 
 
@@ -66,8 +66,9 @@ def draw_plan(seed: int, shape: Shape) -> Plan:
         num_gateways=num_gateways,
         ticket_entries=random.choice((2, 8, 64)),
         report_room=random.choice((1, 4, 1000)),
-        usual_delay=random.choice((0.0002, 0.001, 0.005)),
-        drift=random.choice((0.0, 0.01, 0.2 if len(labels) == 1 else CLUSTER_DRIFT)),
+        usual_delay=random.choice(shape.usual_delay),
+        drift=random.choice(shape.drift or (0.0, 0.01, 0.2 if len(labels) == 1 else CLUSTER_DRIFT)),
+        extreme_clocks=bool(shape.drift),
         faults_end=shape.seconds + 0.5,
         requests=requests,
         faults=tuple(faults),
@@ -85,14 +86,18 @@ def _draw_instances(
     max_model_len = random.randint(*shape.max_model_len)
     longest = -(-(max_model_len - 1) // block_size)
     max_waiting = random.randint(3, 24) if "floods" in clients else 1000
-    headroom = random.choice((0, 0, 4, None))
+    if shape.max_waiting is not None:
+        max_waiting = random.randint(*shape.max_waiting)
+    headroom = random.choice(shape.headroom)
     caching = random.random() < 0.8
     cost = CostModel(base=random.choice((0.001, 0.01, 0.03)), per_prefill_token=0.0002)
     in_cluster = len(labels) > 1
     max_ranks = min(shape.max_ranks, 2) if in_cluster else shape.max_ranks  # (heads are divided evenly)
     layers, heads = (random.choice((1, 2, 4)), random.choice((1, 2, 4))) if in_cluster else (1, 1)
     lease, preparing = random.choice(shape.lease_s), random.choice((1, 2, 64))
-    reserve_timeout, credit_wait = random.choice(shape.reserve_timeout_s), random.choice((0.05, 0.3, 1.0))
+    reserve_timeout = random.choice(shape.reserve_timeout_s)
+    credit_wait = random.choice(shape.credit_wait_s)
+    load_interval = random.choice(shape.load_interval_s) if shape.load_interval_s else 0.05
     full = {index for index, burden in shape.burdens if burden == "full"}
     instances = []
     for index, label in enumerate(labels):
@@ -123,6 +128,7 @@ def _draw_instances(
                 reserve_timeout_s=reserve_timeout,
                 credit_wait_s=credit_wait,
                 lease_s=lease,
+                load_interval_s=load_interval,
             )
         )
     return tuple(instances)
@@ -132,6 +138,10 @@ def _draw_requests(
     random: Random, shape: Shape, config: InstanceConfig, num_gateways: int, clients: set[ClientKind]
 ) -> tuple[RequestSpec, ...]:
     families = [tuple(random.randrange(POISON) for _ in range(24)) for _ in range(3)]
+    alike = None
+    if "alike" in clients:
+        length = random.randint(config.block_size, max(config.block_size, config.max_model_len // 3))
+        alike = (length, random.choice((4, 8, config.max_model_len - length - 2)))
     requests = []
     at = 0.3 * random.random()
     pace = random.choice((0.1, 0.4, 0.8)) * shape.seconds / max(shape.num_requests, 1)
@@ -140,7 +150,9 @@ def _draw_requests(
         if random.random() * burst < 1.0:
             at += random.expovariate(1 / pace) * burst
         requests.append(
-            _draw_request(random, number, min(at, shape.seconds), config, num_gateways, clients, families)
+            _draw_request(
+                random, number, min(at, shape.seconds), config, num_gateways, clients, families, alike
+            )
         )
     return tuple(requests)
 
@@ -153,7 +165,9 @@ def _draw_request(
     num_gateways: int,
     clients: set[ClientKind],
     families: list[tuple[int, ...]],
+    alike: tuple[int, int] | None,
 ) -> RequestSpec:
+    """`alike`: of so many tokens that are the same, and one that is not; and so many are wanted."""
     longest = config.max_model_len
     max_tokens = random.choice((1, 2, 4, 8, 16, 32, 32))
     length = random.randint(1, max(1, longest // 2))
@@ -165,6 +179,9 @@ def _draw_request(
         ]
     else:
         prompt = [random.randrange(POISON) for _ in range(length)]
+    if alike is not None:
+        prompt = [*(families[0] * 2)[: alike[0]], random.randrange(POISON)]
+        max_tokens = alike[1]
     if "poison" in clients and random.random() < 0.05:
         prompt[0] = POISON
     if "huge" in clients and random.random() < 0.05:

@@ -99,7 +99,7 @@ class GatewayProcess(Party):
             return
         try:
             message = FROM_ENGINE.decode(data)
-            world.monitor.clients.gateway_reads(self, instance, message)
+            world.monitor.gateway_reads(self, instance, message)
             self.cluster.receive(name, message, self.now())
         except MalformedMessage as error:
             self.lost(name, f"a message of the instance could not be read: {error}")
@@ -147,10 +147,10 @@ class GatewayProcess(Party):
             world.message_passed("gateway", self.number, self)
             connection = self.connections.get(name)
             if connection is not None:
-                world.monitor.clients.gateway_sends(self, name, message)
+                world.monitor.gateway_sends(self, name, message)
                 connection.send_to_engine(TO_ENGINE.encode(message))
         self._arm()
-        world.monitor.clients.after_gateway(self)
+        world.monitor.after_gateway(self)
 
     def now(self) -> float:
         """What its own clock shows."""

@@ -110,8 +110,7 @@ class EngineProcess(Party):
         if self._stopping:
             core.shut_down()
         self._flush(now)
-        world.monitor.engine.after_turn(self)
-        world.monitor.handover.after_turn(self, now)
+        world.monitor.after_turn(self, now)
         if core.failure is not None or core.closing:
             world.engine_left(self)
             return
@@ -130,8 +129,9 @@ class EngineProcess(Party):
                 self.core.violation(f"gateway {connection.identity!r}", str(error))
                 world.monitor.engine.refused_malformed(self)
                 continue
-            world.monitor.engine.reads(self, connection, message)
+            world.monitor.reads(self, connection, message)
             self.core.on_message(connection.identity, message, self.local(self._events.now))
+            world.monitor.has_read(self, connection, message)
 
     def _read_reports(self, limit: int) -> None:
         world = self._world
@@ -156,11 +156,12 @@ class EngineProcess(Party):
     def _flush(self, now: float) -> None:
         world = self._world
         while True:
+            world.monitor.before_flush(self)
             batch, messages, peers = self.core.flush(now)
+            world.monitor.after_flush(self)
             if batch is not None:
                 world.message_passed("engine", self.instance.index, self)
-                world.monitor.engine.commanded(self, batch)
-                world.monitor.handover.commanded(self, batch)
+                world.monitor.commanded(self, batch)
                 self.instance.append(COMMANDS.encode(batch))
             lost = []
             for identity, message in messages:
@@ -173,7 +174,7 @@ class EngineProcess(Party):
                 connection.send_to_gateway(FROM_ENGINE.encode(message))
             for to, told in peers:
                 world.message_passed("engine", self.instance.index, self)
-                world.monitor.handover.sends(self, to, told, now)
+                world.monitor.peer_sends(self, to, told, now)
                 self.peers.send(to, told)
             for identity in lost:
                 self.connections.pop(identity, None)

@@ -17,7 +17,12 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | `answer` | one `Finished` for each `Submit`, nothing after it, ids never used twice; each message |
 | `cancel` | a request whose `Cancel` was read neither waits nor runs; after each turn |
 | `salt` | prefix blocks are shared only among requests of one salt; each command batch |
-| `queue` | no more than `max_waiting` newcomers wait; after each turn |
+| `queue` | `max_waiting` newcomers wait at most, and nobody is refused before; each turn and refusal |
+| | a client is told 429 only when every instance that serves has refused; when the gateway does |
+| `order` | who waits is served, and who runs gives way, by priority and coming; each decision |
+| `room` | growth within the headroom and what is promised fit into what is left; each decision |
+| `retired` | who may have an id that was given up is told; each call of a gateway |
+| | what an engine works on somebody waits for, while nothing is on its way; each turn |
 | `violation` | the engine counts a protocol violation for each message that was made to be one only |
 | `tokens` | what a client got is a beginning of the oracle's answer, at the end all of it; each chunk |
 | `failure` | an instance fails only if something was done to it; when it does |
@@ -38,6 +43,7 @@ Of hand-overs (`watch_handover.py`):
 | `cancel` | a reservation whose `Cancel` D has read is being closed; each turn |
 | `attempt` | P takes for reserved only what D has reserved under this attempt; each turn |
 | `credit` | who waits for credit is remembered where it waits, while nothing is on its way; each turn |
+| `promise` | room and places are kept only for who waits, and a credit ends in time; each turn |
 | `stream` | the tokens of one id come from one instance; each `Outputs` |
 """
 
@@ -45,15 +51,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from baton.protocol.requests import Submit
 from baton.simulation.books import Books, Violation
 from baton.simulation.watch_clients import ClientWatch
 from baton.simulation.watch_engine import EngineWatch
+from baton.simulation.watch_gateway import GatewayWatch
 from baton.simulation.watch_handover import HandoverWatch
+from baton.simulation.watch_order import OrderWatch
+from baton.simulation.watch_room import RoomWatch
 from baton.simulation.watch_worker import WorkerWatch
 
 if TYPE_CHECKING:
+    from baton.protocol.commands import CommandBatch
+    from baton.protocol.handover import PeerMessage
+    from baton.protocol.requests import FromEngine, Target, ToEngine
     from baton.simulation.gateway import GatewayProcess
-    from baton.simulation.instance import Instance
+    from baton.simulation.instance import EngineProcess, Instance
+    from baton.simulation.network import Connection
     from baton.simulation.world import World
 
 
@@ -65,6 +79,9 @@ class Monitor:
         self.engine = EngineWatch(world, self.books)
         self.worker = WorkerWatch(world, self.books)
         self.handover = HandoverWatch(world, self.books)
+        self.room = RoomWatch(world, self.books)
+        self.order = OrderWatch(world)
+        self.gateways = GatewayWatch(world)
         self.clients = ClientWatch(world)
 
     def books(self, instance: Instance) -> Books:
@@ -73,6 +90,74 @@ class Monitor:
         if books is None:
             books = self._books[instance.name] = Books(instance)
         return books
+
+    # -- an engine reads, decides, and ends its turn
+
+    def reads(self, engine: EngineProcess, connection: Connection, message: ToEngine) -> None:
+        """Before the core takes in what a gateway sent."""
+        self.engine.reads(engine, connection, message)
+        if isinstance(message, Submit):
+            self.order.before(engine)
+
+    def has_read(self, engine: EngineProcess, connection: Connection, message: ToEngine) -> None:
+        """After it."""
+        if isinstance(message, Submit):
+            self.order.after(engine)
+            self.order.submitted(engine, connection, message)
+            self.room.decided(engine)
+
+    def peer_reads(self, engine: EngineProcess, peer: str, message: PeerMessage, now: float) -> None:
+        """Before the core takes in what another engine sent."""
+        self.handover.reads(engine, peer, message, now)
+        self.room.reads(engine, peer, message)
+        self.order.reads(engine, peer, message)
+
+    def peer_has_read(self, engine: EngineProcess, peer: str, message: PeerMessage) -> None:
+        """After it."""
+        self.order.has_read(engine, peer, message)
+        self.room.decided(engine)
+
+    def peer_sends(self, engine: EngineProcess, to: Target, message: PeerMessage, now: float) -> None:
+        self.handover.sends(engine, to, message, now)
+        self.room.sends(engine, to.incarnation, message, now)
+        self.order.sends(engine, to.incarnation, message)
+
+    def before_flush(self, engine: EngineProcess) -> None:
+        self.order.before(engine)
+
+    def after_flush(self, engine: EngineProcess) -> None:
+        """Before what was decided is sent."""
+        self.order.after(engine)
+        self.room.decided(engine)
+
+    def commanded(self, engine: EngineProcess, batch: CommandBatch) -> None:
+        self.engine.commanded(engine, batch)
+        self.handover.commanded(engine, batch)
+
+    def after_turn(self, engine: EngineProcess, now: float) -> None:
+        self.engine.after_turn(engine)
+        self.handover.after_turn(engine, now)
+        self.room.after_turn(engine, now)
+        self.gateways.after_turn(engine)
+
+    # -- a gateway reads and sends
+
+    def gateway_reads(self, gateway: GatewayProcess, instance: Instance, message: FromEngine) -> None:
+        """Before the cluster takes it in."""
+        self.clients.gateway_reads(gateway, instance, message)
+        self.gateways.reads(gateway, instance, message)
+
+    def gateway_sends(self, gateway: GatewayProcess, to: str, message: ToEngine) -> None:
+        self.clients.gateway_sends(gateway, to, message)
+        self.order.gateway_sends(message)
+        self.gateways.sends(gateway, to, message)
+
+    def after_gateway(self, gateway: GatewayProcess) -> None:
+        """After each call of the cluster, when all that it wanted sent was sent."""
+        self.clients.after_gateway(gateway)
+        self.gateways.after(gateway)
+
+    # -- the end
 
     def check_end(self, instance: Instance, gateways: list[GatewayProcess]) -> None:
         """Nothing is left to happen: nothing may be held, and nobody may wait."""

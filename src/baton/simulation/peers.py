@@ -251,9 +251,10 @@ class Peers:
             link.refused()
             self._lost(peer, now, False)
             return
-        watch = self._world.monitor.handover
-        watch.reads(self._engine, peer, message, now)
+        monitor = self._world.monitor
+        monitor.peer_reads(self._engine, peer, message, now)
         core.on_peer(peer, message, now)
+        monitor.peer_has_read(self._engine, peer, message)
 
     def _lost(self, peer: str, now: float, dead: bool) -> None:
         self._world.monitor.handover.peer_lost(self._engine, peer, dead)

@@ -19,6 +19,8 @@ POISON = VOCAB_SIZE - 1
 """A prompt that begins with this token is refused by the executor."""
 STEP_TIMEOUT_S = 2.0
 RETRY_WAIT_S = 3.0
+CLUSTER_DRIFT = 0.04
+"""How much the clocks of a cluster may differ in rate; see `draw.py`."""
 
 FaultKind = Literal[
     "crash_engine",
@@ -52,6 +54,7 @@ FaultKind = Literal[
     "fail_fetch",
     "relabel",
     "drain",
+    "lease_edge",
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = FaultKind.__args__  # type: ignore[attr-defined]
 RARE: frozenset[FaultKind] = frozenset(
@@ -85,8 +88,11 @@ PEER_FAULTS: frozenset[FaultKind] = frozenset(("break_peer", "stall_peer", "slow
 """Those between two instances: `instance` and `target`."""
 SINGLE_FAULTS: tuple[FaultKind, ...] = tuple(kind for kind in FAULT_KINDS if kind not in CLUSTER_FAULTS)
 
-ClientKind = Literal["cancels", "floods", "priorities", "prefixes", "poison", "logprobs", "slow", "huge"]
-CLIENT_KINDS: tuple[ClientKind, ...] = ClientKind.__args__  # type: ignore[attr-defined]
+ClientKind = Literal[
+    "cancels", "floods", "priorities", "prefixes", "poison", "logprobs", "slow", "huge", "alike"
+]
+CLIENT_KINDS: tuple[ClientKind, ...] = ClientKind.__args__[:-1]  # type: ignore[attr-defined]
+"""Those that may be mixed.  `alike`: all requests of a run are of one length, with one beginning."""
 Burden = Literal["full", "slow", "lagging", "dying"]
 
 
@@ -174,6 +180,15 @@ class Shape:
     lease_s: tuple[float, ...] = (0.2, 0.5, 2.0)
     always: tuple[FaultKind, ...] = ()
     """Kinds of faults that are always switched on."""
+    headroom: tuple[int | None, ...] = (0, 0, 4, None)
+    max_waiting: tuple[int, int] | None = None
+    """None: only where clients come in floods is it small."""
+    credit_wait_s: tuple[float, ...] = (0.05, 0.3, 1.0)
+    load_interval_s: tuple[float, ...] = ()
+    """Other than usual.  What an engine does not say often tells it late that a gateway is gone."""
+    drift: tuple[float, ...] = ()
+    """Other than usual.  The clocks are then as far apart as they may be."""
+    usual_delay: tuple[float, ...] = (0.0002, 0.001, 0.005)
 
 
 @dataclass(frozen=True)
@@ -192,6 +207,8 @@ class Plan:
     """Seconds between gateway and engine, and between engines."""
     drift: float
     """How much faster or slower than virtual time the clocks of the processes may run."""
+    extreme_clocks: bool
+    """Each clock runs as fast or as slow as `drift` allows, none in between."""
     faults_end: float
     requests: tuple[RequestSpec, ...]
     faults: tuple[Fault, ...]

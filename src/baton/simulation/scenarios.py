@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.gateway.member import Label
-from baton.simulation.plan import FAULT_KINDS, Shape
+from baton.simulation.plan import CLUSTER_DRIFT, FAULT_KINDS, Shape
 
 _P1D1: tuple[Label, ...] = ("prefill", "decode")
 _P2D3: tuple[Label, ...] = ("prefill", "prefill", "decode", "decode", "decode")
@@ -37,6 +37,17 @@ _ALONE = (
         client_chance=0.8,
     ),
     Shape("small", "8 requests, for a quick look", num_requests=8, seconds=0.8),
+    Shape(
+        "refused",
+        "short queues and floods of every priority: who gets 429",
+        num_requests=40,
+        seconds=1.0,
+        faults=("pause", "stall_engine", "stall_rank", "crash_engine", "terminate", "drain"),
+        clients=("floods", "priorities", "cancels", "slow"),
+        client_chance=2.0,
+        max_waiting=(2, 6),
+        clusters=(("mixed",), ("mixed", "mixed"), _P1D1),
+    ),
 )
 
 _CLUSTERS = (
@@ -172,4 +183,84 @@ _CLUSTERS = (
     ),
 )
 
-SCENARIOS: dict[str, Shape] = {shape.name: shape for shape in (*_ALONE, *_CLUSTERS)}
+_PURPOSES = (
+    Shape(
+        "credits",
+        "decoders that are full: credits are promised, and clients leave while they stand",
+        num_requests=16,
+        seconds=0.8,
+        faults=("slow_peer", "stall_peer", "stall_engine", "reset_prefix"),
+        clients=("cancels", "priorities"),
+        client_chance=0.8,
+        spare_blocks=(0, 12),
+        clusters=(("prefill", "prefill", "decode"),),
+        burdens=((2, "full"),),
+        credit_wait_s=(0.02, 0.05, 0.3, 2.0),
+    ),
+    Shape(
+        "order",
+        "priorities where room is short on both sides, and hand-overs that must be computed again",
+        num_requests=20,
+        seconds=0.8,
+        faults=("fail_fetch", "stall_fetch", "reset_prefix", "break_peer", "update_weights"),
+        clients=("priorities",),
+        client_chance=1.0,
+        spare_blocks=(0, 5),
+        clusters=(_P1D1, ("prefill", "prefill", "decode")),
+        always=("fail_fetch",),
+    ),
+    Shape(
+        "alike",
+        "all requests of one length, beginning and priority, in pools where each block counts",
+        num_requests=24,
+        seconds=0.8,
+        faults=("reset_prefix", "slow_fetch", "pause"),
+        clients=("alike",),
+        client_chance=1.0,
+        spare_blocks=(0, 10),
+        headroom=(4, 8, None),
+        clusters=(("mixed",), _P1D1),
+    ),
+    Shape(
+        "lease-end",
+        "what D fetches is complete within a tenth of the lease around its end; clocks are far apart",
+        num_requests=12,
+        seconds=0.8,
+        faults=("lease_edge", "stall_fetch"),
+        clients=("prefixes", "priorities"),
+        spare_blocks=(0, 20),
+        clusters=(_P1D1,),
+        always=("lease_edge",),
+        lease_s=(0.1, 0.2, 0.4),
+        reserve_timeout_s=(0.2,),
+        drift=(CLUSTER_DRIFT,),
+        usual_delay=(0.0002,),
+    ),
+    Shape(
+        "retired",
+        "requests are moved and continued while those that have them live on",
+        num_requests=14,
+        seconds=0.8,
+        faults=("break_link", "drain", "stall_link", "slow_link", "break_peer", "freeze", "slow_fetch"),
+        spare_blocks=(0, 20),
+        clusters=(("mixed", "mixed"), ("prefill", "decode", "decode"), ("prefill", "prefill", "decode")),
+        always=("break_link", "drain"),
+    ),
+    Shape(
+        "early",
+        "cancellations that reach a decoder before the request does, as its gateway has lost the other one",
+        num_requests=16,
+        seconds=0.8,
+        faults=("break_link", "stall_link", "slow_peer", "stall_peer"),
+        clients=("prefixes", "priorities"),
+        client_chance=0.3,
+        spare_blocks=(0, 20),
+        clusters=(("prefill", "prefill", "decode"),),
+        burdens=((2, "full"),),
+        always=("break_link",),
+        credit_wait_s=(0.3, 1.0),
+        load_interval_s=(5.0,),
+    ),
+)
+
+SCENARIOS: dict[str, Shape] = {shape.name: shape for shape in (*_ALONE, *_CLUSTERS, *_PURPOSES)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from baton.engine.arrival import Stage
 from baton.engine.blocks import LedgerError
 from baton.engine.request import State
 from baton.protocol.codec import unpack_int32, unpack_int64
@@ -13,6 +14,7 @@ from baton.protocol.reports import Report, StepReport
 from baton.protocol.requests import Cancel, FromEngine, Hello, Outputs, Submit, ToEngine
 from baton.simulation import describe
 from baton.simulation.books import Books, Violation
+from baton.simulation.looks import arrivals_of
 
 if TYPE_CHECKING:
     from baton.simulation.instance import EngineProcess, Instance
@@ -181,6 +183,7 @@ class EngineWatch:
             alive = books.requests.get(identity)
             if alive is not None and alive.get(number):
                 alive[number] = False
+            self._check_reservations(engine, identity, number)
         books.cancelled.clear()
         for request in core.scheduler.slots:
             if request is None or request.state is State.ABORTING:
@@ -228,6 +231,20 @@ class EngineWatch:
                     "salt",
                     f"{request.name} of salt {salt!r} shares block {blocks[index]} of salt "
                     f"{books.salts[blocks[index]]!r}",
+                )
+
+    def _check_reservations(self, engine: EngineProcess, identity: bytes, number: int) -> None:
+        """Nothing is kept for a request that its gateway has cancelled here, if it was here before."""
+        now = engine.local(self._world.events.now)
+        for arrival in arrivals_of(engine)._arrivals.values():
+            request = arrival.request
+            if (request.gateway.identity, request.id) != (identity, number):
+                continue
+            if arrival.stage is not Stage.CLOSING and not arrival.handed and arrival.reserved_at < now:
+                raise Violation(
+                    "cancel",
+                    f"{request.name} was cancelled by its gateway and is {arrival.stage.value} at "
+                    f"{engine.instance.name} after the turn",
                 )
 
     def _check_queue(self, scheduler: Any, limit: int) -> None:

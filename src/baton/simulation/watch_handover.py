@@ -30,6 +30,7 @@ from baton.protocol.reports import Fetched, Report
 from baton.protocol.requests import Target
 from baton.simulation import describe
 from baton.simulation.books import Books, Named, OpenFetch, Violation
+from baton.simulation.looks import arrivals_of, attempts_of, quiet
 
 if TYPE_CHECKING:
     from baton.simulation.instance import EngineProcess, Instance
@@ -224,7 +225,7 @@ class HandoverWatch:
             self._check_named(engine, books, now)
         if books.fetches:
             self._check_fetches(engine, books)
-        attempts = _attempts(engine)
+        attempts = attempts_of(engine)
         if attempts:
             self._check_attempts(engine, books, attempts.values())
 
@@ -268,18 +269,10 @@ class HandoverWatch:
 
     def _check_credit(self, engine: EngineProcess, attempt: Attempt, peer: str) -> None:
         """While nothing is on its way between the two, D remembers who waits for its credit."""
-        decoder = self._world.engine_of(peer)
-        if decoder is None or not decoder.alive or decoder.core.failure is not None or decoder.core.closing:
+        decoder, name = self._world.engine_of(peer), engine.instance.name
+        if decoder is None or not quiet(self._world, engine, decoder):
             return
-        name = engine.instance.name
-        if frozenset((name, peer)) in self._world.network.broken:
-            return
-        there, back = engine.peers.link(peer), decoder.peers.link(name)
-        if there is None or back is None or there.in_flight or back.in_flight:
-            return
-        if engine.peers.pending or decoder.peers.pending:
-            return
-        credits = _arrivals(decoder).credits
+        credits = arrivals_of(decoder).credits
         waiting = (name, attempt.departure.id)
         if waiting not in credits._promised and waiting not in credits._waiting:
             raise Violation(
@@ -312,29 +305,18 @@ class HandoverWatch:
                     )
 
 
-def _attempts(engine: EngineProcess) -> dict[tuple[int, int], Attempt]:
-    handovers: Any = engine.core._handovers
-    found: dict[tuple[int, int], Attempt] = handovers.departures.attempts._attempts
-    return found
-
-
-def _arrivals(engine: EngineProcess) -> Any:
-    handovers: Any = engine.core._handovers
-    return handovers.arrivals
-
-
 def _attempt(engine: EngineProcess, number: int, attempt: int) -> Attempt | None:
-    return _attempts(engine).get((number, attempt))
+    return attempts_of(engine).get((number, attempt))
 
 
 def _fetching(engine: EngineProcess, number: int) -> Arrival | None:
     """Whose fetch this is, while it is under way."""
-    found: Arrival | None = _arrivals(engine).fetches._under_way.get(number)
+    found: Arrival | None = arrivals_of(engine).fetches._under_way.get(number)
     return found
 
 
 def _arrival(engine: EngineProcess, peer: str, number: int, attempt: int) -> Arrival | None:
-    found: Arrival | None = _arrivals(engine)._arrivals.get((peer, number, attempt))
+    found: Arrival | None = arrivals_of(engine)._arrivals.get((peer, number, attempt))
     return found
 
 

@@ -126,6 +126,8 @@ class World:
 
     def draw_rate(self, random: Random) -> float:
         """How fast a process's clock runs."""
+        if self.plan.extreme_clocks:
+            return 1.0 + self.plan.drift * random.choice((-0.5, 0.5))
         return 1.0 + self.plan.drift * (random.random() - 0.5)
 
     def random_for(self, name: str) -> Random:

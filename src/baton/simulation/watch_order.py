@@ -1,0 +1,277 @@
+"""What is checked of the order of requests: who is served first, who gives way, who is refused.
+
+The watch numbers the requests of an engine by when they came, and takes their priorities from the plan.  Of
+two requests that wait, the one of the better priority goes first.  Of two of one priority the one that came
+first goes first, if neither or both have run before or the earlier one has; a request that lets others pass
+(`departures.py`) counts as if it had come later by so many.  (Whether one that ran before may overtake an
+earlier one that did not is for the scheduler to say.) The same holds for those of other instances that wait
+for credit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from baton.engine.request import Request, State
+from baton.protocol.handover import Cancel, Credit, PeerMessage, Refused, Reserve
+from baton.protocol.requests import Submit, ToEngine
+from baton.simulation import describe
+from baton.simulation.books import Violation
+from baton.simulation.looks import arrivals_of, well
+
+if TYPE_CHECKING:
+    from baton.simulation.instance import EngineProcess, Instance
+    from baton.simulation.network import Connection
+    from baton.simulation.world import World
+
+
+@dataclass(frozen=True)
+class Came:
+    """A request as it came to an engine."""
+
+    priority: int
+    place: int
+    ran: bool
+    """It had tokens already."""
+
+
+@dataclass
+class _Before:
+    """What was before a call of the core."""
+
+    waiting: list[tuple[Request, bool]] = field(default_factory=list)
+    """And whether it had run."""
+    running: list[Request] = field(default_factory=list)
+    occupying: set[tuple[Request, int]] = field(default_factory=set)
+    arriving: set[Request] = field(default_factory=set)
+    line: set[tuple[str, int]] = field(default_factory=set)
+    promised: set[tuple[str, int]] = field(default_factory=set)
+    reservations: int = 0
+
+
+@dataclass
+class _Engine:
+    """What the watch knows of one incarnation."""
+
+    came: dict[Request, Came] = field(default_factory=dict)
+    last: int = 0
+    submitted: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    """(gateway, id) → priority."""
+    refused: int = 0
+    asked: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(P, id) → priority of its last `Reserve`."""
+    line: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """(P, id) → (priority, how many were told before it that they will get credit)."""
+    count: int = 0
+    before: _Before | None = None
+
+
+class OrderWatch:
+    """The rule `order`, and of `queue` who is refused."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._known: dict[str, _Engine] = {}
+
+    def _of(self, instance: Instance) -> _Engine:
+        return self._known.setdefault(instance.name, _Engine())
+
+    def _priority(self, name: str, otherwise: int) -> int:
+        """As the client wants it."""
+        number = describe.number_in(name)
+        return otherwise if number is None else self._world.clients[number].spec.priority
+
+    # -- around the calls of the core that may admit
+
+    def before(self, engine: EngineProcess) -> None:
+        """Before a `Submit`, a `Reserve` or a flush."""
+        core: Any = engine.core
+        known = self._of(engine.instance)
+        known.before = None
+        if not well(engine):
+            return
+        scheduler, credits = core.scheduler, arrivals_of(engine).credits
+        there = [request for request in scheduler.slots if request is not None]
+        known.before = _Before(
+            [(request, self._ran(known, request)) for request in scheduler.waiting_requests()],
+            [request for request in there if request.state is State.RUNNING],
+            {(request, request.epoch) for request in there},
+            set(scheduler.arriving.values()),
+            set(credits._waiting),
+            set(credits._promised),
+            core.counters.handovers.arrivals,
+        )
+
+    def after(self, engine: EngineProcess) -> None:
+        """After it."""
+        known = self._of(engine.instance)
+        before = known.before
+        if before is None or not well(engine):
+            return
+        for request in engine.core.scheduler.slots:
+            if request is None or request in before.arriving:
+                continue
+            if (request, request.epoch) not in before.occupying:
+                self._check_admission(engine, known, before, request)
+        victims = [request for request in before.running if request.state is State.PREEMPTING]
+        for victim in victims:
+            for other in before.running:
+                if other.state is State.RUNNING and self._first(engine, known, victim, True, other, True):
+                    raise Violation(
+                        "order",
+                        f"{victim.name} gives way at {engine.instance.name}, and {other.name} runs on",
+                    )
+
+    def _check_admission(
+        self, engine: EngineProcess, known: _Engine, before: _Before, admitted: Request
+    ) -> None:
+        ran = next((ran for request, ran in before.waiting if request is admitted), False)
+        for other, other_ran in before.waiting:
+            if other.state is State.WAITING and self._first(engine, known, other, other_ran, admitted, ran):
+                raise Violation(
+                    "order",
+                    f"{admitted.name} is admitted at {engine.instance.name}, and {other.name}, which goes "
+                    f"first, waits: {known.came[admitted]} and {known.came[other]}",
+                )
+
+    def _ran(self, known: _Engine, request: Request) -> bool:
+        came = known.came.get(request)
+        return request.first_admitted is not None or (came is not None and came.ran)
+
+    def _first(
+        self,
+        engine: EngineProcess,
+        known: _Engine,
+        one: Request,
+        one_ran: bool,
+        other: Request,
+        other_ran: bool,
+    ) -> bool:
+        """Whether one must be served before the other."""
+        mine, theirs = known.came.get(one), known.came.get(other)
+        if mine is None or theirs is None:
+            return False
+        if mine.priority != theirs.priority:
+            return mine.priority < theirs.priority
+        if other_ran and not one_ran:
+            return False
+        passes = engine.instance.config.max_waiting + 0.5
+        return mine.place + passes * one.lets_pass < theirs.place + passes * other.lets_pass
+
+    # -- who comes
+
+    def submitted(self, engine: EngineProcess, connection: Connection, message: ToEngine) -> None:
+        """After the core took in a message of a gateway."""
+        if not isinstance(message, Submit) or not well(engine):
+            return
+        core: Any = engine.core
+        known = self._of(engine.instance)
+        identity, wanted = connection.identity, self._priority(message.name, message.priority)
+        known.submitted[identity, message.id] = wanted
+        if message.priority != wanted:
+            raise Violation(
+                "order", f"{message.name} is of priority {wanted}, its Submit of {message.priority}"
+            )
+        request = core._outboxes.of(identity).requests.get(message.id)
+        if request is not None:
+            self._comes(engine, known, request, wanted)
+        if core.counters.rejected["queue_full"] != known.refused:
+            known.refused = core.counters.rejected["queue_full"]
+            self._check_refusal(engine)
+
+    def _comes(self, engine: EngineProcess, known: _Engine, request: Request, priority: int) -> None:
+        if request in known.came:
+            return
+        if request.rank[0] != priority:
+            raise Violation(
+                "order",
+                f"{request.name} of priority {priority} has {request.rank[0]} at {engine.instance.name}",
+            )
+        if request.arrival <= known.last:
+            raise Violation(
+                "order",
+                f"{request.name} comes to {engine.instance.name} as {request.arrival}, a later one has it",
+            )
+        known.last = request.arrival
+        known.came[request] = Came(priority, request.arrival, request.num_generated > 0)
+
+    def _check_refusal(self, engine: EngineProcess) -> None:
+        """Somebody is refused only while the queue is full."""
+        core: Any = engine.core
+        limit = engine.instance.config.max_waiting
+        waiting = sum(
+            request.state in (State.WAITING, State.PREPARING)
+            for outbox in core._outboxes._of.values()
+            for request in outbox.requests.values()
+        )
+        if waiting < limit:
+            raise Violation(
+                "queue", f"{engine.instance.name} refuses a request while {waiting} wait of {limit}"
+            )
+
+    # -- who comes from other instances
+
+    def reads(self, engine: EngineProcess, peer: str, message: PeerMessage) -> None:
+        """Before the core takes it in."""
+        known = self._of(engine.instance)
+        match message:
+            case Reserve():
+                known.asked[peer, message.id] = wanted = self._priority(message.name, message.priority)
+                known.line.pop((peer, message.id), None)
+                if message.priority != wanted:
+                    raise Violation(
+                        "order", f"{message.name} is of priority {wanted}, its Reserve of {message.priority}"
+                    )
+                self.before(engine)
+            case Cancel(by_p=True):
+                known.line.pop((peer, message.id), None)
+
+    def has_read(self, engine: EngineProcess, peer: str, message: PeerMessage) -> None:
+        """After it."""
+        if not isinstance(message, Reserve) or not well(engine):
+            return
+        known = self._of(engine.instance)
+        self.after(engine)
+        arrival = arrivals_of(engine)._arrivals.get((peer, message.id, message.attempt))
+        if arrival is None:
+            return
+        priority = known.asked[peer, message.id]
+        self._comes(engine, known, arrival.request, priority)
+        before, name = known.before, engine.instance.name
+        new = before is not None and engine.core.counters.handovers.arrivals > before.reservations
+        if before is None or not new or (peer, message.id) in before.promised:
+            return
+        for key in before.line & set(known.line):
+            if known.line[key][0] <= priority:
+                raise Violation(
+                    "order", f"{message.name} gets room at {name}, for which {key} stands in line before it"
+                )
+        waiting = [request.name for request in engine.core.scheduler.waiting_requests()]
+        if waiting:
+            raise Violation("order", f"{message.name} gets room at {name}, where {waiting} wait for some")
+
+    def sends(self, engine: EngineProcess, to: str, message: PeerMessage) -> None:
+        """To another engine."""
+        known, key = self._of(engine.instance), (to, getattr(message, "id", 0))
+        if isinstance(message, Refused) and message.credit:
+            known.count += 1
+            known.line[key] = (known.asked.get(key, 0), known.count)
+        elif isinstance(message, Credit):
+            mine = known.line.pop(key, None)
+            waiting = arrivals_of(engine).credits._waiting
+            ahead = [other for other, rank in known.line.items() if mine and rank < mine and other in waiting]
+            if ahead:
+                raise Violation(
+                    "order", f"{key} gets credit of {engine.instance.name} before {ahead}, which goes first"
+                )
+
+    # -- what gateways send
+
+    def gateway_sends(self, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            wanted = self._priority(message.name, message.priority)
+            if message.priority != wanted:
+                raise Violation(
+                    "order", f"{message.name} is of priority {wanted}, its Submit of {message.priority}"
+                )

@@ -1,0 +1,305 @@
+"""Deliberate defects of what is reckoned, promised, ordered, refused and given up; see `mutations.py`.
+
+The rules `room`, `promise`, `order`, `queue` and `retired` were made for these.  In each of them the client
+gets its right answer, a little later or at somebody else's cost; so no other rule sees them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from baton.engine import arrival as engine_arrival
+from baton.engine import arrivals as engine_arrivals
+from baton.engine.arrivals import Arrivals
+from baton.engine.attempts import Attempts
+from baton.engine.courier import Courier
+from baton.engine.credits import Credits
+from baton.engine.departure import Phase
+from baton.engine.machinery import Machinery
+from baton.engine.scheduler import Scheduler
+from baton.engine.steps import StepReader
+from baton.gateway.member import Member
+from baton.gateway.requests_table import RequestTable
+from baton.protocol.handover import Cancelled, Reserve
+from baton.protocol.reports import CloseReason
+from tests.simulation.mutations import Patch, mutation
+
+# -- room that is promised
+
+
+@mutation("a promise of credit never ends", "promise", scenario="credits")
+def promise_without_end(patch: Patch) -> None:
+    promise = Credits.promise
+
+    def wrong(self, now):
+        entry = promise(self, now)
+        entry.until = math.inf
+        self._alarm.at = None
+        return entry
+
+    patch.setattr(Credits, "promise", wrong)
+
+
+@mutation("a `Cancel` is lost while a credit stands", "promise", scenario="credits")
+def cancel_lost_under_credit(patch: Patch) -> None:
+    cancel = Arrivals.cancel
+
+    def wrong(self, peer, message, now):
+        if (peer, message.id) in self.credits._promised:
+            self._courier.answer(peer, Cancelled(message.id, message.attempt, by_p=True))
+        else:
+            cancel(self, peer, message, now)
+
+    patch.setattr(Arrivals, "cancel", wrong)
+
+
+@mutation("P does not say that it waits for credit no more", "promise", scenario="credits")
+def credit_not_given_back(patch: Patch) -> None:
+    end = Attempts.end
+
+    def wrong(self, attempt, reason):
+        if attempt.phase is Phase.CREDIT:
+            self.forget(attempt)
+        else:
+            end(self, attempt, reason)
+
+    patch.setattr(Attempts, "end", wrong)
+
+
+@mutation("a credit that is refused for good stays promised", "promise", scenario="order")
+def refused_for_good_and_promised(patch: Patch) -> None:
+    reserve = Arrivals.reserve
+
+    def wrong(self, peer, message, now):
+        drop = self.credits.drop
+
+        def kept(peer, id):
+            return False if self._checker_refuses(message, now) else drop(peer, id)
+
+        self.credits.drop = kept
+        try:
+            reserve(self, peer, message, now)
+        finally:
+            del self.credits.drop
+
+    def refuses(self, message, now):
+        try:
+            self._checker.check(message, self._source(), now)
+        except engine_arrivals.Refusal:
+            return True
+        return False
+
+    patch.setattr(Arrivals, "_checker_refuses", refuses, raising=False)
+    patch.setattr(Arrivals, "reserve", wrong)
+
+
+@mutation("the slot of a promise is not kept", "promise", scenario="credits")
+def promised_slot_not_kept(patch: Patch) -> None:
+    patch.setattr(Credits, "promised_slots", property(lambda self: 0))
+
+
+@mutation("a reservation that its client gave up is kept until P says so", "cancel", scenario="1p1d")
+def reservation_of_a_cancelled(patch: Patch) -> None:
+    patch.setattr(Arrivals, "cancel_request", lambda self, outbox, id, now: None)
+
+
+# -- room that is reckoned
+
+
+@mutation("what arrives is not reckoned to grow", "room", scenario="alike")
+def arriving_do_not_grow(patch: Patch) -> None:
+    growth = Scheduler._growth
+
+    def wrong(self):
+        arriving, self.arriving = self.arriving, {}
+        try:
+            return growth(self)
+        finally:
+            self.arriving = arriving
+
+    patch.setattr(Scheduler, "_growth", wrong)
+
+
+@mutation("one block too many is reckoned where all that wait are alike", "room", scenario="alike")
+def a_block_too_many(patch: Patch) -> None:
+    available = Scheduler._available
+
+    def wrong(self, shared):
+        waiting = list(self.waiting_requests())
+        alike = len(waiting) > 1 and len({(r.rank[0], len(r.tokens), r.tokens[0]) for r in waiting}) == 1
+        return available(self, shared) + (1 if alike and shared else 0)
+
+    patch.setattr(Scheduler, "_available", wrong)
+
+
+@mutation("the growth of a newcomer is not added for the next one", "room", scenario="alike")
+def growth_not_added(patch: Patch) -> None:
+    cost = Scheduler._cost
+    patch.setattr(Scheduler, "_cost", lambda self, request, shared: (cost(self, request, shared)[0], 0))
+
+
+# -- order
+
+
+@mutation("a hand-over loses its priority", "order", scenario="order")
+def handed_over_without_priority(patch: Patch) -> None:
+    send = Courier.send
+
+    def wrong(self, to, message):
+        if isinstance(message, Reserve):
+            message = msgspec.structs.replace(message, priority=0)
+        send(self, to, message)
+
+    patch.setattr(Courier, "send", wrong)
+
+
+@mutation("what must be computed again after a hand-over waits behind all others", "order", scenario="order")
+def recomputed_last(patch: Patch) -> None:
+    fail = Arrivals._fail
+
+    def wrong(self, arrival, why, now, **options):
+        if arrival.handed:
+            priority, place = arrival.request.rank
+            arrival.request.rank = (priority, place + 1000.0)
+        fail(self, arrival, why, now, **options)
+
+    patch.setattr(Arrivals, "_fail", wrong)
+
+
+@mutation("who was preempted is put behind all others", "order", scenario="order")
+def preempted_last(patch: Patch) -> None:
+    close = StepReader._close
+
+    def wrong(self, request, closed, now):
+        if closed.reason is CloseReason.PREEMPTED:
+            priority, place = request.rank
+            request.rank = (priority, place + 1000.0)
+        close(self, request, closed, now)
+
+    patch.setattr(StepReader, "_close", wrong)
+
+
+@mutation("the oldest of the lowest priority gives way", "order", scenario="tiny-pool")
+def oldest_gives_way(patch: Patch) -> None:
+    give_way = Scheduler._give_way
+
+    def wrong(self, decisions):
+        ranks = {request: request.rank for request in self.slots if request}
+        for request, (priority, place) in ranks.items():
+            request.rank = (priority, -place)
+        try:
+            give_way(self, decisions)
+        finally:
+            for request, rank in ranks.items():
+                request.rank = rank
+
+    patch.setattr(Scheduler, "_give_way", wrong)
+
+
+@mutation("credit goes to who came last", "order", scenario="credits")
+def credit_to_the_last(patch: Patch) -> None:
+    join = Credits.join
+
+    def wrong(self, target, id, attempt, priority, blocks, now):
+        self._count -= 2
+        return join(self, target, id, attempt, priority, blocks, now)
+
+    patch.setattr(Credits, "join", wrong)
+
+
+@mutation("who comes anew gets room before those in line", "order", scenario="credits")
+def line_overtaken(patch: Patch) -> None:
+    patch.setattr(Credits, "must_wait", lambda self, peer, id, priority: False)
+
+
+# -- who is refused
+
+
+@mutation("the queue is full one place too early", "queue", scenario="refused")
+def full_too_early(patch: Patch) -> None:
+    num_waiting = Machinery.num_waiting.fget
+    patch.setattr(
+        Machinery, "num_waiting", property(lambda self: num_waiting(self) + (num_waiting(self) > 0))
+    )
+
+
+@mutation("who finds one queue full is not sent to another instance", "queue", scenario="refused")
+def not_sent_elsewhere(patch: Patch) -> None:
+    goes = RequestTable._goes_elsewhere
+
+    def wrong(self, request, sender, finished, now):
+        return finished.code != "queue_full" and goes(self, request, sender, finished, now)
+
+    patch.setattr(RequestTable, "_goes_elsewhere", wrong)
+
+
+# -- ids that were given up
+
+
+@mutation("only the instance that has it is told that an id is given up", "retired", scenario="retired")
+def decoders_not_told(patch: Patch) -> None:
+    retire = RequestTable._retire
+
+    def wrong(self, request):
+        request.plan = (request.at,)
+        retire(self, request)
+
+    patch.setattr(RequestTable, "_retire", wrong)
+
+
+@mutation("what is moved from a draining instance runs on there", "retired", scenario="retired")
+def moved_and_running(patch: Patch) -> None:
+    move = RequestTable.move
+
+    def wrong(self, name, now):
+        member = self._members[name]
+        cancel, member.cancel = member.cancel, lambda number, has_it: None
+        try:
+            return move(self, name, now)
+        finally:
+            member.cancel = cancel
+
+    patch.setattr(RequestTable, "move", wrong)
+
+
+@mutation("tokens of an id that was given up are dropped without a word", "retired", scenario="early")
+def dropped_without_a_word(patch: Patch) -> None:
+    owner = RequestTable._owner
+
+    def wrong(self, sender, number):
+        cancel, sender.cancel = sender.cancel, lambda number, has_it: None
+        try:
+            return owner(self, sender, number)
+        finally:
+            sender.cancel = cancel
+
+    patch.setattr(RequestTable, "_owner", wrong)
+
+
+@mutation("one cancellation is enough, also if it came too early", "retired", scenario="early")
+def cancelled_too_early(patch: Patch) -> None:
+    cancel = Member.cancel
+    patch.setattr(Member, "cancel", lambda self, number, has_it: cancel(self, number, has_it=True))
+
+
+# -- the end of a lease
+
+
+@mutation("D trusts a lease to its end", "lease", scenario="lease-end")
+def trusted_to_the_end(patch: Patch) -> None:
+    patch.setattr(engine_arrival, "TRUST", 1.0)
+    patch.setattr(engine_arrivals, "TRUST", 1.0)
+
+
+@mutation("P ends a lease by a fiftieth too early", "lease", "exported", scenario="lease-end")
+def ended_too_early(patch: Patch) -> None:
+    deadline = Attempts.deadline
+
+    def wrong(self, attempt):
+        ends = deadline(self, attempt)
+        lasts = attempt.phase in (Phase.RESERVED, Phase.HANDED, Phase.ENDING)
+        return ends - 0.02 * self._config.lease_s if lasts and ends is not None else ends
+
+    patch.setattr(Attempts, "deadline", wrong)
