@@ -14,6 +14,7 @@ from baton.engine import arrival as engine_arrival
 from baton.engine import arrivals as engine_arrivals
 from baton.engine.arrivals import Arrivals
 from baton.engine.attempts import Attempts
+from baton.engine.backlog import Backlog
 from baton.engine.courier import Courier
 from baton.engine.credits import Credits
 from baton.engine.departure import Phase
@@ -24,6 +25,7 @@ from baton.gateway.member import Member
 from baton.gateway.requests_table import RequestTable
 from baton.protocol.handover import Cancelled, Reserve
 from baton.protocol.reports import CloseReason
+from baton.protocol.silence import Silence
 from tests.simulation.mutations import Patch, mutation
 
 # -- room that is promised
@@ -200,13 +202,10 @@ def oldest_gives_way(patch: Patch) -> None:
 
 @mutation("credit goes to who came last", "order", scenario="credits")
 def credit_to_the_last(patch: Patch) -> None:
-    join = Credits.join
+    def wrong(self):
+        return max(self._waiting.values(), key=lambda entry: entry.number, default=None)
 
-    def wrong(self, target, id, attempt, priority, blocks, now):
-        self._count -= 2
-        return join(self, target, id, attempt, priority, blocks, now)
-
-    patch.setattr(Credits, "join", wrong)
+    patch.setattr(Credits, "head", property(wrong))
 
 
 @mutation("who comes anew gets room before those in line", "order", scenario="credits")
@@ -223,6 +222,25 @@ def full_too_early(patch: Patch) -> None:
     patch.setattr(
         Machinery, "num_waiting", property(lambda self: num_waiting(self) + (num_waiting(self) > 0))
     )
+
+
+@mutation("a full queue refuses newcomers, however urgent", "queue", scenario="refused")
+def newcomers_refused(patch: Patch) -> None:
+    patch.setattr(Backlog, "place_for", lambda self, priority, flow, continued=False: None)
+
+
+@mutation("the first of a flow makes place in a full queue, not the last", "queue", scenario="refused")
+def first_makes_place(patch: Patch) -> None:
+    place_for = Backlog.place_for
+
+    def wrong(self, priority, flow, *, continued=False):
+        worst = place_for(self, priority, flow, continued=continued)
+        if worst is not None:
+            users = self._classes[worst.rank[0]].keys[worst.flow.key].users
+            worst = next(iter(users[worst.flow.user].requests.values()))
+        return worst
+
+    patch.setattr(Backlog, "place_for", wrong)
 
 
 @mutation("who finds one queue full is not sent to another instance", "queue", scenario="refused")
@@ -295,11 +313,5 @@ def trusted_to_the_end(patch: Patch) -> None:
 
 @mutation("P ends a lease by a fiftieth too early", "lease", "exported", scenario="lease-end")
 def ended_too_early(patch: Patch) -> None:
-    deadline = Attempts.deadline
-
-    def wrong(self, attempt):
-        ends = deadline(self, attempt)
-        lasts = attempt.phase in (Phase.RESERVED, Phase.HANDED, Phase.ENDING)
-        return ends - 0.02 * self._config.lease_s if lasts and ends is not None else ends
-
-    patch.setattr(Attempts, "deadline", wrong)
+    look = Silence.look
+    patch.setattr(Silence, "look", lambda self, now: look(self, now + 0.02 * self.patience_s))

@@ -149,7 +149,7 @@ def _lease_edge(world: World, fault: Fault, random: Random) -> None:
     instance, lease_s = engine.instance, arrival.lease_s
     attempt = attempts_of(source)[arrival.id, arrival.attempt]
     ends_here = engine.global_time(arrival.lease_from + TRUST * lease_s)
-    ends_there = source.global_time(attempt.renewed + lease_s)
+    ends_there = source.global_time(attempt.lease.until if attempt.lease else 0.0)
     until = random.uniform(ends_here - 0.1 * lease_s, ends_there + 0.1 * lease_s)
     for link in world.network.between(instance.index, source.instance.index):
         link.wire.stalled_until = max(link.wire.stalled_until, ends_there + 0.2 * lease_s)

@@ -48,7 +48,7 @@ class ClientWatch:
             return
         self._world.continued += 1
         generated = list(unpack_int32(submit.generated))
-        client = self._world.clients[number]
+        client = self._world.client(number)
         if generated != client.expected[: len(generated)] or len(generated) < len(client.tokens):
             raise Violation(
                 "tokens", f"request {number} goes on from {generated}, its client has {client.tokens}"

@@ -216,7 +216,7 @@ class EngineWatch:
 
     def _salt(self, name: str) -> str:
         number = describe.number_in(name)
-        return "" if number is None else self._world.clients[number].spec.salt
+        return "" if number is None else self._world.client(number).spec.salt
 
     def _check_shared(self, engine: EngineProcess, books: Books, admit: Admit) -> None:
         """Blocks that come from the prefix cache were put there under the same salt."""

@@ -1,11 +1,12 @@
 """What is checked of the order of requests: who is served first, who gives way, who is refused.
 
-The watch numbers the requests of an engine by when they came, and takes their priorities from the plan.  Of
-two requests that wait, the one of the better priority goes first.  Of two of one priority the one that came
-first goes first, if neither or both have run before or the earlier one has; a request that lets others pass
-(`departures.py`) counts as if it had come later by so many.  (Whether one that ran before may overtake an
-earlier one that did not is for the scheduler to say.) The same holds for those of other instances that wait
-for credit.
+The watch takes the priorities of requests from the plan, and knows when each came to an engine.  Of two that
+wait, the one of the better priority goes first; then the one that ran before; then, of two that ran or of two
+newcomers of one flow, the one that came first.  (How newcomers of different flows take turns is another
+matter.)  A request that lets others pass (`departures.py`) counts as if it had come later by so many.  Of two
+that run the one that would be served later gives way.  The same order holds for those of other instances that
+wait for credit, and for who is refused when a queue is full: a newcomer, and none that is better
+than one that stays.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.request import Request, State
+from baton.protocol.fair_queue import Flow
 from baton.protocol.handover import Cancel, Credit, PeerMessage, Refused, Reserve
 from baton.protocol.requests import Submit, ToEngine
 from baton.simulation import describe
@@ -56,13 +58,13 @@ class _Engine:
 
     came: dict[Request, Came] = field(default_factory=dict)
     last: int = 0
-    submitted: dict[tuple[bytes, int], int] = field(default_factory=dict)
-    """(gateway, id) → priority."""
+    submitted: dict[tuple[bytes, int], tuple[int, Request | None]] = field(default_factory=dict)
+    """(gateway, id) → priority, and what the engine made of it."""
     refused: int = 0
-    asked: dict[tuple[str, int], int] = field(default_factory=dict)
-    """(P, id) → priority of its last `Reserve`."""
-    line: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    """(P, id) → (priority, how many were told before it that they will get credit)."""
+    asked: dict[tuple[str, int], tuple[int, Flow]] = field(default_factory=dict)
+    """(P, id) → priority and flow of its last `Reserve`."""
+    line: dict[tuple[str, int], tuple[int, Flow, int]] = field(default_factory=dict)
+    """(P, id) → priority, flow, and how many were told before it that they will get credit."""
     count: int = 0
     before: _Before | None = None
 
@@ -80,7 +82,7 @@ class OrderWatch:
     def _priority(self, name: str, otherwise: int) -> int:
         """As the client wants it."""
         number = describe.number_in(name)
-        return otherwise if number is None else self._world.clients[number].spec.priority
+        return otherwise if number is None else self._world.client(number).spec.priority
 
     # -- around the calls of the core that may admit
 
@@ -154,7 +156,9 @@ class OrderWatch:
             return False
         if mine.priority != theirs.priority:
             return mine.priority < theirs.priority
-        if other_ran and not one_ran:
+        if one_ran != other_ran:
+            return one_ran
+        if not one_ran and one.flow != other.flow and not (one.lets_pass or other.lets_pass):
             return False
         passes = engine.instance.config.max_waiting + 0.5
         return mine.place + passes * one.lets_pass < theirs.place + passes * other.lets_pass
@@ -168,17 +172,17 @@ class OrderWatch:
         core: Any = engine.core
         known = self._of(engine.instance)
         identity, wanted = connection.identity, self._priority(message.name, message.priority)
-        known.submitted[identity, message.id] = wanted
         if message.priority != wanted:
             raise Violation(
                 "order", f"{message.name} is of priority {wanted}, its Submit of {message.priority}"
             )
         request = core._outboxes.of(identity).requests.get(message.id)
+        known.submitted[identity, message.id] = (wanted, request)
         if request is not None:
             self._comes(engine, known, request, wanted)
         if core.counters.rejected["queue_full"] != known.refused:
             known.refused = core.counters.rejected["queue_full"]
-            self._check_refusal(engine)
+            self._check_refusal(engine, known)
 
     def _comes(self, engine: EngineProcess, known: _Engine, request: Request, priority: int) -> None:
         if request in known.came:
@@ -196,19 +200,47 @@ class OrderWatch:
         known.last = request.arrival
         known.came[request] = Came(priority, request.arrival, request.num_generated > 0)
 
-    def _check_refusal(self, engine: EngineProcess) -> None:
-        """Somebody is refused only while the queue is full."""
+    def _check_refusal(self, engine: EngineProcess, known: _Engine) -> None:
+        """Somebody is refused only while the queue is full, and then nobody better than one that stays."""
         core: Any = engine.core
-        limit = engine.instance.config.max_waiting
-        waiting = sum(
-            request.state in (State.WAITING, State.PREPARING)
-            for outbox in core._outboxes._of.values()
+        name, limit = engine.instance.name, engine.instance.config.max_waiting
+        outboxes = core._outboxes._of.values()
+        waiting = [
+            request
+            for outbox in outboxes
             for request in outbox.requests.values()
-        )
-        if waiting < limit:
-            raise Violation(
-                "queue", f"{engine.instance.name} refuses a request while {waiting} wait of {limit}"
-            )
+            if request.state in (State.WAITING, State.PREPARING)
+        ]
+        if len(waiting) < limit:
+            raise Violation("queue", f"{name} refuses a request while {len(waiting)} wait of {limit}")
+        newcomers = [request for request in waiting if not self._ran(known, request)]
+        for outbox in outboxes:
+            for finished in outbox.finished:
+                which = (outbox.identity, finished.id)
+                if finished.code == "queue_full" and which in known.submitted:  # (each is looked at once)
+                    self._check_kept(engine, known, finished.id, known.submitted.pop(which), newcomers)
+
+    def _check_kept(
+        self,
+        engine: EngineProcess,
+        known: _Engine,
+        number: int,
+        submitted: tuple[int, Request | None],
+        newcomers: list[Request],
+    ) -> None:
+        priority, refused = submitted
+        for other in newcomers:
+            came = known.came.get(other)
+            if came is None:
+                continue
+            earlier = refused is not None and known.came[refused].place < came.place
+            same = refused is not None and came.priority == priority and other.flow == refused.flow
+            if came.priority > priority or (same and earlier):
+                raise Violation(
+                    "queue",
+                    f"{engine.instance.name} refuses {number} of priority {priority} and keeps {other.name}, "
+                    f"{came}",
+                )
 
     # -- who comes from other instances
 
@@ -217,7 +249,8 @@ class OrderWatch:
         known = self._of(engine.instance)
         match message:
             case Reserve():
-                known.asked[peer, message.id] = wanted = self._priority(message.name, message.priority)
+                wanted = self._priority(message.name, message.priority)
+                known.asked[peer, message.id] = (wanted, message.flow)
                 known.line.pop((peer, message.id), None)
                 if message.priority != wanted:
                     raise Violation(
@@ -236,7 +269,7 @@ class OrderWatch:
         arrival = arrivals_of(engine)._arrivals.get((peer, message.id, message.attempt))
         if arrival is None:
             return
-        priority = known.asked[peer, message.id]
+        priority, _ = known.asked[peer, message.id]
         self._comes(engine, known, arrival.request, priority)
         before, name = known.before, engine.instance.name
         new = before is not None and engine.core.counters.handovers.arrivals > before.reservations
@@ -256,11 +289,17 @@ class OrderWatch:
         known, key = self._of(engine.instance), (to, getattr(message, "id", 0))
         if isinstance(message, Refused) and message.credit:
             known.count += 1
-            known.line[key] = (known.asked.get(key, 0), known.count)
+            priority, flow = known.asked[key]
+            known.line[key] = (priority, flow, known.count)
         elif isinstance(message, Credit):
             mine = known.line.pop(key, None)
             waiting = arrivals_of(engine).credits._waiting
-            ahead = [other for other, rank in known.line.items() if mine and rank < mine and other in waiting]
+            ahead = [
+                other
+                for other, (priority, flow, count) in known.line.items()
+                if mine is not None and other in waiting
+                and (priority < mine[0] or ((priority, flow) == mine[:2] and count < mine[2]))
+            ]  # fmt: skip
             if ahead:
                 raise Violation(
                     "order", f"{key} gets credit of {engine.instance.name} before {ahead}, which goes first"

@@ -116,6 +116,7 @@ class World:
         self.gateways = [self.supervisor.new_gateway(number) for number in range(plan.num_gateways)]
         self.instances = [self.supervisor.new_instance(index) for index in range(len(plan.instances))]
         self.clients = [Client(self, spec) for spec in plan.requests]
+        self._by_number = {client.spec.number: client for client in self.clients}
         self.open_clients = len(self.clients)
         self._last_progress = 0.0
         self._seen_progress = (0, 0)
@@ -170,6 +171,10 @@ class World:
         incarnation, _, rank = source.shared_memory.rpartition("/")
         engine = self._engines.get(incarnation)
         return None if engine is None else engine.instance.ranks[int(rank)]
+
+    def client(self, number: int) -> Client:
+        """Whose request has this number.  (A plan that was made smaller has gaps.)"""
+        return self._by_number[number]
 
     def struck(self, fault: Fault, party: Party) -> None:
         """A fault has happened to somebody."""
