@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from _common import Table, machine, print_machine, write_json
-from baton.model.attention import AttentionShape, AttentionStep, CpuAttention, TorchAttention
+from baton.model.attention import AttentionShape, AttentionStep, CpuAttention, TorchPieces
 from baton.model.attention.base import AttentionBackend
 from baton.model.attention.cpu_backend import kernel_shape
 from baton.model.cpu.library import instruction_sets, load
@@ -95,7 +95,7 @@ def backends(shape: AttentionShape, builds: list[str]) -> dict[str, AttentionBac
     made: dict[str, AttentionBackend] = {}
     for build in builds:
         if build == "torch":
-            made[build] = TorchAttention(shape)
+            made[build] = TorchPieces(shape)
         elif build == "numba":
             from baton.model.cpu.numba_kernels import NumbaKernels
 

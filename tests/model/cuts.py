@@ -18,14 +18,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.executor import torch_executor
 from baton.executor.torch_executor import TorchExecutor
 from baton.model import attention
 from baton.model.attention import AttentionStep
 from baton.model.cpu.library import instruction_sets, native
+from baton.model.fused import FusedOps
 from baton.model.logprobs import token_logprobs
 
-BACKENDS = (*instruction_sets(), "numba")
-"""The library's builds; numba."""
+BACKENDS = (*instruction_sets(), "numba", "torch")
+"""The library's builds; numba; PyTorch alone."""
 
 
 @contextlib.contextmanager
@@ -40,6 +42,7 @@ def backend(name: str) -> Iterator[None]:
             patch.setenv("BATON_NATIVE", "0")
         if name == "torch":
             patch.setattr(attention, "_kernels", lambda shape: None)
+            patch.setattr(torch_executor, "fused_ops", lambda *_, int8: FusedOps(int8))
         native.cache_clear()
         yield
     native.cache_clear()

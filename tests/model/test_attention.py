@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.model.attention import torch_backend
+from baton.model.attention import torch_backend, torch_pieces
 from baton.model.attention.base import AttentionShape, AttentionStep
 from baton.model.attention.torch_backend import TorchAttention, _groups
+from baton.model.attention.torch_pieces import TorchPieces
 
 LAYERS, HEAD_DIM = 2, 8
 
@@ -40,16 +41,20 @@ rows_strategy = st.lists(
     kv_heads=st.sampled_from([1, 2]),
     heads_per_kv=st.sampled_from([1, 3]),
     small_limits=st.booleans(),
+    kind=st.sampled_from([TorchAttention, TorchPieces]),
     seed=st.integers(0, 1000),
 )
 def test_matches_a_direct_computation(
-    rows, block_size, window, kv_heads, heads_per_kv, small_limits, seed
+    rows, block_size, window, kv_heads, heads_per_kv, small_limits, kind, seed
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if small_limits:
             patch.setattr(torch_backend, "_GATHER_BYTES", 2000)
             patch.setattr(torch_backend, "_QUERY_TILE", 4)
             patch.setattr(torch_backend, "_SPLIT_TOKENS", 0)
+            patch.setattr(torch_pieces, "_GATHER_BYTES", 2000)
+            patch.setattr(torch_pieces, "_PIECE_TOKENS", 16)
+            patch.setattr(torch_pieces, "_TILE_ROWS", 8)
         rows = sorted(rows, key=lambda row: row[1] != 1)
         starts = np.array([start for start, _ in rows], np.int32)
         counts = np.array([count for _, count in rows], np.int32)
@@ -75,8 +80,9 @@ def test_matches_a_direct_computation(
             torch.float32,
             torch.device("cpu"),
         )
-        backend = TorchAttention(shape)
-        pool = torch.randn(len(ids), LAYERS, 2, kv_heads, *backend.tile_shape)
+        backend = kind(shape)
+        pool = torch.full((len(ids), LAYERS, 2, kv_heads, *backend.tile_shape), float("nan"))
+        pool[tables[tables < len(ids)]] = 0.0  # of a backend in PyTorch, all blocks of a row must be numbers
         backend.bind(pool)
         with torch.inference_mode():
             for layer, wanted in ((0, None), (1, window)):

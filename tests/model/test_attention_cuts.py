@@ -12,6 +12,7 @@ from torch import Tensor
 
 from baton.model.attention import AttentionBackend, AttentionShape, AttentionStep, CpuAttention
 from baton.model.attention.cpu_backend import kernel_shape
+from baton.model.attention.torch_pieces import TorchPieces
 from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.native_kernels import NativeKernels
 from baton.model.cpu.numba_kernels import NumbaKernels
@@ -27,6 +28,7 @@ def native_backend(name: str) -> Make:
 BACKENDS: dict[str, Make] = {
     **{name: native_backend(name) for name in instruction_sets()},
     "numba": lambda shape: CpuAttention(shape, NumbaKernels(kernel_shape(shape))),
+    "torch": TorchPieces,
 }
 
 

@@ -45,7 +45,7 @@ class FusedOps:
     def silu_mul(self, gate_up: Result) -> Activations:
         """[T, 2 n], gates first → [T, n]"""
         gate, up = self.dequantize(gate_up).chunk(2, dim=-1)
-        return self.quantize(F.silu(gate).mul_(up))
+        return self.quantize(_silu(gate).mul_(up))
 
     def quantize(self, x: Tensor) -> Activations:
         """[T, K] as the products take it."""
@@ -71,6 +71,14 @@ class FusedOps:
     def take_rows(self, elements: Tensor, row_places: Tensor, column_places: Tensor, rows: Tensor) -> Tensor:
         """[t, k] = elements[row_places[rows[t]] + column_places[k]]"""
         return elements.take(row_places[rows].unsqueeze(1) + column_places)
+
+
+def _silu(x: Tensor) -> Tensor:
+    if x.device.type != "cpu":
+        return F.silu(x)
+    # PyTorch's silu and sigmoid have two forms that differ in the last bit; where an element lies says which.
+    exact = x.float()
+    return exact.div(exact.neg().exp_().add_(1.0)).to(x.dtype)
 
 
 def addresses(item: Tensor | Unscaled | Quantized | None) -> tuple[int, int]:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.model.fused import Activations, FusedOps
+from baton.model.fused import Activations, FusedOps, Result
 from baton.model.quantized import ZERO_POINT, Quantized, Unscaled, quantize_rows
+from baton.model.steady import Sizes, multiply
 
 
 class Int8Product:
@@ -16,6 +17,9 @@ class Int8Product:
 
     The result is in the dtype that `weight` had.
     """
+
+    sizes: Sizes | None = None
+    """As in `packed.PlainProduct`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, ops: FusedOps) -> None:
         self._bias = bias
@@ -32,7 +36,10 @@ class Int8Product:
     def nbytes(self) -> int:
         return self._bytes
 
-    def multiply(self, x: Activations) -> Tensor | Unscaled:
+    def multiply(self, x: Activations) -> Result:
+        return self.at_once(x) if self.sizes is None else multiply(self.at_once, x, self.sizes)
+
+    def at_once(self, x: Activations) -> Result:
         assert isinstance(x, Quantized)
         values = self._multiply(
             x.values, 1.0, ZERO_POINT, self._weight, self._scales, self._zero_points, None, 1.0, 0,

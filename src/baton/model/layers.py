@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -33,8 +34,10 @@ from baton.model.int8 import Int8Product
 from baton.model.own_memory import own_memory
 from baton.model.packed import OneDnnProduct, PackedRows, PlainProduct, Weights, rows_of
 from baton.model.parallel import TensorParallel
+from baton.model.steady import Sizes, find_sizes
 
 Product = PlainProduct | NativeProduct | OneDnnProduct | NativeInt8Product | Int8Product
+Library = TypeVar("Library", PlainProduct, OneDnnProduct, Int8Product)
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Placement:
     device: torch.device
     weights: Weights = "plain"
     ops: FusedOps = field(default_factory=FusedOps)
+    sizes: dict[tuple[int, int, bool], Sizes] = field(default_factory=dict)
+    """Found already, by outputs, inputs and whether there is a bias."""
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
@@ -61,12 +66,25 @@ class Placement:
             library = native()
             if library is not None and serves(library, torch.int8):
                 return NativeInt8Product(library, weight, bias)
-            return Int8Product(weight, bias, self.ops)
+            return self._steady(Int8Product(weight, bias, self.ops), weight, bias)
         if self.weights == "packed":
             library = native()
             assert library is not None
             return NativeProduct(library, weight, bias)
-        return (OneDnnProduct if self.weights == "onednn" else PlainProduct)(weight, bias)
+        if self.weights == "onednn":
+            return self._steady(OneDnnProduct(weight, bias), weight, bias)
+        plain = PlainProduct(weight, bias)
+        return self._steady(plain, weight, bias) if self.device.type == "cpu" else plain
+
+    def _steady(self, product: Library, weight: Tensor, bias: Tensor | None) -> Library:
+        """So that a row of its result does not depend on the number of rows."""
+        key = (*weight.shape, bias is not None)
+        if key not in self.sizes:
+            self.sizes[key] = find_sizes(
+                product.at_once, weight.shape[1], weight.dtype, int8=self.weights == "int8"
+            )
+        product.sizes = self.sizes[key]
+        return product
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import NativeProduct, serves
-from baton.model.fused import Activations, FusedOps
+from baton.model.fused import Activations, FusedOps, Result
+from baton.model.steady import Sizes, multiply
 
 Weights = Literal["plain", "packed", "onednn", "int8"]
 """int8: quantized, see `quantized`; the others: see above."""
@@ -39,6 +40,9 @@ _MATCHED_ROWS = 64
 class PlainProduct:
     """By `F.linear`.  The weight may be overwritten in place at any time."""
 
+    sizes: Sizes | None = None
+    """Numbers of rows whose results agree; None: all are taken to."""
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = weight
         self.bias = bias
@@ -47,13 +51,19 @@ class PlainProduct:
     def nbytes(self) -> int:
         return self.weight.numel() * self.weight.element_size()
 
-    def multiply(self, x: Activations) -> Tensor:
+    def multiply(self, x: Activations) -> Result:
+        return self.at_once(x) if self.sizes is None else multiply(self.at_once, x, self.sizes)
+
+    def at_once(self, x: Activations) -> Tensor:
         assert isinstance(x, Tensor)
         return F.linear(x, self.weight, self.bias)
 
 
 class OneDnnProduct:
     """By oneDNN.  `weight` is copied; nothing of it is kept."""
+
+    sizes: Sizes | None = None
+    """As in `PlainProduct`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
@@ -64,7 +74,10 @@ class OneDnnProduct:
     def nbytes(self) -> int:
         return self.weight.numel() * self.weight.element_size()
 
-    def multiply(self, x: Activations) -> Tensor:
+    def multiply(self, x: Activations) -> Result:
+        return self.at_once(x) if self.sizes is None else multiply(self.at_once, x, self.sizes)
+
+    def at_once(self, x: Activations) -> Tensor:
         out: Tensor = self._multiply(x, self.weight, self.bias, "none", (), "")
         return out
 
@@ -139,7 +152,7 @@ def can_pack(dtype: torch.dtype) -> bool:
         if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return False
         weight = torch.eye(32, dtype=dtype)
-        return torch.equal(OneDnnProduct(weight, None).multiply(weight), weight)
+        return torch.equal(OneDnnProduct(weight, None).at_once(weight), weight)
     except (RuntimeError, AttributeError):
         return False
 

@@ -53,8 +53,15 @@ class TensorParallel:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sums `tensor` over the ranks, in place, and returns it."""
-        if self.size > 1:
+        if self.size == 2 or (self.size > 1 and tensor.device.type != "cpu"):
             self._group.allreduce([tensor]).wait()
+        elif self.size > 1:
+            # Gloo adds up in an order that depends on where in the tensor an element is.
+            parts = [torch.empty_like(tensor) for _ in range(self.size)]
+            self._group.allgather([parts], [tensor]).wait()
+            torch.add(parts[0], parts[1], out=tensor)
+            for part in parts[2:]:
+                tensor.add_(part)
         return tensor
 
     def gather_columns(self, tensor: Tensor) -> Tensor | None:

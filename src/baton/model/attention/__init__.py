@@ -5,6 +5,7 @@ from __future__ import annotations
 from baton.model.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from baton.model.attention.cpu_backend import CpuAttention, kernel_shape, supported
 from baton.model.attention.torch_backend import TorchAttention
+from baton.model.attention.torch_pieces import TorchPieces
 from baton.model.cpu.kernels import Kernels, KernelShape
 from baton.model.cpu.library import native
 
@@ -14,6 +15,7 @@ __all__ = [
     "AttentionStep",
     "CpuAttention",
     "TorchAttention",
+    "TorchPieces",
     "attention_backend",
 ]
 
@@ -21,7 +23,9 @@ __all__ = [
 def attention_backend(shape: AttentionShape) -> AttentionBackend:
     """The backend to use for these shapes on this machine."""
     kernels = _kernels(kernel_shape(shape)) if supported(shape) else None
-    return TorchAttention(shape) if kernels is None else CpuAttention(shape, kernels)
+    if kernels is not None:
+        return CpuAttention(shape, kernels)
+    return TorchPieces(shape) if shape.device.type == "cpu" else TorchAttention(shape)
 
 
 def _kernels(shape: KernelShape) -> Kernels | None:

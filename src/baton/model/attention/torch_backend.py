@@ -1,12 +1,11 @@
 """Paged attention in plain PyTorch: gather the blocks that are needed, then one SDPA for many rows.
 
-Theory.  A tile is `[block_size, head_dim]`, keys and values alike, so a block table is a list of tiles and
-`index_select` over tiles yields `[…, blocks * block_size, head_dim]` without a transposition.  Indices are
-computed once a step relative to a layer's first tile; a layer is then a view that starts at its offset.
+For devices other than a CPU (there see `torch_pieces`): what a position gives depends a little on what is
+computed with it.
 
-*Decode rows* are batched.  Rows of very different lengths would waste most of a common gather on padding,
-so they are grouped (`_groups`): a group's shortest row has at least half the blocks of its longest, unless
-the padding is so little that another call costs more, and a group's gather stays within
+Theory.  *Decode rows* are batched.  Rows of very different lengths would waste most of a common gather on
+padding, so they are grouped (`_groups`): a group's shortest row has at least half the blocks of its longest,
+unless the padding is so little that another call costs more, and a group's gather stays within
 `_GATHER_BYTES`, which also bounds the workspace.  Query heads that share a KV head stand in the place of
 query positions, so grouped heads need no repeated keys.  A group whose rows have equal lengths needs no
 mask: its gather is cut to length.
@@ -21,19 +20,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.model.attention.base import AttentionBackend, AttentionShape, AttentionStep
+from baton.model.attention.base import AttentionShape, AttentionStep
+from baton.model.attention.torch_tiles import Int64Array, TorchTiles, Writes, rows_of
 
 _GATHER_BYTES = 32 << 20
 _QUERY_TILE = 256
 _SPLIT_TOKENS = 1024
 """Padding of fewer tokens than this is cheaper than another group."""
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -75,57 +72,22 @@ class _Reads:
 
 
 @dataclass(frozen=True)
-class TorchPlan:
-    num_tokens: int
+class TorchPlan(Writes):
     num_decodes: int
-    key_rows: Tensor
-    """[T * kv_heads] where keys go, in rows of head_dim elements from the layer's first."""
-    value_rows: Tensor
     reads: dict[int | None, _Reads]
 
 
-class TorchAttention(AttentionBackend):
+class TorchAttention(TorchTiles):
     """Works on any device that PyTorch knows."""
 
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__(shape)
-        self._heads_per_kv = shape.num_heads // shape.num_kv_heads
-        self._block_tiles = shape.num_layers * 2 * shape.num_kv_heads
-        self._tile_bytes = shape.block_size * shape.head_dim * shape.dtype.itemsize
-        self._layer_tiles: list[Tensor] = []
-        self._layer_rows: list[Tensor] = []
-        self._workspace = torch.empty(0, dtype=shape.dtype, device=shape.device)
         self._bands: dict[int | None, Tensor] = {}
-        heads = np.arange(shape.num_kv_heads, dtype=np.int64)
-        self._head_tiles = heads[:, None]
-        self._head_rows = heads[None, :] * shape.block_size
-
-    @property
-    def tile_name(self) -> str:
-        dtype = str(self.shape.dtype).removeprefix("torch.")
-        return f"rows:{dtype}:{self.shape.block_size}x{self.shape.head_dim}"
-
-    @property
-    def tile_shape(self) -> tuple[int, ...]:
-        return (self.shape.block_size, self.shape.head_dim)
-
-    def bind(self, pool: Tensor) -> None:
-        self.pool = pool
-        shape = self.shape
-        tiles = pool.view(-1, shape.block_size * shape.head_dim)
-        rows = pool.view(-1, shape.head_dim)
-        per_layer = 2 * shape.num_kv_heads
-        self._layer_tiles = [tiles[layer * per_layer :] for layer in range(shape.num_layers)]
-        self._layer_rows = [rows[layer * per_layer * shape.block_size :] for layer in range(shape.num_layers)]
 
     # Once a step
 
     def prepare(self, step: AttentionStep) -> TorchPlan:
-        starts = step.starts.astype(np.int64)
-        counts = step.counts.astype(np.int64)
-        tables = step.block_tables.astype(np.int64)
-        key_rows = self._write_rows(starts, counts, tables, step.num_decodes)
-        value_rows = key_rows + self.shape.num_kv_heads * self.shape.block_size
+        starts, counts, tables = rows_of(step)
         reads = {}
         for window in self.shape.windows:
             first_query = np.cumsum(counts) - counts
@@ -138,31 +100,10 @@ class TorchAttention(AttentionBackend):
             decodes = self._decode_groups(starts[: step.num_decodes] + 1, tables, window)
             reads[window] = _Reads(decodes, prefills)
         return TorchPlan(
-            num_tokens=int(counts.sum()),
+            *self._writes(starts, counts, tables, step.num_decodes),
             num_decodes=step.num_decodes,
-            key_rows=self._tensor(key_rows.reshape(-1)),
-            value_rows=self._tensor(value_rows.reshape(-1)),
             reads=reads,
         )
-
-    def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self.shape.device.type == "cpu" else tensor.to(self.shape.device)
-
-    def _write_rows(
-        self, starts: Int64Array, counts: Int64Array, tables: Int64Array, num_decodes: int
-    ) -> Int64Array:
-        """[T, kv_heads] row of each token's key."""
-        if num_decodes == len(counts):
-            rows, positions = np.arange(num_decodes), starts
-        else:
-            rows = np.repeat(np.arange(len(counts)), counts)
-            first = np.cumsum(counts) - counts
-            positions = np.arange(len(rows)) - first[rows] + starts[rows]
-        size = self.shape.block_size
-        blocks = tables[rows, positions // size]
-        base: Int64Array = blocks * (self._block_tiles * size) + positions % size
-        return base[:, None] + self._head_rows
 
     def _decode_groups(
         self, lengths: Int64Array, tables: Int64Array, window: int | None
@@ -193,11 +134,6 @@ class TorchAttention(AttentionBackend):
             chosen = None if len(split) == 1 else self._tensor(rows)
             groups.append(_DecodeGroup(chosen, self._tensor(tiles), first, stop, mask))
         return groups
-
-    def _tile_indices(self, blocks: Int64Array) -> Int64Array:
-        """[B, W] block ids → flat [2, B, kv_heads, W] tiles, from the layer's first."""
-        keys = (blocks * self._block_tiles)[:, None, :] + self._head_tiles
-        return np.stack((keys, keys + self.shape.num_kv_heads)).reshape(-1)
 
     def _prefill_row(
         self, query: int, start: int, count: int, table: Int64Array, window: int | None
@@ -237,12 +173,6 @@ class TorchAttention(AttentionBackend):
 
     # For each layer
 
-    def write_kv(self, layer: int, keys: Tensor, values: Tensor, plan: TorchPlan) -> None:
-        rows = self._layer_rows[layer]
-        head_dim = self.shape.head_dim
-        rows.index_copy_(0, plan.key_rows, keys.reshape(-1, head_dim))
-        rows.index_copy_(0, plan.value_rows, values.reshape(-1, head_dim))
-
     def attend(self, layer: int, queries: Tensor, window: int | None, plan: TorchPlan) -> Tensor:
         reads = plan.reads[window]
         if len(reads.decodes) == 1 and not reads.prefills:
@@ -260,17 +190,6 @@ class TorchAttention(AttentionBackend):
         for row in reads.prefills:
             self._attend_prefill(layer, queries, row, out)
         return out
-
-    def _gather(self, layer: int, tiles: Tensor) -> Tensor:
-        """[n] tiles → [n, block_size * head_dim] in the workspace, valid until the next gather."""
-        width = self.shape.block_size * self.shape.head_dim
-        needed = tiles.shape[0] * width
-        if self._workspace.numel() < needed:
-            self._workspace = torch.empty(
-                1 << (needed - 1).bit_length(), dtype=self.shape.dtype, device=self.shape.device
-            )
-        found = self._workspace[:needed].view(-1, width)
-        return torch.index_select(self._layer_tiles[layer], 0, tiles, out=found)
 
     def _attend_decodes(self, layer: int, queries: Tensor, group: _DecodeGroup) -> Tensor:
         """[B, heads, head_dim] → [B, heads * head_dim]"""
