@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import zmq
 
 from baton.protocol.codec import pack_int32, pack_int64, unpack_int32
@@ -200,7 +201,7 @@ class EchoEngine:
             if self.behaviour.room is not None and len(self._running) >= self.behaviour.room:
                 reject = Finished(0, "rejected", "queue_full", "there is no room")
             if reject is not None:
-                end = Finished(message.id, reject.reason, reject.code, reject.message)
+                end = msgspec.structs.replace(reject, id=message.id)
                 socket.send_multipart([identity, FROM_ENGINE.encode(Outputs(finished=[end]))])
                 return
             prompt = list(unpack_int32(message.prompt))

@@ -8,6 +8,7 @@ from baton.gateway.cluster import Cluster
 from baton.gateway.errors import ApiError
 from baton.gateway.inbox import EngineRequest, Inbox
 from baton.protocol.codec import pack_int32, pack_int64
+from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.handover import InstanceSource
 from baton.protocol.requests import Cancel, Finished, Hello, Load, Outputs, Query, Submit, ToEngine, Welcome
 from baton.protocol.sampling import Sampling, Stopping
@@ -80,8 +81,11 @@ class FakeCluster:
     def tokens(self, name: str, number: int, *tokens: int) -> None:
         self.say(name, Outputs(pack_int64([number] * len(tokens)), pack_int32(tokens)))
 
-    def finish(self, name: str, number: int, reason: str = "length", code: str = "") -> None:
-        self.say(name, Outputs(finished=[Finished(number, reason, code, reason)]))
+    def finish(
+        self, name: str, number: int, reason: str = "length", code: str = "", retry_after_s: float = 0.0
+    ) -> None:
+        finished = Finished(number, reason, code, reason, retry_after_s=retry_after_s)
+        self.say(name, Outputs(finished=[finished]))
 
     def pass_time(self, seconds: float) -> None:
         """Lets the clock run, with every deadline on its way."""
@@ -97,14 +101,28 @@ class FakeCluster:
         for name, message in self.cluster.take_outgoing():
             self.sent[name].append(message)
 
-    def request(self, prompt: Any = (1, 2, 3), max_tokens: int = 10, **sampling: Any) -> EngineRequest:
+    def request(
+        self,
+        prompt: Any = (1, 2, 3),
+        max_tokens: int = 10,
+        priority: int = 0,
+        flow: Flow = EVERYBODY,
+        **sampling: Any,
+    ) -> EngineRequest:
         stopping = Stopping(max_tokens, stop_token_ids=(2,))
         return EngineRequest(
-            "r", pack_int32(prompt), Sampling(seed=1, **sampling), stopping, 0, "", self.inbox
+            "r",
+            pack_int32(prompt),
+            Sampling(seed=1, **sampling),
+            stopping,
+            priority,
+            "",
+            self.inbox,
+            flow=flow,
         )
 
-    def submit(self, prompt: Any = (1, 2, 3), max_tokens: int = 10, **sampling: Any) -> EngineRequest:
-        request = self.request(prompt, max_tokens, **sampling)
+    def submit(self, prompt: Any = (1, 2, 3), max_tokens: int = 10, **more: Any) -> EngineRequest:
+        request = self.request(prompt, max_tokens, **more)
         self.cluster.submit(request, self.now)
         self.pump()
         return request

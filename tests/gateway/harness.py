@@ -18,6 +18,7 @@ from baton.gateway.access import Access
 from baton.gateway.app import create_app
 from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.served_model import ServedModel
+from baton.gateway.sharing import SharingOptions
 from tests.gateway.echo_engine import Behaviour, EchoEngine
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class GatewayServer:
         eos: int | None,
         vocab: int,
         access: Access | None = None,
+        sharing: SharingOptions | None = None,
         retry_wait_s: float = 60.0,
         attach: bool = True,
         **served: Any,
@@ -48,6 +50,7 @@ class GatewayServer:
             **served,
         )
         self._access = access or Access(profile_dir="/", weights_dir="/")
+        self._sharing = sharing
         self._retry_wait_s = retry_wait_s
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
@@ -73,7 +76,7 @@ class GatewayServer:
         self._loop = asyncio.get_running_loop()
         self.client = ClusterClient(retry_wait_s=self._retry_wait_s, on_fatal=self.fatal.append)
         self.instance = self.client.add("instance-0")
-        self.app = create_app(self.served, self.client, access=self._access)
+        self.app = create_app(self.served, self.client, access=self._access, sharing=self._sharing)
         config = uvicorn.Config(self.app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
         self._http = uvicorn.Server(config)
         listener = socket.create_server(("127.0.0.1", 0))

@@ -11,6 +11,7 @@ from baton.gateway import requests_table
 from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.requests_table import MAX_FRUITLESS, MAX_LOSSES, SUSPECT_AFTER
 from baton.protocol.codec import MalformedMessage, unpack_int32
+from baton.protocol.fair_queue import Flow
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import Finished, Outputs
 from baton.protocol.sampling import TokenLogprobs
@@ -363,6 +364,39 @@ def test_a_full_queue_sends_it_to_the_next(pd: FakeCluster):
     assert other.at in ("p", "d")
     pd.say("p", load())
     assert pd.submit().at == "p", "its load was reported since: it may have room"
+
+
+def test_of_what_full_queues_said_the_shortest_time_is_told(pd: FakeCluster):
+    request = pd.submit()
+    pd.finish("p", request.id, "rejected", "queue_full", retry_after_s=7.5)
+    pd.finish("d", request.id, "rejected", "queue_full", retry_after_s=40.0)
+    assert request.finished.retry_after_s == 7.5
+    request = pd.submit()
+    pd.finish("p", request.id, "rejected", "queue_full")
+    pd.finish("d", request.id, "rejected", "queue_full", retry_after_s=40.0)
+    assert request.finished.retry_after_s == 40.0
+
+
+def test_what_waits_for_an_instance_is_sent_by_rank_and_fairly():
+    world = FakeCluster(m="mixed")
+    begun = world.submit((9,) * 40, priority=0)
+    world.tokens("m", begun.id, 5)
+    world.lose("m")
+    waiting = {"begun": begun}
+    for name, priority, flow in (
+        ("low", 1, "a"),
+        ("a1", 0, "a"),
+        ("a2", 0, "a"),
+        ("a3", 0, "a"),
+        ("b1", 0, "b"),
+        ("best", -1, "a"),
+    ):
+        waiting[name] = world.request((1,) * 20, priority=priority, flow=Flow(flow))
+        world.cluster.enqueue(waiting[name], world.now)
+    world.start("m")
+    names = {request.id: name for name, request in waiting.items()}
+    sent = [names[submit.id] for submit in world.submits("m") if submit.id in names]
+    assert sent == ["best", "begun", "a1", "b1", "a2", "a3", "low"]
 
 
 def test_what_has_begun_waits_for_room(pd: FakeCluster):

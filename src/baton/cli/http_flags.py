@@ -1,4 +1,5 @@
-"""Flags of `baton serve` about who may do what, and how much of the server a client may take."""
+"""Flags of `baton serve` about who may do what, how much of the server a client may take, and how users share
+it."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import typer
 
 RIGHTS = "Rights"
 LIMITS = "HTTP limits"
+USERS = "Users"
 
 ApiKeys = Annotated[
     list[str] | None,
@@ -114,5 +116,30 @@ ShutdownGrace = Annotated[
         help="Seconds after SIGTERM in which everything is served as before and only /ready says 503, so "
         "that load balancers look for another server. Ctrl-C does not wait.",
         rich_help_panel=LIMITS,
+    ),
+]
+FairQueuing = Annotated[
+    bool,
+    typer.Option(
+        help="Within a priority, serve users fairly by tokens: by API key, and by the field `user` within "
+        "one.",
+        rich_help_panel=USERS,
+    ),
+]
+FairWeights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="TOML file of the shares of API keys, read again on SIGHUP: `default = 1.0` and a table "
+        "`[weights]` of keys, or their ids, and numbers.",
+        rich_help_panel=USERS,
+    ),
+]
+SaltByKey = Annotated[
+    bool,
+    typer.Option(
+        "--salt-by-key",
+        help="No cached prompt is shared between API keys, so that nobody can find out what others ask.",
+        rich_help_panel=USERS,
     ),
 ]

@@ -37,6 +37,9 @@ def serve(
     limit_concurrency: http_flags.LimitConcurrency = None,
     max_body_memory: http_flags.MaxBodyMemory = "256MiB",
     shutdown_grace: http_flags.ShutdownGrace = 0.0,
+    fair_queuing: http_flags.FairQueuing = True,
+    fair_weights: http_flags.FairWeights = None,
+    salt_by_key: http_flags.SaltByKey = False,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(help="Names that clients use. Repeatable. Default: MODEL.", rich_help_panel=_SERVER),
@@ -44,7 +47,7 @@ def serve(
     max_waiting: Annotated[
         int,
         typer.Option(
-            help="Requests that may queue for admission; the next one is answered 429.",
+            help="Requests that may queue for admission; of one more, the worst is answered 429.",
             rich_help_panel=_SERVER,
         ),
     ] = 1024,
@@ -280,6 +283,7 @@ def serve(
     terminal: `baton serve --instance --join 127.0.0.1:8000 --label decode`. Sizes are those of each instance.
     """
     with flags.user_errors():
+        from baton.gateway.sharing import SharingOptions
         from baton.launch.cluster_options import ClusterOptions
         from baton.launch.http_limits import HttpLimits
         from baton.launch.joined import JoinOptions, run_joined
@@ -377,6 +381,9 @@ def serve(
                 access=access,
                 limits=limits,
                 shutdown_grace_s=shutdown_grace,
+                sharing=SharingOptions(
+                    fair_queuing=fair_queuing, fair_weights=fair_weights, salt_by_key=salt_by_key
+                ),
                 shutdown_timeout_s=shutdown_timeout,
                 max_restarts=max_restarts,
             )

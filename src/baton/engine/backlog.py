@@ -77,6 +77,18 @@ class Backlog:
             key.count -= 1
             self._rank(priority, one, flow, key, user)
 
+    def counts(self, most: int) -> dict[str, int]:
+        """How many wait by key: the `most` that have the most of them, all others together as "*"."""
+        counts: dict[str, int] = {}
+        for one in self._classes.values():
+            for name, key in one.keys.items():
+                counts[name] = counts.get(name, 0) + key.count
+        ordered = sorted(counts, key=lambda name: (-counts[name], name))
+        result = {name: counts[name] for name in ordered[:most]}
+        if len(ordered) > most:
+            result["*"] = sum(counts[name] for name in ordered[most:])
+        return result
+
     def place_for(self, priority: int, flow: Flow, *, continued: bool = False) -> Request | None:
         """Who makes place for such a request; None: nobody.  `continued`: it has run before."""
         worst = self._worst.first()

@@ -23,6 +23,9 @@ from baton.protocol.requests import Load
 PREFILL_STEPS_AHEAD = 2
 """The step that runs, of which nothing was reported yet, and the one that follows it without a pause."""
 
+KEYS_SHOWN = 20
+"""Of those that wait, so many API keys are told apart in statistics."""
+
 
 class Machinery:
     """Scheduler, hand-overs, the reader of step reports and load reports, over one ledger.
@@ -80,7 +83,14 @@ class Machinery:
 
     def gauges(self) -> dict[str, Any]:
         """For statistics."""
-        return self.scheduler.gauges() | self.handovers.gauges() | {"waiting": self.num_waiting}
+        return (
+            self.scheduler.gauges()
+            | self.handovers.gauges()
+            | {
+                "waiting": self.num_waiting,
+                "waiting_by_key": self.backlog.counts(KEYS_SHOWN),
+            }
+        )
 
     def describe_ledger(self, now: float) -> dict[str, Any]:
         """Who owns which blocks, and which hand-over waits for what."""

@@ -143,17 +143,6 @@ class WaitingLine:
             share.end()
             self._tidy(request.rank[0])
 
-    def counts(self, most: int) -> dict[str, int]:
-        """How many wait by key of the flow: the `most` that have the most of them, the others as "*"."""
-        counts: dict[str, int] = {}
-        for request in self:
-            counts[request.flow.key] = counts.get(request.flow.key, 0) + 1
-        ordered = sorted(counts, key=lambda key: (-counts[key], key))
-        result = {key: counts[key] for key in ordered[:most]}
-        if len(ordered) > most:
-            result["*"] = sum(counts[key] for key in ordered[most:])
-        return result
-
     def _class(self, priority: int) -> _Class:
         one = self._classes.get(priority)
         if one is None:

@@ -1,8 +1,18 @@
-"""What the flags say about rights; `rights.py` decides by it.  It imports nothing: flags are read fast."""
+"""What the flags say about rights; `rights.py` decides by it.  It imports next to nothing: flags are read
+fast."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+
+_ID_LENGTH = 12
+
+
+def key_id(key: str) -> str:
+    """What stands for a key in tables and logs: short, the same after each start, and no way back to the key
+    (if that is not guessable)."""
+    return hashlib.sha256(b"baton key\0" + key.encode()).hexdigest()[:_ID_LENGTH]
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from baton.gateway.routes_completions import completion_routes
 from baton.gateway.routes_server import server_routes
 from baton.gateway.routes_tokens import token_routes
 from baton.gateway.served_model import ServedModel
+from baton.gateway.sharing import Sharing, SharingOptions
 from baton.gateway.state import Gateway
 from baton.gateway.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
@@ -43,16 +44,17 @@ def create_app(
     client: ClusterClient,
     *,
     access: Access | None = None,
+    sharing: SharingOptions | None = None,
     tokenizer: Tokenizer | None = None,
     on_weights: Callable[[str], str] | None = None,
 ) -> FastAPI:
     """The application for one served model.
 
-    `access`: who may do what; None: no keys.  `tokenizer`: if it is loaded already.  `on_weights`: called
-    with the directory when the instances have been given other weights; returns what tells this checkpoint
-    apart.
+    `access`: who may do what; None: no keys.  `sharing`: how users share the server.  `tokenizer`: if it is
+    loaded already.  `on_weights`: called with the directory when the instances have been given other
+    weights; returns what tells this checkpoint apart.
 
-    Raises `TokenizerError` or `ChatTemplateError` if it cannot be loaded.
+    Raises `TokenizerError` or `ChatTemplateError` if it cannot be loaded, and `WeightsError`.
     """
     access = access or Access()
     tokenizer = tokenizer or Tokenizer.from_directory(served.tokenizer)
@@ -64,6 +66,7 @@ def create_app(
         generator=Generator(served, tokenizer, client, metrics=metrics),
         metrics=metrics,
         access=access,
+        sharing=Sharing(access, sharing),
     )
     client.require(Requirements(served.max_model_len, served.vocab_size))
     if on_weights is not None:

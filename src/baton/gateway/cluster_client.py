@@ -29,6 +29,7 @@ from baton.gateway.member import Label, Member, State
 from baton.gateway.orders import Answers, ask_each, merge
 from baton.ipc.zeromq import terminate
 from baton.protocol.codec import pack_int32
+from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.requests import TO_ENGINE, QueryKind, Submit, Welcome, max_message_bytes
 from baton.protocol.sampling import Sampling, Stopping
 
@@ -41,8 +42,8 @@ _PLAN_BYTES = 4096
 """At most what the decoders of a plan weigh in a message."""
 
 
-_FRAME_BYTES = 64
-"""More than lengths and numbers in a message of a prompt take beyond those of one without."""
+_FRAME_BYTES = 256
+"""More than a flow, and lengths and numbers in a message of a prompt, take beyond those of one without."""
 _LONGEST_ID = (1 << 63) - 1
 
 
@@ -254,13 +255,14 @@ class ClusterClient:
         name: str = "",
         priority: int = 0,
         cache_salt: str = "",
+        flow: Flow = EVERYBODY,
         patient: bool = False,
     ) -> EngineRequest:
         """One sequence, not sent yet; its output will arrive in `inbox`.  `prompt`: packed int32.
 
         Never raises: `check_size` has been asked once for all sequences of its request.
         """
-        return EngineRequest(name, prompt, sampling, stopping, priority, cache_salt, inbox, patient)
+        return EngineRequest(name, prompt, sampling, stopping, priority, cache_salt, inbox, patient, flow)
 
     def enqueue(self, request: EngineRequest) -> None:
         """Sends a sequence that was prepared.  Never raises: if the instances were lost since, the sequence

@@ -37,6 +37,7 @@ from baton.gateway.served_model import ServedModel
 from baton.gateway.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
 from baton.protocol.codec import pack_int32
+from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.requests import Finished
 from baton.protocol.sampling_params import SamplingParams, choice_seed, draw_seed, resolve
 
@@ -301,6 +302,7 @@ class Generation:
                     queued_s=sequence.queued_s,
                     first_s=sequence.first_tokens_at - self.arrived if sequence.first_tokens_at else None,
                     decode_s=sequence.last_tokens_at - sequence.first_tokens_at,
+                    key=sequence.request.flow.key if sequence.request is not None else "",
                 )
         if self._metrics is not None:
             self._metrics.choices(self._n)
@@ -426,6 +428,7 @@ class Generator:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        flow: Flow = EVERYBODY,
         drop_output: bool = False,
         patient: bool = False,
         arrived: float | None = None,
@@ -474,6 +477,7 @@ class Generator:
                 name=request_id if count == 1 else f"{request_id}-{index}",
                 priority=priority,
                 cache_salt=cache_salt,
+                flow=flow,
                 patient=patient,
             )
 

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from baton.gateway.errors import ApiError, RequestCancelled
+from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import Finished, Submit, Target
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
@@ -156,6 +157,7 @@ class EngineRequest:
     inbox: Inbox
     patient: bool = False
     """Its consumer wants to hear of its end alone; tokens wait until then, and the instance knows that."""
+    flow: Flow = EVERYBODY
     id: int = -1
     """The id under which instances know it now; another one after each loss."""
     at: str = ""
@@ -175,6 +177,8 @@ class EngineRequest:
     """Tokens that it had at the last loss."""
     refused_by: set[str] = field(default_factory=set)
     """Instances that had no room for it; forgotten when it waits for room."""
+    retry_after_s: float = 0.0
+    """The shortest time that one of them said its queue will take; 0: none said so."""
     wait_until: float | None = None
     """While it waits for an instance: until then."""
     first_at: float | None = None
@@ -251,6 +255,7 @@ class EngineRequest:
             generated=generated,
             decoders=decoders,
             patient=self.patient,
+            flow=self.flow,
         )
 
     def add_prompt_logprobs(self, run: PromptLogprobs) -> bool:
@@ -272,6 +277,7 @@ class EngineRequest:
         self.finished = None
         self.losses = self.fruitless = 0
         self.refused_by.clear()
+        self.retry_after_s = 0.0
 
     def end(self, finished: Finished) -> None:
         self.finished = finished

@@ -25,6 +25,8 @@ is
 beside it, get away.  After `MAX_FRUITLESS` such losses, or `MAX_LOSSES` in all, a request fails.
 
 While no instance can take it a request waits, at most `retry_wait_s`, if one may still come; else it fails.
+Those that wait are sent by priority, those that have tokens first, and fairly by flow: the order in which
+instances serve their own queues, which matters where these cannot hold all of them.
 """
 
 from __future__ import annotations
@@ -33,11 +35,14 @@ import itertools
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.inbox import EngineRequest, Inbox
 from baton.gateway.member import Member, lost_error
 from baton.gateway.routing import Job, Plan, choose
 from baton.protocol.codec import MalformedMessage, unpack_int32, unpack_int64
+from baton.protocol.fair_queue import FairLine
 from baton.protocol.prefix_keys import short_keys
 from baton.protocol.requests import Finished, Outputs
 
@@ -52,6 +57,20 @@ _TRY_AGAIN_S = 0.5
 """Between two looks for room, for a request that has lost its instance and found all queues full."""
 _ELSEWHERE = ("queue_full", "shutting_down", "never_fits")
 """Codes of a `Finished` after which another instance may still serve the request."""
+
+
+def _in_order(parked: list[EngineRequest]) -> list[EngineRequest]:
+    """As they are to be sent; `parked` is in the order of their coming."""
+    line: FairLine[tuple[int, EngineRequest]] = FairLine()
+    for number, request in enumerate(parked):
+        level = (request.priority, not request.num_generated)
+        line.push((number, request), number, level, request.flow)
+    ordered = []
+    while (head := line.head()) is not None:
+        number, request = head
+        line.take(number, len(request.prompt) // 4)
+        ordered.append(request)
+    return ordered
 
 
 class RequestTable:
@@ -145,7 +164,7 @@ class RequestTable:
 
     def retry(self, now: float) -> None:
         """An instance can serve again, or there may be room: sends what waits."""
-        parked, self.parked = self.parked, []
+        parked, self.parked = _in_order(self.parked), []
         self._try_again_at = None
         sent = 0
         for request in parked:
@@ -253,6 +272,8 @@ class RequestTable:
         self._drop(request)
         if finished.code in _ELSEWHERE and self._goes_elsewhere(request, sender, finished, now):
             return
+        if finished.code == "queue_full":
+            finished = msgspec.structs.replace(finished, retry_after_s=request.retry_after_s)
         request.end(finished)
 
     def _handed_over(self, request: EngineRequest, sender: Member, incarnation: str, now: float) -> None:
@@ -273,6 +294,9 @@ class RequestTable:
         request.refused_by.add(sender.name)
         if finished.code == "queue_full":
             sender.full = True
+            if finished.retry_after_s > 0:
+                known = request.retry_after_s or finished.retry_after_s
+                request.retry_after_s = min(known, finished.retry_after_s)
         if self._place(request, now):
             return True
         if finished.code == "never_fits" or not (request.losses or request.num_generated):

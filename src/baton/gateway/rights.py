@@ -19,7 +19,6 @@ reaches it.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from urllib.parse import urlsplit
 from starlette.routing import compile_path
 from starlette.types import Scope
 
-from baton.gateway.access import Access
+from baton.gateway.access import Access, key_id
 from baton.gateway.errors import ApiError, Forbidden, NotFound, Unauthorized, UnsupportedMediaType
 
 Right = Literal["open", "user", "operator"]
@@ -64,7 +63,6 @@ _PATTERNS = [(compile_path(path)[0], right) for path, right in RIGHTS.items() if
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 _FORWARDED = (b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"forwarded", b"via")
 """Headers that proxies add."""
-_ID_LENGTH = 12
 
 
 class Caller(NamedTuple):
@@ -73,12 +71,6 @@ class Caller(NamedTuple):
     right: Right
     key: str = ""
     """`key_id` of the key that was sent, if it is one of ours; "": none was needed."""
-
-
-def key_id(key: str) -> str:
-    """What stands for a key in tables and logs: short, the same after each start, and no way back to the key
-    (if that is not guessable)."""
-    return hashlib.sha256(b"baton key\0" + key.encode()).hexdigest()[:_ID_LENGTH]
 
 
 def right_of(path: str) -> Right | None:

@@ -25,7 +25,7 @@ def completion_routes(gateway: Gateway) -> APIRouter:
         body, found = await gateway.read_prompted(request, "completion")
         model = gateway.model_name(body.model)
         options = stream_options(body)
-        who = identity(request, body)
+        who = identity(request, body, gateway.sharing)
         _check(body)
         params = _params(gateway, body)
         gateway.client.check_ready()

@@ -15,6 +15,7 @@ from typing import Literal
 from baton.gateway.detokenizer import Detokenizer, StopStrings, StopTables
 from baton.gateway.errors import ApiError, BadRequest, InstanceUnavailable, InternalError, Overloaded
 from baton.gateway.inbox import Chunk, EngineRequest
+from baton.gateway.sharing import retry_after
 from baton.gateway.tokenizer import Tokenizer
 from baton.protocol.requests import Finished
 from baton.protocol.sampling import TokenLogprobs
@@ -259,7 +260,7 @@ def _failure(finished: Finished) -> ApiError | None:
     message = finished.message or f"the instance ended the request: {finished.code or finished.reason}"
     match finished.code:
         case "queue_full":
-            return Overloaded(message, code="queue_full", retry_after_s=1)
+            return Overloaded(message, code="queue_full", retry_after_s=retry_after(finished.retry_after_s))
         case "never_fits" | "bad_request":
             return BadRequest(message, code=finished.code)
         case "shutting_down":

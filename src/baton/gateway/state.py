@@ -26,6 +26,7 @@ from baton.gateway.schemas import (
     decode_body,
 )
 from baton.gateway.served_model import ServedModel
+from baton.gateway.sharing import Sharing
 from baton.gateway.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
 
@@ -63,6 +64,7 @@ class Gateway:
     """The server will stop soon: load balancers should look for another one."""
     _reader: Reader = field(init=False)
     _unknown: UnknownFields = field(default_factory=UnknownFields)
+    sharing: Sharing = field(default_factory=Sharing)
 
     def __post_init__(self) -> None:
         self.checkpoint = self.served.checkpoint
@@ -143,7 +145,7 @@ def stream_options(request: SamplingFields) -> StreamOptions:
     return request.stream_options or StreamOptions()
 
 
-def identity(request: Request, body: SamplingFields) -> dict[str, Any]:
+def identity(request: Request, body: SamplingFields, sharing: Sharing) -> dict[str, Any]:
     """The arguments of `Generator.start` that say who and when.  Raises `BadRequest`."""
     name = body.request_id
     if name is not None and not REQUEST_ID.match(name):
@@ -164,10 +166,12 @@ def identity(request: Request, body: SamplingFields) -> dict[str, Any]:
         )
     if body.cache_salt == "":  # (it would share the cache with all who give none)
         raise BadRequest("cache_salt: it is empty; give a secret text, or leave it out", param="cache_salt")
+    key = getattr(request.state, "key_id", "")
     return {
         "request_id": name or request.state.request_id,
         "priority": priority,
-        "cache_salt": body.cache_salt or "",
+        "cache_salt": sharing.salt(key, body.cache_salt or ""),
+        "flow": sharing.flow(key, body.user),
     }
 
 

@@ -23,6 +23,7 @@ from baton.gateway.access import Access
 from baton.gateway.app import create_app
 from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.served_model import ServedModel
+from baton.gateway.sharing import SharingOptions
 from baton.gateway.state import Gateway
 from baton.launch.http_accept import Acceptor
 from baton.launch.http_limits import SWEEP_S, Connections, HttpLimits
@@ -62,6 +63,10 @@ class HttpServer(uvicorn.Server):
 
     def close(self) -> None:
         self._gateway.close()
+
+    def reload(self) -> None:
+        """Reads files that may change while it serves.  Raises `ValueError`, and changes nothing then."""
+        self._gateway.sharing.reload()
 
     def leave(self) -> None:
         """The server will stop soon, and says so to who asks whether it is ready."""
@@ -147,11 +152,12 @@ def make_http(
     access: Access,
     limits: HttpLimits,
     descriptors: int,
+    sharing: SharingOptions,
     on_weights: Callable[[str], str],
     shutdown_timeout_s: float,
 ) -> HttpServer:
     """Raises as `create_app`."""
-    app = create_app(served, client, access=access, on_weights=on_weights)
+    app = create_app(served, client, access=access, sharing=sharing, on_weights=on_weights)
     app.state.gateway.bodies.limit_bytes = limits.max_body_memory_bytes
     config = uvicorn.Config(
         app,

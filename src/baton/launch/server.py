@@ -27,6 +27,7 @@ import uvloop
 
 from baton.gateway.access import Access
 from baton.gateway.cluster_client import ClusterClient
+from baton.gateway.sharing import SharingOptions, WeightsError, read_weights
 from baton.ipc.process import process_age_s
 from baton.launch.announce import announce
 from baton.launch.checkpoint import fingerprint
@@ -56,6 +57,7 @@ class ServerOptions:
     access: Access = field(default_factory=Access)
     limits: HttpLimits = field(default_factory=HttpLimits)
     shutdown_grace_s: float = 0.0
+    sharing: SharingOptions = field(default_factory=SharingOptions)
     shutdown_timeout_s: float = 10.0
     max_restarts: int = 5
 
@@ -137,6 +139,8 @@ async def _serve(
         await asyncio.wait((spawned, instances), return_when=asyncio.FIRST_COMPLETED)
         http = _make_http(plan.served, client, stopping, on_weights, options, descriptors)
         end.on_notice(http.leave)
+        if options.sharing.fair_weights is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, http)
         serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
         await asyncio.wait((serving, instances), return_when=asyncio.FIRST_COMPLETED)
         if instances.done():
@@ -175,12 +179,23 @@ def _make_http(
         access=options.access,
         limits=options.limits,
         descriptors=descriptors,
+        sharing=options.sharing,
         on_weights=on_weights,
         shutdown_timeout_s=options.shutdown_timeout_s,
     )
     gc.collect()
     gc.freeze()  # what has been loaded stays: the garbage collector need not walk it between requests
     return http
+
+
+def _reload(http: HttpServer) -> None:
+    """SIGHUP."""
+    try:
+        http.reload()
+    except ValueError as error:
+        log.error("SIGHUP: --fair-weights %s; what was read before stays", error)
+    else:
+        log.info("SIGHUP: weights were read again")
 
 
 async def _end_requests(
@@ -232,9 +247,25 @@ class _End:
             self._on_notice()
 
 
+def _check_sharing(options: ServerOptions) -> None:
+    """Before anything is loaded."""
+    sharing, access = options.sharing, options.access
+    if sharing.salt_by_key and not access.api_keys:
+        raise OptionError("--salt-by-key: without --api-key all clients are one; give keys, or leave it out")
+    if sharing.fair_weights is None:
+        return
+    if not sharing.fair_queuing:
+        raise OptionError(f"--fair-weights {sharing.fair_weights}: not with --no-fair-queuing; drop one")
+    try:
+        read_weights(sharing.fair_weights, access)
+    except WeightsError as error:
+        raise OptionError(f"--fair-weights {error}") from None
+
+
 def _check(options: ServerOptions) -> None:
     check_range("--port", options.port, 0, 65535, "a number (0: any free one)")
     check_range("--shutdown-grace", options.shutdown_grace_s, 0, MAX_SECONDS, "seconds")
     check_range("--shutdown-timeout", options.shutdown_timeout_s, 0, MAX_SECONDS, "seconds")
     check_range("--max-restarts", options.max_restarts, 0, 10**6, "a number")
+    _check_sharing(options)
     check_range("--min-priority", options.access.min_priority, -(2**31), 2**31 - 1, "an integer")

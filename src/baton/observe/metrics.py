@@ -25,6 +25,9 @@ from prometheus_client.utils import floatToGoString
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+MAX_KEYS = 100
+"""API keys that metrics tell apart."""
+
 _Read = Callable[[Mapping[str, Any]], float]
 
 _PREFIX = "baton:"
@@ -72,6 +75,10 @@ _ENGINE_COUNTERS: dict[str, tuple[str, _Read]] = {
     "recomputed_tokens": ("Tokens computed again after preemptions.", lambda s: s["recomputed_tokens"]),
     "engine_steps": ("Steps that the workers ran.", lambda s: s["steps"]),
     "engine_step_seconds": ("Time that the steps took.", lambda s: s["step_seconds"]),
+    "requests_displaced": (
+        "Requests that waited and made place for another one.",
+        lambda s: s["displaced"],
+    ),
     "protocol_violations": ("Messages that could not be.", lambda s: s["violations"]),
 }
 """name → (help, how it is read from the engine's answer to the query `stats`)."""
@@ -131,6 +138,13 @@ class Metrics:
         self._request_generation = self._histogram(
             "request_generation_tokens", "Generated tokens a sequence.", _TOKENS
         )
+        self._keys: set[str] = set()
+        self._key_tokens = Counter(
+            _PREFIX + "key_tokens",
+            "Tokens of sequences that ended, by id of the API key; *: all further keys.",
+            ("model_name", "key", "kind"),
+            registry=self.registry,
+        )
         self._http = Counter(
             _PREFIX + "http_requests",
             "HTTP requests by route and status.",
@@ -165,9 +179,16 @@ class Metrics:
         queued_s: float | None = None,
         first_s: float | None = None,
         decode_s: float = 0.0,
+        key: str = "",
     ) -> None:
         """One sequence ended.  `queued_s`: from arrival to admission, `first_s`: from arrival to the first
-        token, None where that is not known; `decode_s`: from there to the last one."""
+        token, None where that is not known; `decode_s`: from there to the last one.  `key`: the id of the
+        API key it came with, if it was submitted at all."""
+        if key not in self._keys and len(self._keys) >= MAX_KEYS:
+            key = "*"
+        self._keys.add(key)
+        self._key_tokens.labels(self._model_name, key, "prompt").inc(prompt)
+        self._key_tokens.labels(self._model_name, key, "generation").inc(generated)
         self._success.labels(self._model_name, reason).inc()
         self._e2e.observe(seconds)
         self._request_prompt.observe(prompt)
@@ -274,6 +295,15 @@ class _EngineStats:
         yield from self._cache_config()
         for name, (text, look) in _INSTANCE_GAUGES.items():
             yield from self._gauge(name, text, {key: look(one) for key, one in self.instances.items()})
+        waiting = GaugeMetricFamily(
+            _PREFIX + "num_requests_waiting_by_key",
+            "Requests that wait for admission and have not run, by id of the API key; *: all further keys.",
+            labels=[*_LABELS, "key"],
+        )
+        for instance, sample in self.instances.items():
+            for key, count in ((sample.stats or {}).get("waiting_by_key") or {}).items():
+                waiting.add_metric([self._model_name, instance, key], float(count))
+        yield waiting
         labels = GaugeMetricFamily(
             _PREFIX + "instance_label",
             "1: what the gateway sends to the instance.",
