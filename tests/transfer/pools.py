@@ -16,7 +16,7 @@ import numpy as np
 
 from baton.ipc.memory import create_memory
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import DropFetch, Fetch
+from baton.protocol.commands import DropFetch, Fetch, Grant
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import InstanceSource
 from baton.protocol.ranks import heads_of_rank
@@ -25,6 +25,8 @@ from baton.transfer.base import PoolView
 from baton.transfer.service import TransferService
 
 DEADLINE_S = 20.0
+TOKEN = b"the readers' own"
+"""Of the grant of all pages that every source of these tests gives."""
 
 
 class Geometry(msgspec.Struct, frozen=True):
@@ -35,6 +37,7 @@ class Geometry(msgspec.Struct, frozen=True):
     ranks: int = 1
     transfer: str = "tcp"
     checksums: bool = False
+    grant: bytes = TOKEN
     scribble: bool = False
     """The source changes its pages all the time."""
 
@@ -98,10 +101,10 @@ class Reader:
         self.service.close()
         self.pool.close()
 
-    def begin(self, source, pages, blocks, first_layer=0, num_layers=-1):
+    def begin(self, source, pages, blocks, first_layer=0, num_layers=-1, grant=TOKEN):
         self.ids += 1
         packed = pack_int32(pages), pack_int32(blocks)
-        self.service.fetch(Fetch(self.ids, source, *packed, first_layer, num_layers))
+        self.service.fetch(Fetch(self.ids, source, *packed, first_layer, num_layers, grant))
         return self.ids
 
     def drop(self, *ids):
@@ -172,6 +175,7 @@ def serve(geometry):
         pool.array[:] = content(geometry, rank)
         services.append(TransferService(rank, pool.view, geometry.config(), print))
         services[-1].start()
+        services[-1].grant(Grant(geometry.grant, "reader", pack_int32(range(geometry.num_blocks)), 3600.0))
     print(
         msgspec.json.encode(InstanceSource("tile", 8, [one.source for one in services])).decode(), flush=True
     )

@@ -258,19 +258,19 @@ def test_automatic_choice_falls_back_to_tcp():
             reader.pool.array[:] = 0
             assert reader.fetch(there, [5], [6]).error == ""
             assert np.array_equal(reader.pool.array[6], content(geometry)[5])
-        assert reader.service._transports[1]._idle  # a connection was used
+        assert reader.service._transports[1]._pipes  # a connection was used
 
 
 @pytest.mark.parametrize("transfer", ["shared_memory", "tcp"])
 def test_another_process_at_the_same_place_is_not_the_source(transfer):
     """Neither a reused address nor a reused process id: the pages of the old one are gone."""
     geometry = of(Geometry(), transfer)
-    with Source(geometry) as old, Source(geometry) as new, Reader(geometry) as reader:
+    other = of(geometry, transfer, grant=b"of other readers")
+    with Source(geometry) as old, Source(other) as new, Reader(geometry) as reader:
         was, is_ = old.instance.ranks[0], new.instance.ranks[0]
-        token, memory = was.tcp.rpartition("/")[2], was.shared_memory.split(":")[2:]
-        address, owner = is_.tcp.rpartition("/")[0], is_.shared_memory.split(":")[:2]
+        memory, owner = was.shared_memory.split(":")[2:], was.shared_memory and is_.shared_memory.split(":")[:2]
         mixed = msgspec.structs.replace(
-            was, tcp=was.tcp and f"{address}/{token}", shared_memory=":".join([*owner, *memory])
+            was, tcp=was.tcp and is_.tcp, shared_memory=":".join([*owner, *memory])
         )
         there = msgspec.structs.replace(old.instance, ranks=[mixed])
         assert "another" in reader.fetch(there, [1], [1]).error

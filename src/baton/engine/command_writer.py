@@ -1,15 +1,15 @@
 """The engine's end of the command rings: the command log, and the ring of the transfer threads.
 
-Theory.  A `Fetch` concerns no slot, and writes only blocks that no slot uses.  So it need not wait for the
-end of a step as other commands do, nor keep its place among them: where there is a ring to the transfer
-threads it goes there, in order with the other fetches.  The batch stays in the log without it, because the
+Theory.  A `Fetch` concerns no slot, and writes only blocks that no slot uses; a `Grant` concerns only what is
+served to others.  So they need not wait for the end of a step as other commands do, nor keep their place among
+them: where there is a ring to the transfer threads they go there, in their order.  The batch stays in the log without it, because the
 log has no gaps.
 """
 
 from __future__ import annotations
 
 from baton.ipc.ring import RingWriter
-from baton.protocol.commands import COMMANDS, Command, CommandBatch, DropFetch, Fetch
+from baton.protocol.commands import COMMANDS, Command, CommandBatch, Transfer
 
 
 class CommandWriter:
@@ -31,11 +31,11 @@ class CommandWriter:
     def append(self, batch: CommandBatch) -> None:
         """Queues a batch; `flush` makes it visible."""
         if self._transfers is not None:
-            fetches: list[Command] = [c for c in batch.commands if isinstance(c, Fetch | DropFetch)]
-            if fetches:
+            transfers: list[Command] = [c for c in batch.commands if isinstance(c, Transfer)]
+            if transfers:
                 self._transfer_batches += 1
-                self._transfers.append(COMMANDS.encode(CommandBatch(self._transfer_batches, fetches)))
-                rest: list[Command] = [c for c in batch.commands if not isinstance(c, Fetch | DropFetch)]
+                self._transfers.append(COMMANDS.encode(CommandBatch(self._transfer_batches, transfers)))
+                rest: list[Command] = [c for c in batch.commands if not isinstance(c, Transfer)]
                 batch = CommandBatch(batch.sequence, rest)  # the log has no gaps, so an empty one goes too
         self._log.append(COMMANDS.encode(batch))
 

@@ -15,6 +15,7 @@ A worker applies a batch whole, between two steps, in order.
 | `Abort`   | the same with reason `aborted` |
 | `Fetch`   | copy these pages of another instance into these blocks (hand-over) |
 | `DropFetch` | stop copying; every fetch is reported as over all the same |
+| `Grant`, `Extend`, `Revoke` | who may fetch which pages of this instance, and until when |
 | `Control` | pause or resume the step loop; new weights; profile; shut down |
 
 A command for an epoch that the worker has already closed is ignored: the engine will read, or has
@@ -86,11 +87,40 @@ class Fetch(msgspec.Struct, tag="fetch", array_like=True, frozen=True):
     first_layer: int
     num_layers: int
     """Layers [first_layer, first_layer + num_layers); -1: all from `first_layer` on."""
+    grant: bytes = b""
+    """What is shown to the source: see `Grant`."""
 
 
 class DropFetch(msgspec.Struct, tag="drop_fetch", array_like=True, frozen=True):
     ids: list[int]
     """One that is over already is ignored."""
+
+
+class Grant(msgspec.Struct, tag="grant", array_like=True, frozen=True):
+    """Another instance may fetch these pages of this one, besides those that were granted under the token
+    before.  Concerns what a page server serves; memory of one host needs no grant."""
+
+    token: bytes
+    """16 bytes that only the reader has been told."""
+    reader: str
+    """The reader's incarnation."""
+    pages: bytes
+    """Packed int32: block ids here."""
+    seconds: float
+    """It ends by itself so long after it was given, or extended, last."""
+
+
+class Extend(msgspec.Struct, tag="extend", array_like=True, frozen=True):
+    """The readers still count on these grants."""
+
+    tokens: list[bytes]
+    seconds: float
+
+
+class Revoke(msgspec.Struct, tag="revoke", array_like=True, frozen=True):
+    """Nothing more is served under these."""
+
+    tokens: list[bytes]
 
 
 class Control(msgspec.Struct, tag="control", array_like=True, frozen=True):
@@ -111,7 +141,9 @@ class Control(msgspec.Struct, tag="control", array_like=True, frozen=True):
     """Not 0: every rank answers with a `ControlDone` of this number."""
 
 
-Command = Admit | Grow | Preempt | Abort | Fetch | DropFetch | Control
+Transfer = Fetch | DropFetch | Grant | Extend | Revoke
+"""What is for the transfer threads."""
+Command = Admit | Grow | Preempt | Abort | Transfer | Control
 
 
 class CommandBatch(msgspec.Struct, array_like=True, frozen=True):

@@ -108,6 +108,8 @@ class Copy(NamedTuple):
     head: int
     """The same within this rank."""
     num_heads: int
+    grant: bytes = b""
+    """What the source's engine has given for these pages (`grants.py`)."""
 
 
 class Transport(Protocol):

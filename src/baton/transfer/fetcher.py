@@ -3,9 +3,9 @@
 Theory.  A fetch is over exactly once: copied, failed, or dropped.  `Fetched` says which, and after it no byte
 of the blocks is touched, because the task that would have touched them has ended.
 
-Fetches from one source wait for each other (`Transport.parallel`), so that the first is there first and a
-fast source is not flooded with connections; those from different sources do not, so that a source which
-hangs delays nobody else.
+Fetches from one source wait for each other (`Transport.parallel`), so that the first is there first, unless the
+transport keeps them in order itself; those from different sources do not, so that a source which hangs delays
+nobody else.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Fetcher:
         )
         copied = 0
         for copy in copies:
-            copied += yield from self._transport(copy).copy(copy)
+            copied += yield from self._transport(copy).copy(copy._replace(grant=command.grant))
         return copied
 
     def _transport(self, copy: Copy) -> Transport:

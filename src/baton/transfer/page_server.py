@@ -1,7 +1,12 @@
-"""The page server of a worker rank: sends pages of its pool to whoever shows its token.
+"""The page server of a worker rank: sends pages of its pool to who shows a grant for them.
 
-It runs in the transfer thread: one task for the listening socket, one for each connection, which serves one
-request after the other.  See `tcp.py` for the protocol and the limits.
+It runs in the transfer thread: one task for the listening socket, one for each connection, which answers one
+question after the other.  See `tcp.py` for the protocol and the limits.
+
+Strangers.  A connection has `AUTH_S` seconds and `AUTH_BYTES` bytes to show a grant that stands; then it is a
+member's, and closed when it has been idle for `_IDLE_S`.  Until then it is one of `_MAX_STRANGERS` at most: one
+more takes the place of the oldest of them, and members have places of their own.  So whoever opens
+connections and says nothing keeps nobody away, as a reader shows its grant with its first bytes.
 """
 
 from __future__ import annotations
@@ -9,13 +14,14 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
-import secrets
 import socket
+import time
 from typing import Any
 
 import numpy as np
 
 from baton.transfer.base import Int32Array, PoolView, TransferError
+from baton.transfer.grants import EARLY, Grants
 from baton.transfer.layout import Part, runs
 from baton.transfer.page_stream import (
     ANSWER,
@@ -34,8 +40,13 @@ from baton.transfer.tasks import READ, Task, Tasks, Wait
 
 log = logging.getLogger(__name__)
 
-_TOKEN_BYTES = 16
-_MAX_CONNECTIONS = 256
+AUTH_S = 2.0
+AUTH_BYTES = 1024
+_EARLY_S = 1.0
+"""How much later than its first use a grant may come: it takes the way of the engine's commands."""
+_EARLY_LOOK_S = 0.005
+_MAX_MEMBERS = 256
+_MAX_STRANGERS = 64
 _MAX_PAGES = 1 << 16
 _IDLE_S = 120.0
 
@@ -43,24 +54,26 @@ _IDLE_S = 120.0
 class PageServer:
     """Serves the pages of a pool.  A task for the listening socket, and one for each connection."""
 
-    def __init__(self, pool: PoolView, tasks: Tasks, host: str, silence_s: float) -> None:
+    def __init__(self, pool: PoolView, tasks: Tasks, grants: Grants, host: str, silence_s: float) -> None:
         assert pool.memory is not None
         self._pool = pool
         self._memory: memoryview | None = pool.memory
         self._tasks = tasks
+        self._grants = grants
         self._silence_s = silence_s
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._socket = _listen_on(host)
         address, port = self._socket.getsockname()[:2]
-        place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        self.name = f"{place}/{self._token.hex()}"
-        self._connections: set[Task] = set()
+        self.name = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        self._strangers: dict[_Visit, Task] = {}
+        """In the order of their coming."""
+        self._members: dict[_Visit, Task] = {}
         self._listener = tasks.start(self._listen(), self._stopped)
 
     def close(self) -> None:
         self._tasks.cancel(self._listener)
-        for task in list(self._connections):
+        for visit, task in [*self._strangers.items(), *self._members.items()]:
             self._tasks.cancel(task)
+            visit.connection.close()  # (a task that never had a turn has closed nothing)
         self._socket.close()
         self._memory = None
 
@@ -71,7 +84,7 @@ class PageServer:
         while True:
             yield Wait(self._socket.fileno(), READ, 3600.0)
             try:
-                connection, peer = self._socket.accept()
+                connection, _ = self._socket.accept()
             except (BlockingIOError, ConnectionError):
                 continue
             except OSError as error:
@@ -79,42 +92,91 @@ class PageServer:
                 log.warning("the page server cannot accept a connection: %s", error)
                 yield Wait(-1, 0, 0.1)
                 continue
-            if len(self._connections) >= _MAX_CONNECTIONS:
-                log.warning(
-                    "the page server has %d connections; closed another from %s", _MAX_CONNECTIONS, peer
-                )
-                connection.close()
-                continue
+            if len(self._strangers) >= _MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                self._tasks.cancel(self._strangers.pop(oldest))
+                oldest.connection.close()
             self._begin(connection)
 
     def _begin(self, connection: socket.socket) -> None:
+        visit = _Visit(connection)
+
         def ended(_result: Any, error: Exception | None) -> None:
-            self._connections.discard(task)
+            self._strangers.pop(visit, None)
+            self._members.pop(visit, None)
             if error is not None and not isinstance(error, (OSError, Closed, TransferError)):
                 log.error("serving pages failed", exc_info=error)
 
-        task = self._tasks.start(self._serve(connection), ended)
-        self._connections.add(task)
+        self._strangers[visit] = self._tasks.start(self._serve(visit), ended)
 
-    def _serve(self, connection: socket.socket) -> Step:
+    def _serve(self, visit: _Visit) -> Step:
+        connection = visit.connection
         with contextlib.closing(connection):
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while True:
-                if not (yield Wait(connection.fileno(), READ, _IDLE_S)):
+                header = yield from self._header(visit)
+                if header is None:
                     return
-                header = yield from receive_bytes(connection, REQUEST.size, self._silence_s)
                 magic, token, count, *part, checked = REQUEST.unpack(header)
                 if magic != MAGIC:
-                    return  # whoever this is does not understand an answer
+                    return  # who this is does not understand an answer
+                problem = yield from self._known(token)
+                if visit.stranger:
+                    if problem and visit.bytes_left < 4 * count:
+                        return
+                    if not problem and not self._admit(visit):
+                        return
                 # What was sent is read before it is refused: closing with unread bytes would lose the answer.
-                packed = yield from receive_bytes(connection, 4 * min(count, _MAX_PAGES), self._silence_s)
+                wait_s = self._silence_s if not visit.stranger else visit.seconds_left()
+                packed = yield from receive_bytes(connection, 4 * min(count, _MAX_PAGES), wait_s)
+                visit.bytes_left -= len(packed)
                 pages = np.frombuffer(packed, "<i4").astype(np.int32)
-                problem = self._problem(token, count, pages, *part)
+                problem = problem or self._problem(token, count, pages, *part)
                 if problem:
                     yield from self._refuse(connection, problem)
-                    return
-                yield from self._send_pages(connection, pages, bool(checked), *part)
+                    if count > _MAX_PAGES:
+                        return  # the rest of the list follows
+                    continue
+                yield from self._send_pages(connection, token, pages, bool(checked), *part)
+
+    def _header(self, visit: _Visit) -> Step:
+        """The next question's; None: the connection was idle, or a stranger's for too long."""
+        if visit.stranger:
+            if visit.bytes_left < REQUEST.size:
+                return None
+            visit.bytes_left -= REQUEST.size
+            data = b""
+            while len(data) < REQUEST.size:
+                if not (yield Wait(visit.connection.fileno(), READ, visit.seconds_left())):
+                    return None
+                with contextlib.suppress(BlockingIOError):
+                    received = visit.connection.recv(REQUEST.size - len(data))
+                    if not received:
+                        return None
+                    data += received
+            return data
+        if not (yield Wait(visit.connection.fileno(), READ, _IDLE_S)):
+            return None
+        return (yield from receive_bytes(visit.connection, REQUEST.size, self._silence_s))
+
+    def _known(self, token: bytes) -> Step:
+        """Why nothing is served under this token, "" if something is.  It may be a moment early."""
+        give_up = time.monotonic() + _EARLY_S
+        while True:
+            problem = self._grants.why_not(token, time.monotonic())
+            if problem != EARLY or time.monotonic() >= give_up:
+                return problem
+            yield Wait(-1, 0, _EARLY_LOOK_S)
+
+    def _admit(self, visit: _Visit) -> bool:
+        """It has shown a grant.  False: there are too many that have."""
+        if len(self._members) >= _MAX_MEMBERS:
+            log.warning("the page server has %d connections of readers; closed another one", _MAX_MEMBERS)
+            return False
+        self._members[visit] = self._strangers.pop(visit)
+        visit.stranger = False
+        return True
 
     def _problem(
         self,
@@ -126,8 +188,6 @@ class PageServer:
         head: int,
         heads: int,
     ) -> str:
-        if not secrets.compare_digest(token, self._token):
-            return "not a reader of this pool: it was made by another process"
         if count > _MAX_PAGES:
             return f"at most {_MAX_PAGES} pages can be asked for at once"
         pool = self._pool
@@ -135,11 +195,12 @@ class PageServer:
             return "layers or heads outside the pool"
         if len(pages) and (pages.min() < 0 or pages.max() >= pool.num_blocks):
             return "a page outside the pool"
-        return ""
+        return self._grants.why_not(token, time.monotonic(), pages.tolist())
 
     def _send_pages(
         self,
         connection: socket.socket,
+        token: bytes,
         pages: Int32Array,
         checked: bool,
         first_layer: int,
@@ -152,15 +213,36 @@ class PageServer:
         part = Part(pool.num_layers, pool.kv_heads, pool.tile_bytes, first_layer, layers, head, heads)
         size = len(pages) * part.page_bytes
         yield from send(connection, [ANSWER.pack(MAGIC, OK, size)], self._silence_s)
-        parts = (memory[at : at + length] for at, length in runs(part, pages))
+        parts = (self._granted(token, memory[at : at + length]) for at, length in runs(part, pages))
         yield from send(connection, parts, self._silence_s)
         if checked:
             found = np.fromiter(checksums(memory, part, pages), "<u4", len(pages))
             yield from send(connection, [found.tobytes()], self._silence_s)
 
+    def _granted(self, token: bytes, memory: memoryview) -> bytes | memoryview:
+        """A part of an answer.  Zeros once the grant has ended: its reader believes nothing that comes now, and
+        other answers on this connection follow."""
+        return bytes(len(memory)) if self._grants.why_not(token, time.monotonic()) else memory
+
     def _refuse(self, connection: socket.socket, message: str) -> Step:
         text = message.encode()[:MAX_MESSAGE]
         yield from send(connection, [ANSWER.pack(MAGIC, REFUSED, len(text)), text], self._silence_s)
+
+
+class _Visit:
+    """A connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.stranger = True
+        """It has shown no grant yet."""
+        self.bytes_left = AUTH_BYTES
+        """What a stranger may still send."""
+        self._until = time.monotonic() + AUTH_S
+
+    def seconds_left(self) -> float:
+        """For a stranger to show one."""
+        return max(self._until - time.monotonic(), 0.0)
 
 
 def _listen_on(host: str) -> socket.socket:
@@ -169,7 +251,7 @@ def _listen_on(host: str) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified:
             raise OSError("it means every address and names none")
-        listener = socket.create_server((str(address[0]), 0), family=family, backlog=_MAX_CONNECTIONS)
+        listener = socket.create_server((str(address[0]), 0), family=family, backlog=_MAX_MEMBERS)
     except OSError as error:
         raise ValueError(
             f"transfer_host {host!r}: the page server cannot listen there ({error.strerror or error}); give "

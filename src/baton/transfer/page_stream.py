@@ -1,6 +1,6 @@
 """What both ends of a page connection share: the headers, and sending and receiving in many pieces.
 
-See `tcp.py` for the protocol.  `send` and `receive` are tasks (`tasks.py`): they wait for the socket, never
+See `tcp.py` for the protocol.  `send` and `receive_bytes` are tasks (`tasks.py`): they wait for the socket, never
 longer than `silence_s` at a time, and let others have a turn after a few megabytes.
 """
 
@@ -18,17 +18,17 @@ from baton.transfer.base import Int32Array, TransferError
 from baton.transfer.layout import Part, runs
 from baton.transfer.tasks import READ, WRITE, Wait
 
-MAGIC = b"BPG1"
+MAGIC = b"BPG2"
 REQUEST = struct.Struct("<4s16sIHHHHI")
-"""Magic, token, pages, first layer, layers, first head, heads, whether checksums are wanted."""
+"""Magic, token of the grant, pages, first layer, layers, first head, heads, whether checksums are wanted."""
 ANSWER = struct.Struct("<4sIQ")
 """Magic, status, bytes that follow."""
 OK, REFUSED = 0, 1
 MAX_MESSAGE = 1000
 
 _MAX_VECTORS = min(256, os.sysconf("SC_IOV_MAX"))
-_TURN_BYTES = 4 << 20
-_LOW_WATER = 512 << 10
+TURN_BYTES = 4 << 20
+"""Moved between two turns of others."""
 
 Step = Generator[Wait | None, Any, Any]
 
@@ -39,7 +39,7 @@ class Closed(Exception):
 
 def send(connection: socket.socket, parts: Iterable[bytes | memoryview], silence_s: float) -> Step:
     """All of `parts`, one after the other, without copying them together."""
-    rest = _Vectors(memoryview(part) for part in parts)
+    rest = Vectors(memoryview(part) for part in parts)
     turn = 0
     while rest.window:
         try:
@@ -50,49 +50,31 @@ def send(connection: socket.socket, parts: Iterable[bytes | memoryview], silence
             continue
         rest.advance(sent)
         turn += sent
-        if turn >= _TURN_BYTES:
+        if turn >= TURN_BYTES:
             turn = 0
             yield None
-
-
-def receive(connection: socket.socket, parts: Iterable[memoryview], size: int, silence_s: float) -> Step:
-    """Fills `parts`, `size` bytes together, one after the other."""
-    rest = _Vectors(parts)
-    low_water = 1
-    turn = 0
-    while rest.window:
-        try:
-            count = connection.recvmsg_into(rest.window)[0]
-        except BlockingIOError:
-            # Few large pieces instead of many small ones: each costs a wake-up.
-            if (wanted := max(1, min(size, _LOW_WATER))) != low_water:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
-                low_water = wanted
-            if not (yield Wait(connection.fileno(), READ, silence_s)):
-                raise TransferError(f"it sent nothing for {silence_s:.1f} s") from None
-            continue
-        if count == 0:
-            raise Closed
-        rest.advance(count)
-        size -= count
-        turn += count
-        if turn >= _TURN_BYTES:
-            turn = 0
-            yield None
-    if low_water != 1:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
 
 def receive_bytes(
     connection: socket.socket, size: int, silence_s: float
 ) -> Generator[Wait | None, Any, bytes]:
+    """The next `size` bytes: a header, or a list of pages."""
     data = bytearray(size)
-    if size:
-        yield from receive(connection, [memoryview(data)], size, silence_s)
+    rest = memoryview(data)
+    while rest:
+        try:
+            count = connection.recv_into(rest)
+        except BlockingIOError:
+            if not (yield Wait(connection.fileno(), READ, silence_s)):
+                raise TransferError(f"it sent nothing for {silence_s:.1f} s") from None
+            continue
+        if count == 0:
+            raise Closed
+        rest = rest[count:]
     return bytes(data)
 
 
-class _Vectors:
+class Vectors:
     """A long sequence of buffers, of which the kernel gets a window at a time."""
 
     def __init__(self, parts: Iterable[memoryview]) -> None:

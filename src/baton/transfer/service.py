@@ -1,7 +1,7 @@
 """The transfer thread of a worker rank: fetches what its engine asks for, and serves its own pages.
 
 Theory.  One thread runs all transfers of a rank as tasks (`tasks.py`), beside the token loop.  Commands
-come from the engine through a ring of the thread's own, or from whoever calls `fetch` and `drop`.  The
+come from the engine through a ring of the thread's own, or from whoever calls `fetch`, `drop` and `grant`.  The
 thread reports each `Fetched` itself, in the middle of a step if it must be: a hand-over does not wait for
 the step to end. What the thread waits for always has a limit, so `close` ends it soon, with every fetch
 that is under way stopped.
@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader
-from baton.protocol.commands import COMMANDS, DropFetch, Fetch
+from baton.protocol.commands import COMMANDS, DropFetch, Extend, Fetch, Grant, Revoke, Transfer
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PoolSource
 from baton.transfer.base import PoolView, Transport
 from baton.transfer.fetcher import Fetcher, Report
+from baton.transfer.grants import Grants
 from baton.transfer.nixl import NixlTransport
 from baton.transfer.shared_memory import SharedMemoryTransport
 from baton.transfer.tasks import READ, TaskGenerator, Tasks, Wait
@@ -43,7 +45,7 @@ class TransferFailed(RuntimeError):
 
 
 class TransferService:
-    """Runs from `start` to `close`.  `fetch`, `drop` and `close` are for the token loop's thread."""
+    """Runs from `start` to `close`.  `fetch`, `drop`, `grant` and `close` are for the token loop's thread."""
 
     def __init__(
         self,
@@ -62,13 +64,14 @@ class TransferService:
         Raises `ValueError` for a setting that cannot work.
         """
         self._tasks = Tasks()
-        self._transports = make_transports(pool, config, self._tasks)
+        self._grants = Grants()
+        self._transports = make_transports(pool, config, self._tasks, self._grants)
         self._fetcher = Fetcher(rank, pool, self._transports, self._tasks, report)
         self.source: PoolSource | None = self._export(rank, pool)
         """How others fetch this rank's pages; None: they cannot."""
         self.failure: Exception | None = None
         self._on_failure = on_failure
-        self._commands: deque[Fetch | DropFetch] = deque()
+        self._commands: deque[Transfer] = deque()
         self._ring = ring
         self._read = 0  # batches of the ring
         self._doorbell = doorbell or Doorbell.create()
@@ -84,6 +87,11 @@ class TransferService:
         self._doorbell.ring()
 
     def drop(self, command: DropFetch) -> None:
+        self._commands.append(command)
+        self._doorbell.ring()
+
+    def grant(self, command: Grant | Extend | Revoke) -> None:
+        """Who may fetch pages of this rank over the network."""
         self._commands.append(command)
         self._doorbell.ring()
 
@@ -137,8 +145,10 @@ class TransferService:
                 command = self._commands.popleft()
                 if isinstance(command, Fetch):
                     self._fetcher.fetch(command)
-                else:
+                elif isinstance(command, DropFetch):
                     self._fetcher.drop(command.ids)
+                else:
+                    self._grants.apply(command, time.monotonic())
             keeping = [transport.tick() for transport in self._transports]
             seconds = _RETRY_S if hurry else _TICK_S if any(keeping) else _IDLE_S
             yield Wait(self._doorbell.fileno(), READ, seconds)
@@ -153,7 +163,7 @@ class TransferService:
                     f"batch {batch.sequence} of the transfer ring came as number {self._read}"
                 )
             for command in batch.commands:
-                if not isinstance(command, Fetch | DropFetch):
+                if not isinstance(command, Transfer):
                     raise TransferFailed(f"{type(command).__name__} does not belong into the transfer ring")
                 self._commands.append(command)
         return ring.has_news()
@@ -168,7 +178,9 @@ class TransferService:
             transport.close()
 
 
-def make_transports(pool: PoolView, config: InstanceConfig, tasks: Tasks) -> list[Transport]:
+def make_transports(
+    pool: PoolView, config: InstanceConfig, tasks: Tasks, grants: Grants
+) -> list[Transport]:
     """Those that the configuration allows, in the order in which they are to be tried."""
     checksums, chosen = config.transfer_checksums, config.transfer
     found: list[Transport] = []
@@ -177,7 +189,7 @@ def make_transports(pool: PoolView, config: InstanceConfig, tasks: Tasks) -> lis
     if chosen == "nixl" or (chosen == "auto" and pool.device >= 0 and not checksums):
         found.extend(_nixl(pool, config))
     if chosen in ("auto", "tcp"):
-        found.append(TcpTransport(pool, tasks, host=config.transfer_host, checksums=checksums))
+        found.append(TcpTransport(pool, tasks, grants, host=config.transfer_host, checksums=checksums))
     return found
 
 

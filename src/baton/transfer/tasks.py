@@ -3,8 +3,8 @@
 Theory.  A task yields `Wait` (a descriptor to become ready, a time to pass, or whichever is first) or None
 (it could go on, but others should have a turn).  It is resumed when its wait is over, with whether the
 descriptor became ready; one that yielded None is resumed after the others had theirs.  `cancel` closes a
-generator where it stands, so a task stops at its next yield and its `finally` clauses run.  Nothing here
-blocks but `run_once`, in `select`.
+generator where it stands, so a task stops at its next yield and its `finally` clauses run.  `wake` ends a wait
+early: the task is resumed with None.  Nothing here blocks but `run_once`, in `select`.
 
 What a task raises is given to the function that was named with it: a task never ends the others.
 """
@@ -50,6 +50,7 @@ class Task:
     """Which of its waits this is: a deadline of an earlier one means nothing."""
     ready: bool | None = None
     """What it is resumed with."""
+    waits: bool = False
     over: bool = False
 
 
@@ -63,6 +64,8 @@ class Tasks:
         self._deadlines: list[tuple[float, int, int, Task]] = []
         self._order = itertools.count()
         self.alive: set[Task] = set()
+        self.current: Task | None = None
+        """The one that is having its turn."""
 
     def start(self, generator: TaskGenerator, on_end: OnEnd) -> Task:
         """Runs it from the next `run_once` on."""
@@ -77,6 +80,11 @@ class Tasks:
             return
         self._forget(task)
         task.generator.close()
+
+    def wake(self, task: Task) -> None:
+        """Resumes a task that waits.  One that does not wait looks for itself anyway."""
+        if task.waits and not task.over:
+            self._wake(task, None)
 
     def run_once(self, timeout_s: float | None) -> None:
         """Gives each task that can run one turn; sleeps for `timeout_s` at most if there is none."""
@@ -94,6 +102,7 @@ class Tasks:
     def _turn(self, task: Task) -> None:
         if task.over:
             return
+        self.current = task
         try:
             wait = task.generator.send(task.ready)
         except StopIteration as end:
@@ -104,11 +113,15 @@ class Tasks:
             task.on_end(None, error)
         else:
             if wait is None:
+                task.ready = None
                 self._ready.append(task)
             else:
                 self._wait(task, wait)
+        finally:
+            self.current = None
 
     def _wait(self, task: Task, wait: Wait) -> None:
+        task.waits = True
         if wait.fd >= 0:
             self._selector.register(wait.fd, wait.events, task)
             task.fd = wait.fd
@@ -139,9 +152,10 @@ class Tasks:
         left = max(self._deadlines[0][0] - self._clock(), 0.0)
         return left if timeout_s is None else min(left, timeout_s)
 
-    def _wake(self, task: Task, ready: bool) -> None:
+    def _wake(self, task: Task, ready: bool | None) -> None:
         """Its wait is over."""
         self._unregister(task)
+        task.waits = False
         task.ready = ready
         task.turn += 1
         self._ready.append(task)

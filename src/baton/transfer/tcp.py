@@ -1,72 +1,60 @@
 """Pages over TCP: a page server beside each worker, and a reader that receives straight into its blocks.
 
-Theory.  The reader opens a connection, sends a request and receives the pages into its blocks; nothing else
-than its own `recvmsg` ever writes there.  A connection carries one request after the other.  A reader that
-gives up, for whatever reason, closes the connection: bytes that are still under way then have nowhere to
-land.
+Theory.  The reader opens a connection, sends questions and receives the pages into its blocks; nothing else
+than its own `recvmsg` ever writes there.  Questions are sent ahead, as many as fill the network (`pipes.py`),
+and answered in their order.  What nobody wants any more when it comes is thrown away.
 
-Request:  `REQUEST` header, then the page ids as packed int32.
-Answer:   `ANSWER` header; then, by its status, the pages in the order page, layer, K/V, head, tile, followed
+Question:  `REQUEST` header, then the page ids as packed int32.
+Answer:    `ANSWER` header; then, by its status, the pages in the order page, layer, K/V, head, tile, followed
 by a crc32 of each page if they were asked for; or a message for people.
 
-`PoolSource.tcp` is "HOST:PORT/TOKEN".  The token is drawn when the server starts and every request shows
-it: a reader with an old address never gets pages of a process that took over the port, and neither does
-anybody who merely found it.
+`PoolSource.tcp` is "HOST:PORT", and says nothing that opens anything.  Every question shows the token of a
+*grant* (`grants.py`), which names a request's pages, their reader and an end: a reader never gets pages of a
+process that took over the port, nor of a request that is not its own, nor after they were given up.
 
 | limit | of the server | of the reader |
 | --- | --- | --- |
-| connections | 256; further ones are closed | 2 idle ones a source |
-| a request | 65,536 pages | |
+| connections | 256 that have shown a grant, 64 that have not | 8 a source |
+| before the first grant was shown | 2 s and 1 KiB | |
+| a question | 65,536 pages | about 2 MiB of pages |
 | silence in the middle of something | 3 s, then closed | 3 s, then `TransferError` |
 | an idle connection | 120 s | 30 s |
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import socket
-import time
-from collections import deque
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 import numpy as np
 
 from baton.protocol.handover import PoolSource
-from baton.transfer.base import SILENCE_S, Copy, Copying, PoolView, TransferError
+from baton.transfer.base import SILENCE_S, Copy, Copying, Int32Array, PoolView, TransferError
+from baton.transfer.grants import Grants
 from baton.transfer.layout import Part, part_here, runs
 from baton.transfer.page_server import PageServer
-from baton.transfer.page_stream import (
-    ANSWER,
-    MAGIC,
-    MAX_MESSAGE,
-    OK,
-    REQUEST,
-    Closed,
-    Step,
-    checksums,
-    receive,
-    receive_bytes,
-    send,
-)
-from baton.transfer.tasks import WRITE, Tasks, Wait
+from baton.transfer.page_stream import MAGIC, REQUEST, Closed, checksums
+from baton.transfer.pipes import Order, Piece, Pipes
+from baton.transfer.tasks import Tasks, Wait
 
-_READER_IDLE_S = 30.0
-_MAX_IDLE = 2
+PIECE_BYTES = 2 << 20
+_PARALLEL = 1024
+"""The line in front of the connections keeps fetches in order; it need not be kept before it."""
+_FOREVER_S = 3600.0
 
 
 class TcpTransport:
     """See `base.Transport`.  The page server runs in `tasks` once `export` was called."""
 
     name = "tcp"
-    parallel = 2
+    parallel = _PARALLEL
 
     def __init__(
         self,
         pool: PoolView,
         tasks: Tasks,
+        grants: Grants,
         *,
         host: str = "127.0.0.1",
         checksums: bool = False,
@@ -75,17 +63,18 @@ class TcpTransport:
         self._pool = pool
         self._memory = pool.memory
         self._tasks = tasks
+        self._grants = grants
         self._host = host
         self._checksums = checksums
         self._silence_s = silence_s
         self._server: PageServer | None = None
-        self._idle: dict[str, deque[tuple[float, socket.socket]]] = {}
+        self._pipes: dict[str, Pipes] = {}
 
     def export(self, source: PoolSource) -> PoolSource:
         """Raises `ValueError` if the host cannot be listened on."""
         if self._memory is None:
             return source
-        self._server = PageServer(self._pool, self._tasks, self._host, self._silence_s)
+        self._server = PageServer(self._pool, self._tasks, self._grants, self._host, self._silence_s)
         return msgspec.structs.replace(source, tcp=self._server.name)
 
     def why_not(self, source: PoolSource) -> str:
@@ -94,133 +83,78 @@ class TcpTransport:
         return "" if source.tcp else "the source has no page server"
 
     def copy(self, copy: Copy) -> Copying:
-        assert self._memory is not None  # as `why_not` said
-        part = part_here(copy, self._pool)
-        expected = len(copy.pages) * part.page_bytes
-        connection: socket.socket | None = None
+        name = copy.source.tcp
+        pipes = self._pipes.get(name)
+        if pipes is None:
+            pipes = self._pipes[name] = Pipes(*_split(name), self._tasks, self._silence_s)
+        order = Order(self._tasks.current)
+        pieces = list(self._pieces(copy, order))
+        order.left = len(pieces)
         try:
-            connection = yield from self._connect(copy.source.tcp)
-            yield from send(connection, [self._request(copy)], self._silence_s)
-            yield from self._take_answer(connection, expected)
-            blocks = (self._memory[at : at + size] for at, size in runs(part, copy.blocks))
-            yield from receive(connection, blocks, expected, self._silence_s)
-            if self._checksums:
-                yield from self._check(connection, part, copy)
-        except (OSError, Closed, TransferError) as error:
-            what = "the connection was closed" if isinstance(error, Closed) else str(error)
-            raise TransferError(f"page server {_address(copy.source.tcp)}: {what}") from None
-        else:
-            self._keep(copy.source.tcp, connection)
-            connection = None
+            pipes.take(pieces)
+            while not order.over:
+                yield Wait(-1, 0, _FOREVER_S)
         finally:
-            if connection is not None:
-                connection.close()
-        return expected
+            if not order.over:
+                pipes.drop(order)
+        if order.error is not None:
+            what = "the connection was closed" if isinstance(order.error, Closed) else str(order.error)
+            raise TransferError(f"page server {name}: {what}")
+        return sum(piece.size for piece in pieces)
 
     def tick(self) -> bool:
         """Closes connections that nobody used for a while."""
-        too_old = time.monotonic() - _READER_IDLE_S
-        for name, idle in list(self._idle.items()):
-            while idle and idle[0][0] < too_old:
-                idle.popleft()[1].close()
-            if not idle:
-                del self._idle[name]
-        return bool(self._idle)
+        for name, pipes in list(self._pipes.items()):
+            if not pipes.tick():
+                del self._pipes[name]
+        return bool(self._pipes)
 
     def close(self) -> None:
-        for idle in self._idle.values():
-            for _, connection in idle:
-                connection.close()
-        self._idle.clear()
+        for pipes in self._pipes.values():
+            pipes.close()
+        self._pipes.clear()
         if self._server is not None:
             self._server.close()
         self._memory = None
 
-    def _request(self, copy: Copy) -> bytes:
-        token = bytes.fromhex(copy.source.tcp.rpartition("/")[2])
+    def _pieces(self, copy: Copy, order: Order) -> Iterator[Piece]:
+        part, memory = part_here(copy, self._pool), self._memory
+        assert memory is not None  # as `why_not` said
+        most = max(1, PIECE_BYTES // part.page_bytes)
+        for first in range(0, len(copy.pages), most):
+            pages, blocks = copy.pages[first : first + most], copy.blocks[first : first + most]
+            places = (memory[at : at + size] for at, size in runs(part, blocks))
+            piece = Piece(order, self._request(copy, pages), len(pages) * part.page_bytes, places)
+            if self._checksums:
+                piece.check = partial(_compare, memory, part, pages, blocks)
+                piece.check_bytes = 4 * len(pages)
+            yield piece
+
+    def _request(self, copy: Copy, pages: Int32Array) -> bytes:
         header = REQUEST.pack(
             MAGIC,
-            token,
-            len(copy.pages),
+            copy.grant,
+            len(pages),
             copy.first_layer,
             copy.num_layers,
             copy.source_head,
             copy.num_heads,
             int(self._checksums),
         )
-        return header + copy.pages.astype("<i4").tobytes()
-
-    def _take_answer(self, connection: socket.socket, expected: int) -> Step:
-        header = yield from receive_bytes(connection, ANSWER.size, self._silence_s)
-        magic, status, size = ANSWER.unpack(header)
-        if magic != MAGIC:
-            raise TransferError("it does not answer as a page server")
-        if status != OK:
-            message = yield from receive_bytes(connection, min(size, MAX_MESSAGE), self._silence_s)
-            raise TransferError(f"refused: {message.decode(errors='replace')}")
-        if size != expected:
-            raise TransferError(f"it sends {size} bytes instead of {expected}")
-
-    def _check(self, connection: socket.socket, part: Part, copy: Copy) -> Step:
-        """Compares the checksums that the source computed with those of what lies here now."""
-        assert self._memory is not None
-        packed = yield from receive_bytes(connection, 4 * len(copy.blocks), self._silence_s)
-        told = np.frombuffer(packed, "<u4")
-        for index, found in enumerate(checksums(self._memory, part, copy.blocks)):
-            if found != told[index]:
-                raise TransferError(f"the checksum of page {copy.pages[index]} is wrong after copying")
-            yield None
-
-    def _connect(self, name: str) -> Generator[Wait | None, Any, socket.socket]:
-        """An idle connection that still lives, or a new one."""
-        idle = self._idle.get(name)
-        while idle:
-            connection = idle.pop()[1]
-            if _is_quiet(connection):
-                return connection
-            connection.close()
-        host, port = _split(name)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            code = connection.connect_ex((host, port))
-            if code == errno.EINPROGRESS:
-                if not (yield Wait(connection.fileno(), WRITE, self._silence_s)):
-                    raise TransferError(f"no connection within {self._silence_s:.1f} s")
-                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                raise OSError(code, os.strerror(code))
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _keep(self, name: str, connection: socket.socket) -> None:
-        idle = self._idle.setdefault(name, deque())
-        if len(idle) < _MAX_IDLE:
-            idle.append((time.monotonic(), connection))
-        else:
-            connection.close()
+        return header + pages.astype("<i4").tobytes()
 
 
-def _is_quiet(connection: socket.socket) -> bool:
-    """An idle connection has nothing to say: what can be read is its end."""
-    try:
-        connection.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _address(name: str) -> str:
-    return name.rpartition("/")[0]
+def _compare(memory: memoryview, part: Part, pages: Int32Array, blocks: Int32Array, told: bytes) -> None:
+    """Compares the checksums that the source computed with those of what lies here now."""
+    for page, found, said in zip(
+        pages.tolist(), checksums(memory, part, blocks), np.frombuffer(told, "<u4"), strict=True
+    ):
+        if found != said:
+            raise TransferError(f"the checksum of page {page} is wrong after copying")
 
 
 def _split(name: str) -> tuple[str, int]:
-    host, _, port = _address(name).rpartition(":")
-    if not host or not port.isdigit():
-        raise TransferError("this is no address of a page server (HOST:PORT/TOKEN)")
+    host, _, port = name.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise TransferError("this is no address of a page server (HOST:PORT)")
     return host.strip("[]"), int(port)

@@ -1,0 +1,77 @@
+"""Who may read which pages: the grants of a rank, as its engine has given them.  No I/O, the clock an argument.
+
+Theory.  The engine of P grants the pages of one attempt of a hand-over to one reader, D, when it names them to
+it.  What D shows is the grant's token, which only P and D know; nobody else, and no token for the whole pool,
+opens anything.  A grant ends when P's engine revokes it, which it does when the attempt is over and before
+the blocks can belong to somebody else, or `seconds` after it was given or extended last: so it ends also if
+the engine cannot revoke it any more.
+
+A token may be shown before it was heard of, because commands and requests take different ways: that is
+`EARLY`, and to be looked at again a moment later.  One that was revoked is `OVER`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from baton.protocol.codec import unpack_int32
+from baton.protocol.commands import Extend, Grant, Revoke
+
+EARLY = "no such grant: what it was for is another process's, or it was never given"
+OVER = "the grant is over"
+_MAX_OVER = 4096
+"""Revoked grants that are remembered, to answer at once."""
+
+
+@dataclass(slots=True)
+class _Granted:
+    reader: str
+    until: float
+    pages: set[int] = field(default_factory=set)
+
+
+class Grants:
+    """Those of one rank."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, _Granted] = {}
+        self._over: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def apply(self, command: Grant | Extend | Revoke, now: float) -> None:
+        """Raises `MalformedMessage` for pages that are no numbers."""
+        if isinstance(command, Grant):
+            pages = unpack_int32(command.pages)
+            granted = self._of.get(command.token)
+            if granted is None:
+                granted = self._of[command.token] = _Granted(command.reader, 0.0)
+            granted.pages.update(pages)
+            granted.until = now + command.seconds
+        elif isinstance(command, Extend):
+            for token in command.tokens:
+                if token in self._of:
+                    self._of[token].until = now + command.seconds
+        else:
+            for token in command.tokens:
+                self._end(token)
+
+    def why_not(self, token: bytes, now: float, pages: Iterable[int] = ()) -> str:
+        """Why these pages may not be read by who shows this; "" if they may."""
+        granted = self._of.get(token)
+        if granted is None:
+            return OVER if token in self._over else EARLY
+        if now >= granted.until:
+            self._end(token)
+            return OVER
+        foreign = next((page for page in pages if page not in granted.pages), None)
+        return "" if foreign is None else f"page {foreign} is not among those of the grant"
+
+    def _end(self, token: bytes) -> None:
+        if self._of.pop(token, None) is not None:
+            self._over[token] = None
+            if len(self._over) > _MAX_OVER:
+                self._over.popitem(last=False)

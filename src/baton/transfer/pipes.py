@@ -1,0 +1,357 @@
+"""The reader's connections to one page server: questions ahead, answers in order.
+
+Theory.  A fetch is cut into *pieces* of about two megabytes, each a question of its own.  The pieces of all
+fetches from one source stand in one line.  A connection (`_Pipe`) takes the next one whenever its window
+(`window.py`) is open, so many are on their way at once and the delay of the network is paid once, not once a
+fetch.  The answers come in the order of the questions, straight into the blocks that they are for.
+
+One connection is enough where the network is near.  What the kernel buffers for a connection may be less than
+bandwidth x delay of a far one, so while all are full and slow another one is opened, up to `MAX_PIPES`.
+
+A fetch that is dropped takes its pieces out of the line.  What was asked for already comes all the same, in
+front of what others have asked for: it is read and thrown away, unless nothing else is wanted from that
+connection, which is closed then.  In both cases no byte lands in the blocks from the moment of the drop on.
+A connection that breaks or falls silent fails what was asked for on it, and what stands in the line if there
+is no other.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from baton.transfer.base import TransferError
+from baton.transfer.page_stream import (
+    ANSWER,
+    MAGIC,
+    MAX_MESSAGE,
+    OK,
+    TURN_BYTES,
+    Closed,
+    Step,
+    Vectors,
+    receive_bytes,
+)
+from baton.transfer.tasks import READ, WRITE, Task, Tasks, Wait
+from baton.transfer.window import Question, Window
+
+MAX_PIPES = 8
+IDLE_S = 30.0
+_SCRATCH_BYTES = 256 << 10
+_LOW_WATER = 512 << 10
+_FOREVER_S = 3600.0
+
+
+@dataclass(eq=False, slots=True)
+class Order:
+    """A copy that is under way."""
+
+    task: Task | None
+    """Who is woken when it is over."""
+    left: int = 0
+    """Pieces that have not come."""
+    error: Exception | None = None
+    dropped: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.dropped or self.error is not None or not self.left
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """A question, and where its answer goes."""
+
+    order: Order
+    request: bytes
+    size: int
+    places: Iterator[memoryview]
+    check: Callable[[bytes], None] | None = None
+    """Compares the checksums that follow, if they were asked for; raises `TransferError`."""
+    check_bytes: int = 0
+    question: Question | None = None
+
+
+class Pipes:
+    """All connections to one page server, and the line in front of them.  Used by one thread."""
+
+    def __init__(self, host: str, port: int, tasks: Tasks, silence_s: float) -> None:
+        self.place = (host, port)
+        self.tasks = tasks
+        self.silence_s = silence_s
+        self.line: deque[Piece] = deque()
+        self._pipes: list[_Pipe] = []
+        self._idle_since = time.monotonic()
+
+    def __len__(self) -> int:
+        return len(self._pipes)
+
+    @property
+    def asked(self) -> int:
+        """Pieces that were asked for and have not come."""
+        return sum(len(pipe.asked) for pipe in self._pipes)
+
+    def take(self, pieces: Iterable[Piece]) -> None:
+        """Puts the pieces of a fetch at the end of the line."""
+        self.line.extend(pieces)
+        self.advance()
+
+    def drop(self, order: Order) -> None:
+        """Nothing of this is wanted any more."""
+        order.dropped = True
+        if any(piece.order is order for piece in self.line):
+            self.line = deque(piece for piece in self.line if piece.order is not order)
+        for pipe in list(self._pipes):
+            if pipe.asked and all(piece.order.over for piece in pipe.asked):
+                self._close(pipe)
+        self.advance()
+
+    def advance(self) -> None:
+        """Lets connections ask for what stands in the line; opens one if that helps."""
+        for pipe in self._pipes:
+            if not self.line:
+                return
+            if pipe.window.is_open:
+                pipe.wake()
+        full = all(not pipe.window.is_open for pipe in self._pipes)
+        slow = all(pipe.window.is_slow for pipe in self._pipes)
+        if self.line and full and slow and len(self._pipes) < MAX_PIPES:
+            self._pipes.append(_Pipe(self))
+
+    def ended(self, pipe: _Pipe, error: Exception) -> None:
+        """A connection is no more: what was asked for on it fails."""
+        self._pipes.remove(pipe)
+        lost = list(pipe.asked)
+        if not self._pipes and not pipe.was_idle:
+            lost += self.line
+        for piece in lost:
+            self.fail(piece.order, error)
+        self.line = deque(piece for piece in self.line if not piece.order.over)
+        self.advance()
+
+    def fail(self, order: Order, error: Exception) -> None:
+        if not order.over:
+            order.error = error
+            self._wake(order)
+
+    def came(self, piece: Piece) -> None:
+        """All of it is here."""
+        order = piece.order
+        if not order.over:
+            order.left -= 1
+            if not order.left:
+                self._wake(order)
+        self._idle_since = time.monotonic()
+
+    def _wake(self, order: Order) -> None:
+        if order.task is not None:
+            self.tasks.wake(order.task)
+
+    def tick(self) -> bool:
+        """Closes connections that nobody used for a while; returns whether there are any."""
+        busy = bool(self.line) or any(pipe.asked for pipe in self._pipes)
+        if not busy and time.monotonic() - self._idle_since >= IDLE_S:
+            self.close()
+        return bool(self._pipes)
+
+    def close(self) -> None:
+        for pipe in list(self._pipes):
+            self._close(pipe)
+
+    def _close(self, pipe: _Pipe) -> None:
+        """Nothing of what was asked for there is wanted by anybody."""
+        self._pipes.remove(pipe)
+        pipe.close()
+
+
+class _Pipe:
+    """One connection, and the task that asks and reads on it."""
+
+    def __init__(self, owner: Pipes) -> None:
+        self.window = Window()
+        self.asked: deque[Piece] = deque()
+        """Pieces that were asked for, in the order in which they come."""
+        self._owner = owner
+        self._tasks = owner.tasks
+        self._silence_s = owner.silence_s
+        self.was_idle = False
+        """It was there, and nothing was asked for."""
+        self._unsent = b""
+        self._heard_at = time.monotonic()
+        self._scratch: memoryview | None = None
+        self._task = self._tasks.start(self._run(), self._ended)
+
+    def wake(self) -> None:
+        self._tasks.wake(self._task)
+
+    def close(self) -> None:
+        self._tasks.cancel(self._task)
+
+    def _ended(self, _result: Any, error: Exception | None) -> None:
+        self._owner.ended(self, error or Closed())
+
+    def _run(self) -> Step:
+        connection = yield from _connect(self._owner.place, self._silence_s)
+        try:
+            answers = self._answers(connection)
+            blocked: Wait | None = next(answers)
+            while True:
+                full = self._ask(connection)
+                if blocked is None:
+                    yield None
+                else:
+                    resumed = yield self._wait(connection, full)
+                    if resumed is False and self.asked and self._silent_s() >= self._silence_s:
+                        raise TransferError(f"it sent nothing for {self._silence_s:.1f} s")
+                blocked = answers.send(True)
+        finally:
+            connection.close()
+
+    def _wait(self, connection: socket.socket, full: bool) -> Wait:
+        events = READ | WRITE if full else READ
+        left = self._silence_s - self._silent_s() if self.asked else _FOREVER_S
+        return Wait(connection.fileno(), events, max(left, 0.0))
+
+    def _silent_s(self) -> float:
+        return time.monotonic() - self._heard_at
+
+    def _ask(self, connection: socket.socket) -> bool:
+        """Asks for what the window has room for.  Returns whether something could not be sent yet."""
+        while True:
+            if self._unsent:
+                try:
+                    self._unsent = self._unsent[connection.send(self._unsent) :]
+                except BlockingIOError:
+                    return True
+                continue
+            line = self._owner.line
+            if not line or not self.window.is_open:
+                return False
+            piece = line.popleft()
+            if piece.order.over:
+                continue
+            now = time.monotonic()
+            if not self.asked:
+                self._heard_at = now
+            piece.question = self.window.ask(piece.size, now)
+            self.asked.append(piece)
+            self._unsent = piece.request
+
+    def _answers(self, connection: socket.socket) -> Step:
+        """Reads one answer after the other.  Yields None when others should have a turn, a `Wait` when there
+        is nothing to read."""
+        while True:
+            while not self.asked:
+                yield Wait(connection.fileno(), READ, _FOREVER_S)
+                if not self.asked and not _is_quiet(connection):
+                    self.was_idle = True
+                    raise Closed
+            piece = self.asked[0]
+            question = piece.question
+            assert question is not None
+            header = yield from receive_bytes(connection, ANSWER.size, _FOREVER_S)
+            self._hear()
+            self.window.begins(question, self._heard_at)
+            magic, status, size = ANSWER.unpack(header)
+            if magic != MAGIC:
+                raise TransferError("it does not answer as a page server")
+            if status != OK:
+                text = yield from receive_bytes(connection, min(size, MAX_MESSAGE), _FOREVER_S)
+                error = TransferError(f"refused: {text.decode(errors='replace')}")
+                self._owner.fail(piece.order, error)
+            elif size != piece.size:
+                raise TransferError(f"it sends {size} bytes instead of {piece.size}")
+            else:
+                yield from self._fill(connection, piece)
+                yield from self._compare(connection, piece)
+            self.asked.popleft()
+            self.window.ends(question, time.monotonic())
+            self._owner.came(piece)
+            self._owner.advance()
+
+    def _fill(self, connection: socket.socket, piece: Piece) -> Step:
+        """Receives into the blocks, as long as anybody wants that; the rest is thrown away."""
+        vectors = Vectors(piece.places)
+        left, turn, low_water = piece.size, 0, 1
+        while left:
+            wanted = not piece.order.over
+            try:
+                window = vectors.window if wanted else [self._rubbish()[:left]]
+                count = connection.recvmsg_into(window)[0]
+            except BlockingIOError:
+                # Few large pieces instead of many small ones: each costs a wake-up.
+                if (water := max(1, min(left, _LOW_WATER))) != low_water:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, water)
+                    low_water = water
+                yield Wait(connection.fileno(), READ, self._silence_s)
+                continue
+            if count == 0:
+                raise Closed
+            self._hear()
+            if wanted:
+                vectors.advance(count)
+            left -= count
+            turn += count
+            if turn >= TURN_BYTES:
+                turn = 0
+                yield None
+        if low_water != 1:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+    def _compare(self, connection: socket.socket, piece: Piece) -> Step:
+        if piece.check is None:
+            return
+        told = yield from receive_bytes(connection, piece.check_bytes, _FOREVER_S)
+        self._hear()
+        if not piece.order.over:
+            yield None
+            try:
+                piece.check(told)
+            except TransferError as error:
+                self._owner.fail(piece.order, error)
+
+    def _hear(self) -> None:
+        self._heard_at = time.monotonic()
+
+    def _rubbish(self) -> memoryview:
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        return self._scratch
+
+
+def _connect(place: tuple[str, int], silence_s: float) -> Generator[Wait | None, Any, socket.socket]:
+    family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+    connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = connection.connect_ex(place)
+        if code == errno.EINPROGRESS:
+            give_up = time.monotonic() + silence_s
+            while (resumed := (yield Wait(connection.fileno(), WRITE, give_up - time.monotonic()))) is None:
+                pass  # woken: there is more to ask for
+            if not resumed:
+                raise TransferError(f"no connection within {silence_s:.1f} s")
+            code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_quiet(connection: socket.socket) -> bool:
+    """An idle connection has nothing to say: what can be read is its end."""
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
