@@ -27,6 +27,8 @@ from baton.transfer.layout import plan
 from baton.worker.outcome import Admitted
 from baton.worker.slots import Slots
 
+from .introductions import introduce
+
 GATEWAY = b"g"
 LEASE_S = 3.0
 
@@ -111,9 +113,8 @@ class Node:
         self.core.on_message(GATEWAY, Hello("gate"), cluster.now)
         self.flush()
 
-    @property
-    def target(self) -> Target:
-        return Target(self.name, f"ipc://{self.name}")
+    def target(self, prefiller: Node, number: int) -> Target:
+        return introduce(self.name, f"ipc://{self.name}", prefiller.name, number)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -285,7 +286,7 @@ class Cluster:
         number = len(self.clients) + 1
         sampling = changes.pop("sampling", Sampling(seed=1, temperature=0.0))
         stopping = Stopping(max_tokens=max_tokens, stop_token_ids=changes.pop("stop", ()))
-        targets = tuple(decoder.target for decoder in decoders)
+        targets = tuple(decoder.target(node, number) for decoder in decoders)
         generated = pack_int32(changes.pop("generated", []))
         submit = Submit(
             number,

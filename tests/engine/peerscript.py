@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from baton.engine.core import EngineCore
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import Admit, Command
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import InstanceSource, PeerMessage, PoolSource, Reserve
 from baton.protocol.reports import Closed, CloseReason, Fetched, LayersDone, StepReport, WorkerReady
-from baton.protocol.requests import Finished, Hello, Outputs, Query, QueryReply, Submit, Target
+from baton.protocol.requests import Finished, Hello, Outputs, Query, QueryReply, Submit
 from baton.protocol.sampling import Sampling, Stopping
+
+from .introductions import introduce
 
 BLOCK = 4
 LEASE_S = 3.0
@@ -71,6 +75,9 @@ class PeerScript:
         self.flush()
 
     def hear(self, peer: str, message: PeerMessage) -> None:
+        if isinstance(message, Reserve) and not message.ticket:
+            ticket = introduce("me", "", peer, message.request, message.gateway).ticket
+            message = msgspec.structs.replace(message, ticket=ticket)
         self.core.on_peer(peer, message, self.now)
         self.flush()
 
@@ -111,7 +118,7 @@ class PeerScript:
     def submit(
         self, number: int, *decoders: str, prompt=range(1, 11), max_tokens: int = 8, **changes
     ) -> None:
-        targets = tuple(Target(name, f"ipc://{name}") for name in decoders)
+        targets = tuple(introduce(name, f"ipc://{name}", "me", number) for name in decoders)
         stopping = Stopping(max_tokens=max_tokens)
         prompt = pack_int32(prompt)
         self.tell(Submit(number, f"r{number}", prompt, SAMPLING, stopping, decoders=targets, **changes))

@@ -2,7 +2,17 @@
 
 from baton.engine.command_writer import CommandWriter
 from baton.ipc.ring import RingReader, RingWriter, create_ring
-from baton.protocol.commands import COMMANDS, Abort, CommandBatch, DropFetch, Fetch, Preempt
+from baton.protocol.commands import (
+    COMMANDS,
+    TRANSFERS,
+    Abort,
+    CommandBatch,
+    DropFetch,
+    Fetch,
+    Preempt,
+    Revoke,
+    TransferBatch,
+)
 from baton.protocol.handover import InstanceSource
 
 FETCH = Fetch(1, InstanceSource("t", 8, []), b"", b"", 0, -1)
@@ -35,7 +45,36 @@ def test_a_batch_is_parted():
         CommandBatch(2, [Preempt(1, 1), Abort(2, 1)]),
         CommandBatch(3, []),
     ]
-    assert read(transfer_reader) == [CommandBatch(1, [FETCH, DropFetch([1])]), CommandBatch(2, [FETCH])]
+    transferred = [TRANSFERS.decode(record) for record in transfer_reader.records()]
+    assert transferred == [TransferBatch(1, [FETCH, DropFetch([1])]), TransferBatch(2, [FETCH])]
+
+
+class Bell:
+    def __init__(self):
+        self.rung = 0
+
+    def ring(self):
+        self.rung += 1
+
+
+def test_nobody_is_woken_for_what_is_not_for_him():
+    """A fetch does not wake the token loop, a grant not even the transfer thread."""
+    bells = [Bell(), Bell()]
+    writers = [RingWriter(create_ring(1 << 12, 1), [bell]) for bell in bells]
+    writer = CommandWriter(*writers)
+
+    def rung():
+        assert writer.flush()
+        return [bell.rung for bell in bells]
+
+    writer.append(CommandBatch(1, [Abort(0, 1)]))
+    assert rung() == [1, 0]
+    writer.append(CommandBatch(2, [FETCH]))
+    assert rung() == [1, 1]
+    writer.grant([Revoke([b"token"])])
+    assert rung() == [1, 1]
+    writer.append(CommandBatch(3, [FETCH, Abort(1, 1)]))
+    assert rung() == [2, 2]
 
 
 def test_without_a_ring_for_transfers_everything_takes_the_log():

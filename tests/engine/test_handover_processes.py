@@ -11,6 +11,7 @@ from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.requests import Outputs, Query, QueryReply, Submit, Target, Welcome
 from baton.protocol.sampling import Sampling, Stopping
 from tests.engine.instance import Gateway, Instance
+from tests.engine.introductions import introduce
 
 DEADLINE_S = 20.0
 CONFIG = InstanceConfig(
@@ -35,12 +36,17 @@ class Side:
         self.gateway = Gateway(self.instance.loop.endpoint)
         welcome = self.gateway.receive()
         assert isinstance(welcome, Welcome)
-        self.target = Target(welcome.incarnation, welcome.peer_endpoint)
+        self.welcome = welcome
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, str] = {}
 
+    def target(self, prefiller: "Side", number: int) -> Target:
+        """As the gateway names this instance to the one that prefills the request."""
+        me, key = self.welcome, self.welcome.key
+        return introduce(me.incarnation, me.peer_endpoint, prefiller.welcome.incarnation, number, "gate", key)
+
     def submit(self, number: int, prompt: list[int], count: int, *decoders: "Side") -> None:
-        targets = tuple(side.target for side in decoders)
+        targets = tuple(side.target(self, number) for side in decoders)
         sampling, stopping = Sampling(seed=0, temperature=0.0), Stopping(count)
         submit = Submit(number, f"r{number}", pack_int32(prompt), sampling, stopping, decoders=targets)
         self.gateway.send(submit)
@@ -118,7 +124,7 @@ def test_a_decoder_that_is_not_there_costs_nothing_but_the_attempt(sides, tmp_pa
     gone = Target("gone", endpoint.format(tmp_path))
     start = time.monotonic()
     sampling, stopping = Sampling(seed=0, temperature=0.0), Stopping(20)
-    p.gateway.send(Submit(1, "r", pack_int32([1, 2, 3]), sampling, stopping, decoders=(gone, d.target)))
+    p.gateway.send(Submit(1, "r", pack_int32([1, 2, 3]), sampling, stopping, decoders=(gone, d.target(p, 1))))
     d.read_until_ended(1)
     assert time.monotonic() - start < CONFIG.reserve_timeout_s, "nobody waits for the dead"
     assert d.tokens[1] == simulated_tokens([1, 2, 3], 20, CONFIG.vocab_size)

@@ -14,6 +14,8 @@ from baton.engine.peers import CONNECT_S, Peers
 from baton.protocol.handover import PEER, Cancel, Taken
 from baton.protocol.requests import Target
 
+from .introductions import introduce
+
 DEADLINE_S = 10.0
 MAX_BYTES = 10_000
 
@@ -25,7 +27,6 @@ class Side:
         self.name = name
         self.context = zmq.Context()
         self.peers = Peers(self.context, endpoint, name, max_bytes)
-        self.target = Target(name, self.peers.endpoint)
         self.messages = []
         self.lost = []
         self.violations = []
@@ -41,7 +42,7 @@ class Side:
         self.violations.append((sender, what))
 
     def send(self, to, message):
-        return self.peers.send(to.target, message, time.monotonic())
+        return self.peers.send(introduce(to.name, to.peers.endpoint, self.name), message, time.monotonic())
 
     def until(self, condition, *others, deadline_s=DEADLINE_S):
         """Lives as the engine's loop does, together with others, until the condition holds."""
@@ -186,7 +187,7 @@ def test_a_message_that_makes_no_sense_ends_the_connection_on_both_sides(side):
 def test_a_sender_without_a_name_is_refused(side):
     d = side("d")
     context = zmq.Context()
-    for name in (b"nobody", b"/7", b"a/x", b"\xff/1"):
+    for name in (b"nobody", b"/7/s/00", b"a/x/s/00", b"\xff/1/s/00", b"p/1/s/nohex", b"p/1//00", b"p/1/s/00"):
         stranger = context.socket(zmq.DEALER)
         stranger.setsockopt(zmq.ROUTING_ID, name)
         stranger.connect(d.peers.endpoint)
@@ -223,11 +224,11 @@ PROGRAM = """
 import sys, time
 from tests.engine.test_peers import Side
 from baton.protocol.handover import Taken
-from baton.protocol.requests import Target
+from tests.engine.introductions import introduce
 side = Side("other", sys.argv[1])
 print(side.peers.endpoint, flush=True)
 side.until(lambda: side.messages, deadline_s=60)
-side.peers.send(Target("p", sys.argv[2]), Taken(7, 7), time.monotonic())
+side.peers.send(introduce("p", sys.argv[2], "other"), Taken(7, 7), time.monotonic())
 side.until(lambda: False, deadline_s=60)
 """
 
@@ -240,7 +241,8 @@ def test_the_death_of_a_process_is_noticed_at_once(side, tmp_path, how):
         [sys.executable, "-c", PROGRAM, endpoint, p.peers.endpoint], stdout=subprocess.PIPE, text=True
     )
     try:
-        p.peers.send(Target("other", process.stdout.readline().strip()), Taken(1, 1), time.monotonic())
+        other = introduce("other", process.stdout.readline().strip(), "p")
+        p.peers.send(other, Taken(1, 1), time.monotonic())
         p.until(lambda: p.messages)
         os.kill(process.pid, how)
         start = time.monotonic()

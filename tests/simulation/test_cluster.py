@@ -11,7 +11,6 @@ import pytest
 from baton.protocol.codec import pack_int32
 from baton.protocol.handover import Cancelled
 from baton.protocol.reports import REPORTS, LayersDone, StepReport
-from baton.protocol.requests import Target
 from baton.simulation.draw import draw_plan
 from baton.simulation.events import Events, Party
 from baton.simulation.gate import PartialPages, StepGate
@@ -19,6 +18,7 @@ from baton.simulation.peers import CONNECT_S, Network, Peers
 from baton.simulation.rings import ReportEnd
 from baton.simulation.runner import run_plan
 from baton.simulation.scenarios import SCENARIOS
+from tests.engine.introductions import introduce
 
 CLUSTERS = [name for name, shape in SCENARIOS.items() if len(shape.clusters[0]) > 1]
 
@@ -69,7 +69,7 @@ class Engine(Party):
             peer_lost=lambda peer, now, dead=False: self.told.append((peer, "dead" if dead else "lost")),
             violation=lambda sender, what: self.told.append("violation"),
         )
-        self.instance = SimpleNamespace(name=f"i{index}", index=index, world=world)
+        self.instance = SimpleNamespace(name=f"i{index}", index=index, world=world, secret=b"")
         self.peers = Peers(self, random.Random(index))
         self._events = world.events
 
@@ -99,7 +99,7 @@ def world():
     return world
 
 
-TO = Target("i1", "sim://i1")
+TO = introduce("i1", "sim://i1", "i0")
 
 
 def send(world, numbers):

@@ -268,10 +268,8 @@ def test_another_process_at_the_same_place_is_not_the_source(transfer):
     other = of(geometry, transfer, grant=b"of other readers")
     with Source(geometry) as old, Source(other) as new, Reader(geometry) as reader:
         was, is_ = old.instance.ranks[0], new.instance.ranks[0]
-        memory, owner = was.shared_memory.split(":")[2:], was.shared_memory and is_.shared_memory.split(":")[:2]
-        mixed = msgspec.structs.replace(
-            was, tcp=was.tcp and is_.tcp, shared_memory=":".join([*owner, *memory])
-        )
+        memory = ":".join([*is_.shared_memory.split(":")[:2], *was.shared_memory.split(":")[2:]])
+        mixed = msgspec.structs.replace(was, tcp=was.tcp and is_.tcp, shared_memory=memory)
         there = msgspec.structs.replace(old.instance, ranks=[mixed])
         assert "another" in reader.fetch(there, [1], [1]).error
         assert not reader.pool.array.any()

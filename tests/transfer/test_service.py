@@ -6,23 +6,28 @@ import socket
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 
+from baton.protocol.codec import pack_int32
+from baton.protocol.commands import Extend, Grant, Revoke
+from baton.protocol.handover import InstanceSource
+from baton.transfer import page_server
+from baton.transfer.grants import EARLY, OVER, GrantBook
 from baton.transfer.service import TransferFailed, TransferService
 
-from .pools import Geometry, Pool, Reader, Source, content, wait_until
+from .pools import TOKEN, Geometry, Pool, Reader, Source, content, wait_until
 
 
 def place_of(source):
-    address, _, token = source.instance.ranks[0].tcp.rpartition("/")
-    host, _, port = address.rpartition(":")
-    return (host, int(port)), bytes.fromhex(token)
+    host, _, port = source.instance.ranks[0].tcp.rpartition(":")
+    return host, int(port)
 
 
-def request(token, pages=1, magic=b"BPG1", layers=(0, 3), heads=(0, 4), checked=0):
+def request(token=TOKEN, pages=1, magic=b"BPG2", layers=(0, 3), heads=(0, 4), checked=0):
     return struct.pack("<4s16sIHHHHI", magic, token, pages, *layers, *heads, checked)
 
 
@@ -30,6 +35,7 @@ def answer_to(place, *parts):
     with socket.create_connection(place, timeout=10) as connection:
         for part in parts:
             connection.sendall(part)
+        connection.shutdown(socket.SHUT_WR)
         received = b""
         with contextlib.suppress(ConnectionResetError):
             while part := connection.recv(1 << 16):
@@ -40,40 +46,118 @@ def answer_to(place, *parts):
 def test_the_page_server_answers_only_what_it_can():
     geometry = Geometry()
     with Source(geometry) as source:
-        place, token = place_of(source)
+        place = place_of(source)
         one = struct.pack("<i", 1)
-        assert b"another process" in answer_to(place, request(bytes(16)), one)
-        assert answer_to(place, request(token, magic=b"HTTP"), one) == b""
-        assert b"at most 65536" in answer_to(place, request(token, pages=70_000), bytes(4 * 65536))
-        assert b"layers or heads" in answer_to(place, request(token, layers=(1, 3)), one)
-        assert b"layers or heads" in answer_to(place, request(token, heads=(4, 1)), one)
-        assert b"layers or heads" in answer_to(place, request(token, layers=(0, 0)), one)
+        assert b"no such grant" in answer_to(place, request(bytes(16)), one)
+        assert answer_to(place, request(magic=b"HTTP"), one) == b""
+        assert b"at most 65536" in answer_to(place, request(pages=70_000), bytes(4 * 65536))
+        wrong = [request(layers=(1, 3)), request(heads=(4, 1)), request(layers=(0, 0))]
+        assert (
+            answer_to(place, *(part for bad in wrong for part in (bad, one))).count(b"layers or heads") == 3
+        )
         for page in (64, -1):
-            assert b"a page outside" in answer_to(place, request(token), struct.pack("<i", page))
+            assert b"a page outside" in answer_to(place, request(), struct.pack("<i", page))
         assert answer_to(place, b"GET / HTTP/1.1\r\nHost: pages\r\n\r\n" + bytes(40)) == b""
         with Reader(geometry) as reader:
             assert reader.fetch(source.instance, [5], [6]).error == ""
 
 
-def test_silent_and_greedy_strangers_do_not_keep_others_away():
+def test_a_grant_names_pages_and_ends():
+    """Nothing else opens anything: not the pages of another request, and not afterwards."""
+    geometry = Geometry()
+    token = b"of one request.."
+    pool = Pool(geometry)
+    pool.array[:] = content(geometry)
+    service = TransferService(0, pool.view, geometry.config(), print)
+    service.start()
+    source = InstanceSource("tile", 8, [service.source])
+    with Reader(geometry) as reader:
+
+        def error(*pages):
+            return reader.fetch(source, list(pages), list(range(len(pages))), grant=token).error
+
+        service.grant(Grant(token, "d", pack_int32([3, 4]), 60.0))
+        assert error(3, 4) == ""
+        assert "page 5 is not among those of the grant" in error(3, 5)
+        service.grant(Grant(token, "d", pack_int32([5]), 60.0))
+        assert error(3, 5) == "", "more pages of the request"
+        service.grant(Extend([token, b"unknown"], 60.0))
+        service.grant(Revoke([token]))
+        assert "the grant is over" in error(3)
+    service.close()
+    pool.close()
+
+
+def test_a_grant_that_nobody_extends_ends_by_itself():
+    book = GrantBook()
+    book.apply(Grant(b"t", "d", pack_int32([1]), 2.0), 10.0)
+    assert book.why_not(b"t", 11.9, [1]) == ""
+    book.apply(Extend([b"t"], 2.0), 11.9)
+    assert book.why_not(b"t", 13.8, [1]) == ""
+    assert book.why_not(b"t", 13.9, [1]) == OVER
+    assert len(book) == 0
+    assert book.why_not(b"never", 0.0) == EARLY
+
+
+def test_a_grant_may_come_a_moment_after_its_first_use():
+    geometry = Geometry(grant=bytes(16))
+    pool = Pool(geometry)
+    service = TransferService(0, pool.view, geometry.config(), print)
+    service.start()
+    with Reader(geometry) as reader:
+        reader.begin(InstanceSource("tile", 8, [service.source]), [1], [1])
+        wait_until(lambda: service._transports[0]._server._strangers)
+        service.grant(Grant(TOKEN, "d", pack_int32([1]), 60.0))
+        assert reader.end().error == ""
+    service.close()
+    pool.close()
+
+
+def test_strangers_keep_nobody_away(monkeypatch):
+    """A stranger has a time and some bytes; a flood of them takes places from each other only."""
+    monkeypatch.setattr(page_server, "AUTH_S", 1e6)  # they are never away by themselves
     geometry = Geometry(num_blocks=64, num_layers=4, tile_bytes=32768)
+    pool = Pool(geometry)
+    service = TransferService(0, pool.view, geometry.config(), print)
+    service.start()
+    service.grant(Grant(TOKEN, "d", pack_int32(range(64)), 3600.0))
+    host, _, port = service.source.tcp.rpartition(":")
+    server, place = service._transports[0]._server, (host, int(port))
+    try:
+        with Reader(geometry) as reader, contextlib.ExitStack() as stack:
+            source = InstanceSource("tile", 8, [service.source])
+            assert reader.fetch(source, [5], [6]).error == ""
+            assert (len(server._members), len(server._strangers)) == (1, 0)
+            for number in range(400):
+                stranger = stack.enter_context(socket.create_connection(place, timeout=10))
+                if number % 3 == 0:
+                    stranger.sendall(request()[:7])
+            wait_until(lambda: len(server._strangers) == page_server._MAX_STRANGERS)
+            assert len(server._members) == 1, "the member keeps its connection"
+            reader.service._transports[0].close()  # and one that comes now is served as well
+            reader.service._transports[0]._memory = reader.pool.view.memory
+            assert reader.fetch(source, [6], [7]).error == ""
+    finally:
+        service.close()
+        pool.close()
+
+
+def test_a_stranger_has_two_seconds_and_a_kilobyte(monkeypatch):
+    monkeypatch.setattr(page_server, "_EARLY_S", 0.0)
+    now = [0.0]
+    monkeypatch.setattr(page_server, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    visit = page_server._Visit(None)
+    assert visit.seconds_left() == page_server.AUTH_S == 2.0
+    now[0] = 1.5
+    assert visit.seconds_left() == 0.5
+    now[0] = 3.0
+    assert visit.seconds_left() == 0.0
+    geometry = Geometry()
     with Source(geometry) as source:
-        place, token = place_of(source)
-        before = source.descriptors()
-        strangers = [socket.create_connection(place, timeout=10) for _ in range(270)]
-        wait_until(lambda: source.descriptors() >= before + 250)
-        assert source.descriptors() <= before + 257  # bounded
-        for stranger in strangers[:30]:
-            stranger.sendall(request(token)[:7])
-        for stranger in strangers[30:40]:  # asks for 64 MB and never reads
-            ids = np.arange(64, dtype=np.int32).tobytes()
-            stranger.sendall(request(token, pages=64, layers=(0, 4)) + ids)
-        wait_until(lambda: source.descriptors() <= before + 256 - 35, 10.0)  # after 3 s of silence
-        with Reader(geometry) as reader:
-            assert reader.fetch(source.instance, [5], [6]).error == ""
-        for stranger in strangers:
-            stranger.close()
-        wait_until(lambda: source.descriptors() == before)
+        answer = answer_to(place_of(source), *[request(bytes(16)), struct.pack("<i", 1)] * 100)
+        refused = answer.count(b"BPG2")
+        assert 1 <= refused <= 1024 // (len(request()) + 4), "then it is closed"
+        assert answer_to(place_of(source), request(bytes(16), pages=300), bytes(1200)) == b""
 
 
 def test_bytes_damaged_on_the_way_are_noticed():
@@ -84,9 +168,9 @@ def test_bytes_damaged_on_the_way_are_noticed():
         Reader(geometry) as reader,
         socket.create_server(("127.0.0.1", 0)) as proxy,
     ):
-        place, token = place_of(source)
+        place = place_of(source)
         threading.Thread(target=damage, args=(proxy, place, 3 << 20), daemon=True).start()
-        through = f"127.0.0.1:{proxy.getsockname()[1]}/{token.hex()}"
+        through = f"127.0.0.1:{proxy.getsockname()[1]}"
         rank = msgspec.structs.replace(source.instance.ranks[0], tcp=through)
         there = msgspec.structs.replace(source.instance, ranks=[rank])
         found = reader.fetch(there, [9, 4, 7, 8], [1, 2, 3, 4])

@@ -63,6 +63,8 @@ class Arrival:
     """When a page came last."""
     closing: Silence | None = None
     """With the ranks, once they were told to end its fetches."""
+    grant: bytes = b""
+    """What is shown to P's page servers."""
     reply: Reply = Reply.NOTHING
     reason: str = ""
 

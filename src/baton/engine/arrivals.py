@@ -64,6 +64,7 @@ from baton.protocol.handover import (
     Reserved,
     Taken,
 )
+from baton.protocol.passes import gateway_key, pair_key
 from baton.protocol.reports import Fetched
 from baton.protocol.requests import Target
 from baton.protocol.silence import Silence
@@ -87,6 +88,7 @@ class Arrivals:
         source: Callable[[], InstanceSource | None],
         number: Callable[[], int],
         violation: Callable[[str, str], None],
+        secret: bytes,
     ) -> None:
         self._config = config
         self._limits = limits
@@ -95,7 +97,8 @@ class Arrivals:
         self._outboxes = outboxes
         self._counters = counters.handovers
         self._source = source
-        self._checker = Checker(limits, outboxes, number, caching=scheduler.prefix is not None)
+        self._key = gateway_key(secret)
+        self._checker = Checker(limits, outboxes, number, self._key, caching=scheduler.prefix is not None)
         self._violation = violation
         self.credits = Credits()
         self.fetches = Fetches(num_ranks, scheduler.ledger, self._counters)
@@ -210,7 +213,7 @@ class Arrivals:
     # -- what P says
 
     def reserve(self, peer: str, message: Reserve, now: float) -> None:
-        target = Target(peer, message.endpoint)
+        target = Target(peer, message.endpoint, pair_key(self._key, peer))
         self._courier.know(target)
         for other in [a for a in self._arrivals.values() if (a.peer.incarnation, a.id) == (peer, message.id)]:
             if other.attempt == message.attempt:
@@ -220,7 +223,7 @@ class Arrivals:
             if other.stage is not Stage.CLOSING:
                 self._fail(other, "a later attempt has begun", now)
         try:
-            request = self._checker.check(message, self._source(), now)
+            request = self._checker.check(peer, message, self._source(), now)
         except Refusal as refusal:
             self.credits.drop(peer, message.id)  # what was promised to it is nobody's now
             self._promise()
@@ -252,6 +255,7 @@ class Arrivals:
             reserved_at=now,
             asked=num_cached,
             moved=now,
+            grant=message.grant,
         )
         self._arrivals[key[1:]] = arrival
         self._renew_at.setdefault(peer, now + message.lease_s / 3)

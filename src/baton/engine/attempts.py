@@ -3,18 +3,24 @@
 This is the bookkeeping below `departures.py`, which decides what an event means for the request.  A decoder's
 *window* is how many requests may be asking it at a time: all at first, one after it did not answer in time,
 twice as many after each answer that came in time.
+
+The workers serve pages over the network to who was *granted* them: the pages of the request to its decoder,
+from when the first of them is named until the attempt is over.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from baton.engine.courier import Alarm, Courier
 from baton.engine.departure import Attempt, Departure, Phase, Window
 from baton.engine.scheduler import Scheduler
 from baton.protocol.codec import pack_int32
+from baton.protocol.commands import Extend, Grant, Grants, Revoke
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import Cancel, InstanceSource, Reserve
+from baton.protocol.passes import grant_token
 from baton.protocol.requests import Target
 from baton.protocol.silence import Silence
 
@@ -22,7 +28,11 @@ from baton.protocol.silence import Silence
 class Attempts:
     """Those of one engine."""
 
-    def __init__(self, config: InstanceConfig, courier: Courier, scheduler: Scheduler) -> None:
+    def __init__(self, config: InstanceConfig, courier: Courier, scheduler: Scheduler, secret: bytes) -> None:
+        """`secret`: the engine's, from which the tokens of grants are made."""
+        self._grants: list[Grants] = []
+        self._secret = secret
+        self._revoked: list[bytes] = []
         self._config = config
         self._courier = courier
         self._scheduler = scheduler
@@ -108,7 +118,8 @@ class Attempts:
         request, tokens = departure.request, departure.request.tokens
         self._windows.setdefault(target.incarnation, Window(self._config.max_preparing)).asking += 1
         departure.number += 1
-        attempt = Attempt(departure, departure.number, target, now)
+        token = grant_token(self._secret, target.incarnation, departure.id, departure.number)
+        attempt = Attempt(departure, departure.number, target, now, grant=token)
         departure.attempts[attempt.number] = departure.current = attempt
         self._attempts[departure.id, attempt.number] = attempt
         self._alarm.note(self.deadline(attempt))
@@ -131,9 +142,33 @@ class Attempts:
                 source=source,
                 lease_s=self._config.lease_s,
                 flow=request.flow,
+                ticket=target.ticket,
+                grant=token,
             ),
         )
         return attempt
+
+    def grant(self, attempt: Attempt, blocks: Sequence[int]) -> None:
+        """D may fetch these, all pages of the request, from now on."""
+        if len(blocks) > attempt.granted:
+            new = pack_int32(blocks[attempt.granted :])
+            reader, lease_s = attempt.target.incarnation, self._config.lease_s
+            self._grants.append(Grant(attempt.grant, reader, new, lease_s))
+            attempt.granted = len(blocks)
+
+    def extend(self, attempts: Sequence[Attempt]) -> None:
+        """D has said that it counts on these."""
+        tokens = [attempt.grant for attempt in attempts if attempt.granted]
+        if tokens:
+            self._grants.append(Extend(tokens, self._config.lease_s))
+
+    def take_grants(self) -> list[Grants]:
+        """What the workers are to be told of grants."""
+        grants, self._grants = self._grants, []
+        if self._revoked:
+            grants.append(Revoke(self._revoked))
+            self._revoked = []
+        return grants
 
     def enter(self, attempt: Attempt, phase: Phase, now: float) -> None:
         self._not_asking(attempt)
@@ -172,6 +207,8 @@ class Attempts:
         self._not_asking(attempt)
         departure = attempt.departure
         del self._attempts[departure.id, attempt.number], departure.attempts[attempt.number]
+        if attempt.granted:
+            self._revoked.append(attempt.grant)
         if departure.current is attempt:
             departure.current = None
         if not self._attempts:

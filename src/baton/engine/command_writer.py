@@ -1,15 +1,29 @@
 """The engine's end of the command rings: the command log, and the ring of the transfer threads.
 
-Theory.  A `Fetch` concerns no slot, and writes only blocks that no slot uses; a `Grant` concerns only what is
-served to others.  So they need not wait for the end of a step as other commands do, nor keep their place among
-them: where there is a ring to the transfer threads they go there, in their order.  The batch stays in the log without it, because the
-log has no gaps.
+Theory.  A `Fetch` concerns no slot, and writes only blocks that no slot uses.  So it need not wait for the
+end of a step as other commands do, nor keep its place among them: where there is a ring to the transfer
+threads it goes there, in order with the other fetches.  The batch stays in the log without it, because the
+log has no gaps; a batch of which nothing is left wakes nobody.
+
+Who may fetch pages of this instance (`grant`) goes there as well, and wakes nobody either: the page server
+looks before it answers anybody.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton.ipc.ring import RingWriter
-from baton.protocol.commands import COMMANDS, Command, CommandBatch, Transfer
+from baton.protocol.commands import (
+    COMMANDS,
+    TRANSFERS,
+    Command,
+    CommandBatch,
+    DropFetch,
+    Fetch,
+    Grants,
+    TransferBatch,
+)
 
 
 class CommandWriter:
@@ -22,6 +36,9 @@ class CommandWriter:
         self._log = log
         self._transfers = transfers
         self._transfer_batches = 0
+        self._log_rings = False
+        """Something was appended since the last flush for which the workers are to wake up."""
+        self._transfers_ring = False
 
     @property
     def pending(self) -> bool:
@@ -31,15 +48,27 @@ class CommandWriter:
     def append(self, batch: CommandBatch) -> None:
         """Queues a batch; `flush` makes it visible."""
         if self._transfers is not None:
-            transfers: list[Command] = [c for c in batch.commands if isinstance(c, Transfer)]
-            if transfers:
-                self._transfer_batches += 1
-                self._transfers.append(COMMANDS.encode(CommandBatch(self._transfer_batches, transfers)))
-                rest: list[Command] = [c for c in batch.commands if not isinstance(c, Transfer)]
+            fetches = [command for command in batch.commands if isinstance(command, Fetch | DropFetch)]
+            if fetches:
+                self._transfer(self._transfers, fetches)
+                self._transfers_ring = True
+                rest: list[Command] = [c for c in batch.commands if not isinstance(c, Fetch | DropFetch)]
                 batch = CommandBatch(batch.sequence, rest)  # the log has no gaps, so an empty one goes too
+        self._log_rings = self._log_rings or bool(batch.commands)
         self._log.append(COMMANDS.encode(batch))
+
+    def grant(self, grants: Sequence[Grants]) -> None:
+        """Queues what page servers are to know; without a ring to them there are none."""
+        if grants and self._transfers is not None:
+            self._transfer(self._transfers, grants)
 
     def flush(self) -> bool:
         """Returns whether all of it went."""
-        gone = self._transfers is None or self._transfers.flush()
-        return self._log.flush() and gone
+        gone = self._transfers is None or self._transfers.flush(ring=self._transfers_ring)
+        gone = self._log.flush(ring=self._log_rings) and gone
+        self._log_rings = self._transfers_ring = not gone
+        return gone
+
+    def _transfer(self, ring: RingWriter, commands: Sequence[Fetch | DropFetch | Grants]) -> None:
+        self._transfer_batches += 1
+        ring.append(TRANSFERS.encode(TransferBatch(self._transfer_batches, list(commands))))

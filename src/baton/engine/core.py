@@ -46,9 +46,10 @@ from baton.engine.scheduler import Admission, Scheduler
 from baton.engine.steps import UnreadableReport, finish
 from baton.engine.validation import Rejected, check_submit
 from baton.protocol.codec import MalformedMessage, pack_int32
-from baton.protocol.commands import Abort, Admit, Command, CommandBatch, Control, Grow, Preempt
+from baton.protocol.commands import Abort, Admit, Command, CommandBatch, Control, Grants, Grow, Preempt
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PeerMessage, Refused, Reserve
+from baton.protocol.passes import gateway_key, pair_key
 from baton.protocol.reports import (
     ControlDone,
     Fetched,
@@ -89,7 +90,8 @@ class Outgoing(NamedTuple):
 
 class EngineCore:
     """One instance's engine.  `workers` are the process ids of the ranks, rank 0 first; `peer_endpoint` is
-    where other engines reach this one, "" if it takes part in no hand-over."""
+    where other engines reach this one, "" if it takes part in no hand-over; `secret` is drawn for this
+    incarnation (`protocol/passes.py`)."""
 
     def __init__(
         self,
@@ -99,9 +101,11 @@ class EngineCore:
         workers: Sequence[int],
         now: float,
         peer_endpoint: str = "",
+        secret: bytes = b"",
     ) -> None:
         self.config = config
         self.incarnation = incarnation
+        self._secret = secret
         self.workers = list(workers)
         self.failure: str | None = None
         """Why the instance cannot go on; None while it can."""
@@ -190,6 +194,12 @@ class EngineCore:
             batch = CommandBatch(self._sequence, self._commands)
             self._commands = []
         return Outgoing(batch, self._outboxes.take(), self._courier.take())
+
+    def take_grants(self) -> list[Grants]:
+        """After a flush, before what it returned is sent: what the workers' page servers are to be told of
+        who may fetch pages.  It takes another way than the command log, as it concerns no slot and no
+        step."""
+        return self._handovers.take_grants() if self._handovers is not None else []
 
     def on_clock(self, now: float) -> None:
         deadline = self.next_deadline()
@@ -464,7 +474,8 @@ class EngineCore:
                 refused = Refused(
                     message.id, message.attempt, "shutting_down", "the instance takes nothing now"
                 )
-                self._courier.send(Target(peer, message.endpoint), refused)
+                key = pair_key(gateway_key(self._secret), peer)
+                self._courier.send(Target(peer, message.endpoint, key), refused)
             return
         self._hand_over_clock(now)
         if isinstance(message, Reserve) and self.scheduler.due:
@@ -560,6 +571,7 @@ class EngineCore:
             self.counters,
             self._number,
             self.violation,
+            self._secret,
         )
         self._welcome = Welcome(
             incarnation=self.incarnation,
@@ -570,8 +582,9 @@ class EngineCore:
             vocab_size=agreed.vocab_size,
             workers=self.workers,
             peer_endpoint=self._courier.endpoint,
-            source=agreed.source,
+            source=None if agreed.source is None else agreed.source.without_places(),
             detail=agreed.detail,
+            key=gateway_key(self._secret),
         )
         self._outboxes.tell_all(self._welcome)
         whole = machinery.loads.whole(self._now)

@@ -62,6 +62,10 @@ class Attempt:
     """Leading pages that D may be reading."""
     kept: list[int] = field(default_factory=list)
     """The blocks of these pages, once they are exported."""
+    grant: bytes = b""
+    """With which D fetches pages of this attempt."""
+    granted: int = 0
+    """Leading pages of the request that were granted."""
 
     @property
     def key(self) -> tuple[str, int, int]:

@@ -90,6 +90,7 @@ class Departures:
         counters: Counters,
         source: Callable[[], InstanceSource | None],
         violation: Callable[[str, str], None],
+        secret: bytes,
     ) -> None:
         self._config = config
         self._courier = courier
@@ -104,7 +105,7 @@ class Departures:
         """Those that are not over."""
         self._queue: FairLine[Departure] = FairLine()
         self._num_placed = 0
-        self.attempts = Attempts(config, courier, scheduler)
+        self.attempts = Attempts(config, courier, scheduler, secret)
 
     # -- what the core needs
 
@@ -242,6 +243,7 @@ class Departures:
             if not departure.over:
                 self._stay(departure, "unprepared")
             return
+        self.attempts.grant(attempt, attempt.kept)
         admitted = request.arrived if request.first_admitted is None else request.first_admitted
         handoff = Handoff(
             departure.id,
@@ -354,13 +356,15 @@ class Departures:
             self.attempts.release(attempt)
 
     def renew(self, peer: str, message: Renew, now: float) -> None:
-        unknown = []
+        known, unknown = [], []
         for number, count in message.handovers:
             attempt = self.attempts.find(peer, number, count)
             if attempt is None or attempt.phase not in (Phase.RESERVED, Phase.HANDED):
                 unknown.append((number, count))
             else:
                 self.attempts.renew(attempt, now)
+                known.append(attempt)
+        self.attempts.extend(known)
         self._courier.answer(peer, Renewed(message.stamp, unknown))
 
     def peer_lost(self, peer: str, now: float, dead: bool) -> None:
@@ -415,7 +419,10 @@ class Departures:
         if attempt is None or attempt.phase is not Phase.RESERVED or request.state is not State.RUNNING:
             return
         pages = self._num_pages(len(request.tokens)) if departure.layers else departure.complete
-        blocks = self._scheduler.ledger.table(request.slot)[attempt.named : pages]
+        table = self._scheduler.ledger.table(request.slot)
+        blocks = table[attempt.named : pages]
+        if blocks:
+            self.attempts.grant(attempt, table[: self._num_pages(len(request.tokens))])
         self._courier.send(
             attempt.target,
             Progress(

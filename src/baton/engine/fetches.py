@@ -58,6 +58,7 @@ class Fetches:
                     blocks=pack_int32(table[start:stop]),
                     first_layer=first_layer,
                     num_layers=num_layers,
+                    grant=arrival.grant,
                 )
             )
 

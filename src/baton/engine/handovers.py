@@ -20,6 +20,7 @@ from baton.engine.outbox import Outboxes
 from baton.engine.scheduler import Scheduler
 from baton.engine.validation import Limits
 from baton.protocol.codec import MalformedMessage, unpack_int32
+from baton.protocol.commands import Grants
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import (
     Cancel,
@@ -54,12 +55,13 @@ class Handovers:
         source: InstanceSource | None,
         number: Callable[[], int],
         violation: Callable[[str, str], None],
+        secret: bytes,
     ) -> None:
         self.source = source
         self._scheduler = scheduler
         self._violation = violation
         self.departures = Departures(
-            config, courier, scheduler, outboxes, counters, lambda: self.source, violation
+            config, courier, scheduler, outboxes, counters, lambda: self.source, violation, secret
         )
         self.arrivals = Arrivals(
             config,
@@ -72,6 +74,7 @@ class Handovers:
             lambda: self.source,
             number,
             violation,
+            secret,
         )
 
     @property
@@ -126,6 +129,10 @@ class Handovers:
                 self._violation("worker rank 0", f"LayersDone of slot {slot}, epoch {epoch}, not open")
             else:
                 self.departures.layers_computed(request, report.layers)
+
+    def take_grants(self) -> list[Grants]:
+        """What the workers are to be told of who may fetch pages of this instance."""
+        return self.departures.attempts.take_grants()
 
     def end_all(self, why: str, now: float) -> None:
         """No page of before can be used after this."""

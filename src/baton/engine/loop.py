@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import threading
 import time
@@ -101,11 +102,12 @@ class EngineLoop:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._peers: Peers | None = None
         max_bytes = max_message_bytes(config.max_model_len)
+        secret = secrets.token_bytes(16)
         try:
             self._socket = listen(self._context, endpoint, max_bytes)
             if config.peer_endpoint:
                 limit = max_bytes + _BESIDES_SUBMIT
-                self._peers = Peers(self._context, config.peer_endpoint, incarnation, limit)
+                self._peers = Peers(self._context, config.peer_endpoint, incarnation, limit, secret)
         except OSError:
             self._context.destroy(0)
             raise
@@ -117,6 +119,7 @@ class EngineLoop:
             workers=worker_pids,
             now=time.monotonic(),
             peer_endpoint=self._peers.endpoint if self._peers else "",
+            secret=secret,
         )
         self._pidfds = {open_pidfd(pid): rank for rank, pid in enumerate(worker_pids)}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -251,6 +254,7 @@ class EngineLoop:
             outgoing = self.core.flush(now)
             if outgoing.batch is not None:
                 self._commands.append(outgoing.batch)
+            self._commands.grant(self.core.take_grants())
             gateways = [to for to, message in outgoing.gateways if not self._send(to, message)]
             for identity in gateways:
                 self.core.gateway_lost(identity)

@@ -43,6 +43,7 @@ class Machinery:
         counters: Counters,
         number: Callable[[], int],
         violation: Callable[[str, str], None],
+        secret: bytes,
     ) -> None:
         ledger = Ledger(agreed.num_blocks, config.max_num_seqs)
         prefix = PrefixIndex(ledger) if config.enable_prefix_caching else None
@@ -69,6 +70,7 @@ class Machinery:
             agreed.source if courier.endpoint else None,
             number,
             violation,
+            secret,
         )
         self.speeds = Speeds()
         self.loads = Loads(config.load_interval_s, prefix, self.measure)

@@ -11,12 +11,13 @@ comes.  Three things make it so:
 
 * a link that breaks, cannot be opened within `CONNECT_S` or is not wanted any more by the other side is
   closed, and the core is told; the next message to that peer opens a new one;
-* the routing id is `incarnation/number`, and the number grows with every link.  So whoever listens sees
-  that a peer has opened another link, that is, that it has lost the one before, and maybe messages with it.
-  Leftovers of the earlier link are dropped;
-* a message that makes no sense is a violation, and nothing after it on that link can be trusted: the rest is
-  dropped and the sender is told with an empty message on the same connection (otherwise the direction from
-  ROUTER to DEALER is not used), upon which it closes the link.
+* the routing id says whose link it is, proves it, and has a number that grows with every link
+  (`callers.py`).  So whoever listens sees that a peer has opened another link, that is, that it has lost the
+  one before, and maybe messages with it;
+* what is left of an earlier link, what comes from a stranger, and a message that makes no sense (after which
+  nothing on that link can be trusted) is not read, and never in silence: the sender is told with an empty
+  message on the same connection (otherwise the direction from ROUTER to DEALER is not used), upon which it
+  closes the link.
 
 | link | event | what follows |
 | --- | --- | --- |
@@ -43,13 +44,13 @@ import logging
 import select
 import socket
 import time
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from baton.engine.callers import Callers
 from baton.engine.sockets import Context, Socket, bound_endpoint, listen, set_tcp_options
 from baton.ipc.zeromq import has_messages
 from baton.protocol.codec import MalformedMessage
@@ -67,8 +68,8 @@ _PROBE_EVERY_S = 0.05
 _LINGER_MS = 200
 _RECEIVE_HWM = 1000
 """Messages of one peer that are held here unread; beyond that its own queue grows, not ours."""
-_MAX_HEARD = 4096
-"""Peers whose latest connection is remembered; each restart of one is another."""
+_TURN_BYTES = 4 << 20
+"""Of messages that are taken in one turn; the last one may go beyond."""
 _BROKEN = (
     zmq.EVENT_CLOSED
     | zmq.EVENT_DISCONNECTED
@@ -102,14 +103,6 @@ class _Link:
 
 
 @dataclass
-class _Heard:
-    """The latest connection of a peer to our ROUTER."""
-
-    number: int
-    refused: bool = False
-
-
-@dataclass
 class _Suspect:
     """A peer on this host whose link was lost: is it dead?"""
 
@@ -119,18 +112,21 @@ class _Suspect:
 
 
 class Peers:
-    """Listens on `endpoint` from the moment it is made.  Raises `OSError` if that is impossible."""
+    """Listens on `endpoint` from the moment it is made.  Raises `OSError` if that is impossible.
 
-    def __init__(self, context: Context, endpoint: str, incarnation: str, max_bytes: int) -> None:
+    `secret`: the engine's (`protocol/passes.py`)."""
+
+    def __init__(
+        self, context: Context, endpoint: str, incarnation: str, max_bytes: int, secret: bytes = b""
+    ) -> None:
         self._context = context
-        self._incarnation = incarnation
+        self._callers = Callers(incarnation, secret)
         self._max_bytes = max_bytes
         self._router = listen(context, endpoint, max_bytes, _RECEIVE_HWM)
         self.endpoint = bound_endpoint(self._router)
         self._numbers = itertools.count(1)
         self._links: dict[str, _Link] = {}
         self._by_fd: dict[int, _Link] = {}
-        self._heard: OrderedDict[str, _Heard] = OrderedDict()
         self._suspects: dict[str, _Suspect] = {}
         self._lost: dict[str, str] = {}
         """Peers whose link broke, and of which the core was not told yet, with their endpoints."""
@@ -177,6 +173,7 @@ class Peers:
         if len(data) > self._max_bytes:
             log.error("a message for peer %s has %d bytes, more than engines read", to.incarnation, len(data))
             return False
+        self._callers.know(to.incarnation, to.key)
         if to.incarnation in self._lost:
             return True
         link = self._links.get(to.incarnation) or self._open(to, now)
@@ -208,7 +205,8 @@ class Peers:
         """SNDHWM 0: what can be under way to a peer is bounded by the hand-overs with it, which end with
         their leases; dropping a message would be worse than keeping it."""
         dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.ROUTING_ID, f"{self._incarnation}/{next(self._numbers)}".encode())
+        routing_id = self._callers.introduce(to.incarnation, to.key, next(self._numbers))
+        dealer.setsockopt(zmq.ROUTING_ID, routing_id)
         dealer.setsockopt(zmq.SNDHWM, 0)
         dealer.setsockopt(zmq.RECONNECT_IVL, -1)
         set_tcp_options(dealer, to.endpoint)
@@ -256,48 +254,40 @@ class Peers:
     # -- messages
 
     def _receive(self, events: PeerEvents, limit: int) -> None:
+        taken = 0
         for _ in range(limit):
-            if not has_messages(self._router):
+            if taken >= _TURN_BYTES or not has_messages(self._router):
                 return
             try:
                 identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            taken += sum(map(len, frames))
             now = time.monotonic()  # not before it was received: a lease that it renews counts from here
-            peer, number = _parse(identity)
-            if number == 0:
-                self._refuse(events, identity, f"peer {identity[:80]!r}", "its id is not incarnation/number")
+            heard = self._callers.hear(identity)
+            if heard.refusal:
+                self._close_theirs(identity)
+                if heard.stranger:
+                    events.violation(f"peer {identity[:80]!r}", f"{heard.refusal}; it is not read")
+            if not heard.peer:
                 continue
-            heard = self._hear(events, peer, number, now)
-            if heard is None or heard.refused:
-                continue
+            if heard.reconnected:
+                log.info("peer %s has connected again", heard.peer)
+                events.peer_lost(heard.peer, now)
             try:
                 if len(frames) != 1:
                     raise MalformedMessage(f"{len(frames)} frames where one was expected")
                 message = PEER.decode(frames[0])
             except MalformedMessage as error:
-                heard.refused = True
-                self._refuse(events, identity, f"peer {peer}", str(error))
-                events.peer_lost(peer, now)
+                self._callers.refuse(identity, str(error))
+                self._close_theirs(identity)
+                events.violation(f"peer {heard.peer}", f"{error}; nothing more is read on this connection")
+                events.peer_lost(heard.peer, now)
                 continue
-            events.on_peer(peer, message, now)
+            events.on_peer(heard.peer, message, now)
 
-    def _hear(self, events: PeerEvents, peer: str, number: int, now: float) -> _Heard | None:
-        """None: this is what was left of a connection that the peer has given up."""
-        heard = self._heard.get(peer)
-        if heard is None or number > heard.number:
-            if heard is not None:
-                log.info("peer %s has connected again", peer)
-                events.peer_lost(peer, now)
-            heard = self._heard[peer] = _Heard(number)
-            self._heard.move_to_end(peer)
-            if len(self._heard) > _MAX_HEARD:
-                self._heard.popitem(last=False)
-        return heard if number == heard.number else None
-
-    def _refuse(self, events: PeerEvents, identity: bytes, sender: str, what: str) -> None:
+    def _close_theirs(self, identity: bytes) -> None:
         """Asks the sender to close this connection: a ROUTER cannot do so itself."""
-        events.violation(sender, f"{what}; nothing more is read on this connection")
         try:
             self._router.send_multipart((identity, b""), zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -323,15 +313,6 @@ class Peers:
                 events.peer_lost(peer, now, dead=True)
             elif now >= suspect.give_up:
                 del self._suspects[peer]
-
-
-def _parse(identity: bytes) -> tuple[str, int]:
-    """incarnation/number; the number is 0 if it makes no sense."""
-    try:
-        peer, number = identity.decode("ascii").rsplit("/", 1)
-        return peer, int(number) if number.isdigit() and peer else 0
-    except ValueError:
-        return "", 0
 
 
 def _close_sockets(link: _Link, linger_ms: int) -> None:

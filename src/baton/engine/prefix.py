@@ -8,6 +8,10 @@ different prefixes with one key are as good as impossible, also for somebody who
 * A block enters the index (`insert`) only after a report said that its KV is computed.
 * Two requests that compute the same tokens at the same time both have a block for them.  The first to be
   reported is indexed; the other stays private to its holder and is free afterwards.
+* A block that was fetched from another instance, or computed from such, is only as right as the gateway that
+  named that instance is honest.  So it is marked with the gateway, its *origin*, and matches only for
+  requests of the same one; what was computed here ("") is for all.  A stranger who calls itself a gateway can
+  have itself be told lies, and nobody else.
 * A block leaves the index when the ledger evicts it.  If a parent is gone before its child (possible when the
   two were computed by different requests), the child is found again as soon as somebody computes the parent
   again, and is evicted in its turn otherwise.
@@ -30,6 +34,8 @@ class PrefixIndex:
         self._ledger = ledger
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
+        self._origin_of: dict[int, str] = {}
+        """Of those that were not computed here."""
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
         ledger.on_evict = self._forget
@@ -37,20 +43,39 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._block_of)
 
-    def match(self, keys: Sequence[bytes], limit: int) -> list[int]:
-        """The blocks of the longest known prefix of `keys`, at most `limit` of them."""
+    def match(self, keys: Sequence[bytes], limit: int, gateway: str = "") -> list[int]:
+        """The blocks of the longest known prefix of `keys`, at most `limit` of them, for a request of this
+        gateway."""
         found = []
+        origins = self._origin_of
         for index in range(min(limit, len(keys))):
             block = self._block_of.get(keys[index])
-            if block is None:
+            if block is None or (origins and origins.get(block, gateway) != gateway):
                 break
             found.append(block)
         return found
 
-    def insert(self, key: bytes, block: int) -> bool:
-        """A report said that this held block is computed.  False: another block has the same content."""
-        if self._block_of.setdefault(key, block) != block:
-            return False
+    def origin(self, blocks: Iterable[int]) -> str:
+        """That of KV which is computed on top of these, found by one `match`."""
+        origins = self._origin_of
+        return next((origins[block] for block in blocks if block in origins), "") if origins else ""
+
+    def insert(self, key: bytes, block: int, origin: str = "") -> bool:
+        """A report said that this held block is computed.  False: another block has the same content.
+
+        What was computed here takes the place of what was not, and that of one gateway the place of that of
+        another, which may be gone."""
+        known = self._block_of.setdefault(key, block)
+        if block in self._key_of:
+            return known == block
+        if known != block:
+            if self._origin_of.get(known, "") in ("", origin):
+                return False
+            self._forget(known)
+            self._ledger.unmark(known)
+            self._block_of[key] = block
+        if origin:
+            self._origin_of[block] = origin
         self._key_of[block] = key
         self._ledger.mark(block)
         if key in self._removed:
@@ -77,12 +102,14 @@ class PrefixIndex:
             self._note_removal(key)
         self._block_of.clear()
         self._key_of.clear()
+        self._origin_of.clear()
         for block in blocks:
             self._ledger.unmark(block)
         return len(blocks)
 
     def _forget(self, block: int) -> None:
         key = self._key_of.pop(block)
+        self._origin_of.pop(block, None)
         del self._block_of[key]
         self._note_removal(key)
 

@@ -60,6 +60,7 @@ class Header(msgspec.Struct, tag="header", array_like=True, frozen=True):
     workers: list[int]
     now: float
     peer_endpoint: str
+    secret: bytes = b""
 
 
 class Message(msgspec.Struct, tag=1, array_like=True, frozen=True):
@@ -181,9 +182,15 @@ class RecordingCore(EngineCore):
         workers: Sequence[int],
         now: float,
         peer_endpoint: str = "",
+        secret: bytes = b"",
     ) -> None:
         super().__init__(
-            config, incarnation=incarnation, workers=workers, now=now, peer_endpoint=peer_endpoint
+            config,
+            incarnation=incarnation,
+            workers=workers,
+            now=now,
+            peer_endpoint=peer_endpoint,
+            secret=secret,
         )
         root = Path(config.record or ".")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -207,6 +214,7 @@ class RecordingCore(EngineCore):
             self.workers,
             now,
             peer_endpoint,
+            secret,
         )
         self._write(HEADER.encode(header))
         if self._recording:
@@ -336,6 +344,7 @@ def create_core(
     workers: Sequence[int],
     now: float,
     peer_endpoint: str = "",
+    secret: bytes = b"",
 ) -> EngineCore:
     """The engine core of an instance: one that records if the configuration says so.
 
@@ -344,11 +353,23 @@ def create_core(
     if config.record is not None:
         try:
             return RecordingCore(
-                config, incarnation=incarnation, workers=workers, now=now, peer_endpoint=peer_endpoint
+                config,
+                incarnation=incarnation,
+                workers=workers,
+                now=now,
+                peer_endpoint=peer_endpoint,
+                secret=secret,
             )
         except OSError as error:
             log.error("recording is off: --record %s: %s", config.record, error.strerror or error)
-    return EngineCore(config, incarnation=incarnation, workers=workers, now=now, peer_endpoint=peer_endpoint)
+    return EngineCore(
+        config,
+        incarnation=incarnation,
+        workers=workers,
+        now=now,
+        peer_endpoint=peer_endpoint,
+        secret=secret,
+    )
 
 
 def _size_of(directory: Path, but: Path) -> int:

@@ -137,6 +137,7 @@ class _Player:
             workers=header.workers,
             now=header.now,
             peer_endpoint=header.peer_endpoint,
+            secret=header.secret,
         )
         self._first = header.now
 

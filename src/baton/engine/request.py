@@ -153,6 +153,7 @@ class Request:
         "num_cached",
         "num_preemptions",
         "num_prompt",
+        "origin",
         "outbox",
         "patient",
         "prompt_logprobs_sent",
@@ -239,6 +240,9 @@ class Request:
         self.indexing = False
         """Whether blocks of this epoch may enter the prefix index."""
         self.first_admitted: float | None = None
+        self.origin = ""
+        """Whose word it is that the KV of this epoch is right: "": this instance has computed it; or the
+        gateway that named the instance which has."""
         self.num_cached = 0
         self.num_preemptions = 0
         self.prompt_logprobs_sent = 1 if len(tokens) == self.num_prompt else self.num_prompt

@@ -7,12 +7,14 @@ only that the pages do not come.
 from __future__ import annotations
 
 from collections.abc import Callable
+from hmac import compare_digest
 
 from baton.engine.outbox import Outboxes
 from baton.engine.prefix import root_key
 from baton.engine.request import Request, State
 from baton.engine.validation import Limits, Rejected, check_submit
 from baton.protocol.handover import InstanceSource, RefusalCode, Reserve
+from baton.protocol.passes import plan_pass
 from baton.protocol.requests import Submit
 
 _MIN_LEASE_S, _MAX_LEASE_S = 0.01, 86_400.0
@@ -26,20 +28,23 @@ class Refusal(Exception):
 
 
 class Checker:
-    """`number()` counts the requests of this engine; `caching`: it has a prefix index."""
+    """`number()` counts the requests of this engine; `key`: what it gives to its gateways; `caching`: it has
+    a prefix index."""
 
     def __init__(
-        self, limits: Limits, outboxes: Outboxes, number: Callable[[], int], *, caching: bool
+        self, limits: Limits, outboxes: Outboxes, number: Callable[[], int], key: bytes, *, caching: bool
     ) -> None:
         self._limits = limits
         self._outboxes = outboxes
         self._number = number
+        self._key = key
         self._caching = caching
 
-    def check(self, message: Reserve, mine: InstanceSource | None, now: float) -> Request:
+    def check(self, peer: str, message: Reserve, mine: InstanceSource | None, now: float) -> Request:
         """Returns the request as it would be here.  Raises `Refusal`.
 
-        `mine`: where this instance's pages are; None: it takes part in no hand-over.
+        `peer`: who asks, by its incarnation; `mine`: where this instance's pages are; None: it takes part in
+        no hand-over.
         """
         why = _incompatible(mine, message.source)
         if why:
@@ -47,6 +52,10 @@ class Checker:
         outbox = self._outboxes.named(message.gateway)
         if outbox is None:
             raise Refusal("unknown_gateway", f"gateway {message.gateway!r} is not connected here")
+        ticket = plan_pass(self._key, message.gateway, message.request, peer)
+        if not compare_digest(ticket, message.ticket):
+            what = f"request {message.request} of {message.gateway!r}"
+            raise Refusal("not_named", f"no gateway has named {peer} in the plan of {what}")
         if message.request in outbox.requests:
             raise Refusal("bad_request", f"request {message.request} of {message.gateway!r} is here already")
         if not _MIN_LEASE_S <= message.lease_s <= _MAX_LEASE_S:

@@ -278,6 +278,7 @@ class Scheduler:
             return None
         self.ledger.reserve(key, shared, fresh)
         request.indexing = self.prefix is not None
+        request.origin = request.gateway.name or ""  # who named the instance that computes the rest
         self.arriving[key] = request
         self.headroom.on_admission()
         return len(shared)
@@ -448,6 +449,7 @@ class Scheduler:
         request.held = len(blocks)
         request.indexed = len(shared)
         request.indexing = self.prefix is not None
+        request.origin = self.prefix.origin(shared) if self.prefix is not None else ""
         request.computed = len(shared) * self.block_size
         request.uncomputed = len(request.tokens) - request.computed
         self._uncomputed += request.uncomputed
@@ -487,7 +489,7 @@ class Scheduler:
         if self.prefix is None or request.wants_prompt_logprobs:
             return []
         extend_keys(request.keys, request.root, request.tokens, self.block_size, limit)
-        return self.prefix.match(request.keys, limit)
+        return self.prefix.match(request.keys, limit, request.gateway.name or "")
 
     def _index(self, request: Request, num_computed: int) -> None:
         """Offers the blocks that are full and computed to the prefix index."""
@@ -497,7 +499,7 @@ class Scheduler:
         extend_keys(request.keys, request.root, request.tokens, self.block_size, full)
         table = self.ledger.table(request.slot)
         for index in range(request.indexed, full):
-            self.prefix.insert(request.keys[index], table[index])
+            self.prefix.insert(request.keys[index], table[index], request.origin)
         request.indexed = full
         self._stale = self._stale or len(self.line) > 0
 

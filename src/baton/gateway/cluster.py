@@ -72,6 +72,7 @@ class Cluster:
             self.members, self._ids, retry_wait_s=retry_wait_s, unavailable=self.unavailable
         )
         self.table.threshold = disaggregation_threshold
+        self.table.gateway = name
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -311,7 +312,7 @@ class Cluster:
             "restarts": member.restarts,
             "in_flight": len(self.table.at(name)),
             "expires_in_s": None if member.lease is None else round(member.lease.until - now, 3),
-            "hands_over": member.target is not None,
+            "hands_over": member.hands_over,
             "num_blocks": welcome.num_blocks if welcome else None,
             "block_size": welcome.block_size if welcome else None,
             "max_num_seqs": welcome.max_num_seqs if welcome else None,

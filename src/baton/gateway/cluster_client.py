@@ -71,7 +71,7 @@ class ClusterClient:
         disaggregation_threshold: int | None = None,
     ) -> None:
         self.cluster = Cluster(
-            secrets.token_hex(4),
+            secrets.token_hex(16),  # who knows it could speak for it
             retry_wait_s=retry_wait_s,
             disaggregation_threshold=disaggregation_threshold,
         )

@@ -30,6 +30,7 @@ from typing import Any, Literal, get_args
 
 from baton.gateway.digest import PrefixDigest
 from baton.gateway.errors import ApiError, InstanceUnavailable
+from baton.protocol.passes import pair_key, plan_pass
 from baton.protocol.requests import (
     Cancel,
     Hello,
@@ -117,12 +118,22 @@ class Member:
         return self.welcome.incarnation if self.welcome is not None else self._incarnation
 
     @property
-    def target(self) -> Target | None:
-        """How other instances reach it; None if they cannot."""
+    def hands_over(self) -> bool:
+        """Other instances reach it."""
         welcome = self.welcome
-        if welcome is None or not welcome.peer_endpoint or welcome.source is None:
-            return None
-        return Target(welcome.incarnation, welcome.peer_endpoint)
+        return welcome is not None and bool(welcome.peer_endpoint) and welcome.source is not None
+
+    def target(self, gateway: str, request: int, prefiller: str) -> Target:
+        """How the instance `prefiller`, by its incarnation, hands this request of this gateway over to it.
+        Only if it `hands_over`."""
+        welcome = self.welcome
+        assert welcome is not None
+        return Target(
+            welcome.incarnation,
+            welcome.peer_endpoint,
+            pair_key(welcome.key, prefiller),
+            plan_pass(welcome.key, gateway, request, prefiller),
+        )
 
     def attach(self, incarnation: str, gateway: str) -> None:
         """There is a new connection, to this incarnation ("": whichever answers).  After `leave`."""

@@ -89,6 +89,8 @@ class RequestTable:
         """Those that wait for an instance, in order of arrival."""
         self.threshold: int | None = None
         """See `routing.py`."""
+        self.gateway = ""
+        """What it calls itself in `Hello`."""
         self.num_handed_over = 0
         """Requests that were heard of from another instance than the one they were sent to."""
         self.num_continued = 0
@@ -347,7 +349,7 @@ class RequestTable:
         decoder.turn = plan.at.turn
         assert decoder.welcome is not None  # (it serves)
         decoder.expects(request.id, num_tokens // decoder.welcome.block_size + 1)
-        plan.at.outgoing.append(request.submit(plan.targets))
+        plan.at.outgoing.append(request.submit(plan.targets(self.gateway, request.id)))
 
     def _retire(self, request: EngineRequest) -> None:
         """Its id is given up: whoever may have it is told."""

@@ -70,9 +70,10 @@ class Plan(NamedTuple):
     def names(self) -> tuple[str, ...]:
         return (self.at.name, *(member.name for member in self.decoders))
 
-    @property
-    def targets(self) -> tuple[Target, ...]:
-        return tuple(member.target for member in self.decoders if member.target is not None)
+    def targets(self, gateway: str, request: int) -> tuple[Target, ...]:
+        """The decoders, as they are told to the one that prefills this request of this gateway."""
+        prefiller = self.at.incarnation
+        return tuple(member.target(gateway, request, prefiller) for member in self.decoders)
 
 
 def choose(members: Iterable[Member], job: Job, threshold: int | None) -> Plan | None:
@@ -85,7 +86,7 @@ def choose(members: Iterable[Member], job: Job, threshold: int | None) -> Plan |
 
 def can_hand_over(source: Member, decoder: Member) -> bool:
     """Whether KV pages of one can be used by the other."""
-    if source is decoder or source.target is None or decoder.target is None:
+    if source is decoder or not source.hands_over or not decoder.hands_over:
         return False
     ours, theirs = source.welcome, decoder.welcome
     if ours is None or theirs is None or ours.source is None or theirs.source is None:

@@ -141,9 +141,9 @@ class Control(msgspec.Struct, tag="control", array_like=True, frozen=True):
     """Not 0: every rank answers with a `ControlDone` of this number."""
 
 
-Transfer = Fetch | DropFetch | Grant | Extend | Revoke
-"""What is for the transfer threads."""
-Command = Admit | Grow | Preempt | Abort | Transfer | Control
+Grants = Grant | Extend | Revoke
+"""For the transfer threads alone: they never stand in the log."""
+Command = Admit | Grow | Preempt | Abort | Fetch | DropFetch | Control
 
 
 class CommandBatch(msgspec.Struct, array_like=True, frozen=True):
@@ -151,4 +151,12 @@ class CommandBatch(msgspec.Struct, array_like=True, frozen=True):
     commands: list[Command]
 
 
+class TransferBatch(msgspec.Struct, array_like=True, frozen=True):
+    """A record of the ring to the transfer threads, which counts its own."""
+
+    sequence: int
+    commands: list[Fetch | DropFetch | Grants]
+
+
 COMMANDS: Codec[CommandBatch] = Codec(CommandBatch)
+TRANSFERS: Codec[TransferBatch] = Codec(TransferBatch)

@@ -2,9 +2,10 @@
 
 P is the prefilling engine, D the decoding one; an engine can be P of one request and D of another at the
 same time.  Each engine listens on one peer socket (ROUTER) and keeps one connection (DEALER) to each peer
-that it speaks to, whose routing id is its own incarnation: so every message comes with the incarnation of
-its sender, and a restarted peer is another peer.  Messages of one sender arrive in order, or the connection
-is lost, which ends every hand-over between the two (`peer lost` in the tables below).
+that it speaks to, whose routing id begins with its own incarnation and proves it (`engine/callers.py`): so
+every message comes with the incarnation of its sender, and a restarted peer is another peer.  Messages of one
+sender arrive in order, or the connection is lost, which ends every hand-over between the two (`peer lost` in
+the tables below).
 
 A hand-over is (P's incarnation, `id`, `attempt`).  P counts ids and never uses one twice; `attempt` grows
 with every `Reserve` of the same request.  Nothing that names another attempt than the current one has any
@@ -24,6 +25,9 @@ effect but an answer: `Cancel` to what the receiver does not know (so that the s
 | `Cancelled` | either | the answer to every `Cancel`: nothing of this attempt is held here any more |
 | `Renew`     | D → P | D still counts on these; P's leases and D's reservations live on |
 | `Renewed`   | P → D | the stamp of that `Renew`, and which of them P does not know |
+
+**Who may hand over.**  D takes a `Reserve` only with the gateway's word that this P is in the plan of this
+request (`ticket`), and so pages only from there.
 
 **Leases.**  A lease is a duration on each side's own monotonic clock.  P counts it from when it *received*
 the last `Renew` (first: `Reserved`) of the hand-over and frees its pages only when it is over, or on
@@ -55,6 +59,7 @@ RefusalCode = Literal[
     "no_room",
     "incompatible",
     "unknown_gateway",
+    "not_named",
     "never_fits",
     "shutting_down",
     "bad_request",
@@ -83,6 +88,10 @@ class PoolSource(msgspec.Struct, array_like=True, frozen=True):
     nixl: bytes = b""
     """NIXL agent metadata; empty if there is none."""
 
+    def without_places(self) -> PoolSource:
+        """Its sizes alone: for who compares instances and fetches nothing."""
+        return msgspec.structs.replace(self, host="", shared_memory="", tcp="", nixl=b"")
+
 
 class InstanceSource(msgspec.Struct, array_like=True, frozen=True):
     """The pages of an instance: the same block id on every rank."""
@@ -94,6 +103,9 @@ class InstanceSource(msgspec.Struct, array_like=True, frozen=True):
     weights: str = ""
     """The checkpoint that `update_weights` put in place, "" while there are those of the start: KV of other
     weights is of no use."""
+
+    def without_places(self) -> InstanceSource:
+        return msgspec.structs.replace(self, ranks=[rank.without_places() for rank in self.ranks])
 
 
 class Reserve(msgspec.Struct, tag="reserve", array_like=True, frozen=True):
@@ -118,6 +130,10 @@ class Reserve(msgspec.Struct, tag="reserve", array_like=True, frozen=True):
     lease_s: float
     """P's lease, the same for each page; D uses this duration."""
     flow: Flow = EVERYBODY
+    ticket: bytes = b""
+    """Shows that the gateway named P in the plan of this request (`passes.plan_pass`)."""
+    grant: bytes = b""
+    """With which D can fetch the pages that will be named, from P's page servers (`commands.Grant`)."""
 
 
 class Reserved(msgspec.Struct, tag="reserved", array_like=True, frozen=True):

@@ -58,6 +58,10 @@ class Target(msgspec.Struct, array_like=True, frozen=True):
     incarnation: str
     endpoint: str
     """Of its peer socket."""
+    key: bytes = b""
+    """With which connections between the two of them are proven (`passes.pair_key`)."""
+    ticket: bytes = b""
+    """Shows it that a gateway named the sender in the plan of this request (`passes.plan_pass`)."""
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
@@ -114,8 +118,11 @@ class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
     peer_endpoint: str = ""
     """Where other engines reach this one; "" if it takes part in no hand-over."""
     source: InstanceSource | None = None
-    """Of its pool: instances of the same tile and block size can hand over to each other."""
+    """Of its pool, without where it is: instances of the same tile and block size can hand over to each
+    other."""
     detail: str = ""
+    key: bytes = b""
+    """With which a gateway names instances to this one (`passes.py`)."""
 
 
 class Finished(msgspec.Struct, array_like=True, frozen=True):

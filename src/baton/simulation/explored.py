@@ -85,6 +85,7 @@ class Engine:
         records, sent, told = [], [], []
         while True:
             batch, messages, peers = self.core.flush(NOW)
+            self.core.take_grants()  # (pages are read from memory)
             told += [PEER.encode(message) for _, message in peers]
             if batch is not None:
                 records.append(COMMANDS.encode(batch))

@@ -10,12 +10,13 @@ its ranks.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
 from baton.engine.core import EngineCore
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.commands import COMMANDS
+from baton.protocol.commands import COMMANDS, Grants
 from baton.protocol.reports import REPORTS
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE
 from baton.simulation.events import Party, Timer
@@ -49,6 +50,7 @@ class EngineProcess(Party):
             workers=[1000 + rank for rank in ranks],
             now=self.local(world.events.now),
             peer_endpoint=f"sim://{instance.name}" if instance.config.peer_endpoint else "",
+            secret=instance.secret,
         )
         self.peers = Peers(self, random)
         self.inbox: deque[tuple[Connection, bytes]] = deque()
@@ -163,6 +165,7 @@ class EngineProcess(Party):
                 world.message_passed("engine", self.instance.index, self)
                 world.monitor.commanded(self, batch)
                 self.instance.append(COMMANDS.encode(batch))
+            self.instance.grant(self.core.take_grants())
             lost = []
             for identity, message in messages:
                 connection = self.connections.get(identity)
@@ -220,6 +223,8 @@ class Instance:
         self.config = world.plan.instances[index]
         self.member = self.config.name
         self.name = f"{self.member}.{start}"
+        self.secret = self.name.encode()
+        """Not one to anybody in here, but another one of each incarnation."""
         self.excuses: list[str] = []
         """Injected faults for which this incarnation may fail."""
         self.records: list[bytes] = []
@@ -256,6 +261,12 @@ class Instance:
         for rank in self.ranks:
             if rank.alive:
                 rank.log_grew()
+
+    def grant(self, grants: Sequence[Grants]) -> None:
+        """What page servers are to know, on the way of the transfer threads."""
+        for rank in self.ranks:
+            if rank.alive:
+                rank.transfers.grant(grants)
 
     def die(self) -> None:
         """All processes end at once."""

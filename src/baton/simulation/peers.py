@@ -2,9 +2,10 @@
 
 Theory.  To each peer that an engine speaks to there is one `Link`, opened by the first message.  What is on
 its way when a link breaks is lost, the sender notices after a while, and its next message opens another link
-with a higher number.  Whoever listens sees that number: it tells the core that the peer was lost, and drops
-what is left of the earlier link.  So messages of one peer come in order and none is missing, or `peer_lost`
-comes; that contract is all that the core may rely on, and this file breaks it nowhere.
+with a higher number.  Who makes it, and whether it takes the place of the one before, is decided by the
+production `Callers`; what is left of the earlier link is answered and not read.  So messages of one peer come
+in order and none is missing, or `peer_lost` comes; that contract is all that the core may rely on, and this
+file breaks it nowhere.
 
 On one host a loss is followed by `dead` as soon as nobody listens any more; between hosts nobody knows.  A
 partition freezes the links between two instances in both directions, and fetches that need the network.  A
@@ -17,9 +18,11 @@ from collections import deque
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
+from baton.engine.callers import Callers
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.handover import PEER, PeerMessage
 from baton.protocol.requests import Target
+from baton.simulation.books import Violation
 from baton.simulation.events import Party
 from baton.simulation.network import Channel, Delays
 
@@ -89,10 +92,12 @@ class Network:
 class Link:
     """From one engine to one incarnation of another."""
 
-    def __init__(self, world: World, source: EngineProcess, to: Target, number: int) -> None:
+    def __init__(
+        self, world: World, source: EngineProcess, to: Target, number: int, routing_id: bytes
+    ) -> None:
         self.source = source
         self.to = to
-        self.number = number
+        self.routing_id = routing_id
         self.target: EngineProcess | None = world.listening(to.endpoint)
         self.over = False
         """Its owner sends nothing on it any more."""
@@ -170,14 +175,6 @@ class _Loss(NamedTuple):
     dead: bool
 
 
-class _Heard:
-    """The latest link of a peer."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.refused = False
-
-
 class Peers:
     """One engine's links, and what others send to it."""
 
@@ -187,7 +184,7 @@ class Peers:
         self._random = random
         self._numbers = 0
         self._links: dict[str, Link] = {}
-        self._heard: dict[str, _Heard] = {}
+        self._callers = Callers(engine.instance.name, engine.instance.secret)
         self.inbox: deque[tuple[Link, bytes]] = deque()
         self._losses: deque[_Loss] = deque()
 
@@ -199,10 +196,13 @@ class Peers:
         return self._links.get(peer)
 
     def send(self, to: Target, message: PeerMessage) -> None:
+        self._callers.know(to.incarnation, to.key)
         link = self._links.get(to.incarnation)
         if link is None:
             self._numbers += 1
-            link = self._links[to.incarnation] = Link(self._world, self._engine, to, self._numbers)
+            routing_id = self._callers.introduce(to.incarnation, to.key, self._numbers)
+            link = Link(self._world, self._engine, to, self._numbers, routing_id)
+            self._links[to.incarnation] = link
             self._world.network.links.append(link)
         link.send(PEER.encode(message))
 
@@ -234,18 +234,21 @@ class Peers:
             self._lost(loss.peer, now, loss.dead)
 
     def _take(self, link: Link, data: bytes, now: float) -> None:
-        core, peer = self._engine.core, link.source.instance.name
-        heard = self._heard.get(peer)
-        if heard is None or link.number > heard.number:
-            if heard is not None:
-                self._lost(peer, now, False)
-            heard = self._heard[peer] = _Heard(link.number)
-        if heard.number != link.number or heard.refused:
+        core = self._engine.core
+        heard = self._callers.hear(link.routing_id)
+        if heard.refusal:
+            if heard.stranger:
+                raise Violation("stranger", f"{self._engine.name} refuses {link.wire.name}: {heard.refusal}")
+            link.refused()
+        peer = heard.peer
+        if not peer:
             return
+        if heard.reconnected:
+            self._lost(peer, now, False)
         try:
             message = PEER.decode(data)
         except MalformedMessage as error:
-            heard.refused = True
+            self._callers.refuse(link.routing_id, str(error))
             core.violation(f"peer {peer}", str(error))
             self._world.monitor.engine.refused_malformed(self._engine)
             link.refused()

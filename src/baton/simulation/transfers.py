@@ -3,24 +3,28 @@
 Theory.  What is copied is what the source's pool holds at the virtual moment of the copy, so a page that is
 freed and used again while a fetch is under way arrives with somebody else's tokens.  On one host the pool is
 shared memory: it can be read whatever its owner does, also when it is stopped, and after its death if it had
-been opened before.  Between hosts somebody has to serve it: nothing comes while the source is stopped or the
-network is closed, for `SILENCE_S` at most; and what was served lands a little later.
+been opened before.  Between hosts somebody has to serve it, to who shows a grant that stands: nothing comes
+while the source is stopped or the network is closed, for `SILENCE_S` at most; what was served lands a little
+later; and when the grant ends meanwhile, zeros are served.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
-from baton.protocol.commands import DropFetch, Fetch
+from baton.protocol.commands import DropFetch, Fetch, Grants
 from baton.protocol.handover import PoolSource
 from baton.protocol.reports import Fetched
 from baton.simulation.events import Party
 from baton.simulation.network import Channel, Delays
 from baton.transfer.base import Copy, Copying, PoolView, TransferError
 from baton.transfer.fetcher import Fetcher
+from baton.transfer.grants import EARLY, GrantBook
 from baton.transfer.tasks import READ, OnEnd, Task, TaskGenerator, Tasks, Wait
 
 if TYPE_CHECKING:
@@ -84,6 +88,7 @@ class VirtualTransport:
         heads = slice(copy.head, copy.head + copy.num_heads)
         theirs = slice(copy.source_head, copy.source_head + copy.num_heads)
         watch = self._world.monitor.handover
+        granted = by_memory
         for page, block in zip(copy.pages.tolist(), copy.blocks.tolist(), strict=True):
             yield Wait(-1, READ, (self._world.plan.page_s + self.extra_s) * (0.5 + self._random.random()))
             if self.failing:
@@ -91,7 +96,12 @@ class VirtualTransport:
                 raise TransferError("the plan says that this one fails")
             if not by_memory:
                 yield from self._reach(there)
+            if not granted:
+                yield from self._show(there, copy)
+                granted = True
             found = there.pages.seen(page, copy.first_layer, copy.num_layers)
+            if not by_memory and there.transfers.grants.why_not(copy.grant, self._world.events.now, (page,)):
+                found = np.zeros_like(found)
             if not by_memory:
                 yield Wait(-1, READ, self._world.plan.usual_delay * self._random.random())
             watch.writes(self._rank, block)
@@ -112,6 +122,16 @@ class VirtualTransport:
             yield Wait(-1, READ, until - events.now)
         if not there.alive:
             raise TransferError("the connection to the source broke")
+        return 0
+
+    def _show(self, there: RankProcess, copy: Copy) -> Copying:
+        """Shows the grant, which may be on its way to the source."""
+        events, grants = self._world.events, there.transfers.grants
+        give_up = events.now + SILENCE_S
+        while problem := grants.why_not(copy.grant, events.now, copy.pages.tolist()):
+            if problem != EARLY or events.now >= give_up:
+                raise TransferError(problem)
+            yield Wait(-1, READ, 0.005)
         return 0
 
     def tick(self) -> bool:
@@ -138,6 +158,8 @@ class VirtualTransfers:
             self._over,
         )
         self._commands = Channel(world.events, self.party, Delays(random, 1e-6, 1e-4), self._apply)
+        self.grants = GrantBook()
+        self._granting = Channel(world.events, self.party, Delays(random, 1e-6, 1e-4), self._grant)
 
     def source(self) -> PoolSource:
         """Where others fetch this rank's pages."""
@@ -148,6 +170,14 @@ class VirtualTransfers:
 
     def drop(self, command: DropFetch) -> None:
         self._commands.send(command)
+
+    def grant(self, grants: Sequence[Grants]) -> None:
+        if grants and not self._world.plan.one_host:
+            self._granting.send(grants)
+
+    def _grant(self, grants: Sequence[Grants]) -> None:
+        for command in grants:
+            self.grants.apply(command, self._world.events.now)
 
     @property
     def under_way(self) -> int:

@@ -3,9 +3,9 @@
 Theory.  A fetch is over exactly once: copied, failed, or dropped.  `Fetched` says which, and after it no byte
 of the blocks is touched, because the task that would have touched them has ended.
 
-Fetches from one source wait for each other (`Transport.parallel`), so that the first is there first, unless the
-transport keeps them in order itself; those from different sources do not, so that a source which hangs delays
-nobody else.
+Fetches from one source wait for each other (`Transport.parallel`), so that the first is there first, unless
+the transport keeps them in order itself; those from different sources do not, so that a source which hangs
+delays nobody else.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Who may read which pages: the grants of a rank, as its engine has given them.  No I/O, the clock an argument.
+"""Who may read which pages: the grants of a rank, as its engine has given them.  No I/O, the clock an
+argument.
 
-Theory.  The engine of P grants the pages of one attempt of a hand-over to one reader, D, when it names them to
-it.  What D shows is the grant's token, which only P and D know; nobody else, and no token for the whole pool,
-opens anything.  A grant ends when P's engine revokes it, which it does when the attempt is over and before
-the blocks can belong to somebody else, or `seconds` after it was given or extended last: so it ends also if
-the engine cannot revoke it any more.
+Theory.  The engine of P grants the pages of one attempt of a hand-over to one reader, D, when it names them
+to it.  What D shows is the grant's token, which only P and D know; nobody else, and no token for the whole
+pool, opens anything.  A grant ends when P's engine revokes it, which it does when the attempt is over and
+before the blocks can belong to somebody else, or `seconds` after it was given or extended last: so it ends
+also if the engine cannot revoke it any more.
 
 A token may be shown before it was heard of, because commands and requests take different ways: that is
 `EARLY`, and to be looked at again a moment later.  One that was revoked is `OVER`.
@@ -13,11 +14,11 @@ A token may be shown before it was heard of, because commands and requests take 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from baton.protocol.codec import unpack_int32
-from baton.protocol.commands import Extend, Grant, Revoke
+from baton.protocol.commands import Extend, Grant, Grants
 
 EARLY = "no such grant: what it was for is another process's, or it was never given"
 OVER = "the grant is over"
@@ -32,17 +33,19 @@ class _Granted:
     pages: set[int] = field(default_factory=set)
 
 
-class Grants:
-    """Those of one rank."""
+class GrantBook:
+    """Those of one rank.  `look()` is called before each answer: it applies what has been commanded until now
+    and nobody was woken for."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], None] = lambda: None) -> None:
+        self._look = look
         self._of: dict[bytes, _Granted] = {}
         self._over: OrderedDict[bytes, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._of)
 
-    def apply(self, command: Grant | Extend | Revoke, now: float) -> None:
+    def apply(self, command: Grants, now: float) -> None:
         """Raises `MalformedMessage` for pages that are no numbers."""
         if isinstance(command, Grant):
             pages = unpack_int32(command.pages)
@@ -61,6 +64,7 @@ class Grants:
 
     def why_not(self, token: bytes, now: float, pages: Iterable[int] = ()) -> str:
         """Why these pages may not be read by who shows this; "" if they may."""
+        self._look()
         granted = self._of.get(token)
         if granted is None:
             return OVER if token in self._over else EARLY

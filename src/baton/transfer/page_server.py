@@ -4,8 +4,8 @@ It runs in the transfer thread: one task for the listening socket, one for each 
 question after the other.  See `tcp.py` for the protocol and the limits.
 
 Strangers.  A connection has `AUTH_S` seconds and `AUTH_BYTES` bytes to show a grant that stands; then it is a
-member's, and closed when it has been idle for `_IDLE_S`.  Until then it is one of `_MAX_STRANGERS` at most: one
-more takes the place of the oldest of them, and members have places of their own.  So whoever opens
+member's, and closed when it has been idle for `_IDLE_S`.  Until then it is one of `_MAX_STRANGERS` at most:
+one more takes the place of the oldest of them, and members have places of their own.  So whoever opens
 connections and says nothing keeps nobody away, as a reader shows its grant with its first bytes.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from baton.transfer.base import Int32Array, PoolView, TransferError
-from baton.transfer.grants import EARLY, Grants
+from baton.transfer.grants import EARLY, GrantBook
 from baton.transfer.layout import Part, runs
 from baton.transfer.page_stream import (
     ANSWER,
@@ -54,7 +54,7 @@ _IDLE_S = 120.0
 class PageServer:
     """Serves the pages of a pool.  A task for the listening socket, and one for each connection."""
 
-    def __init__(self, pool: PoolView, tasks: Tasks, grants: Grants, host: str, silence_s: float) -> None:
+    def __init__(self, pool: PoolView, tasks: Tasks, grants: GrantBook, host: str, silence_s: float) -> None:
         assert pool.memory is not None
         self._pool = pool
         self._memory: memoryview | None = pool.memory
@@ -220,8 +220,8 @@ class PageServer:
             yield from send(connection, [found.tobytes()], self._silence_s)
 
     def _granted(self, token: bytes, memory: memoryview) -> bytes | memoryview:
-        """A part of an answer.  Zeros once the grant has ended: its reader believes nothing that comes now, and
-        other answers on this connection follow."""
+        """A part of an answer.  Zeros once the grant has ended: its reader believes nothing that comes now,
+        and other answers on this connection follow."""
         return bytes(len(memory)) if self._grants.why_not(token, time.monotonic()) else memory
 
     def _refuse(self, connection: socket.socket, message: str) -> Step:

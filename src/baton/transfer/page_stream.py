@@ -1,7 +1,7 @@
 """What both ends of a page connection share: the headers, and sending and receiving in many pieces.
 
-See `tcp.py` for the protocol.  `send` and `receive_bytes` are tasks (`tasks.py`): they wait for the socket, never
-longer than `silence_s` at a time, and let others have a turn after a few megabytes.
+See `tcp.py` for the protocol.  `send` and `receive_bytes` are tasks (`tasks.py`): they wait for the socket,
+never longer than `silence_s` at a time, and let others have a turn after a few megabytes.
 """
 
 from __future__ import annotations

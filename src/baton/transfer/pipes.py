@@ -231,7 +231,10 @@ class _Pipe:
                     return True
                 continue
             line = self._owner.line
-            if not line or not self.window.is_open:
+            if not line:
+                return False
+            if not self.window.is_open:
+                self._owner.advance()  # another connection may help
                 return False
             piece = line.popleft()
             if piece.order.over:

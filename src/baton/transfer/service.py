@@ -1,8 +1,8 @@
 """The transfer thread of a worker rank: fetches what its engine asks for, and serves its own pages.
 
 Theory.  One thread runs all transfers of a rank as tasks (`tasks.py`), beside the token loop.  Commands
-come from the engine through a ring of the thread's own, or from whoever calls `fetch`, `drop` and `grant`.  The
-thread reports each `Fetched` itself, in the middle of a step if it must be: a hand-over does not wait for
+come from the engine through a ring of the thread's own, or from whoever calls `fetch`, `drop` and `grant`.
+The thread reports each `Fetched` itself, in the middle of a step if it must be: a hand-over does not wait for
 the step to end. What the thread waits for always has a limit, so `close` ends it soon, with every fetch
 that is under way stopped.
 
@@ -21,12 +21,12 @@ from typing import Any
 
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader
-from baton.protocol.commands import COMMANDS, DropFetch, Extend, Fetch, Grant, Revoke, Transfer
+from baton.protocol.commands import TRANSFERS, DropFetch, Fetch, Grants
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PoolSource
 from baton.transfer.base import PoolView, Transport
 from baton.transfer.fetcher import Fetcher, Report
-from baton.transfer.grants import Grants
+from baton.transfer.grants import GrantBook
 from baton.transfer.nixl import NixlTransport
 from baton.transfer.shared_memory import SharedMemoryTransport
 from baton.transfer.tasks import READ, TaskGenerator, Tasks, Wait
@@ -64,16 +64,16 @@ class TransferService:
         Raises `ValueError` for a setting that cannot work.
         """
         self._tasks = Tasks()
-        self._grants = Grants()
+        self._commands: deque[Fetch | DropFetch | Grants] = deque()
+        self._ring = ring
+        self._read = 0  # batches of the ring
+        self._grants = GrantBook(self._look_for_grants)
         self._transports = make_transports(pool, config, self._tasks, self._grants)
         self._fetcher = Fetcher(rank, pool, self._transports, self._tasks, report)
         self.source: PoolSource | None = self._export(rank, pool)
         """How others fetch this rank's pages; None: they cannot."""
         self.failure: Exception | None = None
         self._on_failure = on_failure
-        self._commands: deque[Transfer] = deque()
-        self._ring = ring
-        self._read = 0  # batches of the ring
         self._doorbell = doorbell or Doorbell.create()
         self._closing = False
         self._thread = threading.Thread(target=self._main, name=f"transfer-{rank}")
@@ -90,7 +90,7 @@ class TransferService:
         self._commands.append(command)
         self._doorbell.ring()
 
-    def grant(self, command: Grant | Extend | Revoke) -> None:
+    def grant(self, command: Grants) -> None:
         """Who may fetch pages of this rank over the network."""
         self._commands.append(command)
         self._doorbell.ring()
@@ -140,32 +140,39 @@ class TransferService:
         """The task that takes commands, and lets transports clean up."""
         while not self._closing:
             self._doorbell.drain()
-            hurry = self._ring is not None and self._read_ring(self._ring)
-            while self._commands:
-                command = self._commands.popleft()
-                if isinstance(command, Fetch):
-                    self._fetcher.fetch(command)
-                elif isinstance(command, DropFetch):
-                    self._fetcher.drop(command.ids)
-                else:
-                    self._grants.apply(command, time.monotonic())
+            hurry = self._catch_up()
             keeping = [transport.tick() for transport in self._transports]
             seconds = _RETRY_S if hurry else _TICK_S if any(keeping) else _IDLE_S
             yield Wait(self._doorbell.fileno(), READ, seconds)
 
+    def _catch_up(self) -> bool:
+        """Does what was commanded until now.  Returns whether there is more that is not visible yet."""
+        hurry = self._ring is not None and self._read_ring(self._ring)
+        while self._commands:
+            command = self._commands.popleft()
+            if isinstance(command, Fetch):
+                self._fetcher.fetch(command)
+            elif isinstance(command, DropFetch):
+                self._fetcher.drop(command.ids)
+            else:
+                self._grants.apply(command, time.monotonic())
+        return hurry
+
+    def _look_for_grants(self) -> None:
+        """Nobody is woken by grants, and by the end of one."""
+        if self._commands or (self._ring is not None and self._ring.has_news()):
+            self._catch_up()
+
     def _read_ring(self, ring: RingReader) -> bool:
         """Queues what the ring holds.  Returns whether something is published but not visible yet."""
         for record in ring.records():
-            batch = COMMANDS.decode(record)
+            batch = TRANSFERS.decode(record)
             self._read += 1
             if batch.sequence != self._read:
                 raise TransferFailed(
                     f"batch {batch.sequence} of the transfer ring came as number {self._read}"
                 )
-            for command in batch.commands:
-                if not isinstance(command, Transfer):
-                    raise TransferFailed(f"{type(command).__name__} does not belong into the transfer ring")
-                self._commands.append(command)
+            self._commands += batch.commands
         return ring.has_news()
 
     def _commands_ended(self, _result: Any, error: Exception | None) -> None:
@@ -179,7 +186,7 @@ class TransferService:
 
 
 def make_transports(
-    pool: PoolView, config: InstanceConfig, tasks: Tasks, grants: Grants
+    pool: PoolView, config: InstanceConfig, tasks: Tasks, grants: GrantBook
 ) -> list[Transport]:
     """Those that the configuration allows, in the order in which they are to be tried."""
     checksums, chosen = config.transfer_checksums, config.transfer

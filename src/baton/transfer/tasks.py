@@ -3,8 +3,8 @@
 Theory.  A task yields `Wait` (a descriptor to become ready, a time to pass, or whichever is first) or None
 (it could go on, but others should have a turn).  It is resumed when its wait is over, with whether the
 descriptor became ready; one that yielded None is resumed after the others had theirs.  `cancel` closes a
-generator where it stands, so a task stops at its next yield and its `finally` clauses run.  `wake` ends a wait
-early: the task is resumed with None.  Nothing here blocks but `run_once`, in `select`.
+generator where it stands, so a task stops at its next yield and its `finally` clauses run.  `wake` ends a
+wait early: the task is resumed with None.  Nothing here blocks but `run_once`, in `select`.
 
 What a task raises is given to the function that was named with it: a task never ends the others.
 """

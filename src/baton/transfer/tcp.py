@@ -31,7 +31,7 @@ import numpy as np
 
 from baton.protocol.handover import PoolSource
 from baton.transfer.base import SILENCE_S, Copy, Copying, Int32Array, PoolView, TransferError
-from baton.transfer.grants import Grants
+from baton.transfer.grants import GrantBook
 from baton.transfer.layout import Part, part_here, runs
 from baton.transfer.page_server import PageServer
 from baton.transfer.page_stream import MAGIC, REQUEST, Closed, checksums
@@ -54,7 +54,7 @@ class TcpTransport:
         self,
         pool: PoolView,
         tasks: Tasks,
-        grants: Grants,
+        grants: GrantBook,
         *,
         host: str = "127.0.0.1",
         checksums: bool = False,

@@ -1,8 +1,8 @@
 """How much may be asked of a page server before the first of it has come.  No I/O, the clock an argument.
 
 Theory.  A connection carries its bandwidth only if what is on its way fills it: bandwidth x delay.  Both are
-measured while pages come, as BBR does (https://queue.acm.org/detail.cfm?id=3022184): the bandwidth is the most
-that was delivered a second between a question and the end of its answer, the delay the least time from a
+measured while pages come, as BBR does (https://queue.acm.org/detail.cfm?id=3022184): the bandwidth is the
+most that was delivered a second between a question and the end of its answer, the delay the least time from a
 question to the beginning of its answer.  Twice their product is asked for ahead, and never less than `LEAST`,
 with which the measuring begins: each round trip it can double.  What lies beyond it is not asked for yet, so
 a fetch that is dropped costs the others no more than that.

@@ -5,7 +5,7 @@ step, run it, report it.  The loop never waits for the engine: with no commands 
 and with nothing to run it sleeps in `poll()` on its doorbell and on the pidfds of the processes without which
 it has no purpose.  Every rank runs the same loop; only `rounds.py` differs, and only rank 0 reports tokens.
 
-What concerns pages of other instances (`Fetch`, `Grant`, …) is handed on to `Transfers`, which works
+What concerns pages of other instances (`Fetch`, `DropFetch`) is handed on to `Transfers`, which works
 beside the loop and reports by itself.  While a step computes the last chunk of a slot that is to be handed
 over, rank 0 reports the layers that are final, a few times a step, so that they travel while the later ones
 are computed.
@@ -31,17 +31,7 @@ from baton.executor.base import ControlRefused, Executor, OnLayers, StepBatch
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.process import wait_any
 from baton.ipc.ring import RETRY_S, RingWriter
-from baton.protocol.commands import (
-    Admit,
-    Command,
-    Control,
-    DropFetch,
-    Extend,
-    Fetch,
-    Grant,
-    Revoke,
-    Transfer,
-)
+from baton.protocol.commands import Admit, Command, Control, DropFetch, Fetch
 from baton.protocol.reports import REPORTS, Closed, ControlDone, Fetched, LayersDone, Report, StepReport
 from baton.worker.command_log import CommandLog
 from baton.worker.outcome import Admitted
@@ -69,8 +59,6 @@ class Transfers(Protocol):
     def fetch(self, command: Fetch) -> None: ...
 
     def drop(self, command: DropFetch) -> None: ...
-
-    def grant(self, command: Grant | Extend | Revoke) -> None: ...
 
 
 class WorkerLoop:
@@ -152,7 +140,7 @@ class WorkerLoop:
             self.emit(StepReport(step=0, applied=sequence, closings=closings))
 
     def _apply_one(self, command: Command) -> Closed | None:
-        if isinstance(command, Transfer):
+        if isinstance(command, Fetch | DropFetch):
             self._transfer(command)
             return None
         effect = self.slots.apply(command)
@@ -169,18 +157,15 @@ class WorkerLoop:
             self._executor.release(effect.slot)
         return effect if isinstance(effect, Closed) else None
 
-    def _transfer(self, command: Transfer) -> None:
-        transfers = self._transfers
-        if transfers is None:
-            if isinstance(command, Fetch):
-                error = "this worker runs without transfers: its configuration has no peer_endpoint"
-                self.emit(Fetched(self._rank, command.id, error=error))
-        elif isinstance(command, Fetch):
-            transfers.fetch(command)
-        elif isinstance(command, DropFetch):
-            transfers.drop(command)
+    def _transfer(self, command: Fetch | DropFetch) -> None:
+        if isinstance(command, DropFetch):
+            if self._transfers is not None:
+                self._transfers.drop(command)
+        elif self._transfers is not None:
+            self._transfers.fetch(command)
         else:
-            transfers.grant(command)
+            error = "this worker runs without transfers: its configuration has no peer_endpoint"
+            self.emit(Fetched(self._rank, command.id, error=error))
 
     def _control(self, command: Control) -> None:
         """Does what is answered.  An exception other than a refusal ends the worker."""
