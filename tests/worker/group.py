@@ -8,7 +8,7 @@ from array import array
 from baton.executor.simulated import simulated_tokens
 from baton.ipc.process import wait_any
 from baton.ipc.ring import RETRY_S
-from baton.protocol.commands import COMMANDS, CommandBatch, Control
+from baton.protocol.commands import COMMANDS, TRANSFERS, CommandBatch, Control, TransferBatch
 from baton.protocol.config import InstanceConfig
 from baton.protocol.reports import REPORTS, ControlDone, StepReport, WorkerFailed, WorkerReady
 from baton.worker.wiring import GroupWiring, worker_argv
@@ -67,7 +67,7 @@ class Group:
     def transfer(self, *commands):
         """Through the ring of the transfer threads, as an engine sends fetches."""
         self.transfers += 1
-        self.wiring.transfers.write(COMMANDS.encode(CommandBatch(self.transfers, list(commands))))
+        self.wiring.transfers.write(TRANSFERS.encode(TransferBatch(self.transfers, list(commands))))
 
     def write(self, record):
         self.wiring.commands.write(record)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import DropFetch, Fetch, Grow
+from baton.protocol.commands import DropFetch, Fetch, Grant, Grow
 from baton.protocol.config import CostModel
 from baton.protocol.handover import InstanceSource
 from baton.protocol.reports import Fetched, LayersDone, StepReport, WorkerReady
@@ -17,6 +17,7 @@ from .model import admit
 
 PROMPT = list(range(3, 93))
 BLOCKS = list(range(100, 112))
+TOKEN = b"of this request."
 
 
 def handover_config(ranks=1, **changes):
@@ -35,7 +36,8 @@ def source_of(group):
 
 
 def fetch(id_, group, pages, blocks, first_layer=0, num_layers=-1):
-    return Fetch(id_, source_of(group), pack_int32(pages), pack_int32(blocks), first_layer, num_layers)
+    packed = pack_int32(pages), pack_int32(blocks)
+    return Fetch(id_, source_of(group), *packed, first_layer, num_layers, grant=TOKEN)
 
 
 def fetched(group, id_):
@@ -75,6 +77,7 @@ def test_a_request_goes_on_from_fetched_pages(here, there, transfer):
         assert prefill.closings()[0, 0] == "handed_over"
         first = prefill.tokens()[0, 0]
         assert first == oracle(PROMPT, 1)
+        prefill.transfer(Grant(TOKEN, "d", pack_int32(BLOCKS), 60.0))
         blocks = list(range(40, 56))
         decode.send(
             fetch(1, prefill, BLOCKS[:5], blocks[:5]), fetch(2, prefill, BLOCKS[5:], blocks[5:12], 0, 3)
