@@ -142,8 +142,8 @@ def test_a_fetch_is_done_and_reported_in_the_middle_of_a_step():
 def test_drops_and_refusals_are_answered_once():
     with Group(handover_config(2, transfer="tcp")) as group:
         group.ready()
-        nobody = f"127.0.0.1:1/{bytes(16).hex()}"
-        gone = [msgspec.structs.replace(one, tcp=nobody) for one in source_of(group).ranks]
+        group.transfer(Grant(TOKEN, "d", pack_int32(range(5001)), 60.0))
+        gone = [msgspec.structs.replace(one, tcp="127.0.0.1:1") for one in source_of(group).ranks]
         there = InstanceSource("token-ids", 8, gone)
         group.send(Fetch(1, there, pack_int32([1]), pack_int32([2]), 0, -1), DropFetch([77]))
         assert all("refused" in one.error for one in fetched(group, 1))
