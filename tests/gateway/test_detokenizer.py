@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from baton.gateway.detokenizer import ByteDetokenizer, StopStrings, StopTables, WindowDetokenizer
+from baton.gateway.detokenizer import FallbackDetokenizer, StopStrings, StopTables, WindowDetokenizer
 from baton.gateway.tokenizer import Tokenizer
 
 quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -47,16 +49,62 @@ def llama(sentencepiece: Path) -> Tokenizer:
     return Tokenizer.from_directory(sentencepiece)
 
 
-@quick
-@given(st.lists(st.integers(1, 268), max_size=30), st.lists(st.integers(0, 99)), st.booleans())
-@example([259, 263, 3 + 0xF0, 3 + 0x9F, 3 + 0x98, 3 + 0x80, 263], [1, 3, 4], True)
-def test_sentencepiece_pieces_make_the_whole(llama: Tokenizer, ids, points, skip):
-    """Only where all bytes are UTF-8: for a broken run the library replaces whole characters too."""
-    whole = llama.decode(ids, skip_special_tokens=skip)
-    assume("\ufffd" not in whole)
-    detokenizer = llama.detokenizer(skip_special_tokens=skip)
-    assert isinstance(detokenizer, ByteDetokenizer)
-    assert "".join(stream(detokenizer, cut(ids, points))) == whole
+_SPACE = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+_FALLBACK, _FUSE = {"type": "ByteFallback"}, {"type": "Fuse"}
+_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+
+@pytest.fixture(scope="module")
+def with_decoder(sentencepiece: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]:
+    """The tokenizer with other decoding steps."""
+
+    def make(*steps: dict) -> Tokenizer:
+        directory = tmp_path_factory.mktemp("decoder")
+        data = json.loads((sentencepiece / "tokenizer.json").read_text())
+        data["decoder"] = {"type": "Sequence", "decoders": steps}
+        (directory / "tokenizer.json").write_text(json.dumps(data))
+        return Tokenizer.from_directory(directory)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [(_SPACE, _FALLBACK, _FUSE, _STRIP), (_FALLBACK, _FUSE), (_SPACE, _FALLBACK, _FUSE), (_FALLBACK,)],
+)
+def test_fallback_pieces_make_the_whole(with_decoder: Callable[..., Tokenizer], steps):
+    """What the library decodes of any ids: most runs of bytes are not UTF-8, and no step replaces ▁."""
+    tokenizer = with_decoder(*steps)
+
+    @quick
+    @given(st.lists(st.integers(1, 268), max_size=30), st.lists(st.integers(0, 99)), st.booleans())
+    @example([259, 263, 3 + 0xF0, 3 + 0x9F, 3 + 0x98, 3 + 0x80, 263], [1, 3, 4], True)
+    @example([3 + 0xE6, 3 + 0x97, 260], [1, 2], True)
+    @example([3 + 0x41, 3 + 0xFF, 3 + 0x41, 263, 3 + 0xE6], [1, 2, 3, 4], True)
+    @example([3 + 0xE6, 2, 3 + 0x97, 1, 3 + 0xA5], [1, 2, 3, 4], True)
+    @example([3 + 0xE6, 2, 3 + 0x97, 1, 3 + 0xA5], [1, 2, 3, 4], False)
+    def check(ids, points, skip):
+        detokenizer = tokenizer.detokenizer(skip_special_tokens=skip)
+        assert isinstance(detokenizer, FallbackDetokenizer)
+        whole = tokenizer.decode(ids, skip_special_tokens=skip)
+        assert "".join(stream(detokenizer, cut(ids, points))) == whole
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "steps", [(_FALLBACK, _FUSE, _SPACE), (_SPACE, _FALLBACK, _STRIP, _FUSE), (_SPACE, _FUSE)]
+)
+def test_steps_in_another_order_go_through_windows(with_decoder: Callable[..., Tokenizer], steps):
+    assert isinstance(with_decoder(*steps).detokenizer(), WindowDetokenizer)
+
+
+def test_a_long_row_of_bytes_is_not_held_back_for_ever(llama: Tokenizer):
+    text = "日" * 1000
+    detokenizer = llama.detokenizer()
+    given_text = [detokenizer.push([3 + byte]) for byte in text.encode()]
+    assert len("".join(given_text)) > 900
+    assert "".join(given_text) + detokenizer.finish() == text
 
 
 def test_sentencepiece_keeps_the_space_after_a_prompt(llama: Tokenizer):

@@ -1,10 +1,12 @@
 """From token ids to text while they arrive, and stop strings in it.  No I/O, no HTTP, no tokenizer state.
 
 A token is not a piece of text: a character may be spread over several tokens, and some decoders put a
-space before a word but not at the start of the text.  Two ways lead from ids to text:
+space before a word but not at the start of the text.  Three ways lead from ids to text:
 
-* `ByteDetokenizer`, when each token stands for fixed bytes (byte-level BPE; SentencePiece with byte
-  fallback): look the bytes up, feed them to an incremental UTF-8 decoder.  Exact, and O(1) per token.
+* `ByteDetokenizer`, when each token stands for fixed bytes (byte-level BPE): look the bytes up, feed them to
+  an incremental UTF-8 decoder.  Exact, and O(1) per token.
+* `FallbackDetokenizer`, when tokens are texts, and some of them single bytes (SentencePiece with byte
+  fallback).  Bytes in a row are text only if all of them together are UTF-8; so they wait for the next text.
 * `WindowDetokenizer`, for every other decoder: decode a short window of ids before and after the new
   ones, and give the difference.  The window moves on whenever text came out, so the cost per token does
   not grow with the length of the text.
@@ -21,6 +23,8 @@ from typing import Protocol
 _REPLACEMENT = "\ufffd"
 _MAX_HELD_TOKENS = 16
 """After so many tokens that never ended with a character, what is complete among them is given."""
+_MAX_RUN = 256
+"""Bytes in a row that wait for each other."""
 CONTEXT_TOKENS = 8
 """Prompt tokens that the first generated one is decoded together with."""
 
@@ -38,30 +42,21 @@ class Detokenizer(Protocol):
 class ByteDetokenizer:
     """For tokenizers whose tokens are bytes.
 
-    `token_bytes(id)` gives a token's bytes, empty for those not to be shown.  `strip_first_space`: the
-    decoder drops one space at the start of a text, which is here if there is no context before it.
+    `token_bytes(id)` gives a token's bytes, empty for those not to be shown.
     """
 
-    __slots__ = ("_rest", "_strip", "_token_bytes")
+    __slots__ = ("_rest", "_token_bytes")
 
-    def __init__(
-        self,
-        token_bytes: Callable[[int], bytes],
-        context: Sequence[int] = (),
-        *,
-        strip_first_space: bool = False,
-    ) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], context: Sequence[int] = ()) -> None:
         self._token_bytes = token_bytes
         self._rest = b""
         """The beginning of a character."""
-        self._strip = False
         self.push(context[-CONTEXT_TOKENS:])
-        self._strip = strip_first_space and not context
 
     def push(self, ids: Sequence[int]) -> str:
         if len(ids) == 1:
             data = self._rest + self._token_bytes(ids[0])
-            if data.isascii() and not self._strip:
+            if data.isascii():
                 self._rest = b""
                 return data.decode("ascii")
             return self._decode(data)
@@ -73,6 +68,88 @@ class ByteDetokenizer:
     def _decode(self, data: bytes, final: bool = False) -> str:
         text, used = codecs.utf_8_decode(data, "replace", final)
         self._rest = data[used:]
+        return text
+
+
+class FallbackDetokenizer:
+    """For tokenizers with byte fallback: what the `tokenizers` library decodes, piece by piece.
+
+    `pieces(id)` gives a token's text ("" for those not to be shown), or the byte that it stands for, an int.
+    Bytes in a row that are not UTF-8 as a whole give one U+FFFD each.  `strip_first_space`: the decoder drops
+    one space at the start of a text, which is here if there is no context before it.
+    """
+
+    __slots__ = ("_broken", "_pieces", "_run", "_strip")
+
+    def __init__(
+        self,
+        pieces: Callable[[int], str | int],
+        context: Sequence[int] = (),
+        *,
+        strip_first_space: bool = False,
+    ) -> None:
+        self._pieces = pieces
+        self._run = bytearray()
+        """The bytes in a row that came last, while they may still be UTF-8."""
+        self._broken = False
+        """They are not, and every further one is a U+FFFD."""
+        self._strip = False
+        self.push(context[-CONTEXT_TOKENS:])
+        self._take_characters()
+        self._strip = strip_first_space and not context
+
+    def push(self, ids: Sequence[int]) -> str:
+        pieces = self._pieces
+        if len(ids) == 1 and not (self._run or self._broken or self._strip):
+            piece = pieces(ids[0])
+            if isinstance(piece, str):
+                return piece
+        given: list[str] = []
+        for token in ids:
+            piece = pieces(token)
+            if isinstance(piece, int):
+                given.append(self._byte(piece))
+            elif piece:
+                given += (self._end_run(), piece)
+        return self._stripped("".join(given))
+
+    def finish(self) -> str:
+        return self._stripped(self._end_run())
+
+    def _byte(self, value: int) -> str:
+        if self._broken:
+            return _REPLACEMENT
+        self._run.append(value)
+        try:
+            codecs.utf_8_decode(self._run, "strict", False)
+        except UnicodeDecodeError:
+            self._broken = True
+            return self._lost()
+        return self._take_characters() if len(self._run) > _MAX_RUN else ""
+
+    def _end_run(self) -> str:
+        self._broken = False
+        if not self._run:
+            return ""
+        try:
+            text = self._run.decode()
+        except UnicodeDecodeError:
+            return self._lost()
+        self._run.clear()
+        return text
+
+    def _take_characters(self) -> str:
+        """Those that are complete in the run, which may be more than is right if it turns out to be none."""
+        text, used = codecs.utf_8_decode(self._run, "strict", False)
+        del self._run[:used]
+        return text
+
+    def _lost(self) -> str:
+        text = _REPLACEMENT * len(self._run)
+        self._run.clear()
+        return text
+
+    def _stripped(self, text: str) -> str:
         if self._strip and text:
             self._strip = False
             return text.removeprefix(" ")

@@ -7,7 +7,7 @@ Of the library's functions only those for batches give up the GIL, so these enco
 encoding takes about 150 bytes a token while it is made; so a text that is long for its limit is measured
 piece by piece first, and given up as soon as it is too long.
 
-What a token's bytes are follows from the tokenizer's decoder: see `_bytes_of`.  Where that is known,
+What a token's bytes are follows from the tokenizer's decoder: see `_decoder_of`.  Where that is known,
 streaming text is exact and cheap (`ByteDetokenizer`), and log-probabilities can name exact bytes.
 """
 
@@ -20,13 +20,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import tokenizers
 
 from baton.gateway.chat_template import ChatTemplate, content_format
-from baton.gateway.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from baton.gateway.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    FallbackDetokenizer,
+    WindowDetokenizer,
+)
 from baton.gateway.messages import ContentFormat
 from baton.gateway.reading import no_template
 from baton.model.files import has_tokenizer
@@ -82,14 +87,17 @@ class _Backend(Protocol):
     def token_to_id(self, token: str) -> int | None: ...
 
 
-class _Bytes(dict[int, bytes]):
-    """Of each token; found when it is first asked for."""
+_Found = TypeVar("_Found")
 
-    def __init__(self, find: Callable[[int], bytes]) -> None:
+
+class _OfTokens(dict[int, _Found]):
+    """Something of each token; found when it is first asked for."""
+
+    def __init__(self, find: Callable[[int], _Found]) -> None:
         super().__init__()
         self._find = find
 
-    def __missing__(self, token: int) -> bytes:
+    def __missing__(self, token: int) -> _Found:
         found = self[token] = self._find(token)
         return found
 
@@ -102,10 +110,13 @@ class Tokenizer:
         self.special_ids = frozenset(token.id for token in description.added_tokens if token.special)
         self.special_tokens = _special_tokens(config)
         """`bos_token` and the like → text."""
-        self._to_bytes, self._strip_first_space = _bytes_of(description.decoder)
-        self._bytes = _Bytes(self._find_bytes)
-        visible = _Bytes(lambda token: b"" if token in self.special_ids else self._bytes[token])
+        self._decoder = _decoder_of(description.decoder)
+        self._bytes = _OfTokens(self._find_bytes)
+        visible = _OfTokens(lambda token: b"" if token in self.special_ids else self._bytes[token])
         self._bytes_of, self._visible_of = self._bytes.__getitem__, visible.__getitem__
+        pieces = _OfTokens(self._find_piece)
+        shown = _OfTokens[str | int](lambda token: "" if token in self.special_ids else pieces[token])
+        self._piece_of, self._visible_piece_of = pieces.__getitem__, shown.__getitem__
         self._prefix: list[int] = []
         """Ids that come before an encoded text with special tokens and that `backend` does not add."""
         bos = self.special_tokens.get("bos_token")
@@ -214,17 +225,19 @@ class Tokenizer:
 
     def detokenizer(self, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
         """Streaming text of what follows `context` (the prompt's ids; empty: the start of a text)."""
-        if self._to_bytes is None:
+        if self._decoder is None:
             return WindowDetokenizer(
                 lambda ids: self._backend.decode(ids, skip_special_tokens=False),
                 context,
                 hidden=self.special_ids if skip_special_tokens else (),
             )
-        return ByteDetokenizer(
-            self._visible_of if skip_special_tokens else self._bytes_of,
-            context,
-            strip_first_space=self._strip_first_space,
-        )
+        if self._decoder.falls_back:
+            return FallbackDetokenizer(
+                self._visible_piece_of if skip_special_tokens else self._piece_of,
+                context,
+                strip_first_space=self._decoder.strips,
+            )
+        return ByteDetokenizer(self._visible_of if skip_special_tokens else self._bytes_of, context)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The prompt's text; see `ChatTemplate.render`.  In this process: a server renders in a helper."""
@@ -241,40 +254,57 @@ class Tokenizer:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def _find_piece(self, token: int) -> str | int:
+        """For `FallbackDetokenizer`."""
+        byte = _byte_of(self._backend.id_to_token(token) or "")
+        return self._bytes[token].decode() if byte is None else byte
+
     def _find_bytes(self, token: int) -> bytes:
         content = self._backend.id_to_token(token)
         if content is None:
             return b""
-        if self._to_bytes is not None:
-            return self._to_bytes(content)
+        if self._decoder is not None:
+            return self._decoder.to_bytes(content)
         return self._backend.decode([token], skip_special_tokens=False).encode()
 
 
-def _bytes_of(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes] | None, bool]:
-    """(how a vocabulary entry becomes bytes, whether a text's first space is dropped).
+class _Decoder(NamedTuple):
+    """A decoder whose tokens stand for fixed bytes."""
 
-    (None, False) if the decoder is not one whose tokens stand for fixed bytes.
-    """
+    to_bytes: Callable[[str], bytes]
+    """How a vocabulary's entry becomes bytes."""
+    falls_back: bool = False
+    """Entries are texts, but for those that are a byte: see `FallbackDetokenizer`."""
+    strips: bool = False
+    """A text's first space is dropped."""
+
+
+def _decoder_of(decoder: Mapping[str, Any] | None) -> _Decoder | None:
+    """None if it is none of those that are known."""
     if decoder is None:
-        return None, False
+        return None
     steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
-        return _byte_level, False
-    if not kinds or "ByteFallback" not in kinds:
-        return None, False
-    strip = False
-    for step in steps:
+        return _Decoder(_byte_level)
+    fallback = "ByteFallback"
+    if kinds.count(fallback) != 1:
+        return None
+    replaces = strips = False
+    for number, step in enumerate(steps):
+        before = kinds[:number]
         match step:
-            case {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}:
-                pass
+            case {"type": "Replace", "pattern": {"String": "▁"}, "content": " "} if (
+                "ByteFallback" not in before
+            ):
+                replaces = True
             case {"type": "ByteFallback" | "Fuse"}:
                 pass
-            case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
-                strip = True
+            case {"type": "Strip", "content": " ", "start": 1, "stop": 0} if "Fuse" in before:
+                strips = True
             case _:
-                return None, False
-    return _sentencepiece, strip
+                return None
+    return _Decoder(_spaced if replaces else _plain, True, strips)
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -296,9 +326,19 @@ def _byte_level(content: str) -> bytes:
         return content.encode()
 
 
-def _sentencepiece(content: str) -> bytes:
+def _byte_of(content: str) -> int | None:
+    """The byte that an entry such as `<0xE6>` stands for."""
     byte = _BYTE_TOKEN.match(content)
-    return bytes([int(byte[1], 16)]) if byte else content.replace("▁", " ").encode()
+    return int(byte[1], 16) if byte else None
+
+
+def _plain(content: str) -> bytes:
+    byte = _byte_of(content)
+    return content.encode() if byte is None else bytes([byte])
+
+
+def _spaced(content: str) -> bytes:
+    return _plain(content.replace("▁", " "))
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
