@@ -176,10 +176,23 @@ def _loops_over_content(tree: nodes.Template) -> bool:
         for node in assigned
         if isinstance(node.target, nodes.Name) and _is_content(node.node, items, lists)
     }
+    contents |= _content_parameters(tree, lambda node: _is_content(node, items, lists))
     return any(
         _is_content(loop.iter, items, lists) or any(_is_part_of(loop.iter, name) for name in contents)
         for loop in loops
     )
+
+
+def _content_parameters(tree: nodes.Template, is_content: Callable[[nodes.Node], bool]) -> set[str]:
+    """Names of macros' parameters that are called with a message's content."""
+    macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
+    found: set[str] = set()
+    for call in tree.find_all(nodes.Call):
+        macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
+        if macro is not None:
+            pairs = zip(call.args, macro.args, strict=False)
+            found |= {parameter.name for value, parameter in pairs if is_content(value)}
+    return found
 
 
 def _names_of(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import logging
 import time
 from collections import deque
@@ -369,7 +368,7 @@ class Generator:
         self.tokenizer = tokenizer
         self.client = client
         self.metrics = metrics
-        self._unseeded = itertools.count()
+        self._unseeded = 0
         """Numbers the sequences whose seed comes from the server's."""
         self._open: set[Generation] = set()
         self._holding = False
@@ -450,7 +449,8 @@ class Generator:
             if not is_packed(prompt):
                 check_prompt(prompt, self.served.max_model_len, self.served.vocab_size)
         check_cost(prompts, params)
-        seeds = self._seeds(params, len(prompts))
+        count = len(prompts) * params.n
+        seed = self._seeds(params, count)
         arrived = time.monotonic() if arrived is None else arrived
         limits = self.client.limits
         patient = patient and not params.stop_strings
@@ -464,14 +464,13 @@ class Generator:
         packed = [pack_int32(prompt) for prompt in prompts]
         rooms = [self._room(len(prompt), params, limits) for prompt in prompts]
         self.client.check_size(max(map(len, packed)), sampling, stopping, request_id, cache_salt)
-        count = len(seeds)
 
         def make(sequence: Sequence, inbox: Inbox) -> EngineRequest:
             index, number = sequence.index, sequence.index // params.n
             most = min(stopping.max_tokens, rooms[number])
             return self.client.prepare(
                 packed[number],
-                replace(sampling, seed=seeds[index]),
+                replace(sampling, seed=seed(index)),
                 replace(stopping, max_tokens=most, min_tokens=min(stopping.min_tokens, most)),
                 inbox=inbox,
                 name=request_id if count == 1 else f"{request_id}-{index}",
@@ -514,13 +513,15 @@ class Generator:
         pool = limits.kv_tokens + 1 - num_prompt
         return min(room, pool) if pool >= 1 else room
 
-    def _seeds(self, params: SamplingParams, prompts: int) -> list[int]:
-        """One for each sequence.  With a seed of the user every prompt has the same n seeds."""
-        if params.seed is not None:
-            return [choice_seed(params.seed, choice) for choice in range(params.n)] * prompts
-        if self.served.seed is None:
-            return [draw_seed() for _ in range(prompts * params.n)]
-        return [choice_seed(self.served.seed, next(self._unseeded)) for _ in range(prompts * params.n)]
+    def _seeds(self, params: SamplingParams, count: int) -> Callable[[int], int]:
+        """That of sequence number i, once.  With a seed of the user every prompt has the same n seeds."""
+        given, served = params.seed, self.served.seed
+        if given is not None:
+            return lambda index: choice_seed(given, index % params.n)
+        if served is None:
+            return lambda index: draw_seed()
+        first, self._unseeded = self._unseeded, self._unseeded + count
+        return lambda index: choice_seed(served, first + index)
 
 
 __all__ = ["Completion", "Generation", "Generator", "RequestCancelled", "Update"]
