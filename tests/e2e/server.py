@@ -111,10 +111,16 @@ class Server:
         raise TimeoutError(f"not ready within {deadline_s} s; log:\n{self.log()}")
 
     def children(self) -> dict[str, list[int]]:
-        """Process ids by role, from the process tree: {'engine': [...], 'worker': [...]}."""
-        engines = child_pids(self.process.pid)
+        """Process ids by role, from the process tree: {'engine': [...], 'worker': [...], 'helper': [...]}.
+
+        Helpers read long bodies and render templates for the gateway.
+        """
+        children = child_pids(self.process.pid)
+        engines = [pid for pid in children if is_engine(pid)]
         workers = [pid for engine in engines for pid in child_pids(engine)]
-        return {"engine": engines, "worker": workers}
+        parents = [pid for pid in children if pid not in engines]
+        helpers = [pid for parent in parents for pid in (parent, *child_pids(parent))]
+        return {"engine": engines, "worker": workers, "helper": helpers}
 
 
 def child_pids(pid: int) -> list[int]:
@@ -123,6 +129,13 @@ def child_pids(pid: int) -> list[int]:
     except OSError:
         return []
     return [int(word) for word in text.split()]
+
+
+def is_engine(pid: int) -> bool:
+    try:
+        return b"baton.launch.instance" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def alive(pid: int) -> bool:

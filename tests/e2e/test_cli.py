@@ -16,7 +16,7 @@ import pytest
 
 from baton import LLM, SamplingParams, __version__
 from baton.launch.options import ServeOptions, make_plan
-from tests.e2e.server import child_pids
+from tests.e2e.server import child_pids, is_engine
 
 
 def baton(*arguments: str, stdin: str = "", timeout: float = 180) -> subprocess.CompletedProcess[str]:
@@ -107,8 +107,9 @@ class Terminal:
             for task in tasks:
                 path = f"/proc/{self.process.pid}/task/{task}/children"
                 with open(path) as file:
-                    if children := file.read().split():
-                        return int(children[0])
+                    engines = [int(pid) for pid in file.read().split() if is_engine(int(pid))]
+                if engines:
+                    return engines[0]
             time.sleep(0.01)
         raise AssertionError("no engine was started")
 
@@ -299,6 +300,7 @@ def test_a_broken_checkpoint_is_a_clear_failure(tmp_path) -> None:
     shutil.copytree(resolve_model(None), copy)
     (copy / "model.safetensors").write_bytes(b"not safetensors")
     result = baton("serve", str(copy), "--port", "0")
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert "model.safetensors" in result.stderr
-    assert result.stderr.strip().splitlines()[-1].startswith("error: ")
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -149,7 +149,7 @@ def test_a_wrong_prompt_is_named(llm, prompts, words) -> None:
         ([{"role": "user"}], r"messages\[0\].content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url"),
         ([*HELLO, "and"], r"messages\[1\]"),
-        ([HELLO, [{"role": "nobody", "content": ""}]], r"conversation 1: messages\[0\].role"),
+        ([HELLO, [{"role": "", "content": ""}]], r"conversation 1: messages\[0\].role"),
     ],
 )
 def test_wrong_messages_are_named(llm, messages, words) -> None:
