@@ -203,12 +203,23 @@ def queue_bound_ignored(patch: Patch) -> None:
 
 @mutation("a request behind a cancelled head is not looked at", "liveness", "end")
 def lost_wake_up(patch: Patch) -> None:
-    def wrong(self, request):
-        was = next(iter(self.line), None)
-        self.line.push(request)
-        self._stale = self._stale or was is None
+    withdraw, admit, hiding = Scheduler.withdraw, Scheduler._admit, set()
 
-    patch.setattr(Scheduler, "enqueue", wrong)
+    def wrong_withdraw(self, request):  # (as if it stayed the head until somebody is looked at)
+        withdraw(self, request)
+        hiding.add(self)
+
+    def wrong_admit(self, decisions):
+        hiding.discard(self)
+        admit(self, decisions)
+
+    def wrong_enqueue(self, request):
+        self.line.push(request)
+        self._stale = self._stale or (self.line.head() is request and self not in hiding)
+
+    patch.setattr(Scheduler, "withdraw", wrong_withdraw)
+    patch.setattr(Scheduler, "_admit", wrong_admit)
+    patch.setattr(Scheduler, "enqueue", wrong_enqueue)
 
 
 @mutation("Finished is sent twice", "answer")

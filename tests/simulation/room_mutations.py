@@ -273,7 +273,7 @@ def moved_and_running(patch: Patch) -> None:
 
     def wrong(self, name, now):
         member = self._members[name]
-        cancel, member.cancel = member.cancel, lambda number, has_it: None
+        cancel, member.cancel = member.cancel, lambda *args, **options: None
         try:
             return move(self, name, now)
         finally:
@@ -287,7 +287,7 @@ def dropped_without_a_word(patch: Patch) -> None:
     owner = RequestTable._owner
 
     def wrong(self, sender, number):
-        cancel, sender.cancel = sender.cancel, lambda number, has_it: None
+        cancel, sender.cancel = sender.cancel, lambda *args, **options: None
         try:
             return owner(self, sender, number)
         finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import random
 import subprocess
@@ -20,7 +22,8 @@ from baton.simulation.oracle import expected_tokens
 from baton.simulation.report import explain_failure
 from baton.simulation.runner import run_plan
 from baton.simulation.scenarios import SCENARIOS
-from baton.simulation.shrink import shrink
+from baton.simulation.shrink import named_in, shrink
+from baton.simulation.world import World
 from tests.simulation.mutations import MUTATIONS
 
 STANDARD = SCENARIOS["standard"]
@@ -135,6 +138,40 @@ def test_a_failure_is_made_small(monkeypatch):
     assert len(small.plan.faults) == 0
     again, _ = run_plan(small.plan)
     assert str(again.violation) == str(small.violation)
+
+
+def test_making_a_failure_small_ends_when_its_time_is_over(monkeypatch):
+    """By a clock of its own: the best plan so far is the answer, and it fails in the same way."""
+    mutation("Finished is sent twice").apply(monkeypatch)
+    seed, first = first_failure()
+    plan, sizes = draw_plan(seed, STANDARD), []
+    for limit_s in (0.0, 40.0, 160.0, 1e9):
+        looks = itertools.count()
+        small = shrink(plan, first, limit_s=limit_s, clock=lambda looks=looks: float(next(looks)))
+        assert next(looks) <= limit_s + 200, "nothing goes on for long without a look at the clock"
+        assert small.violation.rule == first.rule
+        assert str(run_plan(small.plan)[0].violation) == str(small.violation)
+        sizes.append(len(small.plan.requests) + len(small.plan.faults))
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == len(plan.requests) + len(plan.faults)
+    assert sizes[-1] == 1
+
+
+def test_what_the_violation_names_is_tried_first(monkeypatch):
+    mutation("a closing of a stale epoch is accepted by the engine").apply(monkeypatch)
+    seed, first = first_failure()
+    small = shrink(draw_plan(seed, STANDARD), first)
+    assert small.whole
+    assert small.runs < 300
+    assert named_in("request 7 is not r12, as r7 said; slot r") == [7, 12]
+
+
+def test_a_run_can_be_given_up():
+    plan = draw_plan(1, SCENARIOS["small"])
+    whole = run_plan(plan)[0]
+    assert World(plan).run_until(whole.virtual_seconds / 2) is None
+    assert World(plan).run_until(math.inf, lambda: True) is None
+    assert World(plan).run_until(whole.virtual_seconds + 1.0) == whole
 
 
 def test_a_failure_is_told(monkeypatch):

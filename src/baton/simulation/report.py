@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from baton.simulation.draw import draw_plan
 from baton.simulation.runner import run_plan
 from baton.simulation.scenarios import SCENARIOS
-from baton.simulation.shrink import shrink
-
-_REQUEST = re.compile(r"\brequest (\d+)|\br(\d+)\b")
+from baton.simulation.shrink import named_in, shrink
 
 
 def explain_failure(scenario: str, seed: int, *, last: int | None = None, max_runs: int = 1000) -> str:
@@ -20,12 +16,12 @@ def explain_failure(scenario: str, seed: int, *, last: int | None = None, max_ru
         return f"seed {seed} of {scenario} breaks no rule any more"
     small = shrink(plan, first.violation, max_runs=max_runs)
     _, world = run_plan(small.plan, recording=True)
-    named = _REQUEST.search(small.violation.text)
-    request = int(named[1] or named[2]) if named else None
+    request = next(iter(named_in(small.violation.text)), None)
+    ended = "" if small.whole else ", until the time was over"
     lines = [
         f"seed {seed} breaks {first.violation}",
         f"  run it again: baton simulate --scenario {scenario} --seed {seed} --timeline",
-        f"made smaller in {small.runs} runs: {small.plan}",
+        f"made smaller in {small.runs} runs{ended}: {small.plan}",
         *(f"  {spec}" for spec in small.plan.requests),
         *(f"  fault: {fault}" for fault in small.plan.faults),
         f"breaks {small.violation}",

@@ -11,8 +11,9 @@ then nothing may be held.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -206,11 +207,18 @@ class World:
 
     def run(self) -> Outcome:
         """Until nothing is left to happen, or a rule is broken."""
+        outcome = self.run_until(math.inf)
+        assert outcome is not None
+        return outcome
+
+    def run_until(self, until: float, give_up: Callable[[], bool] | None = None) -> Outcome | None:
+        """None: neither was so when it came to virtual time `until`, or when `give_up` said so."""
         outcome = Outcome(self.plan.seed)
         with self._logs():
             try:
                 self._begin()
-                self._loop()
+                if not self._loop(until, give_up):
+                    return None
                 self._check_end()
             except Violation as violation:
                 outcome.violation = violation
@@ -235,9 +243,12 @@ class World:
         for instance in self.instances:
             self.supervisor.start(instance)
 
-    def _loop(self) -> None:
+    def _loop(self, until: float, give_up: Callable[[], bool] | None) -> bool:
+        """False: it was not run to its end."""
         events, faults_end = self.events, self.plan.faults_end
         while (timer := events.next()) is not None:
+            if events.now > until or (give_up is not None and events.fired % 256 == 0 and give_up()):
+                return False
             try:
                 timer.action(*timer.args)
             except Crashed:
@@ -258,6 +269,7 @@ class World:
                 ) from error
             if events.now > faults_end:
                 self._check_progress()
+        return True
 
     def _check_progress(self) -> None:
         progress = (self.open_clients, self.steps)
