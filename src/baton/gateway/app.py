@@ -28,6 +28,7 @@ from baton.gateway.responses import SEND
 from baton.gateway.routes_chat import chat_routes
 from baton.gateway.routes_cluster import cluster_routes
 from baton.gateway.routes_completions import completion_routes
+from baton.gateway.routes_docs import docs_routes
 from baton.gateway.routes_server import server_routes
 from baton.gateway.routes_tokens import token_routes
 from baton.gateway.served_model import ServedModel
@@ -92,6 +93,7 @@ def create_app(
     app.include_router(token_routes(gateway))
     app.include_router(server_routes(gateway))
     app.include_router(cluster_routes(gateway))
+    app.include_router(docs_routes())
     _add_error_handlers(app)
     app.add_middleware(GatewayMiddleware, access=access, metrics=metrics)
     if access.allowed_origins:

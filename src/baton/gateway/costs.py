@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.gateway.errors import BadRequest
-from baton.gateway.schemas import MAX_SEQUENCES
+from baton.gateway.fields import MAX_SEQUENCES
 from baton.protocol.sampling_params import SamplingParams
 
 MAX_PROMPT_TOKENS = 1 << 24

@@ -8,11 +8,10 @@ from typing import Any, Literal
 import msgspec
 
 from baton.gateway.errors import BadRequest
+from baton.gateway.fields import MAX_ROLE
 
 ContentFormat = Literal["string", "openai"]
 """How a message's text parts come to the template: joined by line breaks, or as OpenAI's list of parts."""
-_MAX_ROLE = 64
-"""Characters.  Which roles there are is the template's to say: some models have roles of their own."""
 
 
 def read_messages(messages: object, content_format: ContentFormat = "string") -> list[dict[str, Any]]:
@@ -30,7 +29,7 @@ def _read_message(message: object, where: str, content_format: ContentFormat) ->
     if not isinstance(message, Mapping):
         raise BadRequest(f"{where}: must be an object with role and content", param="messages")
     role = message.get("role")
-    if not isinstance(role, str) or not 1 <= len(role) <= _MAX_ROLE:
+    if not isinstance(role, str) or not 1 <= len(role) <= MAX_ROLE:
         raise BadRequest(
             f"{where}.role: {str(role)[:50]!r} must be a text such as system, user, assistant or tool",
             param="messages",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.errors import ApiError, Conflict, InstanceUnavailable
@@ -26,6 +26,7 @@ from baton.gateway.orders import checked
 log = logging.getLogger(__name__)
 
 PauseMode = Literal["abort", "wait", "keep"]
+PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 
 _SWITCH_DEADLINE_S = 10.0
 _AGAIN_S = 5.0

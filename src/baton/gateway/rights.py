@@ -39,6 +39,8 @@ RIGHTS: dict[str, Right] = {
     "/ready": "open",
     "/metrics": "open",
     "/version": "open",
+    "/openapi.json": "open",
+    "/docs": "open",
     "/v1/models": "user",
     "/v1/models/{name:path}": "user",
     "/v1/completions": "user",

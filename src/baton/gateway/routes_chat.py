@@ -64,15 +64,6 @@ def chat_routes(gateway: Gateway) -> APIRouter:
 def _check(body: ChatRequest) -> None:
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
-    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= 20:
-        raise BadRequest(
-            f"top_logprobs: {body.top_logprobs} must be at least 0 and at most 20", param="top_logprobs"
-        )
-    if body.max_completion_tokens is not None and body.max_completion_tokens < 1:
-        raise BadRequest(
-            f"max_completion_tokens: {body.max_completion_tokens} must be at least 1",
-            param="max_completion_tokens",
-        )
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs: not with stream; set stream to false", param="prompt_logprobs")
 

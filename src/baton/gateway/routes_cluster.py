@@ -21,6 +21,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from baton.gateway.errors import BadRequest
+from baton.gateway.fields import MAX_TTL_S, MIN_TTL_S
 from baton.gateway.formats import encode
 from baton.gateway.member import INSTANCE_NAME, LABELS, Label
 from baton.gateway.schemas import InstanceRequest, JoinRequest
@@ -32,8 +33,6 @@ _ENDPOINT = re.compile(
     r"(tcp://(\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc:///[\x21-\x7e]{1,106})\Z"
 )
 _INCARNATION = re.compile(r"[\x21-\x7e]{1,64}\Z")
-_MIN_TTL_S, _MAX_TTL_S = 1.0, 3600.0
-_MAX_MOVE_S = 86_400.0
 
 
 def cluster_routes(gateway: Gateway) -> APIRouter:
@@ -69,7 +68,7 @@ def cluster_routes(gateway: Gateway) -> APIRouter:
         link = client.instances.get(name)
         renewal = link is not None and link.incarnation == body.incarnation
         _check_fit(gateway, body, renewal)
-        ttl_s = _within("ttl_s", body.ttl_s, _MIN_TTL_S, _MAX_TTL_S)
+        ttl_s = _within("ttl_s", body.ttl_s, MIN_TTL_S, MAX_TTL_S)
         label = _label(body.label or "mixed")
         client.join(name, body.endpoint, body.incarnation, label, ttl_s, process=body.process or "")
         return _json({**client.describe(name)[0], "weights": gateway.weights})
@@ -83,10 +82,8 @@ def cluster_routes(gateway: Gateway) -> APIRouter:
         if body.state not in (None, "draining", "active"):
             raise BadRequest(f"state: {body.state[:50]!r} must be 'draining' or 'active'", param="state")
         move_after_s = body.move_after_s
-        if move_after_s is not None:
-            if body.state != "draining":
-                raise BadRequest("move_after_s: only with state 'draining'", param="move_after_s")
-            _within("move_after_s", move_after_s, 0.0, _MAX_MOVE_S)
+        if move_after_s is not None and body.state != "draining":
+            raise BadRequest("move_after_s: only with state 'draining'", param="move_after_s")
         if body.label is not None:
             client.set_label(name, _label(body.label))
         if body.state == "draining":

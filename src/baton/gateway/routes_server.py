@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -14,7 +14,7 @@ from baton.gateway.directories import below
 from baton.gateway.errors import BadRequest, InstanceUnavailable
 from baton.gateway.formats import encode
 from baton.gateway.orders import checked
-from baton.gateway.pausing import PauseMode
+from baton.gateway.pausing import PAUSE_MODES
 from baton.gateway.schemas import StartProfileRequest, UpdateWeightsRequest
 from baton.gateway.state import Gateway
 from baton.observe.metrics import CONTENT_TYPE, InstanceSample
@@ -168,8 +168,8 @@ def _pause_options(given: Mapping[str, str]) -> dict[str, Any]:
                 f"{name[:50]}: is no option; there are {', '.join(_PAUSE_OPTIONS)}", param=name[:50]
             )
     mode: Any = given.get("mode", "wait" if _truth(given, "wait_for_inflight_requests", False) else "abort")
-    if mode not in get_args(PauseMode):
-        raise BadRequest(f"mode: {mode[:50]!r} must be one of {', '.join(get_args(PauseMode))}", param="mode")
+    if mode not in PAUSE_MODES:
+        raise BadRequest(f"mode: {mode[:50]!r} must be one of {', '.join(PAUSE_MODES)}", param="mode")
     return {
         "mode": mode,
         "clear_cache": _truth(given, "clear_cache", mode != "keep"),

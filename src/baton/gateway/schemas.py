@@ -19,17 +19,15 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from baton.gateway import fields as f
 from baton.gateway.errors import BadRequest
+from baton.gateway.fields import MAX_SEQUENCES
 
 log = logging.getLogger(__name__)
 
 _MAX_WARNED = 1000
 _NEUTRAL_BYTES = 64
 """No value of an unsupported field that asks for nothing is written longer."""
-MAX_SEQUENCES = 4096
-"""Of one request: prompts times n."""
-MAX_CACHE_SALT = 256
-"""Characters."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -41,22 +39,22 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """What both endpoints have; names and meanings as in `SamplingParams`."""
 
     model: str | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    n: f.Choices | None = None
+    temperature: f.Temperature | None = None
+    top_p: f.TopP | None = None
+    top_k: f.TopK | None = None
+    min_p: f.MinP | None = None
+    presence_penalty: f.Penalty | None = None
+    frequency_penalty: f.Penalty | None = None
+    repetition_penalty: f.RepetitionPenalty | None = None
+    logit_bias: f.LogitBias | None = None
+    stop: f.Stop | None = None
+    stop_token_ids: f.StopTokenIds | None = None
     ignore_eos: bool | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    seed: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: f.TokenCount | None = None
+    min_tokens: f.TokenCount | None = None
+    seed: f.Seed | None = None
+    prompt_logprobs: f.Logprobs | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -65,13 +63,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
+    priority: f.Priority | None = None
+    cache_salt: f.CacheSalt | None = None
+    request_id: f.RequestId | None = None
     user: str | None = None
-    metadata: msgspec.Raw = msgspec.Raw()
-    service_tier: msgspec.Raw = msgspec.Raw()
-    store: msgspec.Raw = msgspec.Raw()
+    metadata: f.Ignored = f.nothing()
+    service_tier: f.Ignored = f.nothing()
+    store: f.Ignored = f.nothing()
 
     def sampling(self) -> dict[str, Any]:
         """The fields that `SamplingParams` knows by the same names."""
@@ -102,11 +100,11 @@ _SAMPLING_NAMES = (
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    prompt: msgspec.Raw = msgspec.Raw()
+    prompt: f.Prompt = f.nothing()
     """A text, a list of texts, a list of token ids, or a list of lists of token ids; see `decode_prompt`."""
-    best_of: int | None = None
+    best_of: f.Choices | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: f.Logprobs | None = None
 
 
 class ChatFields(Protocol):
@@ -119,19 +117,19 @@ class ChatFields(Protocol):
 
 
 class ChatRequest(SamplingFields, kw_only=True):
-    messages: list[dict[str, Any]] | None = None
+    messages: f.Messages | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: f.AtLeastOne | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    parallel_tool_calls: msgspec.Raw = msgspec.Raw()
+    top_logprobs: f.Logprobs | None = None
+    parallel_tool_calls: f.Ignored = f.nothing()
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: f.Messages | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -141,23 +139,23 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class UpdateWeightsRequest(msgspec.Struct):
-    path: str | None = None
+    path: f.Directory | None = None
     """Directory of a checkpoint, on the server."""
 
 
 class StartProfileRequest(msgspec.Struct):
-    directory: str | None = None
+    directory: f.Directory | None = None
     """Where each rank writes its trace, on the server."""
 
 
 class JoinRequest(msgspec.Struct, kw_only=True):
     """An instance registers itself, or says that it still lives."""
 
-    incarnation: str | None = None
-    endpoint: str | None = None
+    incarnation: f.Incarnation | None = None
+    endpoint: f.Endpoint | None = None
     """Of its engine's socket for gateways, as this server reaches it: `tcp://HOST:PORT`, `ipc://PATH`."""
-    label: str | None = None
-    ttl_s: float | None = None
+    label: f.Label | None = None
+    ttl_s: f.Ttl | None = None
     """It counts as lost if it does not register again within so many seconds."""
     model: str | None = None
     """What it serves; compared with the names of what is served here, if it is given."""
@@ -171,15 +169,15 @@ class JoinRequest(msgspec.Struct, kw_only=True):
 
 
 class InstanceRequest(msgspec.Struct, kw_only=True):
-    label: str | None = None
-    state: str | None = None
+    label: f.Label | None = None
+    state: f.InstanceState | None = None
     """`draining` or `active`."""
-    move_after_s: float | None = None
+    move_after_s: f.MoveAfter | None = None
     """With `draining`: what still runs after so many seconds is continued elsewhere."""
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    tokens: list[int] | None = None
+    tokens: list[f.TokenId] | None = None
     model: str | None = None
 
 
@@ -225,6 +223,8 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
 _PATH = re.compile(r" - at `\$\.?(.*?)`$")
 
+_LIMIT = re.compile(r"Expected `(\w+)` (of length )?(>=|<=|>|<) (\S+)$")
+_SIGNS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 _NUMBER_BYTES = 32
 """No integer of a request is written longer."""
 _HALF_PAIR = re.compile(
@@ -257,10 +257,11 @@ def _reader(kind: type[msgspec.Struct]) -> _Reader:
     )
 
 
-def _alternatives(kind: Any) -> tuple[msgspec.inspect.Type, ...]:
-    """What a field may be: the members of a union."""
+def _alternatives(kind: Any) -> list[msgspec.inspect.Type]:
+    """What a field may be: the members of a union, without what is said of them."""
     known = msgspec.inspect.type_info(kind)
-    return known.types if isinstance(known, msgspec.inspect.UnionType) else (known,)
+    members = known.types if isinstance(known, msgspec.inspect.UnionType) else (known,)
+    return [one.type if isinstance(one, msgspec.inspect.Metadata) else one for one in members]
 
 
 class UnknownFields:
@@ -299,12 +300,22 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
         message = str(error)
         path = _PATH.search(message)
         name = path[1].replace("[...]", "") if path else ""
-        text = _PATH.sub("", message).replace("`", "")
+        text = _reworded(_PATH.sub("", message))
         field = re.split(r"[.\[]", name)[0]
         raise BadRequest(f"{name or 'body'}: {text}", param=field or None) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(body, error) from None
     return decoded, unknown
+
+
+def _reworded(text: str) -> str:
+    """What msgspec says of a value beyond its limits, in the words of other errors."""
+    found = _LIMIT.match(text)
+    if found is None:
+        return text.replace("`", "")
+    kind, length, sign, limit = found.groups()
+    what = {"str": "characters", "array": "items"}.get(kind, "entries") if length else ""
+    return f"must be {'of ' if length else ''}{_SIGNS[sign]} {limit.removesuffix('.0')} {what}".rstrip()
 
 
 def _is_refused(name: str, raw: msgspec.Raw) -> bool:

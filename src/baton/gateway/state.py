@@ -15,11 +15,9 @@ from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.errors import BadRequest, ContextTooLong, NotFound
 from baton.gateway.generation import Generator
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
-from baton.gateway.middleware import REQUEST_ID
 from baton.gateway.pausing import Pausing
 from baton.gateway.reading import Found, Job, Reader, Settings, decode_answer
 from baton.gateway.schemas import (
-    MAX_CACHE_SALT,
     SamplingFields,
     StreamOptions,
     UnknownFields,
@@ -35,7 +33,6 @@ _MAX_BODY_BYTES = 16 << 20
 _BODY_BYTES_PER_TOKEN = 256
 _MAX_ORDER_BYTES = 64 << 10
 """Of the body of an operator's or an instance's request."""
-_INT32 = (1 << 31) - 1
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -147,28 +144,16 @@ def stream_options(request: SamplingFields) -> StreamOptions:
 
 def identity(request: Request, body: SamplingFields, sharing: Sharing) -> dict[str, Any]:
     """The arguments of `Generator.start` that say who and when.  Raises `BadRequest`."""
-    name = body.request_id
-    if name is not None and not REQUEST_ID.match(name):
-        raise BadRequest("request_id: give 1 to 128 printable characters without spaces", param="request_id")
     priority = body.priority or 0
-    if not -_INT32 <= priority <= _INT32:
-        raise BadRequest(f"priority: {priority} must be from {-_INT32} to {_INT32}", param="priority")
     best = getattr(request.state, "min_priority", None)
     if best is not None and priority < best:
         raise BadRequest(
             f"priority: {priority} is better (lower) than {best}, the best that users may ask for here",
             param="priority",
         )
-    if body.cache_salt is not None and len(body.cache_salt) > MAX_CACHE_SALT:
-        raise BadRequest(
-            f"cache_salt: give at most {MAX_CACHE_SALT} characters, not {len(body.cache_salt)}",
-            param="cache_salt",
-        )
-    if body.cache_salt == "":  # (it would share the cache with all who give none)
-        raise BadRequest("cache_salt: it is empty; give a secret text, or leave it out", param="cache_salt")
     key = getattr(request.state, "key_id", "")
     return {
-        "request_id": name or request.state.request_id,
+        "request_id": body.request_id or request.state.request_id,
         "priority": priority,
         "cache_salt": sharing.salt(key, body.cache_salt or ""),
         "flow": sharing.flow(key, body.user),

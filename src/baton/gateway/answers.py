@@ -1,0 +1,275 @@
+"""The shapes of what is answered, for `/openapi.json` alone: `render_*.py` and the routes write them faster.
+
+Tests hold what is served to these: a field that is missing here, or there, fails them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+FinishReason = Literal["stop", "length", "abort"]
+Count = Annotated[int, Meta(ge=0)]
+AnyObject = dict[str, Any]
+
+
+class ErrorDetail(Struct, forbid_unknown_fields=True):
+    message: str
+    type: str
+    param: str | None
+    """The field that it is about; the message begins with it."""
+    code: str | None
+
+
+class Error(Struct, forbid_unknown_fields=True):
+    """Every error, in OpenAI's shape."""
+
+    error: ErrorDetail
+
+
+class PromptTokensDetails(Struct, forbid_unknown_fields=True):
+    cached_tokens: Count
+
+
+class Usage(Struct, forbid_unknown_fields=True):
+    prompt_tokens: Count
+    total_tokens: Count
+    completion_tokens: Count
+    prompt_tokens_details: PromptTokensDetails | None
+
+
+class PromptLogprob(Struct, forbid_unknown_fields=True):
+    logprob: float
+    rank: Annotated[int, Meta(ge=1)]
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""Of each prompt token, by token id; of the first none."""
+
+
+class CompletionLogprobs(Struct, forbid_unknown_fields=True):
+    """Four lists of the same length."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[Count]
+
+
+class CompletionChoice(Struct, forbid_unknown_fields=True):
+    index: Count
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
+
+
+class Completion(Struct, forbid_unknown_fields=True):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    service_tier: None
+    system_fingerprint: None
+    choices: list[CompletionChoice]
+    usage: Usage
+    kv_transfer_params: None
+
+
+class CompletionChunkChoice(Struct, forbid_unknown_fields=True):
+    index: Count
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None
+    prompt_token_ids: list[int] | None
+
+
+class CompletionChunk(Struct, forbid_unknown_fields=True):
+    """The `data` of one event of a stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: Usage | None = None
+
+
+class TopLogprob(Struct, forbid_unknown_fields=True):
+    token: str
+    logprob: float
+    bytes: list[Count]
+
+
+class TokenLogprob(Struct, forbid_unknown_fields=True):
+    token: str
+    logprob: float
+    bytes: list[Count]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, forbid_unknown_fields=True):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class ChatMessage(Struct, forbid_unknown_fields=True):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+    annotations: None
+    audio: None
+    function_call: None
+    tool_calls: list[AnyObject]
+    reasoning: None
+    reasoning_content: None
+
+
+class ChatChoice(Struct, forbid_unknown_fields=True):
+    index: Count
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    token_ids: list[int] | None
+
+
+class ChatCompletion(Struct, forbid_unknown_fields=True):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    service_tier: None
+    system_fingerprint: None
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
+    kv_transfer_params: None
+
+
+class Delta(Struct, forbid_unknown_fields=True):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(Struct, forbid_unknown_fields=True):
+    index: Count
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    token_ids: list[int] | None
+    stop_reason: int | str | None = None
+
+
+class ChatCompletionChunk(Struct, forbid_unknown_fields=True):
+    """The `data` of one event of a stream.  The first one of each choice says the role, and has the prompt's
+    ids if they are wanted."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ModelCard(Struct, forbid_unknown_fields=True):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["baton"]
+    root: str
+    """Where the model and its tokenizer are: a directory of the server, or a name on the hub."""
+    parent: None
+    max_model_len: Annotated[int, Meta(ge=2)]
+
+
+class ModelList(Struct, forbid_unknown_fields=True):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(Struct, forbid_unknown_fields=True):
+    count: Count
+    max_model_len: int
+    tokens: list[Count]
+    token_strs: list[str | None] | None
+
+
+class Text(Struct, forbid_unknown_fields=True):
+    prompt: str
+
+
+class Health(Struct, forbid_unknown_fields=True):
+    status: Literal["alive"]
+
+
+class Ready(Struct, forbid_unknown_fields=True):
+    status: Literal["ready"]
+
+
+class NotReady(Struct, forbid_unknown_fields=True):
+    status: Literal["starting", "restarting", "failed", "paused", "ready"]
+    """That of the cluster; `ready` while some instance of this server still starts."""
+    reason: str
+
+
+class Version(Struct, forbid_unknown_fields=True):
+    version: str
+
+
+class Paused(Struct):
+    """With what the instance says, or `instances` with what each of several says."""
+
+    status: Literal["paused"]
+    mode: Literal["abort", "wait", "keep"]
+    aborted: Count
+
+
+class Resumed(Struct):
+    status: Literal["resumed"]
+
+
+class PauseStatus(Struct, forbid_unknown_fields=True):
+    is_paused: bool
+    waiting: bool
+    """A pause (mode wait) waits for requests to end."""
+    mode: Literal["abort", "wait", "keep"] | None
+    paused_for_s: float | None
+    resumes_in_s: float | None
+
+
+class Instance(Struct):
+    """How an instance stands, as this server sees it."""
+
+    name: str
+    label: Literal["prefill", "decode", "mixed"]
+    state: Literal["starting", "ready", "restarting", "failed"]
+    draining: bool
+    drained: bool
+    paused: bool
+    joined: bool
+    incarnation: str
+    failure: str | None
+    restarts: Count
+    in_flight: Count
+
+
+class Instances(Struct):
+    instances: list[Instance]
+    weights: str
+    checkpoint: str
+
+
+class Gone(Struct, forbid_unknown_fields=True):
+    name: str
+    state: Literal["gone"]

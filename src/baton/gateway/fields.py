@@ -1,0 +1,147 @@
+"""Types of request fields with their limits: what decodes a body checks them, and `/openapi.json` tells them.
+
+`SamplingParams` checks the same again, for Python's callers; a test holds both to the same limits.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from baton.protocol.sampling_params import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+
+INT32 = (1 << 31) - 1
+MAX_SEQUENCES = 4096
+"""Of one request: prompts times n."""
+MAX_CACHE_SALT = 256
+"""Characters."""
+MAX_ROLE = 64
+"""Characters.  Which roles there are is the template's to say: some models have roles of their own."""
+
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Answers to each prompt.")]
+Temperature = Annotated[float, Meta(ge=0, description="0: always the most likely token.")]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, description="0 or -1: all tokens.")]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(gt=0)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+LogitBias = Annotated[
+    dict[str, Bias],
+    Meta(
+        max_length=MAX_LOGIT_BIAS,
+        description="Token id → what is added to its logit.",
+        extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}},
+    ),
+]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+Stop = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
+TokenId = Annotated[int, Meta(ge=0, le=INT32)]
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+TokenCount = Annotated[int, Meta(ge=0)]
+AtLeastOne = Annotated[int, Meta(ge=1)]
+Seed = Annotated[
+    int,
+    Meta(
+        ge=-(1 << 63),
+        extra_json_schema={"maximum": (1 << 64) - 1},  # (msgspec's own limits end at 64 bits with a sign)
+        description="The same seed gives the same tokens, in whatever batch.",
+    ),
+]
+Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Priority = Annotated[int, Meta(ge=-INT32, le=INT32, description="Lower is served earlier.")]
+CacheSalt = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_CACHE_SALT,
+        # (An empty one would share with all who give none.)
+        description="A secret: cached prefixes are shared only among requests of the same salt.",
+    ),
+]
+RequestId = Annotated[
+    str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z", extra_json_schema={"pattern": "^[!-~]{1,128}$"})
+]
+Message = Annotated[
+    dict[str, Any],
+    Meta(
+        extra_json_schema={
+            "properties": {
+                "role": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": MAX_ROLE,
+                    "description": "system, developer, user, assistant, tool, or what the template knows.",
+                },
+                "content": {
+                    "anyOf": [
+                        {"type": "string"},
+                        {
+                            "type": "array",
+                            "items": {
+                                "type": "object",
+                                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                                "required": ["type", "text"],
+                            },
+                        },
+                        {"type": "null"},
+                    ]
+                },
+                "tool_calls": {"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+            },
+            "required": ["role"],
+        }
+    ),
+]
+Messages = Annotated[list[Message], Meta(min_length=1)]
+Prompt = Annotated[
+    msgspec.Raw,
+    Meta(
+        description="A text, a list of texts, a list of token ids, or a list of such lists.",
+        extra_json_schema={
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_SEQUENCES},
+                {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+                {
+                    "type": "array",
+                    "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+                    "minItems": 1,
+                    "maxItems": MAX_SEQUENCES,
+                },
+            ]
+        },
+    ),
+]
+Ignored = Annotated[msgspec.Raw, Meta(description="Accepted, and of no effect.")]
+Directory = Annotated[str, Meta(description="An absolute path on the server.")]
+
+MIN_TTL_S, MAX_TTL_S = 1.0, 3600.0
+MAX_MOVE_S = 86_400.0
+Ttl = Annotated[float, Meta(ge=MIN_TTL_S, le=MAX_TTL_S)]
+MoveAfter = Annotated[float, Meta(ge=0, le=MAX_MOVE_S)]
+# (What the routes check themselves, to say more than that it is wrong.)
+Label = Annotated[str, Meta(extra_json_schema={"enum": ["prefill", "decode", "mixed"]})]
+InstanceState = Annotated[str, Meta(extra_json_schema={"enum": ["draining", "active"]})]
+Endpoint = Annotated[
+    str,
+    Meta(
+        description="Where this server reaches the engine: tcp://HOST:PORT or ipc:///PATH.",
+        extra_json_schema={"pattern": "^(tcp|ipc)://"},
+    ),
+]
+Incarnation = Annotated[str, Meta(extra_json_schema={"pattern": "^[!-~]{1,64}$"})]
+
+
+def nothing() -> Any:
+    """The default of a raw field (a factory, as no JSON says a raw default)."""
+    return msgspec.field(default_factory=msgspec.Raw)
