@@ -2,10 +2,11 @@
 
 import pytest
 
-from baton.engine.controls import MAX_ARGUMENT
+from baton.engine.controls import CHECK_S, MAX_ARGUMENT, PREPARED_S
 from baton.protocol.commands import Admit, Control, Preempt
 from baton.protocol.reports import CloseReason, ControlDone
 from baton.protocol.requests import Cancel, Hello, Outputs, Query, QueryReply
+from baton.protocol.weights import Weights
 from tests.engine.test_core import Script
 from tests.engine.world import World
 
@@ -193,12 +194,13 @@ def test_a_lost_gateway_takes_nothing_back_and_is_told_nothing():
     script.outputs.clear()
     (again,) = script.report(ControlDone(0, control.id))
     assert isinstance(again, Admit)
-    assert script.outputs == []
+    ((told, message),) = script.outputs
+    assert (told, message.weights.path) == (b"h", "/new"), "the others hear what the instance has now"
 
 
 @pytest.mark.parametrize("phase", ["draining", "sent"])
 def test_silence_is_bounded_and_has_a_reason(phase):
-    script = Script(ranks=2)
+    script = Script(ranks=2, startup_timeout_s=10.0)
     script.now = 100.0
     if phase == "draining":
         script.submit(1)
@@ -273,3 +275,132 @@ def test_updates_at_any_moment_change_no_answer(seed):
     assert answered == 10
     assert world.core.stats(world.now)["preemptions"] > 0
     assert not any(isinstance(reply.body, Outputs) for reply in world.replies)
+
+
+# -- all instances or none
+
+
+def check(script: Script, number: int = 8, gateway: bytes = b"g") -> Control | None:
+    orders = script.tell(Query(number, "check_weights", "/new"), gateway)
+    return orders[0] if orders else None
+
+
+def decide(script: Script, number: int = 9, generation: int = 1, gateway: bytes = b"g"):
+    return script.tell(Query(number, "update_weights", "/new", Weights(generation, "n", "/new")), gateway)
+
+
+def test_a_check_disturbs_nobody_and_locks_the_instance_for_who_asked():
+    script = Script(ranks=2)
+    script.tell(Hello("other"), b"h")
+    script.take()
+    (admit,) = script.submit(1)
+    control = check(script)
+    assert control == Control("check_weights", "/new", control.id)
+    script.tokens((admit.slot, admit.epoch, 50))
+    script.report(ControlDone(0, control.id, value="n"), 0)
+    script.report(ControlDone(1, control.id, value="n"), 1)
+    assert replies(script) == [(8, {"path": "/new", "weights": "n"})]
+    assert script.core.stats(0.0)["preemptions"] == 0
+    for number, what in ((1, "check_weights"), (2, "update_weights"), (3, "start_profile")):
+        script.tell(Query(number, what, "/other"), b"h")
+        assert replies(script)[0][1]["code"] == "busy"
+    script.tell(Query(10, "release_weights"))
+    script.take()
+    assert check(script, 4, b"h") is not None
+
+
+@pytest.mark.parametrize("end", ["deadline", "gateway lost"])
+def test_nobody_stays_locked_for_a_gateway_that_is_gone(end):
+    script = Script()
+    script.tell(Hello("other"), b"h")
+    control = check(script)
+    script.report(ControlDone(0, control.id))
+    if end == "deadline":
+        script.now += PREPARED_S - 0.1
+        assert check(script, 4, b"h") is None
+        script.now += 0.2
+    else:
+        script.core.gateway_lost(b"g")
+    assert check(script, 5, b"h") is not None
+
+
+def test_a_check_that_fails_says_why_and_locks_nothing():
+    script = Script(ranks=2)
+    script.tell(Hello("other"), b"h")
+    for errors, values, said in (
+        (("no such file", "no such file"), ("", ""), "no such file"),
+        (("", "disk"), ("n", ""), "disk"),
+        (("", ""), ("n", "m"), "different files"),
+    ):
+        script.take()
+        control = check(script)
+        for rank in range(2):
+            script.report(ControlDone(rank, control.id, errors[rank], values[rank]), rank)
+        ((_, body),) = replies(script)
+        assert (body["code"], said in body["error"]) == ("refused", True)
+        assert script.core.failure is None
+    assert check(script, 3, b"h") is not None
+
+
+def test_a_check_that_takes_too_long_costs_nothing():
+    script = Script(ranks=2)
+    control = check(script)
+    script.report(ControlDone(0, control.id), 0)
+    script.wait_until(CHECK_S + 1)
+    script.flush()
+    ((_, body),) = replies(script)
+    assert (body["code"], "worker ranks 1 have not answered" in body["error"]) == ("timeout", True)
+    script.report(ControlDone(1, control.id), 1)
+    assert (script.core.failure, script.core.counters.violations) == (None, 0)
+
+
+def test_what_was_decided_is_not_refused_while_another_order_is_under_way():
+    """Nothing is admitted from the moment that it comes, so what follows it is computed with new weights."""
+    script = Script()
+    (admit,) = script.submit(1)
+    (profile,) = script.tell(Query(7, "start_profile", "/traces"))
+    (preempt,) = decide(script)
+    assert isinstance(preempt, Preempt)
+    assert script.submit(2) == []
+    assert script.close(admit.slot, admit.epoch, CloseReason.PREEMPTED) == [], "the profile is not begun yet"
+    (control,) = script.report(ControlDone(0, profile.id))
+    assert control == Control("update_weights", "/new", control.id)
+    assert replies(script) == [(7, {"profiling": True})]
+    assert [type(command) for command in script.report(ControlDone(0, control.id))] == [Admit, Admit]
+    welcome, reply = sorted(script.take(), key=lambda message: isinstance(message, QueryReply))[-2:]
+    assert (reply.body["weights"], welcome.weights) == ("n", Weights(1, "n", "/new"))
+    assert decide(script) == [], "it has them"
+    ((_, body),) = replies(script)
+    assert (body["weights"], "error" in body) == ("n", False)
+
+
+def test_an_instance_that_cannot_load_what_was_decided_fails():
+    script = Script(ranks=2)
+    (control,) = decide(script)
+    for rank in range(2):
+        script.report(ControlDone(rank, control.id, "the file is gone"), rank)
+    assert "the weights that all instances get cannot be loaded: the file is gone" in script.core.failure
+
+
+def test_of_two_decisions_the_newer_one_holds_in_any_order():
+    ends = []
+    for first, second in ((1, 2), (2, 1)):
+        script = Script()
+        script.tell(Hello("other"), b"h")
+        (control,) = decide(script, 1, first)
+        assert decide(script, 2, second, b"h") == []
+        for command in script.report(ControlDone(0, control.id)):
+            script.report(ControlDone(0, command.id))
+        assert not script.core.scheduler.draining
+        assert {number for number, _ in replies(script)} == {1, 2}
+        ends.append(script.core._controls.weights.generation)
+    assert ends == [2, 2]
+
+
+def test_loading_is_not_bounded_by_the_time_of_a_step():
+    script = Script(startup_timeout_s=1000.0)
+    decide(script)
+    script.wait_until(900.0)
+    assert script.core.failure is None
+    script.wait_until(1001.0)
+    assert "takes longer than --startup-timeout" in script.core.failure

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.executor import profiler, torch_executor
 from baton.executor.base import ControlRefused, create_executor
+from baton.model.fingerprint import fingerprint
 from baton.model.loader import LoadError
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import config_for, prompt_of
@@ -71,6 +72,17 @@ def test_after_the_update_all_is_as_if_it_had_been_loaded_at_first(old: Path, ne
     assert executor._model.weight_bytes() == size
     executor.update_weights(str(old))
     assert answers(executor) == before == fresh(old)
+    executor.close()
+
+
+def test_a_check_changes_nothing_and_tells_checkpoints_apart(old: Path, new: Path, tmp_path: Path) -> None:
+    executor = create_executor(config_for(old), 0, "")
+    before = answers(executor)
+    assert executor.check_weights(str(new)) == fingerprint(new) != fingerprint(old)
+    assert executor.check_weights(str(old)) == fingerprint(old)
+    with pytest.raises(ControlRefused):
+        executor.check_weights(str(tmp_path))
+    assert answers(executor) == before
     executor.close()
 
 

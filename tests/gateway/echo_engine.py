@@ -35,6 +35,7 @@ from baton.protocol.requests import (
     Welcome,
 )
 from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.weights import Weights
 
 
 def logprobs_of(token: int, count: int, vocab: int) -> TokenLogprobs:
@@ -71,6 +72,8 @@ class Behaviour:
     """Sends the end in a message of its own."""
     stats: dict[str, Any] = field(default_factory=dict)
     answer_queries: bool = True
+    answer_orders: bool = True
+    """Says what became of new weights that were decided."""
     replies: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What a query of this kind is answered with, instead of its own kind and argument."""
     room: int | None = None
@@ -96,6 +99,9 @@ class EchoEngine:
         self.submits: list[Submit] = []
         self.cancels: list[int] = []
         self.queries: Counter[str] = Counter()
+        self.weights = Weights()
+        self.orders: list[Weights] = []
+        """Weights that it was told to have."""
         self.hellos = 0
         self.garbled = False
         """Greets with what cannot be read."""
@@ -193,8 +199,7 @@ class EchoEngine:
                 socket.send_multipart([identity, b"\xc1"])
                 return
             if self._welcome:
-                welcome = Welcome(self.incarnation, 100, 16, 256, 8, self.vocab, [1], detail="echo")
-                socket.send_multipart([identity, FROM_ENGINE.encode(welcome)])
+                socket.send_multipart([identity, FROM_ENGINE.encode(self._make_welcome())])
         elif isinstance(message, Submit):
             self.submits.append(message)
             reject = self.behaviour.reject
@@ -221,8 +226,23 @@ class EchoEngine:
                 body = self.behaviour.stats if message.what == "stats" else {"what": message.what}
                 if message.argument:
                     body = {**body, "argument": message.argument}
+                if message.what in ("check_weights", "update_weights"):
+                    body = {**body, "path": message.argument, "weights": "w:" + message.argument}
                 body = self.behaviour.replies.get(message.what, body)
+                if message.weights is not None:
+                    self.orders.append(message.weights)
+                    if not self.behaviour.answer_orders:
+                        return
+                    if "error" not in body:
+                        self.weights = message.weights
+                        for peer in self._peers:
+                            socket.send_multipart([peer, FROM_ENGINE.encode(self._make_welcome())])
                 socket.send_multipart([identity, FROM_ENGINE.encode(QueryReply(message.id, body))])
+
+    def _make_welcome(self) -> Welcome:
+        return Welcome(
+            self.incarnation, 100, 16, 256, 8, self.vocab, [1], detail="echo", weights=self.weights
+        )
 
     def _step(self, socket: zmq.Socket[bytes]) -> None:
         """One message a gateway, with a few tokens of every request."""

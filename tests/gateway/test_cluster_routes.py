@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from baton.gateway.access import Access
 from baton.gateway.tokenizer import Tokenizer
+from baton.protocol.weights import Weights
 from tests.gateway.conftest import END
 from tests.gateway.echo_engine import EchoEngine
 from tests.gateway.harness import GatewayServer
@@ -201,14 +203,14 @@ def test_a_name_belongs_to_who_has_it(site: Site):
 
 
 def test_another_checkpoint_is_refused(site: Site):
-    gateway = site.server.app.state.gateway
+    gateway, cluster = site.server.app.state.gateway, site.server.client.cluster
     site.engine("b")
-    gateway.checkpoint = "aaaa"
+    gateway.served = replace(gateway.served, checkpoint="aaaa")
     refusal = site.put("b", checkpoint="bbbb")
     assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "checkpoint")
     assert site.http.get(f"{PATH}/b").status_code == 404
     site.join("b", checkpoint="aaaa")
-    gateway.checkpoint = "cccc"  # (by /update_weights, also at "b")
+    cluster.weights = Weights(1, "cccc", "/c")  # (by /update_weights, also at "b")
     assert site.put("b", checkpoint="aaaa").status_code == 200, "a renewal"
     assert site.put("b", incarnation="b.2", checkpoint="aaaa").status_code == 400
 
@@ -279,10 +281,6 @@ def test_orders_go_to_everybody(site: Site):
     assert site.http.get("/ready").json()["status"] == "paused"
     site.http.post("/resume").raise_for_status()
     assert site.http.get("/ready").status_code == 200
-    other.behaviour.replies["update_weights"] = {"error": "no such directory", "code": "refused"}
-    refusal = site.http.post("/update_weights", json={"path": "/weights"})
-    assert refusal.status_code == 400
-    assert "b: no such directory; done by instance-0" in refusal.json()["error"]["message"]
     assert set(site.http.get("/debug/ledger").json()["instances"]) == {"instance-0", "b"}
     assert site.http.get("/debug/ledger", params={"instance": "b"}).json() == {"what": "ledger"}
     other.behaviour.stats = {"running": 3}
@@ -290,9 +288,71 @@ def test_orders_go_to_everybody(site: Site):
     assert site.http.get("/stats", params={"instance": "x"}).status_code == 404
     other.die()
     site.until(lambda: site.see("b")["state"] == "restarting")
-    refusal = site.http.post("/update_weights", json={"path": "/weights"})
-    assert (refusal.status_code, "instance b is restarting" in refusal.text) == (503, True)
     assert site.http.post("/pause").status_code == 200
+
+
+def test_new_weights_are_for_all_instances_or_for_none(site: Site):
+    own, other = site.server.engine, site.join("b")
+    told: list[Weights] = []
+    site.server.client.on_weights = told.append
+
+    def update(path: str = "/weights") -> httpx.Response:
+        return site.http.post("/update_weights", json={"path": path})
+
+    for reply, status, reason in (
+        ({"error": "no such directory", "code": "refused"}, 400, "b: no such directory; no instance"),
+        ({"error": "a profile starts", "code": "busy"}, 409, "b: a profile starts; no instance"),
+        ({"weights": "another"}, 400, "different checkpoints at '/weights' (instance-0: w:/weights, b: an"),
+    ):
+        other.behaviour.replies["check_weights"] = reply
+        refusal = update()
+        assert refusal.status_code == status
+        assert reason in refusal.json()["error"]["message"]
+        own.wait_for(lambda: own.queries["release_weights"] == own.queries["check_weights"], "the release")
+    assert own.orders == other.orders == told == []
+    del other.behaviour.replies["check_weights"]
+    answer = update().json()
+    assert answer["instances"]["b"]["weights"] == "w:/weights"
+    assert own.orders == other.orders == told == [Weights(1, "w:/weights", "/weights")]
+    for name in ("instance-0", "b"):
+        expected = {"generation": 1, "name": "w:/weights", "path": "/weights"}
+        assert site.see(name)["weights"] == expected
+    assert site.put("b").json()["decided_weights"] == expected
+    # One that is restarting cannot be asked; it says itself what it has when it is there again.
+    other.die()
+    site.until(lambda: site.see("b")["state"] == "restarting")
+    refusal = update("/more")
+    assert (refusal.status_code, "instance b is restarting" in refusal.text) == (503, True)
+    site.joined["b"] = again = EchoEngine(incarnation="b.2", vocab=own.vocab)
+    site.join("b")
+    again.wait_for(lambda: again.orders == told, "the order")
+    site.until(lambda: site.see("b")["weights"]["generation"] == 1)
+
+
+def test_one_that_fails_while_it_loads_is_lost_and_the_others_have_the_new_weights(site: Site):
+    own, other = site.server.engine, site.join("b")
+    other.behaviour.answer_orders = False
+    answer = site.pool.submit(site.http.post, "/update_weights", json={"path": "/weights"})
+    other.wait_for(lambda: bool(other.orders), "the order")
+    second = site.server.http()
+    assert second.post("/update_weights", json={"path": "/other"}).json()["error"]["code"] == "busy"
+    second.close()
+    assert not answer.done()
+    other.fail("it does not fit")
+    body = answer.result(60).json()
+    assert body["instances"]["instance-0"]["weights"] == "w:/weights"
+    assert body["instances"]["b"] == {"error": "it does not fit", "code": "instance_restarting"}
+    assert own.weights.generation == 1
+
+
+def test_an_instance_that_dies_while_all_check_changes_nothing(site: Site):
+    own, other = site.server.engine, site.join("b")
+    other.behaviour.answer_queries = False
+    answer = site.pool.submit(site.http.post, "/update_weights", json={"path": "/weights"})
+    other.wait_for(lambda: other.queries["check_weights"] == 1, "the question")
+    site.http.delete(f"{PATH}/b").raise_for_status()
+    assert (answer.result(60).status_code, own.orders) == (503, [])
+    assert site.http.post("/update_weights", json={"path": "/weights"}).status_code == 200
 
 
 def test_metrics_tell_instances_apart(site: Site):

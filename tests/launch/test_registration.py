@@ -8,6 +8,7 @@ import pytest
 
 from baton.launch.limits import OptionError
 from baton.launch.registration import Refused, Registrar, Registration, Server, ServerAway
+from baton.protocol.weights import Weights
 
 ME = Registration("abc", "tcp://127.0.0.1:1", "decode", "tiny", process="p", checkpoint="c", dtype="float32")
 
@@ -97,13 +98,13 @@ async def test_a_server_that_is_away_is_asked_again_with_growing_pauses(scripted
 async def test_the_server_says_which_weights_it_has_put_in_place(scripted):
     registrar = Registrar(Server.parse(f"127.0.0.1:{scripted.port}", None), "d-0", 9.0)
     scripted.answers = [
-        (200, b'{"state": "ready", "weights": ""}'),
-        (200, b'{"state": "ready", "weights": "/w"}'),
+        (200, b'{"state": "ready", "decided_weights": {"generation": 0, "name": "", "path": ""}}'),
+        (200, b'{"state": "ready", "decided_weights": {"generation": 3, "name": "c", "path": "/w"}}'),
     ]
     await registrar.renew(ME)
-    assert registrar.weights == ""
+    assert registrar.weights == Weights()
     await registrar.renew(ME)
-    assert registrar.weights == "/w"
+    assert registrar.weights == Weights(3, "c", "/w")
 
 
 async def test_until_the_server_has_connected_it_is_asked_often(scripted):
@@ -124,10 +125,12 @@ async def test_a_name_that_is_taken_is_known_before_anything_is_loaded(scripted)
     entry["state"] = "restarting"
     scripted.answers = [(200, json.dumps({"instances": [entry]}).encode())]
     await registrar.look()
-    assert (registrar.weights, registrar.checkpoint) == ("", "")
-    scripted.answers = [(200, b'{"instances": [], "weights": "/w", "checkpoint": "c"}')]
+    assert (registrar.weights, registrar.checkpoint) == (Weights(), "")
+    scripted.answers = [
+        (200, b'{"weights": {"generation": 3, "name": "c", "path": "/w"}, "checkpoint": "c"}')
+    ]
     await registrar.look()
-    assert (registrar.weights, registrar.checkpoint) == ("/w", "c")
+    assert (registrar.weights, registrar.checkpoint) == (Weights(3, "c", "/w"), "c")
     assert {method for method, *_ in scripted.asked} == {"GET"}
 
 

@@ -31,6 +31,8 @@ def test_every_rank_answers_and_the_group_goes_on(tmp_path):
         assert order(Preempt(0, 0), Control("update_weights", str(tmp_path), 1)) == {""}
         group.wait_closed((0, 0))
         missing = str(tmp_path / "missing")
+        assert order(Control("check_weights", str(tmp_path), 6)) == {""}
+        assert order(Control("check_weights", missing, 7)) == {f"{missing!r} is no directory"}
         assert order(Control("update_weights", missing, 2)) == {f"{missing!r} is no directory"}
         assert "cannot be used" in order(Control("update_weights", "/" + "x" * 300, 3)).pop()
         assert "not supported by the simulated" in order(Control("start_profile", str(tmp_path), 4)).pop()

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from baton.engine.controls import ACTIONS, Controls, RanksDiffer, UnexpectedDone
+from baton.engine.controls import ACTIONS, Controls, OrderFailed, UnexpectedDone
 from baton.engine.counters import Counters
 from baton.engine.courier import Courier, earliest
 from baton.engine.handovers import Handovers
@@ -73,6 +73,7 @@ from baton.protocol.requests import (
     Welcome,
 )
 from baton.protocol.silence import Silence
+from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,9 @@ class EngineCore:
         self._started = now
         self._handshake = Handshake(config, len(self.workers))
         self._outboxes = Outboxes()
-        self._controls = Controls(len(self.workers), config.step_timeout_s, self._outboxes)
+        self._controls = Controls(
+            len(self.workers), config.step_timeout_s, self._outboxes, config.startup_timeout_s
+        )
         self._controls.weights = config.weights
         self._courier = Courier(incarnation, peer_endpoint)
         self._machinery: Machinery | None = None
@@ -211,8 +214,9 @@ class EngineCore:
             rank, message = next(iter(self.worker_failures.items()))
             self.fail(f"worker rank {rank} failed: {message}")
             return
-        if self._controls.overdue(now):
-            self.fail(self._controls.describe_overdue())
+        failure = self._controls.on_clock(self._scheduler, now) if self._scheduler is not None else None
+        if failure is not None:
+            self.fail(failure)
             return
         self._hand_over_clock(now)
         if not self._expecting or not self._reports.look(now):
@@ -247,6 +251,7 @@ class EngineCore:
             # What it has cancelled itself before it left is no news.
             alive = sum(request.state is not State.ABORTING for request in outbox.requests.values())
             level = logging.WARNING if alive else logging.INFO
+            self._controls.gateway_lost(outbox)
             log.log(level, "gateway %s is gone; cancelling its %d requests", outbox, alive)
             for request in list(outbox.requests.values()):
                 self._cancel(request)
@@ -447,6 +452,7 @@ class EngineCore:
             "block_size": self.config.block_size,
             "enable_prefix_caching": self.config.enable_prefix_caching,
             "under_way": self._controls.under_way,
+            "weights": self._controls.weights.name,
         }
         if self._machinery is not None:
             values |= self._machinery.gauges()
@@ -546,13 +552,21 @@ class EngineCore:
             self.violation(f"worker rank {rank}", "ControlDone before all ranks are ready")
             return
         try:
+            before = self._controls.weights
             self._controls.done(rank, report, self._scheduler, now)
-            if self._handovers is not None:
-                self._handovers.new_weights(self._controls.weights)
+            if self._controls.weights != before:
+                self._have_new_weights(self._controls.weights)
         except UnexpectedDone as error:
             self.violation(f"worker rank {rank}", str(error))
-        except RanksDiffer as error:
+        except OrderFailed as error:
             self.fail(str(error))
+
+    def _have_new_weights(self, weights: Weights) -> None:
+        if self._handovers is not None:
+            self._handovers.new_weights(weights.name)
+        if self._welcome is not None:  # other gateways have not ordered them
+            self._welcome = msgspec.structs.replace(self._welcome, weights=weights)
+            self._outboxes.tell_all(self._welcome)
 
     def _worker_ready(self, rank: int, ready: WorkerReady) -> None:
         try:
@@ -585,6 +599,7 @@ class EngineCore:
             source=None if agreed.source is None else agreed.source.without_places(),
             detail=agreed.detail,
             key=gateway_key(self._secret),
+            weights=self._controls.weights,
         )
         self._outboxes.tell_all(self._welcome)
         whole = machinery.loads.whole(self._now)

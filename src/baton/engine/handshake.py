@@ -65,4 +65,4 @@ class Handshake:
         ranks = [source for source in sources if source is not None]
         if len(ranks) < len(sources):
             return None
-        return InstanceSource(first.tile, first.block_size, ranks, self._config.weights)
+        return InstanceSource(first.tile, first.block_size, ranks, self._config.weights.name)

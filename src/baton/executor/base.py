@@ -113,6 +113,13 @@ class Executor(Protocol):
         (a device that runs behind the host) need not call it.
         """
 
+    def check_weights(self, directory: str) -> str:
+        """Whether `update_weights` could load it, as far as that can be seen; nothing changes.  May be
+        called from another thread while steps run, and each rank answers for itself.
+
+        Returns what tells the checkpoint apart from others, "" if nothing does.  Raises `ControlRefused`.
+        """
+
     def update_weights(self, directory: str) -> None:
         """Loads another checkpoint of the same architecture and sizes, in place; no slot is admitted.
 

@@ -41,6 +41,7 @@ from baton.model.attention import (
 from baton.model.config import ModelConfig
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.cpu.steps import fused_ops
+from baton.model.fingerprint import fingerprint
 from baton.model.int8 import why_not_int8
 from baton.model.layers import Placement
 from baton.model.llama import LlamaForCausalLM
@@ -191,6 +192,12 @@ class TorchExecutor:
                 hidden[first : first + len(targets)], targets, int(batch.slots[row])
             )
         return result
+
+    def check_weights(self, directory: str) -> str:
+        reason = self._why_not_load(directory)
+        if reason:
+            raise ControlRefused(reason)
+        return fingerprint(Path(directory))
 
     @torch.inference_mode()
     def update_weights(self, directory: str) -> None:

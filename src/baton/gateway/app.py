@@ -7,7 +7,7 @@ the same event loop, through the `ClusterClient`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
@@ -47,13 +47,11 @@ def create_app(
     access: Access | None = None,
     sharing: SharingOptions | None = None,
     tokenizer: Tokenizer | None = None,
-    on_weights: Callable[[str], str] | None = None,
 ) -> FastAPI:
     """The application for one served model.
 
     `access`: who may do what; None: no keys.  `sharing`: how users share the server.  `tokenizer`: if it is
-    loaded already.  `on_weights`: called with the directory when the instances have been given other
-    weights; returns what tells this checkpoint apart.
+    loaded already.
 
     Raises `TokenizerError` or `ChatTemplateError` if it cannot be loaded, and `WeightsError`.
     """
@@ -70,8 +68,7 @@ def create_app(
         sharing=Sharing(access, sharing),
     )
     client.require(Requirements(served.max_model_len, served.vocab_size))
-    if on_weights is not None:
-        gateway.on_weights = on_weights
+    client.cluster.start_name = served.checkpoint
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from baton.gateway.errors import ApiError, InstanceUnavailable
@@ -35,6 +36,7 @@ from baton.protocol.requests import (
     Welcome,
 )
 from baton.protocol.silence import Silence
+from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,12 @@ class Cluster:
     ) -> None:
         self.name = name
         self.members: dict[str, Member] = {}
+        self.weights = Weights()
+        """What all instances are to have."""
+        self.start_name = ""
+        """What tells the weights of the start apart, if that is known."""
+        self._generation = 0
+        """The highest that was seen."""
         self.requirements = Requirements()
         """Instances that join are checked against these."""
         self._retry_wait_s = retry_wait_s
@@ -253,6 +261,47 @@ class Cluster:
         if member is not None:
             member.forget(number)
 
+    # -- weights
+
+    def next_weights(self, name: str, path: str) -> Weights:
+        """For `decide`: newer than all that was seen."""
+        return Weights(self._generation + 1, name, path)
+
+    def decide(self, weights: Weights) -> list[Member]:
+        """Every instance is to have these.  Returns those that were told; others are when they are ready."""
+        self.weights = weights
+        self._generation = max(self._generation, weights.generation)
+        told = [member for member in self.members.values() if member.state == "ready"]
+        for member in told:
+            self._order_weights(member)
+        return told
+
+    def release_weights(self, names: Iterable[str]) -> None:
+        """Nothing was decided: what these instances keep for it is not needed."""
+        for name in names:
+            member = self.members.get(name)
+            if member is not None and member.state == "ready":
+                member.query(next(self._ids), "release_weights", lambda answer: None, "")
+
+    def _order_weights(self, member: Member) -> None:
+        log.info("%s is to load %s", member.name, self.weights.path)
+        member.order_weights(next(self._ids), self.weights)
+
+    def _hear_weights(self, theirs: Weights) -> bool:
+        """Whether an instance has what it is to have.  If it has something newer, another gateway has decided
+        that, and all others are to have it as well."""
+        self._generation = max(self._generation, theirs.generation)
+        ours = self.weights
+        if theirs.name == ours.name or {theirs.name, ours.name} == {"", self.start_name}:
+            return True
+        if theirs.newer(ours):
+            self.weights = theirs
+            for member in self.members.values():
+                if member.welcome is not None and theirs.newer(member.welcome.weights):
+                    self._order_weights(member)
+            return True
+        return False
+
     # -- how it stands
 
     @property
@@ -323,6 +372,7 @@ class Cluster:
             "prefill_tokens_per_s": load.prefill_tokens_per_s if load else None,
             "decode_step_s": load.decode_step_s if load else None,
             "cached_prefix_blocks": len(member.digest),
+            "weights": welcome.weights.describe() if welcome else None,
             "detail": welcome.detail if welcome else None,
         }
 
@@ -333,8 +383,12 @@ class Cluster:
         if reason is not None:
             log.error("%s cannot take part: %s", member.name, reason)
             self.failed(member.name, reason, now)
-        elif member.welcomed(welcome):
-            self._can_serve(member, now)
+        else:
+            has_them = self._hear_weights(welcome.weights)
+            if member.welcomed(welcome):
+                if not has_them:
+                    self._order_weights(member)
+                self._can_serve(member, now)
 
     def _misfit(self, welcome: Welcome) -> str | None:
         """Why an instance that joined does not serve the same model, as far as it can be seen."""

@@ -32,6 +32,7 @@ from baton.protocol.codec import pack_int32
 from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.requests import TO_ENGINE, QueryKind, Submit, Welcome, max_message_bytes
 from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,11 @@ class ClusterClient:
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._closed = False
         self._holding = False
+        self.updating = False
+        """An update of the weights is under way (`weights.py`)."""
+        self.on_weights: Callable[[Weights], None] = lambda weights: None
+        """Called when the instances are to have other weights, before they are told."""
+        self._weights = self.cluster.weights
 
     @property
     def state(self) -> State:
@@ -320,6 +326,16 @@ class ClusterClient:
             raise answer
         return answer
 
+    def decide(self, weights: Weights) -> list[Member]:
+        """Every instance is to have these weights; returns those that are told now."""
+        told = self.cluster.decide(weights)
+        self.settle()
+        return told
+
+    def release_weights(self, names: list[str]) -> None:
+        self.cluster.release_weights(names)
+        self.settle()
+
     # -- the shell
 
     @property
@@ -342,6 +358,9 @@ class ClusterClient:
         """After anything that may have changed the state: sends, closes, wakes, sets the timer."""
         if self._holding:
             return
+        if self.cluster.weights != self._weights:
+            self._weights = self.cluster.weights
+            self.on_weights(self._weights)
         self._send()
         for link in list(self.instances.values()):
             link.close_if_failing()

@@ -43,6 +43,7 @@ from baton.protocol.requests import (
     Welcome,
 )
 from baton.protocol.silence import Silence
+from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ Answer = Callable[[dict[str, Any] | ApiError], None]
 _SETTLE_S = 0.02
 """A `Load` that arrives so soon after a request was sent does not count it yet."""
 _MAX_CANCELLED = 4096
+_MAX_SWITCHES = 64
 
 
 class Member:
@@ -93,6 +95,8 @@ class Member:
         self.unheard_blocks = 0
         """Blocks of those of `decodes` that nothing was heard of yet."""
         self.outgoing: list[ToEngine] = []
+        self.load_answer: dict[str, Any] | None = None
+        """Its answer to the last order to load weights; None until it comes."""
         self.was_ready = False
         self._incarnation = ""
         self._welcomed_by = ""
@@ -102,8 +106,9 @@ class Member:
         self._cancelled: OrderedDict[int, None] = OrderedDict()
         """Ids whose cancellation is on its way there: no need for another one."""
         self._queries: dict[int, Answer] = {}
-        self._switches: dict[int, bool] = {}
-        """Orders to pause (true) or to resume that were not answered; also those that were forgotten."""
+        self._switches: OrderedDict[int, bool] = OrderedDict()
+        """Orders to pause (true) or to resume that were not answered; also those that were forgotten, and of
+        all the last `_MAX_SWITCHES`."""
 
     # -- its life
 
@@ -145,6 +150,9 @@ class Member:
 
     def welcomed(self, welcome: Welcome) -> bool:
         """True if the instance can serve from here on."""
+        if self.state == "ready" and self.welcome and self.welcome.incarnation == welcome.incarnation:
+            self.welcome = welcome  # it has other weights now
+            return False
         if self._incarnation and welcome.incarnation != self._incarnation:
             log.warning("%s: ignoring a welcome of incarnation %s, not ours", self.name, welcome.incarnation)
             return False
@@ -194,12 +202,26 @@ class Member:
 
     # -- messages
 
-    def query(self, number: int, what: QueryKind, answer: Answer, argument: str) -> None:
+    def order_weights(self, number: int, weights: Weights) -> None:
+        """It is to have these: what is sent after this is computed with them."""
+        self.load_answer = None
+
+        def answered(answer: dict[str, Any] | ApiError) -> None:
+            if not isinstance(answer, ApiError):
+                self.load_answer = answer
+
+        self.query(number, "update_weights", answered, weights.path, weights)
+
+    def query(
+        self, number: int, what: QueryKind, answer: Answer, argument: str, weights: Weights | None = None
+    ) -> None:
         """The caller has seen that the state is `ready`."""
         self._queries[number] = answer
         if what in ("pause", "resume"):
             self._switches[number] = what == "pause"
-        self.outgoing.append(Query(number, what, argument))
+            if len(self._switches) > _MAX_SWITCHES:
+                self._switches.popitem(last=False)
+        self.outgoing.append(Query(number, what, argument, weights))
 
     def forget(self, number: int) -> None:
         """Nobody waits for the answer to this query any more."""

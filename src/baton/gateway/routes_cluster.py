@@ -41,8 +41,8 @@ def cluster_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("/cluster/instances")
     async def instances() -> Response:
-        # The weights are for an instance that is about to join.
-        facts = {"weights": gateway.weights, "checkpoint": gateway.checkpoint}
+        # What all are to have; an instance that is about to join looks at it.
+        facts = {"weights": client.cluster.weights.describe(), "checkpoint": gateway.checkpoint}
         return _json({"instances": client.describe(), **facts})
 
     @router.get("/cluster/instances/{name}")
@@ -71,7 +71,7 @@ def cluster_routes(gateway: Gateway) -> APIRouter:
         ttl_s = _within("ttl_s", body.ttl_s, MIN_TTL_S, MAX_TTL_S)
         label = _label(body.label or "mixed")
         client.join(name, body.endpoint, body.incarnation, label, ttl_s, process=body.process or "")
-        return _json({**client.describe(name)[0], "weights": gateway.weights})
+        return _json({**client.describe(name)[0], "decided_weights": client.cluster.weights.describe()})
 
     @router.post("/cluster/instances/{name}")
     async def change(name: str, request: Request) -> Response:

@@ -17,13 +17,14 @@ from baton.gateway.orders import checked
 from baton.gateway.pausing import PAUSE_MODES
 from baton.gateway.schemas import StartProfileRequest, UpdateWeightsRequest
 from baton.gateway.state import Gateway
+from baton.gateway.weights import update_weights as update
 from baton.observe.metrics import CONTENT_TYPE, InstanceSample
 from baton.version import __version__
 
 _SCRAPE_DEADLINE_S = 1.0
 _SWITCH_DEADLINE_S = 10.0
 _ORDER_DEADLINE_S = 1800.0
-"""Of new weights and profiles: the instance bounds each part by its step_timeout_s, and fails then."""
+"""Of profiles: the instance bounds each part by its step_timeout_s, and fails then."""
 
 
 def server_routes(gateway: Gateway) -> APIRouter:
@@ -130,12 +131,10 @@ def server_routes(gateway: Gateway) -> APIRouter:
 
     @router.post("/update_weights")
     async def update_weights(request: Request) -> Response:
-        """Other weights of the same model.  Running requests wait and go on with them."""
+        """Other weights of the same model, for all instances or none.  Requests wait and go on with them."""
         body = await gateway.read(request, UpdateWeightsRequest)
         path = await asyncio.to_thread(below, gateway.access.weights_dir, "--weights-dir", "path", body.path)
-        answer = _json(await order("update_weights", "path", path))
-        gateway.weights, gateway.checkpoint = path, gateway.on_weights(path)
-        return answer
+        return _json(await update(client, path))
 
     @router.post("/start_profile")
     async def start_profile(request: Request) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -46,13 +45,6 @@ class Gateway:
     client: ClusterClient
     generator: Generator
     metrics: Metrics
-    on_weights: Callable[[str], str] = lambda directory: ""
-    """Called when the instances have been given other weights, with their directory; returns what tells this
-    checkpoint apart, "" if that is unknown."""
-    checkpoint: str = field(init=False)
-    """That which is served now: `served.checkpoint` until there are other weights."""
-    weights: str = field(init=False, default="")
-    """The directory of the other weights, for incarnations that are started from now on."""
     pausing: Pausing = field(init=False)
     helpers: Helpers = field(init=False)
     access: Access = field(default_factory=Access)
@@ -64,7 +56,6 @@ class Gateway:
     sharing: Sharing = field(default_factory=Sharing)
 
     def __post_init__(self) -> None:
-        self.checkpoint = self.served.checkpoint
         self.metrics.registry.register(self.bodies)
         self.pausing = Pausing(self.client, self.generator)
         settings = Settings(
@@ -83,6 +74,14 @@ class Gateway:
         """Gives up what runs beside the event loop."""
         self.helpers.close()
         self.tokenizer.close()
+
+    @property
+    def checkpoint(self) -> str:
+        """What tells the weights apart that are served now; "" if nothing does."""
+        weights = self.client.cluster.weights
+        if not weights.generation:
+            return self.served.checkpoint
+        return weights.name if weights.name != weights.path else ""
 
     async def read(self, request: Request, kind: type[T]) -> T:
         """The body of a request without prompts, a short one.  Raises what `Body.receive` does, and

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from baton.gateway.cluster_client import ClusterClient
 from baton.launch.cluster_options import InstancePlan
 from baton.launch.supervisor import InstanceFailed, Supervisor
+from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +55,10 @@ class Fleet:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    def use_weights(self, directory: str) -> None:
-        """The instances have been given other weights: later incarnations load them too."""
+    def use_weights(self, weights: Weights) -> None:
+        """The instances are to have other weights: later incarnations load them from the start."""
         for supervisor in self.supervisors.values():
-            supervisor.use_weights(directory)
+            supervisor.use_weights(weights)
 
     def kill(self) -> None:
         """Ends every instance at once, without waiting for anything."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import uvicorn
 
@@ -153,11 +153,10 @@ def make_http(
     limits: HttpLimits,
     descriptors: int,
     sharing: SharingOptions,
-    on_weights: Callable[[str], str],
     shutdown_timeout_s: float,
 ) -> HttpServer:
     """Raises as `create_app`."""
-    app = create_app(served, client, access=access, sharing=sharing, on_weights=on_weights)
+    app = create_app(served, client, access=access, sharing=sharing)
     app.state.gateway.bodies.limit_bytes = limits.max_body_memory_bytes
     config = uvicorn.Config(
         app,

@@ -35,7 +35,6 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -46,7 +45,6 @@ from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.instance_client import InstanceClient
 from baton.gateway.member import INSTANCE_NAME, LABELS, Label
 from baton.launch.announce import say
-from baton.launch.checkpoint import fingerprint
 from baton.launch.cluster_options import (
     ClusterOptions,
     bracketed,
@@ -59,6 +57,7 @@ from baton.launch.options import Plan, ServeOptions, make_plan
 from baton.launch.registration import Refused, Registrar, Registration, Server, ServerAway
 from baton.launch.supervisor import InstanceFailed, Supervisor
 from baton.observe.logs import configure_logging
+from baton.protocol.weights import Weights
 from baton.version import __version__
 
 log = logging.getLogger(__name__)
@@ -128,7 +127,7 @@ class _Joined:
             checkpoint=plan.served.checkpoint,
             dtype=plan.served.dtype,
         )
-        self._weights = ""
+        self._weights = Weights()
         self._leaving = asyncio.Event()
         self._impatient = asyncio.Event()
         self._fatal: str | None = None
@@ -137,7 +136,7 @@ class _Joined:
         started = time.monotonic()
         self._stop_on_signals()
         await self._unless_refused(self._registrar.look())
-        if self._registrar.weights and self._registrar.checkpoint == self._plan.served.checkpoint:
+        if self._registrar.weights.generation and self._registrar.checkpoint == self._plan.served.checkpoint:
             # The same weights, from a directory of its own: pages of them are of use to the others.
             self._weights = self._registrar.weights
             self._supervisor.name_weights(self._weights)
@@ -188,12 +187,13 @@ class _Joined:
                 async with asyncio.timeout(pause):
                     await self._client.wait_for(partial(self._restarted, incarnation))
 
-    def _use_weights(self, directory: str) -> None:
-        """The server has put other weights in place, here too: later incarnations load them."""
-        if directory and directory != self._weights:
-            self._weights = directory
-            self._supervisor.use_weights(directory)
-            self._registration = self._registration._replace(checkpoint=fingerprint(Path(directory)))
+    def _use_weights(self, weights: Weights) -> None:
+        """The server has decided that all instances have other weights: later incarnations load them."""
+        if weights.newer(self._weights):
+            self._weights = weights
+            self._supervisor.use_weights(weights)
+            checkpoint = weights.name if weights.name != weights.path else ""
+            self._registration = self._registration._replace(checkpoint=checkpoint)
 
     async def _unless_refused(self, asking: Coroutine[Any, Any, T]) -> T:
         try:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from baton.gateway.served_model import ServedModel
-from baton.launch.checkpoint import fingerprint
 from baton.launch.limits import MAX_SECONDS, OptionError, check_range
 from baton.model.config import ModelConfig, UnsupportedModel
 from baton.model.files import check_files, has_tokenizer
+from baton.model.fingerprint import fingerprint
 from baton.model.generation_config import read_generation_config
 from baton.model.hub import EMBEDDED_MODEL, resolve_model
 from baton.protocol.config import CostModel, Dtype, InstanceConfig

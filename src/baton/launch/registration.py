@@ -23,6 +23,7 @@ import msgspec
 
 from baton.gateway.member import Label
 from baton.launch.limits import OptionError
+from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +109,8 @@ class Registrar:
         """The last `renew` succeeded."""
         self.connected = False
         """And the server said that it uses the instance."""
-        self.weights = ""
-        """The directory of the weights that the server has put in place since its start."""
+        self.weights = Weights()
+        """What the server has decided since its start that all instances have."""
         self.checkpoint = ""
         """What the server served when it was looked at (`checkpoint.fingerprint`)."""
         self._path = f"/cluster/instances/{quote(name, safe='')}"
@@ -129,7 +130,7 @@ class Registrar:
         except ServerAway as error:
             self._away(error)
             return
-        self.weights = str(answer.get("weights") or "")
+        self.weights = Weights.parse(answer.get("weights"))
         self.checkpoint = str(answer.get("checkpoint") or "")
         for entry in answer.get("instances", ()):
             if entry.get("name") == self._name and entry.get("state") == "ready":
@@ -156,7 +157,7 @@ class Registrar:
             log.warning("%s has taken %s", self.server.url, self._name)
         self.registered, self._said_away = True, False
         self.connected = answer.get("state") == "ready"
-        self.weights = str(answer.get("weights") or "")
+        self.weights = Weights.parse(answer.get("decided_weights"))
         if not self.connected:
             return self._pause()
         self._pause_s = _FIRST_PAUSE_S

@@ -20,7 +20,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -30,7 +29,6 @@ from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.sharing import SharingOptions, WeightsError, read_weights
 from baton.ipc.process import process_age_s
 from baton.launch.announce import announce
-from baton.launch.checkpoint import fingerprint
 from baton.launch.cluster_options import ClusterOptions, InstancePlan, check_cluster, plan_instances
 from baton.launch.descriptors import raise_descriptor_limit
 from baton.launch.fleet import Fleet
@@ -120,13 +118,10 @@ async def _serve(
         fatal.append(reason)
         stopping.set()
 
-    def on_weights(directory: str) -> str:
-        fleet.use_weights(directory)
-        return fingerprint(Path(directory))
-
     http: HttpServer | None = None
     client = ClusterClient(on_fatal=on_fatal, disaggregation_threshold=served.disaggregation_threshold)
     fleet = Fleet(served.instances, client, max_restarts=options.max_restarts)
+    client.on_weights = fleet.use_weights
     instances = asyncio.create_task(fleet.run(), name="fleet")
     ending = _end_requests(client, stopping, impatient, options.shutdown_timeout_s)
     spawned = asyncio.create_task(fleet.spawned(), name="spawned")
@@ -137,7 +132,7 @@ async def _serve(
     ]
     try:
         await asyncio.wait((spawned, instances), return_when=asyncio.FIRST_COMPLETED)
-        http = _make_http(plan.served, client, stopping, on_weights, options, descriptors)
+        http = _make_http(plan.served, client, stopping, options, descriptors)
         end.on_notice(http.leave)
         if options.sharing.fair_weights is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, http)
@@ -165,7 +160,6 @@ def _make_http(
     served: ServedModel,
     client: ClusterClient,
     stopping: asyncio.Event,
-    on_weights: Callable[[str], str],
     options: ServerOptions,
     descriptors: int,
 ) -> HttpServer:
@@ -180,7 +174,6 @@ def _make_http(
         limits=options.limits,
         descriptors=descriptors,
         sharing=options.sharing,
-        on_weights=on_weights,
         shutdown_timeout_s=options.shutdown_timeout_s,
     )
     gc.collect()

@@ -48,6 +48,7 @@ from baton.launch.instance import InstanceLaunch
 from baton.launch.runtime_dir import RuntimeDirectory
 from baton.protocol.config import InstanceConfig
 from baton.protocol.silence import Silence
+from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -121,15 +122,15 @@ class Supervisor:
             await self._stop()
             directory.remove()
 
-    def name_weights(self, name: str) -> None:
+    def name_weights(self, weights: Weights) -> None:
         """The cluster calls the weights that the next incarnation loads so (`InstanceConfig.weights`)."""
-        self._config = msgspec.structs.replace(self._config, weights=name)
+        self._config = msgspec.structs.replace(self._config, weights=weights)
 
-    def use_weights(self, directory: str) -> None:
-        """The instance has been given other weights: the next incarnation loads them too."""
-        self.name_weights(directory)
+    def use_weights(self, weights: Weights) -> None:
+        """The instance is to have other weights: the next incarnation loads them from the start."""
+        self.name_weights(weights)
         if self._config.executor != "simulated":
-            self._config = msgspec.structs.replace(self._config, model=directory)
+            self._config = msgspec.structs.replace(self._config, model=weights.path)
 
     def kill(self) -> None:
         """Ends the instance at once, without waiting for anything."""

@@ -129,13 +129,16 @@ class Control(msgspec.Struct, tag="control", array_like=True, frozen=True):
     | action | argument | what every rank does |
     | --- | --- | --- |
     | `pause`, `resume` | | composes no step until `resume`; closings still go out |
+    | `check_weights` | directory | looks whether it could be loaded, beside the step loop |
     | `update_weights` | directory | loads this checkpoint in place; sent only while no epoch is open |
     | `start_profile` | directory | profiles its steps until `stop_profile` |
     | `stop_profile` | | writes the trace into that directory |
     | `shutdown` | | leaves the loop |
     """
 
-    action: Literal["pause", "resume", "shutdown", "update_weights", "start_profile", "stop_profile"]
+    action: Literal[
+        "pause", "resume", "shutdown", "check_weights", "update_weights", "start_profile", "stop_profile"
+    ]
     argument: str = ""
     id: int = 0
     """Not 0: every rank answers with a `ControlDone` of this number."""

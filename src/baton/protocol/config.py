@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from baton.protocol.weights import Weights
+
 Dtype = Literal["bfloat16", "float16", "float32"]
 
 
@@ -65,9 +67,8 @@ class InstanceConfig(msgspec.Struct, frozen=True):
     """0: as few as hold the tokens."""
     command_ring_bytes: int = 1 << 20
     report_ring_bytes: int = 1 << 20
-    weights: str = ""
-    """The checkpoint that `update_weights` put in place before this start, "" if none: as in
-    `InstanceSource.weights`."""
+    weights: Weights = Weights()
+    """What `update_weights` put in place before this start; its name is in `InstanceSource.weights`."""
     name: str = "instance-0"
     """What people and the gateway call the instance; unique in its cluster."""
     peer_endpoint: str = ""

@@ -130,6 +130,8 @@ class ControlDone(msgspec.Struct, tag="done", array_like=True, frozen=True):
     id: int
     error: str = ""
     """Why it was refused; "" if it was done."""
+    value: str = ""
+    """Of `check_weights`: what tells the checkpoint apart from others; "" if nothing does."""
 
 
 class WorkerFailed(msgspec.Struct, tag="failed", array_like=True, frozen=True):

@@ -32,6 +32,7 @@ from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.handover import InstanceSource
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.protocol.weights import Weights
 
 FinishReason = Literal["stop", "length", "aborted", "error", "rejected", "lost", "handed_over"]
 
@@ -42,6 +43,8 @@ QueryKind = Literal[
     "reset_prefix_cache",
     "pause",
     "resume",
+    "check_weights",
+    "release_weights",
     "update_weights",
     "start_profile",
     "stop_profile",
@@ -94,13 +97,20 @@ class Cancel(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
 
 
 class Query(msgspec.Struct, tag="query", array_like=True, frozen=True):
-    """Asks or orders; see `QueryReply`.  `update_weights` is answered when all ranks have the new weights,
-    `start_profile` and `stop_profile` when all ranks have done it; all others at once."""
+    """Asks or orders; see `QueryReply`.  `check_weights` is answered when all ranks have looked whether a
+    checkpoint could take the place of theirs, and locks the instance for its asker (`engine/controls.py`),
+    until `update_weights`, `release_weights` or a deadline.  `update_weights` is answered when all ranks have
+    the new weights, `start_profile` and `stop_profile` when all ranks have done it; all others at once."""
 
     id: int
     what: QueryKind
     argument: str = ""
-    """Of `update_weights`: the directory of a checkpoint; of `start_profile`: where traces go."""
+    """Of `check_weights`, `update_weights`: the directory of a checkpoint; of `start_profile`: where traces
+    go."""
+    weights: Weights | None = None
+    """Of `update_weights`: what was decided for all instances.  The instance loads it, whatever else is
+    under way, or fails; one that has these or newer ones says so.  None: for this instance alone, which may
+    refuse."""
 
 
 ToEngine = Hello | Submit | Cancel | Query
@@ -123,6 +133,8 @@ class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
     detail: str = ""
     key: bytes = b""
     """With which a gateway names instances to this one (`passes.py`)."""
+    weights: Weights = Weights()
+    """Those that it has.  When they have changed it says `Welcome` again."""
 
 
 class Finished(msgspec.Struct, array_like=True, frozen=True):

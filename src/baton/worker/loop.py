@@ -25,6 +25,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from baton.executor.base import ControlRefused, Executor, OnLayers, StepBatch
@@ -76,9 +77,11 @@ class WorkerLoop:
         transfers: Transfers | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        beside: Callable[[Callable[[], ControlDone]], None] | None = None,
     ) -> None:
         """`transfers` None: this worker fetches nothing.  `clock` shows seconds; what steps take is measured
-        with it."""
+        with it.  `beside` runs a function elsewhere and reports what it gives; None: it is run between
+        steps."""
         self._rank = rank
         self._leader = rank == 0
         self.slots = slots
@@ -89,6 +92,7 @@ class WorkerLoop:
         self._transfers = transfers
         self._observer = observer
         self._clock = clock
+        self._beside = beside
         self._busy = False
         self._quiet = 0  # reports in a row that have not woken the engine
         self._quiet_steps = min(_QUIET_STEPS, max(slots.block_size, 8) // 2)
@@ -145,7 +149,9 @@ class WorkerLoop:
             return None
         effect = self.slots.apply(command)
         if isinstance(command, Control):
-            if command.id:
+            if command.action == "check_weights" and self._beside is not None:
+                self._beside(partial(self._check_weights, command))
+            elif command.id:
                 self._control(command)
         elif isinstance(effect, Admitted):
             try:
@@ -167,8 +173,21 @@ class WorkerLoop:
             error = "this worker runs without transfers: its configuration has no peer_endpoint"
             self.emit(Fetched(self._rank, command.id, error=error))
 
+    def _check_weights(self, command: Control) -> ControlDone:
+        """May run beside the steps: it changes nothing."""
+        try:
+            return ControlDone(self._rank, command.id, value=self._executor.check_weights(command.argument))
+        except ControlRefused as refusal:
+            return ControlDone(self._rank, command.id, str(refusal))
+        except Exception as error:
+            log.exception("checking %s failed", command.argument)
+            return ControlDone(self._rank, command.id, f"{type(error).__name__}: {error}")
+
     def _control(self, command: Control) -> None:
         """Does what is answered.  An exception other than a refusal ends the worker."""
+        if command.action == "check_weights":
+            self.emit(self._check_weights(command))
+            return
         error = ""
         began = self._clock()
         try:

@@ -19,6 +19,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from types import FrameType
 
 import msgspec
@@ -30,7 +32,7 @@ from baton.ipc.process import ParentGone, die_with_parent, open_pidfd, process_a
 from baton.ipc.ring import RingReader
 from baton.ipc.ticket import PeerDied, TicketReader, TicketWriter
 from baton.observe.logs import configure_logging
-from baton.protocol.reports import REPORTS, Fetched, WorkerFailed, WorkerReady
+from baton.protocol.reports import REPORTS, ControlDone, Fetched, WorkerFailed, WorkerReady
 from baton.transfer.service import TransferService
 from baton.worker.command_log import CommandLog
 from baton.worker.loop import Observer, WorkerLoop, flush_reports
@@ -56,6 +58,14 @@ class Worker:
         self.reports = LockedRingWriter(wiring.report_ring, [self._engine_doorbell], self.doorbell)
         self._loop: WorkerLoop | None = None
         self._transfers: TransferService | None = None
+
+    def _beside(self, work: Callable[[], ControlDone]) -> None:
+        """Runs it in a thread of its own, which ends with it, or with the process."""
+
+        def run() -> None:
+            self.reports.write_from_helper(REPORTS.encode(work()))
+
+        threading.Thread(target=run, name="check", daemon=True).start()
 
     def serve(self, observer: Observer | None = None) -> int:
         """Loads, reports ready, runs until the end.  Returns the exit code; raises nothing."""
@@ -170,6 +180,7 @@ class Worker:
             reports=self.reports,
             transfers=self._transfers,
             observer=observer,
+            beside=self._beside,
         )
 
     def _rounds(self, commands: CommandLog) -> Rounds:

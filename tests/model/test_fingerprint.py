@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from baton.launch.checkpoint import fingerprint
+from baton.model.fingerprint import fingerprint
 from baton.model.hub import resolve_model
 
 
