@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import signal
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -263,12 +264,17 @@ class ClusterClient:
         cache_salt: str = "",
         flow: Flow = EVERYBODY,
         patient: bool = False,
+        keys: dict[int, array[int]] | None = None,
     ) -> EngineRequest:
-        """One sequence, not sent yet; its output will arrive in `inbox`.  `prompt`: packed int32.
+        """One sequence, not sent yet; its output will arrive in `inbox`.  `prompt`: packed int32; `keys`: one
+        dictionary for all sequences of this prompt and salt, empty at first (`EngineRequest.keys`).
 
         Never raises: `check_size` has been asked once for all sequences of its request.
         """
-        return EngineRequest(name, prompt, sampling, stopping, priority, cache_salt, inbox, patient, flow)
+        request = EngineRequest(name, prompt, sampling, stopping, priority, cache_salt, inbox, patient, flow)
+        if keys is not None:
+            request.keys = keys
+        return request
 
     def enqueue(self, request: EngineRequest) -> None:
         """Sends a sequence that was prepared.  Never raises: if the instances were lost since, the sequence

@@ -19,6 +19,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -465,6 +466,8 @@ class Generator:
         rooms = [self._room(len(prompt), params, limits) for prompt in prompts]
         self.client.check_size(max(map(len, packed)), sampling, stopping, request_id, cache_salt)
 
+        keys: list[dict[int, array[int]]] = [{} for _ in packed]
+
         def make(sequence: Sequence, inbox: Inbox) -> EngineRequest:
             index, number = sequence.index, sequence.index // params.n
             most = min(stopping.max_tokens, rooms[number])
@@ -478,6 +481,7 @@ class Generator:
                 cache_salt=cache_salt,
                 flow=flow,
                 patient=patient,
+                keys=keys[number],
             )
 
         generation = Generation(

@@ -29,6 +29,7 @@ from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import Finished, Submit, Target
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.protocol.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -179,8 +180,12 @@ class EngineRequest:
     """Instances that had no room for it; forgotten when it waits for room."""
     retry_after_s: float = 0.0
     """The shortest time that one of them said its queue will take; 0: none said so."""
-    wait_until: float | None = None
-    """While it waits for an instance: until then."""
+    keys: dict[int, array[int]] = field(default_factory=dict)
+    """Block size → `short_keys` of the prompt, once it was placed; shared by all sequences of one prompt."""
+    absence: Silence | None = None
+    """While it waits for an instance: whether one comes."""
+    timed: float | None = None
+    """Its entry in the table's heap of deadlines."""
     first_at: float | None = None
     """When its first token came, on the cluster's clock."""
     num_cached: int = 0

@@ -31,8 +31,10 @@ instances serve their own queues, which matters where these cannot hold all of t
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import logging
+from array import array
 from collections.abc import Callable
 
 import msgspec
@@ -45,6 +47,7 @@ from baton.protocol.codec import MalformedMessage, unpack_int32, unpack_int64
 from baton.protocol.fair_queue import FairLine
 from baton.protocol.prefix_keys import short_keys
 from baton.protocol.requests import Finished, Outputs
+from baton.protocol.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +88,7 @@ class RequestTable:
         unavailable: Callable[[], InstanceUnavailable],
     ) -> None:
         self.running: dict[int, EngineRequest] = {}
-        self.parked: list[EngineRequest] = []
+        self.parked: dict[EngineRequest, None] = {}
         """Those that wait for an instance, in order of arrival."""
         self.threshold: int | None = None
         """See `routing.py`."""
@@ -99,6 +102,9 @@ class RequestTable:
         self._ids = ids
         self._retry_wait_s = retry_wait_s
         self._unavailable = unavailable
+        self._deadlines: list[tuple[float, int, EngineRequest]] = []
+        """A heap: when to look how long parked requests have waited; those that are not any more are dropped
+        when they come to its top."""
         self._try_again_at: float | None = None
         self._trial: EngineRequest | None = None
         """The suspect that was sent last."""
@@ -117,10 +123,34 @@ class RequestTable:
         return sum(name in request.plan for request in self.running.values())
 
     def next_deadline(self) -> float | None:
-        times = [request.wait_until for request in self.parked if request.wait_until is not None]
-        if self.parked and self._try_again_at is not None:
-            times.append(self._try_again_at)
-        return min(times, default=None)
+        """Costs the same however many are parked: this is asked after every message."""
+        if not self.parked:
+            for _, _, request in self._deadlines:
+                request.timed = None
+            self._deadlines.clear()
+            return None
+        due = self._next_due()
+        if due is None or (self._try_again_at is not None and self._try_again_at < due):
+            return self._try_again_at
+        return due
+
+    def _next_due(self) -> float | None:
+        while self._deadlines:
+            at, _, request = self._deadlines[0]
+            absence = request.absence
+            if request in self.parked and absence is not None and absence.deadline == at:
+                return at
+            heapq.heappop(self._deadlines)
+            if request.timed == at:
+                request.timed = None
+        return None
+
+    def _time(self, request: EngineRequest) -> None:
+        """A parked request has an entry for its deadline."""
+        assert request.absence is not None  # (it is parked)
+        if request.timed != request.absence.deadline:
+            request.timed = request.absence.deadline
+            heapq.heappush(self._deadlines, (request.timed, next(self._turns), request))
 
     # -- in and out
 
@@ -133,8 +163,8 @@ class RequestTable:
         """No more output is wanted.  Harmless after the end; nothing arrives afterwards."""
         if self.running.get(request.id) is request:
             self._retire(request)
-        elif request in self.parked:
-            self.parked.remove(request)
+        else:
+            self.parked.pop(request, None)
 
     def cancel_all(self, error: ApiError) -> None:
         """Cancels everything; each consumer gets the error."""
@@ -166,7 +196,7 @@ class RequestTable:
 
     def retry(self, now: float) -> None:
         """An instance can serve again, or there may be room: sends what waits."""
-        parked, self.parked = _in_order(self.parked), []
+        parked, self.parked = _in_order(list(self.parked)), {}
         self._try_again_at = None
         sent = 0
         for request in parked:
@@ -181,9 +211,16 @@ class RequestTable:
     def on_clock(self, now: float) -> None:
         if self._try_again_at is not None and now >= self._try_again_at:
             self.retry(now)
-        for request in [r for r in self.parked if r.wait_until is not None and r.wait_until <= now]:
-            self.parked.remove(request)
-            request.fail(lost_error(f"{self._reason()}; it was not back within {self._retry_wait_s:g} s"))
+        while (at := self._next_due()) is not None and at <= now:
+            _, _, request = heapq.heappop(self._deadlines)
+            request.timed = None
+            assert request.absence is not None  # (it is parked)
+            if request.absence.look(now):
+                del self.parked[request]
+                why = f"{self._reason()}; it was not back within {self._retry_wait_s:g} s"
+                request.fail(lost_error(why))
+            else:
+                self._time(request)
 
     def distribute(self, sender: Member, outputs: Outputs, now: float) -> None:
         """Appends tokens to the buffers of their requests; wakes each consumer once."""
@@ -238,7 +275,7 @@ class RequestTable:
         """The first token of a request says where it is, and that it stays there."""
         self._is_at(request, sender)
         sender.decodes_now(request.id, sender.decodes[request.id])
-        request.heard, request.wait_until = True, None
+        request.heard, request.absence = True, None
         if request.first_at is None:
             request.first_at = now
 
@@ -316,13 +353,13 @@ class RequestTable:
         if suspect and self._on_trial():
             return False
         members = [m for m in self._members.values() if m.name not in request.refused_by]
-        keys: dict[int, list[int]] = {}
+        keys = request.keys
 
         def num_cached(member: Member) -> int:
             assert member.welcome is not None  # (it serves)
             size = member.welcome.block_size
             if size not in keys:
-                keys[size] = short_keys(request.prompt, request.cache_salt, size)
+                keys[size] = array("q", short_keys(request.prompt, request.cache_salt, size))
             return member.digest.match(keys[size], now) * size
 
         num_tokens = len(request.prompt) // 4 + request.num_generated
@@ -381,7 +418,7 @@ class RequestTable:
             request.fail(lost_error(f"{reason} (it lost its instance {request.losses} times)"))
             return
         request.refused_by.clear()
-        request.wait_until = None
+        request.absence = None
         self.num_continued += 1
         self.enqueue(request, now)
 
@@ -398,9 +435,10 @@ class RequestTable:
 
     def _park(self, request: EngineRequest, now: float) -> None:
         request.at, request.plan = "", ()
-        if request.wait_until is None:
-            request.wait_until = now + self._retry_wait_s
-        self.parked.append(request)
+        if request.absence is None:
+            request.absence = Silence(self._retry_wait_s, now)
+        self.parked[request] = None
+        self._time(request)
         if self._on_trial() and request.fruitless >= SUSPECT_AFTER:
             self._look_again(now + _NEXT_SUSPECT_S)
         self._give_up_hopeless()
@@ -418,7 +456,7 @@ class RequestTable:
         """No instance is left that could still come: nothing waits for one."""
         if not self.parked or any(member.state != "failed" for member in self._members.values()):
             return
-        parked, self.parked = self.parked, []
+        parked, self.parked = self.parked, {}
         for request in parked:
             began = request.losses or request.num_generated
             request.fail(lost_error(self._reason()) if began else self._unavailable())
