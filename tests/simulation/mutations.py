@@ -22,11 +22,14 @@ from baton.engine.prefix import PrefixIndex, root_key
 from baton.engine.request import State
 from baton.engine.scheduler import Scheduler
 from baton.engine.steps import StepReader
+from baton.gateway.cluster import Cluster
 from baton.gateway.inbox import EngineRequest
 from baton.gateway.member import lost_error
 from baton.gateway.requests_table import RequestTable
+from baton.protocol import silence
 from baton.protocol.commands import Abort, Preempt
 from baton.protocol.reports import Closed, CloseReason, StepReport
+from baton.protocol.silence import Silence
 from baton.simulation.rings import WatchedReports
 from baton.worker.loop import WorkerLoop
 from baton.worker.rounds import FollowerRounds, LeaderRounds
@@ -452,3 +455,37 @@ def parked_for_ever(patch: Patch) -> None:
 @mutation("a request whose instance was lost fails", "answer")
 def no_retry(patch: Patch) -> None:
     patch.setattr(RequestTable, "_lost", lambda self, request, reason, now: request.fail(lost_error(reason)))
+
+
+# -- watchers
+
+
+@mutation("a verdict counts though the watcher was away", "verdict", scenario="watchers")
+def verdict_though_away(patch: Patch) -> None:
+    patch.setattr(silence, "MAX_VOIDS", 0)
+
+
+@mutation("one look is enough, however late", "verdict", scenario="watchers")
+def one_late_look(patch: Patch) -> None:
+    patch.setattr(Silence, "look", lambda self, now: now >= self.since + self.patience_s)
+
+
+@mutation("who is silent is given chances for ever", "verdict", scenario="watchers")
+def chances_for_ever(patch: Patch) -> None:
+    def look(self, now):
+        if now >= self.deadline:
+            self.deadline = now + self._part_s
+        return False
+
+    patch.setattr(Silence, "look", look)
+
+
+@mutation("a renewal does not count", "verdict", scenario="watchers")
+def renewals_unheard(patch: Patch) -> None:
+    renew = Cluster.renew
+
+    def once(self, name, ttl_s, now):
+        if self.members[name].lease is None:
+            renew(self, name, ttl_s, now)
+
+    patch.setattr(Cluster, "renew", once)

@@ -76,6 +76,7 @@ def draw_plan(seed: int, shape: Shape) -> Plan:
         page_s=random.choice((1e-5, 1e-4, 2e-3, 2e-2)),
         threshold=random.choice((0, 0, 0, 8, None)),
         kinds=(*faults_on, *sorted(clients_on)),
+        ttl_s=random.choice(shape.ttl_s) if shape.ttl_s else None,
     )
 
 

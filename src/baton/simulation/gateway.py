@@ -22,6 +22,7 @@ from baton.simulation.client import Client
 from baton.simulation.events import Party, Timer
 from baton.simulation.network import Connection
 from baton.simulation.plan import RETRY_WAIT_S
+from baton.simulation.registrar import check_lost
 
 if TYPE_CHECKING:
     from baton.simulation.instance import Instance
@@ -39,8 +40,11 @@ class GatewayProcess(Party):
             retry_wait_s=RETRY_WAIT_S,
             disaggregation_threshold=world.plan.threshold,
         )
+        joined = world.plan.ttl_s is not None
         for config, label in zip(world.plan.instances, world.labels, strict=True):
-            self.cluster.add(config.name, label)
+            self.cluster.add(config.name, label, joined=joined)
+        self.heard: dict[str, Any] = {}
+        """By instance: what its registrar has sent (`registrar.py`)."""
         self.clients: dict[EngineRequest, Client] = {}
         self.connections: dict[str, Connection] = {}
         """By the instance's name."""
@@ -90,6 +94,17 @@ class GatewayProcess(Party):
     def _connect_again(self, instance: Instance) -> None:
         if instance.member not in self.connections and instance.alive:
             self.attach(instance)
+
+    def renewed(self, instance: Instance, ttl_s: float) -> None:
+        """An instance says over HTTP that it lives."""
+        name = instance.member
+        if self._world.over:
+            return
+        if name not in self.cluster.members:
+            self.cluster.add(name, self._world.labels[instance.index], joined=True)
+        self.cluster.renew(name, ttl_s, self.now())
+        self._connect_again(instance)
+        self.pump()
 
     def message_arrived(self, connection: Connection, data: bytes) -> None:
         world, instance = self._world, connection.engine.instance
@@ -171,7 +186,17 @@ class GatewayProcess(Party):
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.cluster.on_clock(self.now())
+        cluster = self.cluster
+        waiting = [member for member in cluster.members.values() if member.lease is not None]
+        cluster.on_clock(self.now())
+        for member in waiting:
+            if member.lease is None and not self._world.over:
+                check_lost(self._world, self, member.name)
+                self._world.losses += 1
+                self._world.note(self, f"gives {member.name} up: {member.failure}")
+                self._close(member.name)
+        for name in [name for name in self.connections if name not in cluster.members]:
+            self._close(name)
         self.pump()
 
     def _close(self, name: str) -> None:

@@ -23,6 +23,7 @@ from baton.simulation.events import Party, Timer
 from baton.simulation.gate import StepGate
 from baton.simulation.network import Channel, Connection, Delays
 from baton.simulation.peers import Peers
+from baton.simulation.registrar import Registrar
 from baton.simulation.rings import TicketBoard
 from baton.simulation.worker import RankProcess
 
@@ -231,6 +232,7 @@ class Instance:
         self.engine = EngineProcess(self, random)
         self.tickets = TicketBoard(world.plan.ticket_entries, self._ticket)
         self.ranks = [RankProcess(self, rank, random) for rank in range(self.config.tensor_parallel_size)]
+        self.registrar = Registrar(world, self)
         self.gate = StepGate(
             world.events,
             self.ranks[0],
@@ -253,7 +255,7 @@ class Instance:
     def parties(self) -> list[Party]:
         """All that stops when the whole instance is stopped."""
         ranks = [party for rank in self.ranks for party in (rank, rank.transfers.party)]
-        return [self.engine, *ranks]
+        return [self.engine, self.registrar, *ranks]
 
     def append(self, record: bytes) -> None:
         """A record of the command log."""

@@ -178,6 +178,8 @@ class Shape:
     """Budgets of a step."""
     reserve_timeout_s: tuple[float, ...] = (0.02, 0.1, 0.5)
     lease_s: tuple[float, ...] = (0.2, 0.5, 2.0)
+    ttl_s: tuple[float, ...] = ()
+    """Instances register with their gateways, and renew that within so long; empty: they need not."""
     always: tuple[FaultKind, ...] = ()
     """Kinds of faults that are always switched on."""
     headroom: tuple[int | None, ...] = (0, 0, 4, None)
@@ -220,6 +222,8 @@ class Plan:
     """The gateways' `disaggregation_threshold`."""
     kinds: tuple[str, ...] = field(default=())
     """What was switched on."""
+    ttl_s: float | None = None
+    """Time to live of a registration, by the gateway's clock; None: instances do not register."""
     delays: int = 0
     """Another number gives the same plan other delays."""
 

@@ -152,6 +152,17 @@ _CLUSTERS = (
         reserve_timeout_s=(0.2,),
     ),
     Shape(
+        "watchers",
+        "instances register, and gateways stand still for longer than the registrations live",
+        num_requests=12,
+        seconds=1.5,
+        faults=("stall_gateway", "freeze", "slow_link", "crash_gateway", "crash_engine"),
+        spare_blocks=(0, 20),
+        clusters=(_P1D1, ("mixed",), ("mixed", "mixed")),
+        always=("stall_gateway",),
+        ttl_s=(0.1, 0.2, 0.4),
+    ),
+    Shape(
         "restart",
         "instances, ranks and gateways die at any message and come back",
         num_requests=12,

@@ -54,6 +54,7 @@ class Supervisor(Party):
             self._events.after(0.01 + 0.1 * random.random(), rank, rank.load)
         for gateway in world.gateways:
             self._events.after(0.0, gateway, gateway.attach, instance)
+        instance.registrar.start()
 
     # -- dying
 
@@ -107,3 +108,4 @@ class Supervisor(Party):
         for instance in self._world.instances:
             if instance.alive:
                 self._events.after(0.0, gateway, gateway.attach, instance)
+                instance.registrar.register(gateway)

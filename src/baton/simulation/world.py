@@ -30,6 +30,7 @@ from baton.simulation.instance import EngineProcess, Instance
 from baton.simulation.monitor import Monitor, Violation
 from baton.simulation.peers import Network
 from baton.simulation.plan import Fault, Plan
+from baton.simulation.registrar import check_found
 from baton.simulation.supervisor import Supervisor
 from baton.simulation.timeline import Timeline
 from baton.simulation.worker import RankProcess
@@ -119,6 +120,8 @@ class World:
         self.clients = [Client(self, spec) for spec in plan.requests]
         self._by_number = {client.spec.number: client for client in self.clients}
         self.open_clients = len(self.clients)
+        self.over = False
+        """Nobody is left who asks: nothing new is begun."""
         self._last_progress = 0.0
         self._seen_progress = (0, 0)
         self._next_look = 0.0
@@ -267,11 +270,21 @@ class World:
                 raise Violation(
                     "crash", f"{timer.owner.name}: {type(error).__name__}: {error} ({line})"
                 ) from error
+            check_found(self)
             if events.now > faults_end:
                 self._check_progress()
         return True
 
+    def _end_registrations(self) -> None:
+        """Every client has its answer: renewals need not go on for ever."""
+        self.over = True
+        for gateway in self.gateways:
+            gateway.cluster.renew_no_more()
+            gateway.pump()
+
     def _check_progress(self) -> None:
+        if not (self.over or self.open_clients) and self.plan.ttl_s is not None:
+            self._end_registrations()
         progress = (self.open_clients, self.steps)
         now = self.events.now
         if progress != self._seen_progress:
