@@ -75,13 +75,13 @@ async def _check(client: ClusterClient, path: str) -> str:
                 code="timeout",
                 retry_after_s=1,
             )
-        return _agreed(each, path)
+        return agreed(each, path)
     except ApiError:
         client.release_weights(list(each))
         raise
 
 
-def _agreed(each: Answers, path: str) -> str:
+def agreed(each: Answers, path: str) -> str:
     wrong: dict[str, str] = {}
     codes: list[str | None] = []
     names: dict[str, str] = {}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.inbox import EngineRequest, Inbox
 from baton.protocol.codec import pack_int32
+from baton.protocol.weights import Weights
 from baton.simulation.events import Party
 from baton.simulation.oracle import expected_tokens
 from baton.simulation.plan import RequestSpec
@@ -53,10 +54,33 @@ class Client(Party):
         self.expected, self.expected_end = expected_tokens(
             spec.prompt, spec.sampling, spec.stopping, world.plan.config.vocab_size
         )
+        self.weights = Weights()
+        """Those that gave the tokens of late."""
         self.inbox = _Inbox(self)
         self._world = world
         self._events = world.events
         self._reading = False
+
+    def align(self, tokens: list[int]) -> None:
+        """Where these tokens are not what the weights of so far give, newer ones may have given them; older
+        ones may not.  What is expected follows."""
+        while tokens != self.expected[: len(tokens)]:
+            wrong = next(
+                (i for i, (a, b) in enumerate(zip(tokens, self.expected, strict=False)) if a != b), None
+            )
+            newer = [weights for weights in self._world.decided if weights.newer(self.weights)]
+            if wrong is None or not newer:
+                return
+            self.weights = min(newer, key=lambda weights: (weights.generation, weights.name))
+            spec = self.spec
+            self.expected, self.expected_end = expected_tokens(
+                spec.prompt,
+                spec.sampling,
+                spec.stopping,
+                self._world.plan.config.vocab_size,
+                self.weights.path,
+                tokens[:wrong],
+            )
 
     def arrive(self) -> None:
         """Comes, or comes again after it was told that no instance is there."""

@@ -221,6 +221,16 @@ def _update_weights(world: World, fault: Fault, random: Random) -> None:
         world.struck(fault, engine)
 
 
+@fault("new_weights")
+def _new_weights(world: World, fault: Fault, random: Random) -> None:
+    """An operator gives all instances other weights; one may refuse, or not be able to load them."""
+    gateway = world.gateways[fault.target % len(world.gateways)]
+    name = random.choice(world.plan.instances).name
+    path = f"w{world.events.fired}{random.choice(('', '', '?' + name, '!' + name))}"
+    if gateway.alive and gateway.updates.begin(path):
+        world.struck(fault, gateway)
+
+
 def _ask(world: World, fault: Fault, what: QueryKind, target: int) -> bool:
     gateway = world.gateways[target % len(world.gateways)]
     if not gateway.query(gateway.member(fault.instance).name, what):

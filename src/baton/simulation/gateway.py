@@ -21,6 +21,7 @@ from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, QueryKind
 from baton.simulation.client import Client
 from baton.simulation.events import Party, Timer
 from baton.simulation.network import Connection
+from baton.simulation.new_weights import WeightsUpdates
 from baton.simulation.plan import RETRY_WAIT_S
 from baton.simulation.registrar import check_lost
 
@@ -45,6 +46,7 @@ class GatewayProcess(Party):
             self.cluster.add(config.name, label, joined=joined)
         self.heard: dict[str, Any] = {}
         """By instance: what its registrar has sent (`registrar.py`)."""
+        self.updates = WeightsUpdates(world, self)
         self.clients: dict[EngineRequest, Client] = {}
         self.connections: dict[str, Connection] = {}
         """By the instance's name."""
@@ -158,6 +160,7 @@ class GatewayProcess(Party):
     def pump(self) -> None:
         """Sends what is to be sent and sets the timer, as the shell does after every call."""
         world = self._world
+        self.updates.settle()
         for name, message in self.cluster.take_outgoing():
             world.message_passed("gateway", self.number, self)
             connection = self.connections.get(name)

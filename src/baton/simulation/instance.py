@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from baton.engine.core import EngineCore
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.commands import COMMANDS, Grants
@@ -221,7 +223,8 @@ class Instance:
     def __init__(self, world: World, index: int, start: int, random: Random) -> None:
         self.world = world
         self.index = index
-        self.config = world.plan.instances[index]
+        weights = world.newest_weights
+        self.config = msgspec.structs.replace(world.plan.instances[index], weights=weights)
         self.member = self.config.name
         self.name = f"{self.member}.{start}"
         self.secret = self.name.encode()

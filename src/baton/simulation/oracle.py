@@ -7,6 +7,7 @@ the sum over the tokens so far is kept, so that each further token costs one ste
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from baton.protocol.sampling import Sampling, Stopping
 
@@ -16,16 +17,23 @@ _MASK = (1 << 64) - 1
 
 
 def expected_tokens(
-    prompt: Sequence[int], sampling: Sampling, stopping: Stopping, vocab_size: int
+    prompt: Sequence[int],
+    sampling: Sampling,
+    stopping: Stopping,
+    vocab_size: int,
+    weights: str = "",
+    begun: Sequence[int] = (),
 ) -> tuple[list[int], str]:
-    """The tokens of the whole answer, and why it ends: "stop" or "length"."""
+    """The tokens of the whole answer, and why it ends: "stop" or "length".  `begun`: what other weights gave
+    before these."""
     salt = (sampling.seed * _LENGTH_MIX + 1) & _MASK if sampling.temperature > 0 else 0
+    salt ^= weights_salt(weights)
     total, power = 0, 1
-    for token in prompt:
+    for token in (*prompt, *begun):
         total = (total + (token + 1) * power) & _MASK
         power = power * _MULTIPLIER & _MASK
-    length = len(prompt)
-    answer: list[int] = []
+    length = len(prompt) + len(begun)
+    answer = list(begun)
     while len(answer) < stopping.max_tokens:
         x = ((total + length * _LENGTH_MIX) ^ salt) & _MASK
         x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -38,3 +46,11 @@ def expected_tokens(
         power = power * _MULTIPLIER & _MASK
         length += 1
     return answer, "length"
+
+
+def weights_salt(path: str) -> int:
+    """How weights of this path change the tokens; 0: those of the start, and all paths that the plan does not
+    mean to change anything (`new_weights.py`)."""
+    if not path.startswith("w"):
+        return 0
+    return int.from_bytes(blake2b(path.encode(), digest_size=8).digest(), "little")

@@ -40,6 +40,7 @@ FaultKind = Literal[
     "corrupt_report",
     "corrupt_output",
     "update_weights",
+    "new_weights",
     "pause",
     "reset_prefix",
     "query",

@@ -49,6 +49,7 @@ class ClientWatch:
         self._world.continued += 1
         generated = list(unpack_int32(submit.generated))
         client = self._world.client(number)
+        client.align(generated)
         if generated != client.expected[: len(generated)] or len(generated) < len(client.tokens):
             raise Violation(
                 "tokens", f"request {number} goes on from {generated}, its client has {client.tokens}"
@@ -85,6 +86,7 @@ class ClientWatch:
     def got(self, client: Client) -> None:
         """After each chunk."""
         got = client.tokens
+        client.align(got)
         if got != client.expected[: len(got)]:
             wrong = next(
                 (i for i, (a, b) in enumerate(zip(got, client.expected, strict=False)) if a != b),

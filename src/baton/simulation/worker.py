@@ -10,8 +10,12 @@ visible to it: that is all that the virtual ends change.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from baton.executor.base import ControlRefused, Int32Array, OnLayers, StepBatch, StepResult
 from baton.executor.simulated import SimulatedExecutor
@@ -23,6 +27,7 @@ from baton.protocol.sampling import Sampling, Stopping
 from baton.simulation.events import Party
 from baton.simulation.gate import PartialPages
 from baton.simulation.network import Delays
+from baton.simulation.oracle import weights_salt
 from baton.simulation.plan import POISON
 from baton.simulation.rings import Bell, Blocked, Leader, LogEnd, ReportEnd, TicketEnd, WatchedReports
 from baton.simulation.transfers import VirtualTransfers
@@ -43,6 +48,11 @@ class Executor(SimulatedExecutor):
     """The simulated executor, which can refuse a request and lose its device."""
 
     lost = False
+    member = ""
+    weights = ""
+    """The path of those that it has."""
+    broke: Callable[[], None] = staticmethod(lambda: None)
+    """Called when it cannot load what it is to have."""
 
     def admit(
         self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
@@ -50,10 +60,20 @@ class Executor(SimulatedExecutor):
         if tokens[0] == POISON:
             raise ValueError(f"token {POISON} is poison")
         super().admit(slot, tokens, num_prompt, sampling, stopping)
+        self._salts[slot] ^= np.uint64(weights_salt(self.weights))
+
+    def check_weights(self, directory: str) -> str:
+        if directory == "bad" or directory.endswith(f"?{self.member}"):
+            raise ControlRefused("these weights do not fit")
+        return ""
 
     def update_weights(self, directory: str) -> None:
         if directory == "bad":
             raise ControlRefused("these weights do not fit")
+        if directory.endswith(f"!{self.member}"):
+            self.broke()
+            raise ControlRefused("the disk is gone")
+        self.weights = directory
 
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
         if self.lost:
@@ -85,6 +105,8 @@ class RankProcess(Party):
         self._cost = 0.0
         config = instance.config
         self.executor = cast(Executor, Executor.from_config(config, rank))
+        self.executor.member, self.executor.weights = instance.member, config.weights.path
+        self.executor.broke = partial(instance.excuses.append, "it could not load new weights")
         self.pages = PartialPages(world.events, self.executor.pool.array())
         self.transfers = VirtualTransfers(self, random)
         info = self.executor.info

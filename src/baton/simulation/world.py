@@ -20,6 +20,7 @@ from random import Random
 
 from baton.gateway.member import Label
 from baton.protocol.handover import PoolSource
+from baton.protocol.weights import Weights
 from baton.simulation import cluster_faults  # noqa: F401  (it adds its faults to the table)
 from baton.simulation.client import Client
 from baton.simulation.describe import number_in
@@ -28,6 +29,7 @@ from baton.simulation.explain import explain
 from baton.simulation.faults import resume, strike
 from baton.simulation.instance import EngineProcess, Instance
 from baton.simulation.monitor import Monitor, Violation
+from baton.simulation.new_weights import check_weights
 from baton.simulation.peers import Network
 from baton.simulation.plan import Fault, Plan
 from baton.simulation.registrar import check_found
@@ -112,6 +114,8 @@ class World:
         }
         self.labels: list[Label] = list(plan.labels)
         """What operators have made of the instances so far."""
+        self.decided: list[Weights] = []
+        """All that gateways have ever decided that instances have."""
         self.network = Network(self)
         self._engines: dict[str, EngineProcess] = {}
         self.supervisor = Supervisor(self)
@@ -126,6 +130,11 @@ class World:
         self._seen_progress = (0, 0)
         self._next_look = 0.0
         self._running_since: dict[tuple[str, int, int, int], float] = {}
+
+    @property
+    def newest_weights(self) -> Weights:
+        """What an instance that is started now loads."""
+        return max(self.decided, key=lambda weights: (weights.generation, weights.name), default=Weights())
 
     # -- what the parties use
 
@@ -331,6 +340,7 @@ class World:
         return running
 
     def _check_end(self) -> None:
+        check_weights(self)
         if self.open_clients:
             raise Violation("liveness", f"nothing is left to happen: {explain(self)}")
         for instance in self.instances:
