@@ -1,6 +1,6 @@
 """What 16 streams notice of attacks on their server: time between tokens, quiet and during each attack.
 
-    python benchmarks/attacks.py [--seconds 6] [--only stop] [--baseline DIR] [--out attacks.json]
+    python benchmarks/attacks.py [--seconds 4] [--rounds 3] [--only stop] [--baseline DIR] [--out FILE]
 
 Starts `baton serve` with the embedded model and keeps `--streams` streamed completions running.  For each
 attack of `_attacks/` quiet seconds and seconds under attack alternate; the attack runs in a process of its
@@ -8,7 +8,8 @@ own, at a lower priority, as an attacker's work is not the server's.  A gap that
 attack's seconds are over counts as long as it is by then.  The model's chat template has switches (`loops`,
 `size`) with which a request makes it cost much.
 
-`--baseline DIR` does the same with another checkout of Baton (its `.venv` if it has one), turn by turn.
+`--baseline DIR` does the same with another checkout of Baton (its `.venv` if it has one), turn by turn.  The
+percentiles are medians over the rounds.
 
 On few cores the attack's own process takes time from the server too, so read a table beside the quiet column.
 """
@@ -21,6 +22,7 @@ import contextlib
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -179,9 +181,9 @@ def _answers(server: Server) -> bool:
     return False
 
 
-def measure(options: argparse.Namespace) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """attack → side → `quiet` and `attack` → gaps in seconds."""
-    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+def measure(options: argparse.Namespace) -> dict[str, dict[str, dict[str, list[list[float]]]]]:
+    """attack → side → `quiet` and `attack` → gaps in seconds of each round."""
+    found: dict[str, dict[str, dict[str, list[list[float]]]]] = {}
     names = [name for name in attacks() if not options.only or any(part in name for part in options.only)]
     with _model() as model:
         sides = [_Side("this", None, model)]
@@ -196,9 +198,7 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, dict[str, list[f
                         )
                         gaps = found.setdefault(name, {}).setdefault(side.name, {"quiet": [], "attack": []})
                         for kind, window in zip(("quiet", "attack"), windows, strict=False):
-                            gaps[kind] += window
-                        if side is not sides[-1] or len(sides) > 1:
-                            side.close()  # the other side's server must have the machine for itself
+                            gaps[kind].append(window)
                 print(f"done: {name}", file=sys.stderr)
         finally:
             for side in sides:
@@ -206,11 +206,16 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, dict[str, list[f
     return found
 
 
+def _median(rounds: list[list[float]], q: float) -> float:
+    """Of the rounds' percentiles: a round in which the machine did something else counts once."""
+    return statistics.median(percentile(gaps, q) for gaps in rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each window")
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each window")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="attacks with one of these words in their names")
     parser.add_argument("--baseline", metavar="DIR", help="another checkout of Baton")
     parser.add_argument("--out")
@@ -232,11 +237,11 @@ def main() -> None:
             row = {
                 "attack": name,
                 "side": side,
-                "quiet_p50": percentile(gaps["quiet"], 50),
-                "quiet_p99": percentile(gaps["quiet"], 99),
-                "p50": percentile(gaps["attack"], 50),
-                "p99": percentile(gaps["attack"], 99),
-                "max": max(gaps["attack"], default=math.nan),
+                "quiet_p50": _median(gaps["quiet"], 50),
+                "quiet_p99": _median(gaps["quiet"], 99),
+                "p50": _median(gaps["attack"], 50),
+                "p99": _median(gaps["attack"], 99),
+                "max": _median(gaps["attack"], 100),
             }
             rows.append(row)
             numbers = [f"{row[key] * 1e3:.1f}" for key in ("quiet_p50", "quiet_p99", "p50", "p99", "max")]

@@ -49,6 +49,15 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def engines(server: int) -> list[int]:
+    """The process ids of a server's instances."""
+    return [
+        pid
+        for pid in children(server)
+        if b"baton.launch.instance" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -69,8 +78,10 @@ def main() -> None:
         request = urllib.request.Request(url + "/completions", body, headers)
         urllib.request.urlopen(request, timeout=60).read()
         time.sleep(2.0)
-        (engine,) = children(server.pid)
+        (engine,) = engines(server.pid)
         processes = {"gateway": server.pid, "engine": engine}
+        helpers = [pid for pid in children(server.pid) if pid != engine]
+        processes |= {f"helpers {number}": pid for number, pid in enumerate(helpers)}
         processes |= {f"worker {rank}": pid for rank, pid in enumerate(children(engine))}
         before = {name: (cpu_seconds(pid), switches(pid)) for name, pid in processes.items()}
         time.sleep(options.seconds)

@@ -36,7 +36,7 @@ from typing import Any
 
 from _common import Table, machine, print_machine, write_json
 from baton.model.hub import resolve_model
-from idle import children
+from idle import children, engines
 
 _DEADLINE_S = 300.0
 _STARTED = re.compile(
@@ -102,13 +102,14 @@ def start_once(model: str | None, flags: list[str]) -> dict[str, Any]:
             )
             urllib.request.urlopen(request, timeout=60).read()
             answer = boot_clock() - began
-            (engine,) = children(server.pid)
+            (engine,) = engines(server.pid)
             (worker,) = children(engine)
             parts = _STARTED.search(Path(log.name).read_text())
             sizes = _SIZES.search(said)
             if parts is None or sizes is None:
                 raise RuntimeError(f"the worker did not say how it started:\n{said}")
             memory = {"gateway": pss_mb(server.pid), "engine": pss_mb(engine), "worker": pss_mb(worker)}
+            memory["helpers"] = sum(pss_mb(pid) for pid in children(server.pid) if pid != engine)
             seconds = {
                 "command": started_at(engine) - began,
                 "engine": started_at(worker) - started_at(engine),

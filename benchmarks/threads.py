@@ -32,7 +32,7 @@ import uvloop
 
 from _clients import Server, random_prompt, random_sizes, serving, stream
 from _common import Table, machine, percentile, print_machine, write_json
-from idle import children, cpu_seconds
+from idle import children, cpu_seconds, engines
 
 _IDLE_S = 1.0
 
@@ -69,7 +69,7 @@ def running(policy: Policy, model: str | None, streams: int) -> Iterator[tuple[S
                 del os.environ[name]
             else:
                 os.environ[name] = value
-        workers = [worker for engine in sorted(children(server.process.pid)) for worker in children(engine)]
+        workers = [worker for engine in sorted(engines(server.process.pid)) for worker in children(engine)]
         if policy.pinned:
             share = max(1, len(_CORES) // len(workers))
             for number, worker in enumerate(workers):
