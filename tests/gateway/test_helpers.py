@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from baton.gateway import reading, schemas
-from baton.gateway.errors import InternalError, Overloaded
+from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
 from baton.gateway.helpers import pool
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.reading import Reader, Settings, decode_answer
@@ -47,7 +47,7 @@ def helpers_of(helpers: Helpers) -> list[int]:
 
 @pytest.fixture
 def settings() -> Settings:
-    return Settings(max_model_len=10_000, vocab_size=1000, template=TEMPLATE, cpu_s=0.3)
+    return Settings(max_model_len=10_000, vocab_size=1000, template=TEMPLATE, cpu_s=0.3, nice=0)
 
 
 def run(settings: Settings, work: Callable[[Helpers], Any]) -> Any:
@@ -218,6 +218,36 @@ def test_nothing_is_left_behind(settings: Settings):
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline, "they die with their parent"
         time.sleep(0.01)
+
+
+def test_closing_ends_what_is_being_read(settings: Settings):
+    """A server that stops does not wait for a template."""
+    costly = HELLO[:-1] + b', "chat_template_kwargs": {"loops": 90000}}'
+
+    async def main() -> list[Any]:
+        helpers = Helpers(msgspec.structs.replace(settings, cpu_s=600.0))
+        jobs = [asyncio.create_task(helpers.answer("chat", costly)) for _ in range(6)]
+        while helpers.num_waiting < 2 or len(helpers_of(helpers)) < 4:
+            await asyncio.sleep(0.01)
+        helpers.close()
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    assert [type(answer) for answer in asyncio.run(main())] == [InstanceUnavailable] * 6
+
+
+def test_metrics(roomy: GatewayServer):
+    def value(name: str) -> float:
+        with roomy.http() as http:
+            text = http.get("/metrics").text
+        (line,) = (line for line in text.splitlines() if line.startswith(f"baton:{name}{{"))
+        return float(line.rsplit(" ", 1)[1])
+
+    before = value("helper_jobs_total")
+    with roomy.http() as http:
+        http.post(CHAT, content=HELLO).raise_for_status()
+    assert value("helper_jobs_total") == before + 1
+    assert (value("helper_losses_total"), value("helper_refusals_total")) == (0, 0)
+    assert value("helper_jobs_waiting") == 0
 
 
 @pytest.fixture(scope="module")

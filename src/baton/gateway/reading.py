@@ -61,6 +61,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Bytes that it may need for one ..."""
     memory_per_byte: int = 64
     """... and so many for each byte of the body: what JSON's smallest values become."""
+    nice: int = 10
+    """By how much a helper lowers its priority once a body turns out to be costly."""
 
 
 class Failure(msgspec.Struct, array_like=True, frozen=True):

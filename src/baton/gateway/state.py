@@ -13,6 +13,7 @@ from baton.gateway.bodies import Bodies
 from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.errors import BadRequest, ContextTooLong, NotFound
 from baton.gateway.generation import Generator
+from baton.gateway.helpers.metrics import HelperStats
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.pausing import Pausing
 from baton.gateway.reading import Found, Job, Reader, Settings, decode_answer
@@ -68,6 +69,7 @@ class Gateway:
             special_tokens=self.tokenizer.special_tokens,
         )
         self.helpers = Helpers(settings)
+        self.metrics.registry.register(HelperStats(self.helpers, self.served.name))
         self._reader = Reader(settings)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 pool    the gateway's side: bounded queues, deadlines, dead helpers replaced; on the event loop
 main    the parent of the helpers, which has imported what they need and forks them
 child   a helper: one job after the other, each with limits of time and memory
+metrics what Prometheus sees of them
 wire    how jobs and answers travel
 
 The parent is a process of its own, small and without threads, because the gateway has threads and cannot be

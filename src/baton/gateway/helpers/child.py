@@ -28,7 +28,6 @@ from baton.gateway.helpers.wire import ANSWER, ENDS, GOES_ON, JOB
 from baton.gateway.reading import JOBS, Answer, Failure, Job, Reader, Settings
 
 NICE_AFTER_S = 0.02
-NICE = 10
 HARD_S = 2.0
 _AGAIN_S = 0.5
 _LARGE_BODY = 1 << 20
@@ -95,7 +94,7 @@ class Helper:
     def _on_slow(self, *_: Any) -> None:
         if not self._nice:
             self._nice = True
-            os.nice(NICE)
+            os.nice(self._settings.nice)
 
     def _receive(self, size: int) -> bytearray | None:
         """So many bytes; None if the gateway has closed the connection."""

@@ -25,7 +25,7 @@ from typing import cast
 
 import msgspec
 
-from baton.gateway.errors import InternalError, Overloaded
+from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
 from baton.gateway.helpers.wire import ANSWER, ENDS, JOB
 from baton.gateway.reading import JOBS, Job, Settings
 
@@ -62,16 +62,32 @@ class Helpers:
         self._closed = False
         self.num_jobs = 0
         """Jobs that a helper has answered."""
+        self.num_lost = 0
+        """Helpers that died with a job in their hands."""
+        self.num_refused = 0
+        """Jobs for which no helper was free in time."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that wait for a helper."""
+        return self._short.num_waiting + self._long.num_waiting
 
     async def answer(self, job: Job, body: bytes) -> bytes:
         """What `Reader.answer` says in a helper.  Raises `Overloaded` if too much waits, `InternalError` if
         no helper survives it."""
         lane = self._long if len(body) >= LONG_BODY else self._short
         for _ in range(_TRIES):
-            link = await lane.take()
+            try:
+                link = await lane.take()
+            except Overloaded:
+                self.num_refused += 1
+                raise
             try:
                 found = await link.ask(job, body)
             except HelperLost as error:
+                if self._closed:
+                    raise _closed() from None
+                self.num_lost += 1
                 log.warning("a helper died while it read a body of %d bytes: %s", len(body), error)
                 continue
             finally:
@@ -86,7 +102,7 @@ class Helpers:
     def start(self) -> None:
         """Starts the parent of the helpers, if there is none.  It needs a moment; jobs wait for it."""
         if self._closed:
-            raise InternalError("the server shuts down", code="shutting_down")
+            raise _closed()
         if self._parent is not None:
             if self._parent.poll() is None:
                 return
@@ -168,6 +184,10 @@ class _Lane:
         self._used = 0
         """The most helpers at work since the timer was set."""
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
     async def take(self) -> _Link:
         """A helper without a job.  Raises `Overloaded`."""
         if not self._waiting and (self._idle or self._count < self._most):
@@ -223,7 +243,9 @@ class _Lane:
         for link in self._idle:
             link.close()
         for turn in self._waiting:
-            turn.cancel()
+            if not turn.done():
+                turn.set_exception(_closed())
+        self._waiting.clear()
 
     def _next(self) -> None:
         """Somebody who waits may have another look."""
@@ -307,6 +329,10 @@ class _Link(asyncio.Protocol):
             self._answer.set_exception(
                 InternalError(f"reading this request took more than {_WALL_S:g} s", code="helper_overdue")
             )
+
+
+def _closed() -> InstanceUnavailable:
+    return InstanceUnavailable("the server shuts down", code="shutting_down")
 
 
 def _busy() -> Overloaded:
