@@ -34,6 +34,7 @@ FIXED = {
     "lease-end": range(0, 20),
     "retired": range(0, 20),
     "early": range(0, 20),
+    "fair": range(0, 40),
 }
 
 

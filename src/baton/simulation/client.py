@@ -110,6 +110,7 @@ class Client(Party):
             spec.salt,
             self.inbox,
             patient=self._world.plan.seed % 2 == 0 and spec.cancel_after_tokens is None,
+            flow=spec.flow,
         )
         try:
             gateway.cluster.submit(request, gateway.now())

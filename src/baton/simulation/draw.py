@@ -11,6 +11,7 @@ side's own clock, and D uses only `TRUST` (0.95) of one, so they hold as long as
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from baton.gateway.member import Label
@@ -50,6 +51,8 @@ def draw_plan(seed: int, shape: Shape) -> Plan:
     instances = _draw_instances(random, shape, labels, clients_on)
     num_gateways = random.randint(1, shape.max_gateways)
     requests = _draw_requests(random, shape, instances[0], num_gateways, clients_on)
+    if shape.flows:
+        requests = _draw_floods(random, shape, instances[0], requests)
     faults = [
         fault
         for kind in faults_on
@@ -112,7 +115,7 @@ def _draw_instances(
                 tensor_parallel_size=random.choice((1, 1, 1, 2, 2, 3)[: 3 + max_ranks]),
                 block_size=block_size,
                 num_blocks=max(1, longest + random.randint(*spare)),
-                max_num_seqs=1 if index in full else random.choice((1, 2, 3, 4, 6, 8, 8)),
+                max_num_seqs=1 if index in full else random.choice(shape.slots),
                 max_num_batched_tokens=random.choice(shape.step_tokens),
                 max_waiting=max_waiting,
                 admission_headroom=headroom,
@@ -156,6 +159,29 @@ def _draw_requests(
             )
         )
     return tuple(requests)
+
+
+def _draw_floods(
+    random: Random, shape: Shape, config: InstanceConfig, requests: tuple[RequestSpec, ...]
+) -> tuple[RequestSpec, ...]:
+    """The same requests as floods of the shape's flows, which begin one after the other."""
+    sizes = [(random.randint(1, 8), random.choice((1, 2, 4, 8))) for _ in shape.flows]
+    begins = [random.choice((0.0, 0.0, shape.seconds / 2)) * random.random() for _ in shape.flows]
+    often = [random.choice((1, 2, 6)) for _ in shape.flows]
+    floods = []
+    for spec in requests:
+        index = random.choices(range(len(shape.flows)), often)[0]
+        length, max_tokens = sizes[index]
+        floods.append(
+            replace(
+                spec,
+                at=begins[index] + random.uniform(0.0, shape.seconds / 5),
+                prompt=tuple(random.randrange(POISON) for _ in range(length)),
+                stopping=Stopping(min(max_tokens, config.max_model_len - length)),
+                flow=shape.flows[index],
+            )
+        )
+    return tuple(floods)
 
 
 def _draw_request(

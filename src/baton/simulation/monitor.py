@@ -20,6 +20,7 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | `queue` | `max_waiting` newcomers wait at most, and nobody is refused before; each turn and refusal |
 | | a client is told 429 only when every instance that serves has refused; when the gateway does |
 | `order` | who waits is served, and who runs gives way, by priority and coming; each decision |
+| `fair` | of two flows that wait none is served more than the theory's bound; after each turn |
 | `room` | growth within the headroom and what is promised fit into what is left; each decision |
 | `retired` | who may have an id that was given up is told; each call of a gateway |
 | | what an engine works on somebody waits for, while nothing is on its way; each turn |
@@ -57,6 +58,7 @@ from baton.protocol.requests import Submit
 from baton.simulation.books import Books, Violation
 from baton.simulation.watch_clients import ClientWatch
 from baton.simulation.watch_engine import EngineWatch
+from baton.simulation.watch_fairness import FairnessWatch
 from baton.simulation.watch_gateway import GatewayWatch
 from baton.simulation.watch_handover import HandoverWatch
 from baton.simulation.watch_order import OrderWatch
@@ -83,6 +85,7 @@ class Monitor:
         self.handover = HandoverWatch(world, self.books)
         self.room = RoomWatch(world, self.books)
         self.order = OrderWatch(world)
+        self.fairness = FairnessWatch(world)
         self.gateways = GatewayWatch(world)
         self.clients = ClientWatch(world)
 
@@ -139,6 +142,7 @@ class Monitor:
     def after_turn(self, engine: EngineProcess, now: float) -> None:
         self.engine.after_turn(engine)
         self.handover.after_turn(engine, now)
+        self.fairness.after_turn(engine)
         self.room.after_turn(engine, now)
         self.gateways.after_turn(engine)
 

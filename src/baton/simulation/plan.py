@@ -12,6 +12,7 @@ from typing import Literal
 
 from baton.gateway.member import Label
 from baton.protocol.config import InstanceConfig
+from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping
 
 VOCAB_SIZE = 48
@@ -109,6 +110,7 @@ class RequestSpec:
     sampling: Sampling
     stopping: Stopping
     priority: int = 0
+    flow: Flow = EVERYBODY
     salt: str = ""
     cancel_after_s: float | None = None
     cancel_after_tokens: int | None = None
@@ -123,6 +125,8 @@ class RequestSpec:
         parts = [f"request {self.number}: {len(self.prompt)} prompt + {self.stopping.max_tokens} tokens"]
         if self.priority:
             parts.append(f"priority {self.priority}")
+        if self.flow != EVERYBODY:
+            parts.append(f"of {self.flow.user!r} of key {self.flow.key!r}, weight {self.flow.weight:g}")
         if self.salt:
             parts.append(f"salt {self.salt!r}")
         if self.cancel_after_s is not None:
@@ -192,6 +196,9 @@ class Shape:
     drift: tuple[float, ...] = ()
     """Other than usual.  The clocks are then as far apart as they may be."""
     usual_delay: tuple[float, ...] = (0.0002, 0.001, 0.005)
+    slots: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 8)
+    flows: tuple[Flow, ...] = ()
+    """Each request is of one of these, and all of one flow are of the same size and come in a flood."""
 
 
 @dataclass(frozen=True)

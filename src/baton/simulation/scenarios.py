@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baton.gateway.member import Label
+from baton.protocol.fair_queue import Flow
 from baton.simulation.plan import CLUSTER_DRIFT, FAULT_KINDS, Shape
 
 _P1D1: tuple[Label, ...] = ("prefill", "decode")
@@ -212,7 +213,29 @@ _CLUSTERS = (
     ),
 )
 
+_FLOWS = (
+    Flow("a", "one"),
+    Flow("a", "two"),
+    Flow("b"),
+    Flow("heavy", weight=4.0),
+    Flow("light", weight=0.5),
+    Flow("", "nobody"),
+)
+
 _PURPOSES = (
+    Shape(
+        "fair",
+        "floods of several users of several keys, all waiting for a few slots",
+        num_requests=110,
+        seconds=0.5,
+        faults=("stall_engine", "stall_rank", "reset_prefix", "pause", "update_weights"),
+        fault_chance=0.15,
+        clients=(),
+        spare_blocks=(0, 12),
+        slots=(1, 2, 3),
+        flows=_FLOWS,
+        clusters=(("mixed",), ("mixed",), _P1D1),
+    ),
     Shape(
         "credits",
         "decoders that are full: credits are promised, and clients leave while they stand",

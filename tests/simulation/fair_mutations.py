@@ -1,0 +1,84 @@
+"""Deliberate defects in how users share an engine; see `mutations.py`."""
+
+from __future__ import annotations
+
+from baton.engine.waiting import WaitingLine
+from baton.gateway.inbox import EngineRequest
+from baton.protocol.fair_queue import EVERYBODY, FairQueue, Flow, Share
+from tests.simulation.mutations import Patch, mutation
+
+
+@mutation("newcomers are first come first served, whosever they are", "fair", scenario="fair")
+def first_come(patch: Patch) -> None:
+    push = FairQueue.push
+    patch.setattr(
+        FairQueue, "push", lambda self, item, number, rank, flow: push(self, item, number, rank, EVERYBODY)
+    )
+
+
+@mutation("what is generated is not charged", "fair", scenario="fair")
+def answers_are_free(patch: Patch) -> None:
+    settle = WaitingLine.settle
+
+    def wrong(self, running, *, charge, alone=False):
+        settle(self, running, charge=False, alone=alone)
+
+    patch.setattr(WaitingLine, "settle", wrong)
+
+
+@mutation("what is computed of a prompt is not charged", "fair", scenario="fair")
+def prompts_are_free(patch: Patch) -> None:
+    take = FairQueue.take
+    patch.setattr(FairQueue, "take", lambda self, cost: take(self, 0))
+
+
+@mutation("weights have no effect", "fair", scenario="fair")
+def weightless(patch: Patch) -> None:
+    child = Share.child
+    patch.setattr(Share, "child", lambda self, name, weight: child(self, name, 1.0))
+
+
+@mutation("each user has a share of its own beside the keys", "fair", scenario="fair")
+def flat(patch: Patch) -> None:
+    share = FairQueue.share
+
+    def wrong(self, flow):
+        return share(self, Flow(f"{flow.key}/{flow.user}", "", flow.weight))
+
+    patch.setattr(FairQueue, "share", wrong)
+
+
+@mutation("who comes late may catch up with what the others were served before", "fair", scenario="fair")
+def saved_up(patch: Patch) -> None:
+    init = Share.__init__
+
+    def wrong(self, name, parent, weight):
+        init(self, name, parent, weight)
+        self.tag = 0.0
+
+    def forgetful(self, rank):
+        clocks, share = [], self
+        while share.parent is not None:
+            clocks.append((share.parent, share.parent.clock))
+            share.parent.clock, share = 0.0, share.parent
+        wait(self, rank)
+        for parent, clock in clocks:
+            parent.clock = clock
+
+    wait = Share.wait
+    patch.setattr(Share, "__init__", wrong)
+    patch.setattr(Share, "wait", forgetful)
+
+
+@mutation("the gateway does not say whose a request is", "fair", scenario="fair")
+def nobodys(patch: Patch) -> None:
+    submit = EngineRequest.submit
+
+    def wrong(self, decoders=()):
+        flow, self.flow = self.flow, EVERYBODY
+        try:
+            return submit(self, decoders)
+        finally:
+            self.flow = flow
+
+    patch.setattr(EngineRequest, "submit", wrong)
