@@ -173,8 +173,9 @@ class _Answer(asyncio.Protocol):
             self.over.set_exception(error)
 
 
-async def stream(server: Server, prompt: Sequence[int], num_output: int) -> Timed:
-    """One request.  `times` has an entry for each token, and those that came together have the same.
+async def stream(server: Server, prompt: Sequence[int], num_output: int, **more: Any) -> Timed:
+    """One request; `more`: further fields of its body.  `times` has an entry for each token, and those that
+    came together have the same.
 
     Raises `RuntimeError` if the answer is not complete, `TimeoutError` if it takes too long."""
     body = json.dumps(
@@ -186,6 +187,7 @@ async def stream(server: Server, prompt: Sequence[int], num_output: int) -> Time
             "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,
+            **more,
         }
     ).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
