@@ -52,7 +52,13 @@ class Gateway:
 class Instance:
     """Worker processes and an engine in a thread of this process."""
 
-    def __init__(self, config: InstanceConfig, endpoint: str | None = None, incarnation: str = "i1") -> None:
+    def __init__(
+        self,
+        config: InstanceConfig,
+        endpoint: str | None = None,
+        incarnation: str = "i1",
+        public: str = "",
+    ) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="baton-test-")
         root = Path(self._directory.name)
         self.group = GroupWiring(config, str(root / "rendezvous"))
@@ -71,6 +77,7 @@ class Instance:
             reports=self.group.reports,
             doorbell=self.group.doorbell,
             worker_pids=[worker.pid for worker in self.workers],
+            public=public,
         )
         self.code: int | None = None
         self._thread = threading.Thread(target=self._run, name="engine")

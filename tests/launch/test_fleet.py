@@ -173,10 +173,11 @@ async def test_ports_that_only_the_engine_knows_are_told():
     changed = plan("a", peer_endpoint="tcp://127.0.0.1:0")
     async with Running(changed) as running:
         supervisor = running.fleet.supervisors["a"]
-        supervisor._endpoint = "tcp://127.0.0.1:0"
+        supervisor._public = "tcp://127.0.0.1:0"
         await asyncio.wait_for(running.client.ready(), DEADLINE_S)
         link = running.client.instances["a"]
-        assert link.endpoint.startswith("tcp://127.0.0.1:")
-        assert not link.endpoint.endswith(":0")
+        assert supervisor.public.startswith("tcp://127.0.0.1:")
+        assert not supervisor.public.endswith(":0")
+        assert link.endpoint.startswith("ipc:///"), "this process uses a private socket all the same"
         assert link.welcome.peer_endpoint.startswith("tcp://127.0.0.1:")
-        assert link.welcome.peer_endpoint != link.endpoint
+        assert link.welcome.peer_endpoint != supervisor.public

@@ -253,8 +253,9 @@ def serve(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="The server to join. It reaches the instance at --host, without authentication: trusted "
-            "networks only. The first --admin-key is sent to it.",
+            help="The server to join. On this machine it reaches the instance by a socket that only this "
+            "user can open, else at --host, without authentication: trusted networks only. The first "
+            "--admin-key is sent to it.",
             rich_help_panel=_JOIN,
         ),
     ] = None,

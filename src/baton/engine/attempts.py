@@ -102,11 +102,11 @@ class Attempts:
 
     def answered(self, peer: str) -> None:
         """It has answered in time."""
-        window = self._windows[peer]
+        window = self._windows.setdefault(peer, Window(self._config.max_preparing))
         window.size = min(window.size * 2, self._config.max_preparing)
 
     def unanswered(self, peer: str) -> None:
-        self._windows[peer].size = 1
+        self._windows.setdefault(peer, Window(1)).size = 1
 
     def forget_window(self, peer: str) -> None:
         self._windows.pop(peer, None)
@@ -116,10 +116,11 @@ class Attempts:
     def begin(self, departure: Departure, target: Target, source: InstanceSource, now: float) -> Attempt:
         """Asks a decoder."""
         request, tokens = departure.request, departure.request.tokens
-        self._windows.setdefault(target.incarnation, Window(self._config.max_preparing)).asking += 1
+        window = self._windows.setdefault(target.incarnation, Window(self._config.max_preparing))
+        window.asking += 1
         departure.number += 1
         token = grant_token(self._secret, target.incarnation, departure.id, departure.number)
-        attempt = Attempt(departure, departure.number, target, now, grant=token)
+        attempt = Attempt(departure, departure.number, target, now, window=window, grant=token)
         departure.attempts[attempt.number] = departure.current = attempt
         self._attempts[departure.id, attempt.number] = attempt
         self._alarm.note(self.deadline(attempt))
@@ -215,9 +216,11 @@ class Attempts:
             self._alarm.at = None
 
     def _not_asking(self, attempt: Attempt) -> None:
-        window = self._windows.get(attempt.target.incarnation)
-        if attempt.phase is Phase.ASKING and window is not None:
-            window.asking -= 1
+        """It takes its place out of the window in which it asked: there may be another one since, of which it
+        never had a place."""
+        if attempt.window is not None:
+            attempt.window.asking -= 1
+            attempt.window = None
 
     # -- for people
 

@@ -62,6 +62,8 @@ class Attempt:
     """Leading pages that D may be reading."""
     kept: list[int] = field(default_factory=list)
     """The blocks of these pages, once they are exported."""
+    window: Window | None = None
+    """That of the decoder when it was asked, while it is asked."""
     grant: bytes = b""
     """With which D fetches pages of this attempt."""
     granted: int = 0

@@ -103,6 +103,8 @@ class Departures:
         self._ids = 0
         self._live: dict[int, Departure] = {}
         """Those that are not over."""
+        self._preparing: dict[int, Departure] = {}
+        """Of those, the ones whose request is being prepared."""
         self._queue: FairLine[Departure] = FairLine()
         self._num_placed = 0
         self.attempts = Attempts(config, courier, scheduler, secret)
@@ -112,10 +114,10 @@ class Departures:
     @property
     def num_preparing(self) -> int:
         """Requests that wait for somebody else's answer and are not in the scheduler's queue yet."""
-        return sum(d.request.state is State.PREPARING for d in self._live.values())
+        return len(self._preparing)
 
     def preparing(self) -> Iterator[Request]:
-        return (d.request for d in self._live.values() if d.request.state is State.PREPARING)
+        return (departure.request for departure in self._preparing.values())
 
     @property
     def next_deadline(self) -> float | None:
@@ -137,7 +139,7 @@ class Departures:
         request.advance(Event.PREPARE)
         request.departure = departure
         request.outbox = departure.aside
-        self._live[departure.id] = departure
+        self._live[departure.id] = self._preparing[departure.id] = departure
         self._scheduler.keep_slots(bool(self._live))
         level = (request.rank[0], not request.continued)
         self._queue.push(departure, departure.id, level, request.flow)
@@ -497,6 +499,8 @@ class Departures:
 
     def _settle(self, request: Request) -> None:
         if request.state is State.PREPARING:
+            if request.departure is not None:
+                self._preparing.pop(request.departure.id, None)
             request.advance(Event.SETTLE)
             self._scheduler.enqueue(request)
 
@@ -505,6 +509,7 @@ class Departures:
         departure.over = True
         self._queue.remove(departure.id)
         self._live.pop(departure.id, None)
+        self._preparing.pop(departure.id, None)
         self._scheduler.keep_slots(bool(self._live))
         self._unplace(departure)
         for attempt in list(departure.attempts.values()):

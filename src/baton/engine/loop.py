@@ -1,6 +1,10 @@
 """The engine's shell: the only file of the engine that does I/O (but for recordings, `tape.py`).
 
-Theory.  One thread, one loop, one place to sleep.  A turn: silence the doorbell, take what the gateways sent
+Theory.  Those who run the engine, and gateways of this host, speak to it on a socket in a private directory,
+gateways of other hosts on a *public* one.  Each has its own share of a turn, the private one first; so
+whoever floods the public one does not keep the supervisor from an answer.
+
+One thread, one loop, one place to sleep.  A turn: silence the doorbell, take what the gateways sent
 (ZeroMQ ROUTER) and what other engines did (`peers.py`), take what the workers reported (rings), look at the
 clock, let the core decide, append its commands to the log and send its messages; then sleep in `poll()` on
 the sockets, the doorbell, the workers' pidfds and the signal pipe, until something comes or the next
@@ -46,7 +50,7 @@ import zmq
 from baton.engine.command_writer import CommandWriter
 from baton.engine.peers import Peers
 from baton.engine.recording import RecordingCore, create_core
-from baton.engine.sockets import bound_endpoint, listen
+from baton.engine.sockets import Socket, bound_endpoint, listen
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.process import Waiter, open_pidfd
 from baton.ipc.ring import RETRY_S, RingCorrupted, RingReader, RingWriter
@@ -64,6 +68,11 @@ REST_S = 0.001
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _TURN = 256
 """Messages, and records of each ring, that are taken in one turn."""
+_TURN_BYTES = 1 << 20
+"""Of messages of gateways that are taken in one turn, the last one may go beyond: what is asked in between is
+answered soon, whatever else is sent."""
+_PUBLIC = b"public/"
+"""In front of the identities of those who speak on the public socket."""
 _BESIDES_SUBMIT = 1 << 20
 """What a hand-over adds to a request that a gateway may send."""
 _LINGER_MS = 1000
@@ -94,6 +103,7 @@ class EngineLoop:
         doorbell: Doorbell,
         worker_pids: Sequence[int],
         transfers: RingWriter | None = None,
+        public: str = "",
     ) -> None:
         self._commands = CommandWriter(commands, transfers)
         self._reports = tuple(reports)
@@ -105,6 +115,9 @@ class EngineLoop:
         secret = secrets.token_bytes(16)
         try:
             self._socket = listen(self._context, endpoint, max_bytes)
+            self._routers = [(b"", self._socket)]
+            if public:
+                self._routers.append((_PUBLIC, listen(self._context, public, max_bytes)))
             if config.peer_endpoint:
                 limit = max_bytes + _BESIDES_SUBMIT
                 self._peers = Peers(self._context, config.peer_endpoint, incarnation, limit, secret)
@@ -113,6 +126,8 @@ class EngineLoop:
             raise
         self.endpoint = bound_endpoint(self._socket)
         """Where it listens for gateways: with `tcp://…:0` the port is known only now."""
+        self.public = bound_endpoint(self._routers[-1][1]) if public else ""
+        """The same for gateways of other hosts; "": they are to use `endpoint`."""
         self.core = create_core(
             config,
             incarnation=incarnation,
@@ -123,7 +138,9 @@ class EngineLoop:
         )
         self._pidfds = {open_pidfd(pid): rank for rank, pid in enumerate(worker_pids)}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        sockets = [self._socket.fileno()] + ([self._peers.fileno()] if self._peers else [])
+        sockets = [router.fileno() for _, router in self._routers]
+        if self._peers is not None:
+            sockets.append(self._peers.fileno())
         others = (*sockets, self._wake_read, *self._pidfds)
         self._waiter = Waiter((*others, doorbell.fileno()))
         self._resting = Waiter(others)
@@ -195,7 +212,9 @@ class EngineLoop:
         deadline = min((at for at in deadlines if at is not None), default=None)
         if deadline is not None:
             timeout = deadline - time.monotonic()
-        if has_messages(self._socket) or (self._peers is not None and self._peers.busy()):
+        if any(has_messages(router) for _, router in self._routers) or (
+            self._peers is not None and self._peers.busy()
+        ):
             timeout = 0.0
         elif self._hasty and self.core.unhurried and not self._stopping:
             timeout = REST_S if timeout is None else min(timeout, REST_S)
@@ -208,14 +227,20 @@ class EngineLoop:
         return {fd for fd in ready if fd in self._pidfds}
 
     def _receive(self) -> None:
+        for prefix, router in self._routers:
+            self._receive_from(prefix, router)
+
+    def _receive_from(self, prefix: bytes, router: Socket) -> None:
+        taken = 0
         for _ in range(_TURN):
-            if not has_messages(self._socket):
+            if taken >= _TURN_BYTES or not has_messages(router):
                 return
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            identity = frames[0]
+            taken += sum(map(len, frames))
+            identity = prefix + frames[0]
             try:
                 if len(frames) != 2:
                     raise MalformedMessage(f"{len(frames) - 1} frames where one was expected")
@@ -267,9 +292,12 @@ class EngineLoop:
 
     def _send(self, identity: bytes, message: FromEngine) -> bool:
         """False: the gateway is gone."""
+        router = self._socket
+        if identity.startswith(_PUBLIC):
+            router, identity = self._routers[-1][1], identity.removeprefix(_PUBLIC)
         try:
-            self._socket.send(identity, _MORE)
-            self._socket.send(FROM_ENGINE.encode(message), _NOBLOCK)
+            router.send(identity, _MORE)
+            router.send(FROM_ENGINE.encode(message), _NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -315,7 +343,8 @@ class EngineLoop:
             self.core.close()
         if self._peers is not None:
             self._peers.close()
-        self._socket.close(_LINGER_MS)
+        for _, router in self._routers:
+            router.close(_LINGER_MS)
         terminate(self._context, _LINGER_MS / 1000 + _TERM_S)
         for fd in (*self._pidfds, self._wake_read, self._wake_write):
             os.close(fd)

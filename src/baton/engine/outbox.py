@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from baton.protocol.codec import INT32, INT64, pack_int32, pack_int64
@@ -81,11 +82,16 @@ class Outbox:
         return outputs
 
 
+_MAX_UNNAMED = 256
+
+
 class Outboxes:
     """Those of all gateways, and which of them hold something."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, Outbox] = {}
+        self._unnamed: OrderedDict[bytes, None] = OrderedDict()
+        """Of the last senders that were heard of; those that say no `Hello` are forgotten in the end."""
         self._touched: dict[Outbox, None] = {}
         self._replies: list[tuple[bytes, FromEngine]] = []
         self._farewells: list[tuple[bytes, FromEngine]] = []
@@ -100,7 +106,16 @@ class Outboxes:
         outbox = self._of.get(identity)
         if outbox is None:
             outbox = self._of[identity] = Outbox(identity)
+            self._unnamed[identity] = None
+            if len(self._unnamed) > _MAX_UNNAMED:
+                self._forget(self._unnamed.popitem(last=False)[0])
         return outbox
+
+    def _forget(self, identity: bytes) -> None:
+        """One that was heard of long ago, if it never said who it is and wants nothing."""
+        outbox = self._of.get(identity)
+        if outbox is not None and outbox.name is None and not outbox.requests:
+            del self._of[identity]
 
     def named(self, name: str) -> Outbox | None:
         """That of the gateway which called itself so, the latest if there are several."""
@@ -112,6 +127,7 @@ class Outboxes:
 
     def drop(self, identity: bytes) -> Outbox | None:
         """Forgets a gateway and what was to be told to it."""
+        self._unnamed.pop(identity, None)
         return self._of.pop(identity, None)
 
     def touch(self, outbox: Outbox) -> None:

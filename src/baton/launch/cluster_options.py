@@ -123,6 +123,15 @@ def check_reachable(flag: str, host: str) -> None:
         ) from None
 
 
+def is_loopback(host: str) -> bool:
+    """Whether it means this machine, and nobody else reaches it."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
+
 def bracketed(host: str) -> str:
     """An address as it stands before a port."""
     return f"[{host}]" if ":" in host else host

@@ -37,12 +37,14 @@ class InstanceLaunch(msgspec.Struct, frozen=True):
     config: InstanceConfig
     incarnation: str
     endpoint: str
-    """ZeroMQ endpoint on which the engine listens for gateways; a port of 0 takes a free one."""
+    """ZeroMQ endpoint on which the engine listens for its supervisor and for gateways of this host."""
     directory: str
     """Private to this server; it outlives the instance."""
     parent_pid: int
     told_fd: int
-    """A pipe: the endpoint as it turned out is written here."""
+    """A pipe: the two endpoints as they turned out are written here, with a space between them."""
+    public: str = ""
+    """Where gateways of other hosts reach it, "" if none shall; a port of 0 takes a free one."""
 
 
 def run_instance(launch: InstanceLaunch) -> int:
@@ -68,8 +70,9 @@ def run_instance(launch: InstanceLaunch) -> int:
             reports=group.reports,
             doorbell=group.doorbell,
             worker_pids=[worker.pid for worker in workers],
+            public=launch.public,
         )
-        os.write(launch.told_fd, f"{loop.endpoint}\n".encode())
+        os.write(launch.told_fd, f"{loop.endpoint} {loop.public}\n".encode())
         os.close(launch.told_fd)
         gc.collect()
         gc.freeze()  # what has been imported stays: the garbage collector need not walk it between steps

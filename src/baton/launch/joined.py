@@ -2,7 +2,9 @@
 
 Theory.  The process runs a supervisor for its instance, as a server does, and a gateway client that sends no
 requests: it is how the supervisor sees that the engine is well.  The server connects to the engine by
-itself, at the address that it is told when the instance registers.
+itself, at the address that it is told when the instance registers: where both are on one host, and `--host`
+names no address that others reach, that is the socket in a private directory, and so it is for other
+instances. Then nothing of the instance listens for anybody but this user.
 
 A registration (`registration.py`) is an HTTP request that is repeated each third of its time to live, and at
 once when there is a new incarnation.  While the server is away it is repeated with growing pauses, and
@@ -51,6 +53,7 @@ from baton.launch.cluster_options import (
     check_cluster,
     check_reachable,
     configure,
+    is_loopback,
 )
 from baton.launch.limits import MAX_SECONDS, OptionError, check_range
 from baton.launch.options import Plan, ServeOptions, make_plan
@@ -90,7 +93,9 @@ class JoinOptions:
 def run_joined(options: ServeOptions, cluster: ClusterOptions, join: JoinOptions) -> None:
     """Runs until a signal.  Raises `ValueError` for wrong options, `InstanceFailed` when it cannot go on."""
     server = _check(cluster, join)
-    cluster = replace(cluster, peer_host=cluster.peer_host or join.host)
+    private = is_loopback(join.host) and is_loopback(server.host)
+    if not private:
+        cluster = replace(cluster, peer_host=cluster.peer_host or join.host)
     check_cluster(cluster)
     configure_logging(options.log_level, "instance")
     join = replace(join, named=bool(options.served_model_name))
@@ -99,13 +104,13 @@ def run_joined(options: ServeOptions, cluster: ClusterOptions, join: JoinOptions
     config = msgspec.structs.replace(configure(plan.instance, cluster, instances=1), name=name)
     plan = replace(plan, instance=config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_Joined(plan, join, server).run())
+        runner.run(_Joined(plan, join, server, private=private).run())
 
 
 class _Joined:
     """The process, on its event loop."""
 
-    def __init__(self, plan: Plan, options: JoinOptions, server: Server) -> None:
+    def __init__(self, plan: Plan, options: JoinOptions, server: Server, *, private: bool) -> None:
         self._plan = plan
         self._options = options
         self._client = ClusterClient(on_fatal=self._on_fatal)
@@ -114,7 +119,7 @@ class _Joined:
             plan.instance,
             self._link,
             max_restarts=options.max_restarts,
-            endpoint=f"tcp://{bracketed(options.host)}:0",
+            public="" if private else f"tcp://{bracketed(options.host)}:0",
             heartbeat_idle=True,
         )
         self._registrar = Registrar(server, plan.instance.name, options.ttl_s)
@@ -171,7 +176,8 @@ class _Joined:
         while True:
             await self._client.wait_for(lambda: link.state == "ready")
             incarnation = link.incarnation
-            registration = self._registration._replace(incarnation=incarnation, endpoint=link.endpoint)
+            endpoint = self._supervisor.public or link.endpoint
+            registration = self._registration._replace(incarnation=incarnation, endpoint=endpoint)
             pause = await self._unless_refused(self._registrar.renew(registration))
             self._use_weights(self._registrar.weights)
             if not told and self._registrar.connected:
@@ -181,7 +187,7 @@ class _Joined:
                 say(
                     f"  {self._plan.instance.name}  {welcome.detail if welcome else ''}",
                     f"  joined {self._registrar.server.url} as {self._options.label}; "
-                    f"it is reached at {link.endpoint}  (ready in {seconds:.1f} s)",
+                    f"it is reached at {endpoint}  (ready in {seconds:.1f} s)",
                 )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):

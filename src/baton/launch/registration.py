@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -65,6 +65,11 @@ class Server:
 
     url: str
     admin_key: str | None = None
+
+    @property
+    def host(self) -> str:
+        """Its name or address, without brackets."""
+        return urlsplit(self.url).hostname or ""
 
     @classmethod
     def parse(cls, text: str, admin_key: str | None) -> Server:

@@ -75,14 +75,17 @@ class Supervisor:
         client: InstanceClient,
         *,
         max_restarts: int = 5,
-        endpoint: str = "ipc://*",
+        public: str = "",
         heartbeat_idle: bool = False,
     ) -> None:
-        """`endpoint`: where gateways reach the engine.  `heartbeat_idle`: it is asked for its statistics also
+        """`public`: where gateways of other hosts reach the engine, "" if none shall; this process uses a
+        socket in a private directory.  `heartbeat_idle`: it is asked for its statistics also
         while nothing is in flight here, because others send to it as well."""
         self._config = config
         self._client = client
-        self._endpoint = endpoint
+        self._public = public
+        self.public = ""
+        """Where gateways of other hosts reach the running engine, once it has said so."""
         self._heartbeat_idle = heartbeat_idle
         self._max_restarts = max_restarts
         self._process: subprocess.Popen[bytes] | None = None
@@ -140,12 +143,14 @@ class Supervisor:
     async def _run_once(self, directory: Path) -> tuple[float, str]:
         """One incarnation from start to death.  Returns (seconds it served, why it died)."""
         incarnation = secrets.token_hex(4)
-        endpoint = _place(self._endpoint, f"{directory}/{incarnation}.sock")
+        endpoint = f"ipc://{directory}/{incarnation}.sock"
         peers = _place(self._config.peer_endpoint, f"{directory}/{incarnation}.peer")
         config = msgspec.structs.replace(self._config, peer_endpoint=peers)
         told = _Told()
         with told.inherited() as told_fd:
-            launch = InstanceLaunch(config, incarnation, endpoint, str(directory), os.getpid(), told_fd)
+            launch = InstanceLaunch(
+                config, incarnation, endpoint, str(directory), os.getpid(), told_fd, self._public
+            )
             self._process = _spawn(launch)
             self.spawned.set()
         died = asyncio.ensure_future(_exit_of(self._process))
@@ -185,7 +190,7 @@ class Supervisor:
 
     async def _attach(self, told: _Told, incarnation: str) -> None:
         """Returns when the instance serves; the caller bounds the wait.  Raises `InstanceUnavailable`."""
-        endpoint = await told.endpoint()
+        endpoint, self.public = await told.endpoints()
         if not endpoint:
             await asyncio.sleep(_LEAVE_S)  # it is about to end, and its exit says more
             raise InstanceUnavailable("the engine closed its pipe without saying where it listens")
@@ -259,9 +264,9 @@ class _Told:
         finally:
             os.close(self._write)
 
-    async def endpoint(self) -> str:
-        """Waits until the engine has said it, or has closed its end (""), which it does at the latest when it
-        dies.  The caller bounds the wait."""
+    async def endpoints(self) -> tuple[str, str]:
+        """Waits until the engine has said where it listens, privately and publicly, or has closed its end
+        (""), which it does at the latest when it dies.  The caller bounds the wait."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(self._read, readable.set)
@@ -269,7 +274,8 @@ class _Told:
             await readable.wait()
         finally:
             loop.remove_reader(self._read)
-        return os.read(self._read, 4096).decode().strip()  # a short line arrives whole
+        endpoint, _, public = os.read(self._read, 4096).decode().partition(" ")  # a short line arrives whole
+        return endpoint.strip(), public.strip()
 
     def close(self) -> None:
         os.close(self._read)

@@ -1,9 +1,64 @@
-"""One log format for all processes, on stderr: time, level, who, message."""
+"""One log format for all processes, on stderr: time, level, who, message.
+
+Much of what is logged was said by others: by clients, other engines, whoever finds a port.  So every line
+that a process writes goes through `Bounded`: it is short, it is one line, and of what one place in the code
+says again and again only some is written, with how much was left out.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
+
+MAX_CHARS = 2000
+"""Of a message; a traceback stands below it."""
+BURST = 20
+PERIOD_S = 10.0
+"""One place in the code says at most `BURST` things in so long; what is critical is always said."""
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t"}
+_CONTROLS[ord("\n")] = "\\n"
+
+
+class Bounded(logging.Filter):
+    """Limits rate and length of what is logged, and keeps it from looking like other lines."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._said: dict[tuple[str, int], tuple[float, int]] = {}
+        """Place in the code → (since when, how often)."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.CRITICAL:
+            place, now = (record.pathname, record.lineno), self._clock()
+            since, count = self._said.get(place, (now, 0))
+            left_out = 0
+            if now >= since + PERIOD_S:
+                left_out, since, count = max(count - BURST, 0), now, 0
+            self._said[place] = (since, count + 1)
+            if count >= BURST:
+                return False
+        else:
+            left_out = 0
+        record.msg, record.args = _short(record), None
+        if left_out:
+            record.msg += f" ({left_out} more of these were not written)"
+        return True
+
+
+def _short(record: logging.LogRecord) -> str:
+    """The message, without formatting more than is kept where that can be seen before."""
+    args = record.args
+    if isinstance(args, tuple):
+        args = tuple(_cut(arg, MAX_CHARS // 2) if isinstance(arg, str) else arg for arg in args)
+        record.args = args
+    return _cut(record.getMessage()).translate(_CONTROLS)
+
+
+def _cut(text: str, most: int = MAX_CHARS) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
 def configure_logging(level: str, who: str) -> None:
@@ -13,6 +68,7 @@ def configure_logging(level: str, who: str) -> None:
     handler.setFormatter(
         logging.Formatter(f"%(asctime)s %(levelname)-7s {who:<11} %(message)s", datefmt="%H:%M:%S")
     )
+    handler.addFilter(Bounded())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

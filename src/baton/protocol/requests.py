@@ -23,7 +23,7 @@ request from there says that it is there now.  A cancelled one may be answered b
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -51,8 +51,13 @@ QueryKind = Literal[
 ]
 
 
+MAX_NAME = 256
+"""Characters of a name; what is longer makes no message."""
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+
+
 class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
-    gateway: str
+    gateway: Name
 
 
 class Target(msgspec.Struct, array_like=True, frozen=True):
@@ -70,7 +75,7 @@ class Target(msgspec.Struct, array_like=True, frozen=True):
 class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
     id: int
     """Unique among all instances: after a hand-over another one answers under it."""
-    name: str
+    name: Name
     """The client-visible request id, for logs."""
     prompt: bytes
     """Packed int32 token ids, at least one."""

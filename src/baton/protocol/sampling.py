@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping
+from typing import Annotated
 
 import msgspec
 
 from baton.protocol.codec import pack_int32, unpack_int32
+
+MAX_STOP_IDS = 1 << 16
+"""Far more than gateways send: the engine looks at each of them between two steps."""
 
 
 class LogitBias(msgspec.Struct, array_like=True, frozen=True):
@@ -67,7 +71,7 @@ class Stopping(msgspec.Struct, array_like=True, frozen=True):
     """At most so many generated tokens, >= 1."""
     min_tokens: int = 0
     """No stop token can be sampled before so many tokens have been generated."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_STOP_IDS)] = ()
     """Any of these ends the request with reason `stop`; the token itself is reported too."""
 
 
