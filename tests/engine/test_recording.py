@@ -38,6 +38,7 @@ from baton.protocol.handover import Taken
 from baton.protocol.reports import StepReport, WorkerFailed, WorkerReady
 from baton.protocol.requests import Cancel, Hello, Query, Submit
 from baton.protocol.sampling import Sampling, Stopping
+from tests.conftest import GENEROUS_S
 from tests.e2e.server import Server
 from tests.e2e.test_kill import wait_metric
 from tests.e2e.workload import make_jobs, together
@@ -97,7 +98,7 @@ def test_the_same_decisions_byte_for_byte(recording):
     assert counts["tokens"] > 100
     assert counts["commands"] > 50
     assert counts["gateways lost"] == 1
-    assert 0.1 < result.seconds < 1.0
+    assert 0.1 < result.seconds < 1.0  # (of the world's own clock, which moves by what the seed says)
     assert result.header.config.num_blocks == 14
     assert result.header.baton
     assert replay(recording).digest == result.digest
@@ -440,7 +441,7 @@ def test_a_slow_disk_never_holds_the_engine_up(tmp_path, monkeypatch, caplog):
         time.sleep(0.0005)
     else:
         pytest.fail("the backlog grows without a bound")
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < GENEROUS_S
     assert "the disk is too slow" in caplog.text
     release.set()
     assert not writer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from baton.model.counter_random import GOLDEN, mix, stream_starts, uniforms
+from baton.protocol.sampling_params import choice_seed
 
 MASK = (1 << 64) - 1
 
@@ -27,6 +28,11 @@ def test_uniform_is_the_position_th_output_of_the_seeds_stream() -> None:
         expected = (plain((start + (position + 1) * GOLDEN) & MASK) >> 11) * 2.0**-53
         starts = stream_starts(np.array([seed], np.uint64))
         assert uniforms(starts, np.array([position], np.uint64))[0] == expected
+
+
+def test_seeds_of_choices_are_mixed_in_the_same_way() -> None:
+    for seed, choice in ((0, 1), (5, 3), (MASK, 127), (1 << 63, 2)):
+        assert choice_seed(seed, choice) == mix(np.array([(seed + choice * GOLDEN) & MASK], np.uint64))[0]
 
 
 def test_uniform_over_positions_and_over_seeds() -> None:

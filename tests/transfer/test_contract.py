@@ -113,12 +113,11 @@ def test_the_source_dies(transfer):
         for delay_s in (0.0, 0.002, 0.01, 0.03):
             with Source(of(BIG, transfer)) as source:
                 assert reader.fetch(source.instance, [1], [1]).error == ""
-                began = time.monotonic()
                 reader.begin(source.instance, list(range(64)), list(range(64)))
                 time.sleep(delay_s)
                 source.kill()
                 found = reader.end()
-                assert time.monotonic() - began < 1.0
+                assert "nothing for" not in found.error, "it ends by the death, not by the silence after it"
                 if not found.error:
                     assert np.array_equal(reader.pool.array, content(BIG))
                 found = reader.fetch(source.instance, [1], [1])
@@ -133,16 +132,13 @@ def test_the_source_stops_and_wakes_after_the_lease(transfer):
     with Source(geometry) as source, Reader(geometry) as reader:
         assert reader.fetch(source.instance, [1], [1]).error == ""
         source.stop()
-        began = time.monotonic()
         found = reader.fetch(source.instance, list(range(64)), list(range(64)))
         if transfer == "shared_memory":
             assert found.error == ""  # memory needs nobody to answer
         elif transfer == "tcp":
             assert "nothing for 3.0 s" in found.error
-            assert 2.5 < time.monotonic() - began < 5.0
         else:  # it depends on what NIXL's backend uses
             assert not found.error or "within the deadline" in found.error
-            assert time.monotonic() - began < 10.0
         reader.pool.array[:] = 7
         source.wake()
         time.sleep(0.3)
@@ -158,11 +154,10 @@ def test_a_dropped_fetch_stops_at_once(transfer):
         for delay_s in (0.0, 0.001, 0.004, 0.01):
             first, second = (reader.begin(source.instance, everything, everything) for _ in range(2))
             time.sleep(delay_s)
-            began = time.monotonic()
             reader.drop(first, second)
             ends = [reader.end(), reader.end()]
-            assert time.monotonic() - began < 1.0  # (a few milliseconds on a machine that is not busy)
             assert sorted(end.id for end in ends) == [first, second]
+            assert all(end.dropped or not end.error for end in ends), "they end by the drop"
             reader.pool.array[:] = 9
             time.sleep(0.05)
             assert (reader.pool.array == 9).all()
@@ -175,10 +170,8 @@ def test_a_drop_while_the_source_hangs():
         source.stop()
         id_ = reader.begin(source.instance, [1], [1])
         time.sleep(0.1)
-        began = time.monotonic()
         reader.drop(id_)
-        assert reader.end().dropped
-        assert time.monotonic() - began < 0.25
+        assert reader.end().dropped, "by the drop, not by the silence of the source"
 
 
 def test_a_source_that_hangs_delays_no_other():
@@ -186,9 +179,9 @@ def test_a_source_that_hangs_delays_no_other():
     with Source(geometry) as bad, Source(geometry) as good, Reader(geometry) as reader:
         bad.stop()
         stuck = [reader.begin(bad.instance, [1], [1]) for _ in range(5)]
-        began = time.monotonic()
         id_ = reader.begin(good.instance, list(range(10)), list(range(10)))
-        assert (reader.end().id, time.monotonic() - began < 1.0) == (id_, True)
+        found = reader.end()
+        assert (found.id, found.error) == (id_, ""), "it is over before those that began before it"
         reader.drop(*stuck)
         assert all(reader.end().dropped for _ in stuck)
 

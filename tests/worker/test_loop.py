@@ -173,11 +173,11 @@ def test_an_idle_loop_sleeps_until_it_is_rung():
         world.send(admit(0, 0, [1] * 8, [0], max_tokens=9))
         assert loop.run_once()
         assert not loop.run_once()  # composes nothing: no block for the next token
-        began = time.monotonic()
         threading.Timer(0.1, world.send, (Grow(0, 0, pack_int32([1])),)).start()
+        rounds = 1
         while not loop.run_once():
-            pass
-        assert 0.05 < time.monotonic() - began < 60.0
+            rounds += 1
+        assert rounds <= 3, "it was woken by the ring alone"
 
 
 def test_leave_ends_a_sleep():
@@ -195,10 +195,8 @@ def test_a_sleeping_loop_notices_the_death_of_its_engine():
     with InProcess(ranks=2) as world:
         world.child.kill()
         for loop in world.loops:
-            began = time.monotonic()
             with pytest.raises(PeerDied, match="the engine died"):
                 loop.run()
-            assert time.monotonic() - began < 30.0
 
 
 def test_all_ranks_run_the_same_steps_after_the_same_commands():
@@ -276,9 +274,7 @@ def test_last_reports_have_a_deadline():
     writer, bell = RingWriter(ring), Doorbell.create()
     writer.append(b"x" * 500)
     bell.ring()
-    began = time.monotonic()
     assert not flush_reports(writer, bell, 0.05)
-    assert 0.05 <= time.monotonic() - began < 30.0
     reader = RingReader(ring, 0, bell)
     got = []
 

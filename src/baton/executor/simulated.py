@@ -39,6 +39,7 @@ from baton.executor.base import (
     StepResult,
 )
 from baton.executor.simulated_pool import TokenPool
+from baton.model.counter_random import mix
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.transfer.base import PoolView
@@ -333,11 +334,8 @@ def _salt(seed: int | None) -> int:
 
 
 def _finish(sums: UInt64Array, lengths: Int32Array, salts: UInt64Array | np.uint64) -> UInt64Array:
-    """The finaliser of splitmix64, after length and salt were mixed in."""
-    x = (sums + lengths.astype(np.uint64) * np.uint64(_LENGTH_MIX)) ^ salts
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(x ^ (x >> np.uint64(31)))
+    """Length and salt are mixed in, then all bits with each other."""
+    return np.asarray(mix((sums + lengths.astype(np.uint64) * np.uint64(_LENGTH_MIX)) ^ salts))
 
 
 def _invented_logprobs(seen: int, token: int | None, k: int, vocab_size: int) -> TokenLogprobs:

@@ -203,7 +203,8 @@ def draw_seed() -> int:
 def choice_seed(seed: int, choice: int) -> int:
     """The seed of choice number `choice` (from 0) of a request: choice 0 uses the seed itself.
 
-    The others are mixed (the finaliser of splitmix64), so that neighbouring seeds share no choices.
+    The others are mixed (as `model/counter_random.mix` does, without arrays; a test compares them), so that
+    neighbouring seeds share no choices.
     """
     if choice == 0:
         return seed & _UINT64
