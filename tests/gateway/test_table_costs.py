@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from baton.gateway import requests_table
+from baton.gateway.engine_request import EngineRequest
 from baton.gateway.errors import InstanceUnavailable
-from baton.gateway.inbox import EngineRequest, Inbox
+from baton.gateway.inbox import Inbox
 from baton.gateway.member import _MAX_SWITCHES
 from baton.protocol.prefix_keys import short_keys
 from baton.protocol.requests import QueryReply

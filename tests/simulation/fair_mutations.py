@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.engine.waiting import WaitingLine
-from baton.gateway.inbox import EngineRequest
+from baton.gateway.engine_request import EngineRequest
 from baton.protocol.fair_queue import EVERYBODY, FairQueue, Flow, Share
 from tests.simulation.mutations import Patch, mutation
 

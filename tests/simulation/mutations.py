@@ -23,7 +23,7 @@ from baton.engine.request import State
 from baton.engine.scheduler import Scheduler
 from baton.engine.steps import StepReader
 from baton.gateway.cluster import Cluster
-from baton.gateway.inbox import EngineRequest
+from baton.gateway.engine_request import EngineRequest
 from baton.gateway.member import lost_error
 from baton.gateway.requests_table import RequestTable
 from baton.protocol import silence

@@ -313,5 +313,11 @@ def trusted_to_the_end(patch: Patch) -> None:
 
 @mutation("P ends a lease by a fiftieth too early", "lease", "exported", scenario="lease-end")
 def ended_too_early(patch: Patch) -> None:
-    look = Silence.look
-    patch.setattr(Silence, "look", lambda self, now: look(self, now + 0.02 * self.patience_s))
+    renew = Attempts.renew
+
+    def wrong(self, attempt, now):
+        if attempt.lease is None:
+            attempt.lease = Silence(0.98 * self._config.lease_s, now)
+        renew(self, attempt, now)
+
+    patch.setattr(Attempts, "renew", wrong)

@@ -21,8 +21,8 @@ import logging
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from baton.gateway.engine_request import EngineRequest
 from baton.gateway.errors import ApiError, InstanceUnavailable
-from baton.gateway.inbox import EngineRequest
 from baton.gateway.member import LABELS, Answer, Label, Member, State
 from baton.gateway.requests_table import RequestTable
 from baton.protocol.requests import (

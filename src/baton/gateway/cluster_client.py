@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import zmq
 
 from baton.gateway.cluster import Cluster, Requirements
+from baton.gateway.engine_request import EngineRequest
 from baton.gateway.errors import ApiError, BadRequest, Conflict, InstanceUnavailable, NotFound
-from baton.gateway.inbox import EngineRequest, Inbox, Turn
+from baton.gateway.inbox import Inbox, Turn
 from baton.gateway.instance_client import InstanceClient
 from baton.gateway.member import Label, Member, State
 from baton.gateway.orders import Answers, ask_each, merge

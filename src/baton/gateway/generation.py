@@ -28,8 +28,9 @@ from msgspec.structs import replace
 
 from baton.gateway.cluster_client import ClusterClient, Limits
 from baton.gateway.costs import check_cost
+from baton.gateway.engine_request import Chunk, EngineRequest
 from baton.gateway.errors import ApiError, Overloaded, RequestCancelled
-from baton.gateway.inbox import Chunk, EngineRequest, Inbox
+from baton.gateway.inbox import Inbox
 from baton.gateway.prompts import is_packed
 from baton.gateway.reading import check_prompt
 from baton.gateway.sequence import Completion, Sequence, Shared, Update

@@ -39,8 +39,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from baton.gateway.engine_request import Consumer, EngineRequest
 from baton.gateway.errors import ApiError, InstanceUnavailable
-from baton.gateway.inbox import EngineRequest, Inbox
 from baton.gateway.member import Member, lost_error
 from baton.gateway.routing import Job, Plan, choose
 from baton.protocol.codec import MalformedMessage, unpack_int32, unpack_int64
@@ -224,7 +224,7 @@ class RequestTable:
 
     def distribute(self, sender: Member, outputs: Outputs, now: float) -> None:
         """Appends tokens to the buffers of their requests; wakes each consumer once."""
-        woken: dict[Inbox, None] = {}
+        woken: dict[Consumer, None] = {}
         ids, tokens = unpack_int64(outputs.ids), unpack_int32(outputs.tokens)
         if len(ids) != len(tokens) or any(not 0 <= at < len(tokens) for at, _ in outputs.logprobs):
             raise MalformedMessage(f"outputs: {len(ids)} ids and {len(tokens)} tokens do not fit together")

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Literal
 
 from baton.gateway.detokenizer import Detokenizer, StopStrings, StopTables
+from baton.gateway.engine_request import Chunk, EngineRequest
 from baton.gateway.errors import ApiError, BadRequest, InstanceUnavailable, InternalError, Overloaded
-from baton.gateway.inbox import Chunk, EngineRequest
 from baton.gateway.sharing import retry_after
 from baton.gateway.tokenizer import Tokenizer
 from baton.protocol.requests import Finished

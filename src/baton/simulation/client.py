@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from baton.gateway.engine_request import EngineRequest
 from baton.gateway.errors import ApiError, InstanceUnavailable
-from baton.gateway.inbox import EngineRequest, Inbox
+from baton.gateway.inbox import Inbox
 from baton.protocol.codec import pack_int32
 from baton.protocol.weights import Weights
 from baton.simulation.events import Party

@@ -150,7 +150,15 @@ def _lease_edge(world: World, fault: Fault, random: Random) -> None:
     attempt = attempts_of(source)[arrival.id, arrival.attempt]
     ends_here = engine.global_time(arrival.lease_from + TRUST * lease_s)
     ends_there = source.global_time(attempt.lease.until if attempt.lease else 0.0)
-    until = random.uniform(ends_here - 0.1 * lease_s, ends_there + 0.1 * lease_s)
+    part = 0.01 * lease_s
+    until = random.choice(
+        (
+            random.uniform(ends_here - 10 * part, ends_here),
+            random.uniform(ends_here, ends_there),
+            random.uniform(ends_there, ends_there + 2 * part),
+            random.uniform(ends_there, ends_there + 10 * part),
+        )
+    )
     for link in world.network.between(instance.index, source.instance.index):
         link.wire.stalled_until = max(link.wire.stalled_until, ends_there + 0.2 * lease_s)
     parties = [rank.transfers.party for rank in instance.ranks] if random.random() < 0.5 else [engine]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from baton.gateway.cluster import Cluster
-from baton.gateway.inbox import EngineRequest, Inbox
+from baton.gateway.engine_request import EngineRequest
+from baton.gateway.inbox import Inbox
 from baton.gateway.member import Label
 from baton.protocol.codec import pack_int32, unpack_int64
 from baton.protocol.config import InstanceConfig
@@ -152,8 +153,8 @@ class Gateway:
             request = client.request
             if request is None or not request.has_news or client.answer is not None:
                 continue
-            request.inbox._news.clear()
-            request.has_news = False
+            assert isinstance(request.inbox, Inbox)
+            request.inbox.take()
             chunk = request.take()
             client.tokens += chunk.tokens
             if tuple(client.tokens) != client.expected[: len(client.tokens)]:

@@ -13,8 +13,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from baton.gateway.cluster import Cluster
+from baton.gateway.engine_request import EngineRequest
 from baton.gateway.errors import ApiError
-from baton.gateway.inbox import EngineRequest
 from baton.gateway.member import Label, Member
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, QueryKind

@@ -20,7 +20,7 @@ from baton.simulation.books import Violation
 from baton.simulation.looks import well
 
 if TYPE_CHECKING:
-    from baton.gateway.inbox import EngineRequest
+    from baton.gateway.engine_request import EngineRequest
     from baton.simulation.gateway import GatewayProcess
     from baton.simulation.instance import EngineProcess, Instance
     from baton.simulation.network import Connection
