@@ -194,6 +194,7 @@ def test_a_helper_that_is_killed_at_work_has_its_job_done_by_another(settings: S
 
 def test_the_queue_is_bounded(settings: Settings, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool, "_MAX_WAITING", 3)
+    monkeypatch.setattr(pool, "_SHORT_S", 600.0)
     costly = HELLO[:-1] + b', "chat_template_kwargs": {"loops": 90000}}'
 
     async def work(helpers: Helpers) -> list[Any]:
@@ -204,6 +205,35 @@ def test_the_queue_is_bounded(settings: Settings, monkeypatch: pytest.MonkeyPatc
     refused = [answer for answer in answers if isinstance(answer, Overloaded)]
     assert len(refused) == 9 - 4 - 3
     assert all(isinstance(answer, bytes) for answer in answers if answer not in refused)
+
+
+def test_slow_jobs_do_not_take_the_places_of_others(settings: Settings):
+    """However many come: so many may go on, the others are refused and their helpers killed, and all the
+    while conversations are read."""
+    settings = msgspec.structs.replace(settings, cpu_s=600.0)
+    costly = HELLO[:-1] + b', "chat_template_kwargs": {"loops": 90000}}'
+
+    async def work(helpers: Helpers) -> None:
+        jobs = [asyncio.create_task(helpers.answer("chat", costly)) for _ in range(12)]
+        while sum(job.done() for job in jobs) < 8:
+            await asyncio.sleep(0.01)
+        assert all(isinstance(job.exception(), Overloaded) for job in jobs if job.done())
+        assert (helpers.num_refused, helpers._short._slow) == (8, 4)
+        helpers._short._slow_s = 600.0  # (the machine may be slow for those that follow)
+        for _ in range(5):
+            assert text_of(await helpers.answer("chat", HELLO)) == "hello"
+        assert sum(job.done() for job in jobs) == 8, "the four go on"
+        while len(helpers_of(helpers)) > 4 + 4:
+            await asyncio.sleep(0.01)
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        assert helpers._short._slow == 0
+        while len(helpers_of(helpers)) > 4:
+            await asyncio.sleep(0.01)
+        assert text_of(await helpers.answer("chat", HELLO)) == "hello"
+
+    run(settings, work)
 
 
 def test_nothing_is_left_behind(settings: Settings):
@@ -226,13 +256,13 @@ def test_closing_ends_what_is_being_read(settings: Settings):
 
     async def main() -> list[Any]:
         helpers = Helpers(msgspec.structs.replace(settings, cpu_s=600.0))
-        jobs = [asyncio.create_task(helpers.answer("chat", costly)) for _ in range(6)]
-        while helpers.num_waiting < 2 or len(helpers_of(helpers)) < 4:
+        jobs = [asyncio.create_task(helpers.answer("chat", costly)) for _ in range(4)]
+        while helpers._short._slow < 4:
             await asyncio.sleep(0.01)
         helpers.close()
         return await asyncio.gather(*jobs, return_exceptions=True)
 
-    assert [type(answer) for answer in asyncio.run(main())] == [InstanceUnavailable] * 6
+    assert [type(answer) for answer in asyncio.run(main())] == [InstanceUnavailable] * 4
 
 
 def test_metrics(roomy: GatewayServer):

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from baton.gateway.helpers.wire import ANSWER, ENDS, GOES_ON, JOB
+from baton.gateway.helpers.wire import ANSWER, ENDS, GOES_ON, HELLO, JOB
 from baton.gateway.reading import JOBS, Answer, Failure, Job, Reader, Settings
 
 NICE_AFTER_S = 0.02
@@ -51,6 +51,7 @@ class Helper:
         signal.signal(signal.SIGPROF, _on_over_time)
 
     def run(self) -> None:
+        self._connection.sendall(HELLO.pack(os.getpid()))
         while True:
             head = self._receive(JOB.size)
             if head is None:

@@ -4,11 +4,14 @@ Short bodies and long ones have helpers of their own (`_Lane`), so that a conver
 wait behind a body of megabytes.  A helper has one job at a time; jobs beyond wait, in order, a bounded number
 for a bounded time.  Helpers are forked when they are needed, and one is kept warm.
 
+A job that is not done soon is *slow*: its helper leaves the lane, so that others find a place, and ends after
+the job.  There are only so many slow ones; one more is refused, and its helper killed.
+
 | what happens | what becomes of the job |
 | --- | --- |
 | the helper answers | that is the answer |
 | it dies before that | the job is given to another one, once; then it fails |
-| nothing comes for `_WALL_S` | it fails, and the helper is given up: the kernel ends it |
+| nothing comes for `_WALL_S`, or the request goes away | it fails, and the helper is killed |
 | the parent of the helpers has died | another one is started |
 """
 
@@ -17,24 +20,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections import deque
+from contextlib import suppress
 from typing import cast
 
 import msgspec
 
 from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
-from baton.gateway.helpers.wire import ANSWER, ENDS, JOB
+from baton.gateway.helpers.wire import ANSWER, ENDS, HELLO, JOB
 from baton.gateway.reading import JOBS, Job, Settings
 
 log = logging.getLogger(__name__)
 
 LONG_BODY = 64 << 10
 """Bytes from which a body goes to the lane of long ones; shorter ones are read in about a millisecond."""
-_SHORT_HELPERS = 4
-_LONG_HELPERS = 2
+_SHORT_HELPERS, _SHORT_SLOW, _SHORT_S = 4, 4, 0.25
+_LONG_HELPERS, _LONG_SLOW, _LONG_S = 2, 2, 2.0
+"""Of each lane: jobs at a time, slow ones beside, and the seconds after which a job is slow."""
 _MAX_WAITING = 1024
 """Jobs of a lane that may wait for a helper ..."""
 _WAIT_S = 20.0
@@ -57,8 +63,8 @@ class Helpers:
         self._settings = msgspec.msgpack.encode(settings)
         self._parent: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._short = _Lane(self, _SHORT_HELPERS, keeps=1)
-        self._long = _Lane(self, _LONG_HELPERS, keeps=0)
+        self._short = _Lane(self, _SHORT_HELPERS, _SHORT_SLOW, _SHORT_S, keeps=1)
+        self._long = _Lane(self, _LONG_HELPERS, _LONG_SLOW, _LONG_S, keeps=0)
         self._closed = False
         self.num_jobs = 0
         """Jobs that a helper has answered."""
@@ -78,20 +84,16 @@ class Helpers:
         lane = self._long if len(body) >= LONG_BODY else self._short
         for _ in range(_TRIES):
             try:
-                link = await lane.take()
+                found = await lane.answer(job, body)
             except Overloaded:
                 self.num_refused += 1
                 raise
-            try:
-                found = await link.ask(job, body)
             except HelperLost as error:
                 if self._closed:
                     raise _closed() from None
                 self.num_lost += 1
                 log.warning("a helper died while it read a body of %d bytes: %s", len(body), error)
                 continue
-            finally:
-                lane.give(link)
             self.num_jobs += 1
             return found
         raise InternalError(
@@ -170,15 +172,19 @@ class Helpers:
 
 
 class _Lane:
-    """Helpers for bodies of one size: at most `most`, of which `keeps` stay when there is nothing to do."""
+    """Helpers for bodies of one size: at most `most`, of which `keeps` stay when there is nothing to do, and
+    `most_slow` that have worked on a job for longer than `slow_s`."""
 
-    def __init__(self, owner: Helpers, most: int, *, keeps: int) -> None:
+    def __init__(self, owner: Helpers, most: int, most_slow: int, slow_s: float, *, keeps: int) -> None:
         self._owner = owner
         self._most = most
+        self._most_slow = most_slow
+        self._slow_s = slow_s
         self._keeps = keeps
         self._idle: list[_Link] = []
         self._count = 0
-        """Helpers that there are or will be in a moment."""
+        """Helpers that there are or will be in a moment, but for slow ones."""
+        self._slow = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._used = 0
@@ -188,7 +194,25 @@ class _Lane:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    async def take(self) -> _Link:
+    async def answer(self, job: Job, body: bytes) -> bytes:
+        """Raises `Overloaded`, `HelperLost`, `InternalError`."""
+        link = await self._take()
+        try:
+            return await link.ask(job, body, self._slow_s)
+        finally:
+            self._give(link)
+
+    def is_slow(self, link: _Link) -> None:
+        """Its job takes long."""
+        if self._slow >= self._most_slow:
+            link.fail(_busy())
+            return
+        link.slow = True
+        self._slow += 1
+        self._count -= 1
+        self._next()
+
+    async def _take(self) -> _Link:
         """A helper without a job.  Raises `Overloaded`."""
         if not self._waiting and (self._idle or self._count < self._most):
             return await self._free()
@@ -219,9 +243,12 @@ class _Lane:
         self._used = max(self._used, self._count - len(self._idle))
         return link
 
-    def give(self, link: _Link) -> None:
+    def _give(self, link: _Link) -> None:
         """Back after its job, whatever became of that."""
-        if link.usable:
+        if link.slow:
+            link.close()
+            self._slow -= 1
+        elif link.usable:
             self._idle.append(link)
             if self._timer is None and len(self._idle) > self._keeps:
                 self._used = self._count - len(self._idle)
@@ -274,30 +301,54 @@ class _Link(asyncio.Protocol):
         self._lane = lane
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[bytes] | None = None
+        self._process: int | None = None
+        """A descriptor of the helper's process, once it has said who it is."""
         self._data = bytearray()
+        self._known = False
         self._size = -1
         """Of the answer, its head included; -1 while that has not come."""
         self.usable = True
+        self.slow = False
+        self._slow_s = 0.0
+        self._slow_timer: asyncio.TimerHandle | None = None
 
-    async def ask(self, job: Job, body: bytes) -> bytes:
-        """Raises `HelperLost`, `InternalError` if nothing comes."""
+    async def ask(self, job: Job, body: bytes, slow_s: float) -> bytes:
+        """Raises `HelperLost`, `InternalError` if nothing comes, or what `fail` was given.  The lane is told
+        if the job takes more than `slow_s` from when the helper runs."""
         if not self.usable or self._transport is None:
             raise HelperLost("it had died before")
         loop = asyncio.get_running_loop()
         self._answer = loop.create_future()
         timer = loop.call_later(_WALL_S, self._overdue)
+        self._slow_s = slow_s
+        if self._known:
+            self._watch()
         try:
             self._transport.writelines((JOB.pack(JOBS.index(job), len(body)), body))
             return await self._answer
         except BaseException:
-            self.usable = False
+            self.close()
             raise
         finally:
             self._answer = None
             timer.cancel()
+            if self._slow_timer is not None:
+                self._slow_timer.cancel()
+                self._slow_timer = None
+
+    def fail(self, error: Exception) -> None:
+        """The job ends with this error."""
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
 
     def close(self) -> None:
+        """Ends the helper, whatever it does."""
         self.usable = False
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+            os.close(self._process)
+            self._process = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -306,6 +357,16 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._data += data
+        if not self._known:
+            if len(self._data) < HELLO.size:
+                return
+            (pid,) = HELLO.unpack_from(self._data)
+            del self._data[: HELLO.size]
+            self._known = True
+            if self._answer is not None:
+                self._watch()
+            with suppress(ProcessLookupError):
+                self._process = os.pidfd_open(pid)
         if self._size < 0:
             if len(self._data) < ANSWER.size:
                 return
@@ -319,16 +380,16 @@ class _Link(asyncio.Protocol):
                 self._answer.set_result(found)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.usable = False
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(HelperLost(str(error or "it ended without an answer")))
+        self.fail(HelperLost(str(error or "it ended without an answer")))
         self._lane.lost(self)
+        self.close()
+
+    def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._slow_timer = loop.call_later(self._slow_s, self._lane.is_slow, self)
 
     def _overdue(self) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(
-                InternalError(f"reading this request took more than {_WALL_S:g} s", code="helper_overdue")
-            )
+        self.fail(InternalError(f"reading this request took more than {_WALL_S:g} s", code="helper_overdue"))
 
 
 def _closed() -> InstanceUnavailable:

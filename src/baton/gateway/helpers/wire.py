@@ -1,9 +1,14 @@
-"""Between the gateway and a helper: a head of fixed size, then so many bytes.  One job, one answer."""
+"""Between the gateway and a helper: a head of fixed size, then so many bytes.  One job, one answer.
+
+The first thing that a helper says is its process id.
+"""
 
 from __future__ import annotations
 
 import struct
 
+HELLO = struct.Struct("<I")
+"""The helper's process id."""
 JOB = struct.Struct("<BI")
 """Number of the job in `reading.JOBS`, bytes of the body."""
 ANSWER = struct.Struct("<BI")
