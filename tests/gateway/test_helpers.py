@@ -207,6 +207,31 @@ def test_the_queue_is_bounded(settings: Settings, monkeypatch: pytest.MonkeyPatc
     assert all(isinstance(answer, bytes) for answer in answers if answer not in refused)
 
 
+def test_who_waits_and_goes_away_takes_no_place(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+    """Also one whose turn has just come."""
+    monkeypatch.setattr(pool, "_SHORT_HELPERS", 1)
+    monkeypatch.setattr(pool, "_SHORT_S", 600.0)
+
+    async def work(helpers: Helpers) -> None:
+        lane = helpers._short
+        for _ in range(20):
+            jobs = [asyncio.create_task(helpers.answer("chat", HELLO)) for _ in range(6)]
+            give = lane._give
+
+            def gone(link: Any, *, jobs: Any = jobs, give: Any = give) -> None:
+                give(link)
+                jobs[2].cancel()  # its turn, or that of one behind it
+                jobs[1].cancel()
+
+            lane._give = gone  # type: ignore[method-assign]
+            answers = await asyncio.gather(*jobs, return_exceptions=True)
+            lane._give = give  # type: ignore[method-assign]
+            assert sum(isinstance(answer, bytes) for answer in answers) >= 4
+            assert (lane._count, len(lane._idle), lane.num_waiting) == (1, 1, 0)
+
+    run(settings, work)
+
+
 def test_slow_jobs_do_not_take_the_places_of_others(settings: Settings):
     """However many come: so many may go on, the others are refused and their helpers killed, and all the
     while conversations are read."""

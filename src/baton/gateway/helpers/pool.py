@@ -214,20 +214,36 @@ class _Lane:
 
     async def _take(self) -> _Link:
         """A helper without a job.  Raises `Overloaded`."""
-        if not self._waiting and (self._idle or self._count < self._most):
-            return await self._free()
-        if len(self._waiting) >= _MAX_WAITING:
-            raise _busy()
+        if self._waiting or not self._has_room():
+            if len(self._waiting) >= _MAX_WAITING:
+                raise _busy()
+            try:
+                async with asyncio.timeout(_WAIT_S):
+                    await self._turn()
+            except TimeoutError:
+                raise _busy() from None
+        return await self._free()
+
+    async def _turn(self) -> None:
+        """Waits until there is room, and all that came before have had theirs."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
-        try:
-            await asyncio.wait_for(turn, _WAIT_S)
-        except TimeoutError:
-            raise _busy() from None
-        finally:
-            if not turn.done() or turn.cancelled():
-                self._waiting = deque(one for one in self._waiting if one is not turn)
-        return await self._free()
+        while True:
+            try:
+                await turn
+            except BaseException:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                else:
+                    self._next()  # somebody else may have this place
+                raise
+            if self._has_room():
+                return
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.appendleft(turn)
+
+    def _has_room(self) -> bool:
+        return bool(self._idle) or self._count < self._most
 
     async def _free(self) -> _Link:
         if self._idle:
@@ -275,9 +291,8 @@ class _Lane:
         self._waiting.clear()
 
     def _next(self) -> None:
-        """Somebody who waits may have another look."""
-        free = len(self._idle) + self._most - self._count
-        while self._waiting and free > 0:
+        """The first of those who wait may have another look."""
+        while self._waiting and self._has_room():
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
