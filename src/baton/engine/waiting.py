@@ -126,10 +126,12 @@ class WaitingLine:
         return one is not None and not one.newcomers.unused and one.newcomers.is_new(request.flow)
 
     def settle(self, running: Iterable[Request | None], *, charge: bool, alone: bool = False) -> None:
-        """Charges what these have generated since the last time, or only remembers that it was; that of a
-        share without rivals, which is compared with nobody, only if `alone`."""
+        """Charges what these have generated since the last time, or only remembers that it was.  Where no
+        flow has a rival nothing is to be compared, and nothing is done, unless `alone`."""
+        if not alone and not any(one.newcomers.rivals for one in self._classes.values()):
+            return
         for request in running:
-            if request is not None and request.share is not None and (alone or request.share.rivalled):
+            if request is not None and request.share is not None:
                 generated = len(request.tokens) - request.settled
                 if generated:
                     request.settled += generated

@@ -162,16 +162,6 @@ class Share(Generic[T]):
         self.idle.pop(name, None)
         return share
 
-    @property
-    def rivalled(self) -> bool:
-        """There is another share that it, or the key that it belongs to, is compared with."""
-        share: Share[T] = self
-        while (parent := share.parent) is not None:
-            if len(parent.children) > 1:
-                return True
-            share = parent
-        return False
-
     def charge(self, tokens: float) -> None:
         """It was served so many tokens."""
         share: Share[T] = self
@@ -270,6 +260,12 @@ class FairQueue(Generic[T]):
     def unused(self) -> bool:
         """Nothing waits and nothing that was taken runs: it may be thrown away."""
         return not self.root.waiting and not self.root.running
+
+    @property
+    def rivals(self) -> bool:
+        """Several shares are known, so that some are compared with others."""
+        keys = self.root.children
+        return len(keys) > 1 or any(len(key.children) > 1 for key in keys.values())
 
     def share(self, flow: Flow) -> Share[T]:
         """That of a flow; made if there is none.  Call `forget` if it is not used after all."""
