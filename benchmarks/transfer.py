@@ -39,7 +39,16 @@ import numpy as np
 from _common import Table, machine, percentile, print_machine, write_json
 from baton.executor.simulated_pool import TokenPool
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import COMMANDS, Admit, Command, CommandBatch, Fetch
+from baton.protocol.commands import (
+    COMMANDS,
+    TRANSFERS,
+    Admit,
+    Command,
+    CommandBatch,
+    Fetch,
+    Grant,
+    TransferBatch,
+)
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.handover import InstanceSource, PoolSource
 from baton.protocol.reports import REPORTS, Fetched, StepReport, WorkerReady
@@ -51,6 +60,7 @@ LAYERS, TILE_BYTES, BLOCK = 36, 16384, 16
 PAGE_BYTES = LAYERS * 2 * TILE_BYTES
 POOL = 320
 WINDOW = 64
+TOKEN = b"of the benchmark"
 
 
 def config(transfer: str, **changes: Any) -> InstanceConfig:
@@ -84,6 +94,7 @@ def serve(transfer: str) -> None:
     pool = make_pool()
     service = TransferService(0, pool.view, config(transfer), print)
     service.start()
+    service.grant(Grant(TOKEN, "reader", pack_int32(range(POOL)), 1e6))
     raw = socket.create_server(("127.0.0.1", 0))
     print(msgspec.json.encode((service.source, raw.getsockname()[1])).decode(), flush=True)
     memory = pool.view.memory
@@ -145,7 +156,7 @@ class Pair:
         return int(self.mapped.ctypes.data)
 
     def fetch(self, pages: list[int], blocks: list[int]) -> None:
-        self.service.fetch(Fetch(1, self.source, pack_int32(pages), pack_int32(blocks), 0, -1))
+        self.service.fetch(Fetch(1, self.source, pack_int32(pages), pack_int32(blocks), 0, -1, TOKEN))
         found = self.reports.get(timeout=30)
         assert not found.error, found.error
 
@@ -226,10 +237,10 @@ class Group:
         self.sequence += 1
         self.wiring.commands.write(COMMANDS.encode(CommandBatch(self.sequence, list(commands))))
 
-    def fetch(self, command: Fetch) -> None:
+    def transfer(self, command: Fetch | Grant) -> None:
         assert self.wiring.transfers is not None
         self.fetches += 1
-        self.wiring.transfers.write(COMMANDS.encode(CommandBatch(self.fetches, [command])))
+        self.wiring.transfers.write(TRANSFERS.encode(TransferBatch(self.fetches, [command])))
 
     def poll(self, timeout_s: float) -> None:
         select.select([self.wiring.doorbell.fileno()], [], [], timeout_s)
@@ -269,6 +280,7 @@ def slowdown(
     try:
         for group in (prefill, decode):
             group.decode_for_ever()
+        prefill.transfer(Grant(TOKEN, "decode", pack_int32(range(POOL)), 1e6))
         assert prefill.ready is not None
         assert prefill.ready.source is not None
         source = InstanceSource("token-ids", BLOCK, [prefill.ready.source])
@@ -286,7 +298,7 @@ def slowdown(
                     outstanding += 1
                     next_at = now + every_s
                     pages = pack_int32(rng.sample(range(20, POOL), 16))
-                    decode.fetch(Fetch(index * 10_000 + outstanding, source, pages, pages, 0, -1))
+                    decode.transfer(Fetch(index * 10_000 + outstanding, source, pages, pages, 0, -1, TOKEN))
                 decode.poll(0.002)
                 prefill.poll(0)
             while outstanding > len(decode.fetched):

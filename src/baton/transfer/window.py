@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LEAST = 4 << 20
+LEAST = 16 << 20
 MOST = 256 << 20
 SLOW_S = 0.005
 """A delay that no network of one building has."""
