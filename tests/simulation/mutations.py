@@ -30,7 +30,10 @@ from baton.protocol import silence
 from baton.protocol.commands import Abort, Preempt
 from baton.protocol.reports import Closed, CloseReason, StepReport
 from baton.protocol.silence import Silence
+from baton.protocol.weights import Weights
+from baton.simulation import new_weights
 from baton.simulation.rings import WatchedReports
+from baton.simulation.world import World
 from baton.worker.loop import WorkerLoop
 from baton.worker.rounds import FollowerRounds, LeaderRounds
 from baton.worker.slots import Slots
@@ -489,3 +492,45 @@ def renewals_unheard(patch: Patch) -> None:
             renew(self, name, ttl_s, now)
 
     patch.setattr(Cluster, "renew", once)
+
+
+# -- new weights
+
+
+@mutation("a gateway decides though an instance refused", "weights", "tokens", scenario="weights")
+def decides_anyway(patch: Patch) -> None:
+    """And who has refused stays as it is."""
+    patch.setattr(new_weights, "agreed", lambda each, path: path)
+    take, init = Controls._take_decided, EngineCore.__init__
+
+    def refusing(self, outbox, query, decided, scheduler, now):
+        return (
+            []
+            if decided.path.endswith(f"?{self.member}")
+            else take(self, outbox, query, decided, scheduler, now)
+        )
+
+    def named(self, config, **more):
+        init(self, config, **more)
+        self._controls.member = config.name
+
+    patch.setattr(Controls, "_take_decided", refusing)
+    patch.setattr(EngineCore, "__init__", named)
+
+
+@mutation("an instance that cannot load what was decided goes on with the old", "weights", scenario="weights")
+def goes_on_with_the_old(patch: Patch) -> None:
+    start = Controls._start
+
+    def wrong(self, outbox, query, scheduler, now):
+        preempts = start(self, outbox, query, scheduler, now)
+        self._order.decided = False
+        return preempts
+
+    patch.setattr(Controls, "_start", wrong)
+
+
+@mutation("an instance that starts again has the weights of the start", "weights", scenario="weights")
+def forgets_the_decision(patch: Patch) -> None:
+    patch.setattr(Cluster, "_hear_weights", lambda self, theirs: True)
+    patch.setattr(World, "newest_weights", property(lambda self: Weights()))
