@@ -81,6 +81,25 @@ def test_a_wait_has_a_deadline_and_a_reason():
         reader.wait(1, timeout_s=0.03)
 
 
+def test_a_rank_that_was_stopped_itself_does_not_take_the_others_for_stuck(monkeypatch):
+    """All of the instance was stopped for longer than a step may take; the ticket comes when all go on."""
+    writer, (reader,), _ = make()
+    clock, waits = [100.0], []
+
+    def wait(self, timeout_s):
+        waits.append(timeout_s)
+        clock[0] += 1000.0 if len(waits) == 1 else timeout_s
+        if len(waits) == 3:
+            writer.publish(1, 7)
+        return []
+
+    monkeypatch.setattr("baton.ipc.ticket.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("baton.ipc.ticket.Waiter.wait", wait)
+    assert reader.wait(1, timeout_s=10.0) == 7
+    with pytest.raises(TicketTimeout):
+        reader.wait(2, timeout_s=10.0)
+
+
 def test_a_wait_ends_when_the_leader_dies():
     leader = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     pidfd = open_pidfd(leader.pid)

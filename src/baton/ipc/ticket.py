@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.memory import SharedMemory, create_memory
 from baton.ipc.process import Waiter
+from baton.protocol.silence import Silence
 
 ENTRIES = 64
 RETRY_S = 0.005
@@ -182,25 +183,25 @@ class TicketReader(_Tickets):
         right after a round the next ticket is often that near.  `on_wake` is called before each
         sleep, so after each ring that brought no ticket; if it returns true the wait ends with None.
 
-        Raises `PeerDied`, or `TicketTimeout` after `timeout_s`.
+        Raises `PeerDied`, or `TicketTimeout` after `timeout_s` in which this process was not stopped itself.
         """
         if spin_s > 0.0:
             until = time.perf_counter() + spin_s
             while time.perf_counter() < until:
                 if (sequence := self.take(round_)) is not None:
                     return sequence
-        give_up = None if timeout_s is None else time.monotonic() + timeout_s
+        silence = None if timeout_s is None else Silence(timeout_s, time.monotonic())
         while True:
             self._doorbell.drain()
             if (sequence := self.take(round_)) is not None:
                 return sequence
             if on_wake is not None and on_wake():
                 return None
-            left = None if give_up is None else give_up - time.monotonic()
-            if left is not None and left <= 0.0:
+            if silence is not None and silence.look(time.monotonic()):
                 raise TicketTimeout(
                     f"no ticket for round {round_} within {timeout_s:.1f} s: the leader rank is stuck"
                 )
+            left = None if silence is None else silence.deadline - time.monotonic()
             dead = [self._watch[fd] for fd in self._waiter.wait(left) if fd in self._watch]
             if dead:
                 # It may have written the ticket before it died.

@@ -80,8 +80,8 @@ class Registrar(Party):
         ttl_s = self._world.plan.ttl_s
         assert ttl_s is not None
         heard.unread -= 1
+        gateway.renewed(self._instance, ttl_s)
         if self._instance.alive:
-            gateway.renewed(self._instance, ttl_s)
             self._world.events.after(ttl_s / 3, self, self._renew, gateway)
 
 

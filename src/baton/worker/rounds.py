@@ -23,6 +23,7 @@ from baton.ipc.process import Waiter
 from baton.ipc.ring import RETRY_S, RingWriter
 from baton.ipc.ticket import RETRY_S as TICKET_RETRY_S
 from baton.ipc.ticket import PeerDied, TicketReader, TicketTimeout, TicketWriter
+from baton.protocol.silence import Silence
 from baton.worker.command_log import CommandLog, CommandLogBroken
 
 SPIN_S = 30e-6
@@ -100,9 +101,9 @@ class LeaderRounds:
 
     def _wait_for_followers(self, tickets: TicketWriter, sequence: int) -> None:
         """The followers are too far behind for another ticket: waits for them, within limits."""
-        give_up = time.monotonic() + self._timeout_s
+        silence = Silence(self._timeout_s, time.monotonic())
         while not self._leaving and not tickets.publish(self._round + 1, sequence):
-            if time.monotonic() > give_up:
+            if silence.look(time.monotonic()):
                 raise TicketTimeout(
                     f"the slowest follower is {tickets.lag()} rounds behind round {self._round} and took "
                     f"no ticket for {self._timeout_s:.0f} s: it is stuck"
