@@ -248,6 +248,14 @@ class PauseStatus(Struct, forbid_unknown_fields=True):
     resumes_in_s: float | None
 
 
+class InstanceWeights(Struct, forbid_unknown_fields=True):
+    """A checkpoint that `/update_weights` put in place; generation 0: those of the start."""
+
+    generation: Count
+    name: str
+    path: str
+
+
 class Instance(Struct):
     """How an instance stands, as this server sees it."""
 
@@ -262,11 +270,14 @@ class Instance(Struct):
     failure: str | None
     restarts: Count
     in_flight: Count
+    weights: InstanceWeights | None
+    """Those that it has; None while it is not ready."""
 
 
 class Instances(Struct):
     instances: list[Instance]
-    weights: str
+    weights: InstanceWeights
+    """Those that all are to have."""
     checkpoint: str
 
 

@@ -136,7 +136,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "post",
         "/update_weights",
-        "Other weights of the same model; running requests go on with them",
+        "Other weights of the same model, on all instances or none; running requests go on",
         dict[str, Any],
         schemas.UpdateWeightsRequest,
         (409, 503),
