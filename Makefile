@@ -10,11 +10,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SERVE_FLAGS ?=
 PYTEST_FLAGS ?=
 MINUTES ?= 10
+CUTS ?= 2000
 JOBS ?= 2
 KILLS ?= 0
 NATIVE := hatch_build.py $(wildcard src/baton/model/cpu/native/*)
 
-.PHONY: serve test lint types imports pytest soak soak-server install install-dev clean
+.PHONY: serve test lint types imports pytest soak soak-server soak-cuts install install-dev clean
 
 serve: $(VENV)/.installed
 	$(BIN)/baton serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
@@ -42,6 +43,10 @@ soak: $(VENV)/.installed
 soak-server: $(VENV)/.installed-dev
 	mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --kills $(KILLS) --out benchmarks/results/soak.json
+
+# CUTS random prompts on all backends, cut at random, with prefix hits, preemptions and hand-overs: the same bits?
+soak-cuts: $(VENV)/.installed-dev
+	BATON_CUTS=$(CUTS) nice -n 10 $(BIN)/pytest -q -s tests/model/test_cuts.py tests/e2e/test_cuts.py
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -22,7 +22,7 @@ _WORDS = (
     "story yellow market cloud silver number quiet"
 ).split()
 _STOPS = [[" the"], [" and", "."], ["e"], ["\n", " a "], ["zebra"]]
-_LOGPROB_TOLERANCE = 1e-3
+_LOGPROB_TOLERANCE = 0.0
 
 
 @dataclass
