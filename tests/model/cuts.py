@@ -104,16 +104,19 @@ class Requests:
 
     def _disturb(self, request: Request, requests: list[Request]) -> None:
         kind = self._chance.random()
-        if request.done == 0 and kind < 0.5:
-            self._hit(request, self._chance.choice(requests))
-        elif request.done > 0 and kind < 0.04:  # preempted
-            self._free += request.table[request.borrowed :]
-            request.table, request.done, request.borrowed = [], 0, 0
-        elif request.done > 0 and kind < 0.08 and not request.borrowed and not self._lent(request, requests):
-            table = self._take(request.done)  # handed over
-            self._pool[table] = self._pool[request.table[: len(table)]]
-            self._free += request.table
-            request.table = table
+        if request.done == 0:
+            if kind < 0.5:
+                self._hit(request, self._chance.choice(requests))
+        elif kind < 0.08 and not self._lent(request, requests):
+            begin = request.borrowed
+            if kind < 0.04:  # preempted
+                self._free += request.table[begin:]
+                request.table, request.done, request.borrowed = [], 0, 0
+            else:  # handed over
+                table = self._take(request.done)
+                self._pool[table] = self._pool[request.table[: len(table)]]
+                self._free += request.table[begin:]
+                request.table, request.borrowed = table, 0
 
     def _hit(self, request: Request, other: Request) -> None:
         """Begins with the blocks that another one has of the same tokens."""
@@ -121,12 +124,14 @@ class Requests:
         same = request.tokens[:most] == other.tokens[:most]
         blocks = int(np.argmin(np.append(same, False))) // self._block
         if other is request or other.borrowed or not blocks:
-            return
+            return  # who lends has all of it itself
         request.table, request.done, request.borrowed = other.table[:blocks], blocks * self._block, blocks
 
     @staticmethod
     def _lent(request: Request, requests: list[Request]) -> bool:
-        return any(other.borrowed and other.table[0] == request.table[0] for other in requests)
+        """Whether blocks of its own are another one's too."""
+        own = set(request.table[request.borrowed :])
+        return any(own.intersection(other.table[: other.borrowed]) for other in requests)
 
     def _take(self, tokens: int) -> list[int]:
         return [self._free.pop() for _ in range(-(-tokens // self._block))]

@@ -1,6 +1,6 @@
 """A token's result does not depend on how its prompt was cut: bit for bit, on every backend (see `cuts`).
 
-BATON_CUTS=2000 tries so many prompts in all, of up to 3,000 tokens, instead of a few short ones (`make soak-cuts`).
+BATON_CUTS=2000 tries so many prompts in all, of up to 3,000 tokens, instead of a few (`make soak-cuts`).
 """
 
 from __future__ import annotations
