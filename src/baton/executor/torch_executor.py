@@ -41,11 +41,12 @@ from baton.model.attention import (
 from baton.model.config import ModelConfig
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.cpu.steps import fused_ops
+from baton.model.files import LoadError
 from baton.model.fingerprint import fingerprint
 from baton.model.int8 import why_not_int8
 from baton.model.layers import Placement
 from baton.model.llama import LlamaForCausalLM
-from baton.model.loader import check_weights, load_model, load_weights
+from baton.model.loader import check_numbers, check_weights, is_finite, load_model, load_weights
 from baton.model.logprobs import token_logprobs
 from baton.model.packed import Weights, best_form
 from baton.model.parallel import TensorParallel
@@ -130,7 +131,7 @@ class TorchExecutor:
         pool = KvPool(num_blocks, shape.num_layers, shape.num_kv_heads, backend.tile_shape, dtype, device)
         backend.bind(pool.tensor)
         executor = cls(config, model_config, model, backend, parallel, pool, device)
-        executor._warm_up()
+        executor._warm_up(config)
         logger.info("rank %d: %s", rank, executor.info.detail)
         return executor
 
@@ -226,6 +227,8 @@ class TorchExecutor:
             if difference:
                 return f"{directory!r} is another model: {difference}; restart with it instead"
             check_weights(self._model, Path(directory), self._model_config)
+            if self._parallel.rank == 0:
+                check_numbers(Path(directory))
         except (ValueError, OSError) as error:
             return str(error)
         return ""
@@ -261,7 +264,7 @@ class TorchExecutor:
                 found.extend(token_logprobs(logits, wanted[first : first + step], count))
         return found
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, config: InstanceConfig) -> None:
         """Two small steps in block 0, so that the first request does not wait for lazy set-up."""
         table = np.zeros((1, 1), np.int32)
         prompt = min(self._block_size - 1, 16)
@@ -280,7 +283,22 @@ class TorchExecutor:
                     )
                 )
         with torch.inference_mode():
+            self._check_logits(Path(config.model), config.dtype, table)
             self._pool.tensor[0].zero_()
+
+    def _check_logits(self, directory: Path, dtype: str, table: Int32Array) -> None:
+        """A NaN in the weights is in the logits of every token.  Raises `LoadError`."""
+        count = min(self._block_size, 8)
+        tokens = np.linspace(0, self._vocab_size - 1, count).astype(np.int32)
+        step = AttentionStep(np.zeros(1, np.int32), np.array([count], np.int32), table, 0)
+        _, logits = self._model(tokens, step, None)
+        if logits is None or is_finite(logits):
+            return
+        check_numbers(directory)
+        raise LoadError(
+            f"{str(directory)!r}: the model gives NaN or infinity, though its weights are numbers; they may "
+            f"be too large for {dtype}: try --dtype float32"
+        )
 
 
 def _device(config: InstanceConfig, rank: int) -> torch.device:

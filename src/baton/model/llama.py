@@ -209,6 +209,7 @@ class LlamaForCausalLM(Module):
         self, tokens: Tensor, step: AttentionStep, on_layers: Callable[[int], None] | None
     ) -> Tensor:
         cpu = isinstance(self.backend, CpuAttention)
+        self.rotary.reach(step.block_tables.shape[1] * self.backend.shape.block_size)
         turns = None if cpu else self.rotary.at(self._int64(step.positions()))
         plan = self.backend.prepare(step)
         context = LayerContext(self.rotary, turns, plan)

@@ -12,6 +12,7 @@ to the model (so it may be another model than its config.json says) is a `LoadEr
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
@@ -40,6 +41,9 @@ MODELS: dict[str, type[LlamaForCausalLM]] = {
 }
 
 
+_EMBEDDING = "model.embed_tokens.weight"
+
+
 def load_model(
     directory: str | Path,
     config: ModelConfig,
@@ -62,6 +66,8 @@ def load_weights(model: LlamaForCausalLM, directory: Path, config: ModelConfig) 
     """
     check_weights(model, directory, config)
     model.weights_change()
+    # A step tells (`TorchExecutor`), but for embeddings of other tokens, and for what becomes bytes.
+    careful = model.weights == "int8"
     try:
         with ExitStack() as stack:
             files: dict[str, Any] = {}
@@ -72,6 +78,8 @@ def load_weights(model: LlamaForCausalLM, directory: Path, config: ModelConfig) 
                 filled = layer.open()
                 for piece in layer.pieces:
                     target, part = filled[piece.parameter], _part(piece, files[piece.source])
+                    if (careful or piece.source == _EMBEDDING) and not is_finite(part):
+                        raise LoadError(_not_numbers(directory, [piece.source]))
                     whole = part.shape == target.shape and part.dtype == target.dtype
                     if layer.copies and piece.parameter == "weight" and whole and part.is_contiguous():
                         filled[piece.parameter] = part
@@ -82,6 +90,35 @@ def load_weights(model: LlamaForCausalLM, directory: Path, config: ModelConfig) 
         raise LoadError(f"{str(directory)!r} cannot be read: {error}") from None
 
 
+def check_numbers(directory: Path) -> None:
+    """Reads all tensors.  Raises `LoadError` if there are NaN or infinities in any."""
+    wrong: list[str] = []
+    try:
+        for path in checkpoint_files(directory):
+            with safe_open(str(path), framework="pt", device="cpu") as file:
+                wrong += [name for name in file.keys() if not is_finite(file.get_tensor(name))]  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise LoadError(f"{str(directory)!r} cannot be read: {error}") from None
+    if wrong:
+        raise LoadError(_not_numbers(directory, sorted(wrong)))
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether there is no NaN and no infinity among the elements."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return True
+    # A single pass, without a result as large as the tensor.
+    return all(map(math.isfinite, torch.stack(torch.aminmax(_wider(tensor))).tolist()))
+
+
+def _wider(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no order
+
+
+def _not_numbers(directory: Path, names: list[str]) -> str:
+    return f"{str(directory)!r}: tensor {some(names)} holds NaN or infinity; the checkpoint is damaged"
+
+
 def check_weights(model: Module, directory: Path, config: ModelConfig) -> None:
     """Compares names, shapes and kinds of all tensors with what the model needs; reads headers only.
 
@@ -89,7 +126,7 @@ def check_weights(model: Module, directory: Path, config: ModelConfig) -> None:
     """
     wanted = _pieces(model)
     # A rank whose share of a small vocabulary is empty declares no piece, but the tensor is known.
-    known = set(wanted) | {"model.embed_tokens.weight", "lm_head.weight"}
+    known = set(wanted) | {_EMBEDDING, "lm_head.weight"}
     unexpected: list[str] = []
     loaded: set[str] = set()
     for path in checkpoint_files(directory):

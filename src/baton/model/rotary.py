@@ -76,14 +76,41 @@ def _yarn(base: Tensor, rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
     return frequencies, float(attention_factor)
 
 
+_POSITIONS_AT_A_TIME = 4096
+
+
 class Rotary:
-    """cos and sin of every position that may be served, [max_positions, head_dim / 2] float32."""
+    """cos and sin of the positions that have been reached, [positions, head_dim / 2] float32.
+
+    A long context that nobody uses costs nothing: 1 M positions of 128 elements would be 512 MB.
+    """
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
-        frequencies, factor = rope_frequencies(rope, head_dim)
-        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-        self.cos = (angles.cos() * factor).to(device)
-        self.sin = (angles.sin() * factor).to(device)
+        self._frequencies, self._factor = rope_frequencies(rope, head_dim)
+        self._max_positions = max_positions
+        self.cos = self.sin = torch.empty(0, head_dim // 2, device=device)
+        self.reach(1)
+
+    def reach(self, positions: int) -> None:
+        """Makes room for that many positions, or for as many as may be served if they are fewer.
+
+        Always the same positions at a time, so that values do not depend on when they are computed.
+        """
+        have = len(self.cos)
+        wanted = min(positions, self._max_positions)
+        if wanted <= have:
+            return
+        stop = min(max(wanted, 2 * have), self._max_positions)
+        cos, sin = [self.cos], [self.sin]
+        for first in range(have, stop, _POSITIONS_AT_A_TIME):
+            turns = torch.arange(first, first + _POSITIONS_AT_A_TIME, dtype=torch.float32)
+            angles = torch.outer(turns, self._frequencies)
+            cos.append((angles.cos() * self._factor).to(self.cos.device))
+            sin.append((angles.sin() * self._factor).to(self.sin.device))
+        self.cos, self.sin = torch.cat(cos), torch.cat(sin)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[T] positions → (cos, sin), each [T, 1, head_dim / 2] float32."""

@@ -155,8 +155,6 @@ class Program:
             tile_positions=backend.tile_positions,
             num_windows=len(windows),
             windows=(INT * _WINDOWS)(*(window or 0 for window in windows)),
-            cos=model.rotary.cos.data_ptr(),
-            sin=model.rotary.sin.data_ptr(),
             rotary_stride=model.rotary.cos.stride(0),
             layers=ctypes.addressof(self._layers),
             embedding=embedding,
@@ -165,6 +163,9 @@ class Program:
             norm=model.norm.weight.data_ptr(),
             head=_product(model.head.product),
         )
+        self._rotary = model.rotary
+        self._reached = 0
+        """Columns of block tables for whose positions there are angles."""
         self._last = len(model.layers) + 1
         self._hidden_size, self._vocab_size, self._dtype = config.hidden_size, config.vocab_size, dtype
         self._step = _Step()
@@ -198,6 +199,8 @@ class Program:
         step.pool = self._backend.pool.data_ptr()
         if shape != self._shape:
             self._make_room(*shape)
+        if tables.shape[1] > self._reached:
+            self._reach(tables.shape[1])
         self._plan(*self._addresses)
         step.partials, step.finished = self._kernels.room_for(step.slots)
         if on_layers is None:
@@ -219,6 +222,11 @@ class Program:
         found = dict(zip(OPERATIONS, self._nanoseconds, strict=True))
         ctypes.memset(self._nanoseconds, 0, ctypes.sizeof(self._nanoseconds))
         return found
+
+    def _reach(self, columns: int) -> None:
+        self._rotary.reach(columns * self._backend.shape.block_size)
+        self._model.cos, self._model.sin = self._rotary.cos.data_ptr(), self._rotary.sin.data_ptr()
+        self._reached = columns
 
     def _make_room(self, tokens: int, rows: int, stride: int, wanted: int) -> None:
         step, needed = self._step, ctypes.c_int64()
