@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from tokenizers import Tokenizer
 
 from tests.e2e.server import Server
 from tests.e2e.test_kill import wait_metric
@@ -93,6 +94,79 @@ def test_echo_scores_the_prompt(server: Server) -> None:
     assert all(value <= 0 for value in values[1:])
 
 
+def test_offsets_point_into_the_text(server: Server) -> None:
+    """Of an echoed prompt with characters that are several tokens, and of what follows, streamed or not."""
+    client = server.client()
+    prompt = "A 🚀 naïve 日本語 test:"
+    ask = dict(model=MODEL, prompt=prompt, max_tokens=12, echo=True, logprobs=1, temperature=0)
+    whole = client.completions.create(**ask).choices[0]
+    assert whole.text.startswith(prompt)
+    offsets = whole.logprobs.text_offset
+    assert offsets == sorted(offsets)
+    assert max(offsets) <= len(whole.text)
+    exact = 0
+    for token, at in zip(whole.logprobs.tokens, offsets, strict=True):
+        if token.isascii() and whole.text.startswith(token, at):
+            exact += bool(token)
+    assert exact >= 15
+    chunks = [chunk.choices[0] for chunk in client.completions.create(stream=True, **ask) if chunk.choices]
+    assert "".join(choice.text for choice in chunks) == whole.text
+    assert [at for choice in chunks for at in choice.logprobs.text_offset] == offsets
+    ids = server.http.post("/tokenize", json={"prompt": prompt}).json()["tokens"]
+    by_ids = client.completions.create(**{**ask, "prompt": ids}).choices[0]
+    text = server.http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    assert by_ids.text.startswith(text), "echoed ids are shown as the model sees them"
+    assert by_ids.logprobs.tokens == whole.logprobs.tokens
+    both = client.completions.create(**ask, extra_body={"prompt_logprobs": 4}).choices[0]
+    assert max(len(top) for top in both.logprobs.top_logprobs[1:]) <= 2
+    assert min(len(top) for top in both.prompt_logprobs[1:]) >= 4
+
+
+def test_a_chat_stream_with_everything(server: Server) -> None:
+    client = server.client()
+    ask = dict(
+        model=MODEL,
+        messages=[{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "Hello!"}],
+        max_completion_tokens=20,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=3,
+        extra_body={"return_token_ids": True},
+    )
+    whole = client.chat.completions.create(**ask)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    first, *rest, last = client.chat.completions.create(stream=True, stream_options=options, **ask)
+    assert (first.choices[0].delta.role, first.usage.completion_tokens) == ("assistant", 0)
+    assert first.prompt_token_ids == whole.prompt_token_ids
+    assert (last.choices, last.usage.completion_tokens) == ([], whole.usage.completion_tokens)
+    seen: list[int] = []
+    items = []
+    for chunk in rest:
+        seen += chunk.choices[0].token_ids or []
+        assert chunk.usage.completion_tokens == len(seen)
+        if chunk.choices[0].logprobs is not None:
+            items += chunk.choices[0].logprobs.content
+    assert seen == whole.choices[0].token_ids
+    assert [item.token for item in items] == [item.token for item in whole.choices[0].logprobs.content]
+    assert all(len(item.top_logprobs) == 3 for item in items)
+    message = whole.choices[0].message
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in rest) == message.content
+    # (What was not asked for is null, not absent.)
+    plain = client.chat.completions.create(
+        **{**ask, "logprobs": False, "top_logprobs": None, "extra_body": {}}
+    )
+    assert (plain.prompt_token_ids, plain.prompt_logprobs, plain.choices[0].token_ids) == (None, None, None)
+    assert (plain.choices[0].message.tool_calls, plain.choices[0].message.reasoning_content) == ([], None)
+
+
+def test_the_models_root_is_its_tokenizers_directory(server: Server) -> None:
+    (card,) = server.client().models.list()
+    tokenizer = Tokenizer.from_file(f"{card.root}/tokenizer.json")
+    ids = server.http.post("/tokenize", json={"prompt": "Hello there"}).json()["tokens"]
+    assert tokenizer.encode("Hello there").ids == ids
+    assert [model["id"] for model in server.http.get("/v1/models/").json()["data"]] == [card.id]
+
+
 def test_stop_string_and_token_ids(server: Server) -> None:
     client = server.client()
     whole = client.completions.create(model=MODEL, prompt="Count: 1, 2, 3,", temperature=0, max_tokens=24)
@@ -116,6 +190,19 @@ def test_errors_name_the_field(server: Server) -> None:
         client.completions.create(model=MODEL, prompt=[5] * 3000)
     with pytest.raises(openai.NotFoundError, match="nobody"):
         client.completions.create(model="nobody", prompt="x")
+    # What LiteLLM and LangChain look for before they shorten a conversation.
+    long = [{"role": "user", "content": "word " * 5000}]
+    words = "This model's maximum context length is 2048 tokens. However, "
+    for ask in (dict(messages=long), dict(messages=[{"role": "user", "content": "x"}], max_tokens=4000)):
+        with pytest.raises(openai.BadRequestError, match=words) as caught:
+            client.chat.completions.create(model=MODEL, **ask)
+        assert caught.value.code == "context_length_exceeded"
+    for field, value in (("n", 129), ("cache_salt", ""), ("top_logprobs", 3), ("use_beam_search", 0)):
+        with pytest.raises(openai.BadRequestError, match=field) as caught:
+            client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "x"}], extra_body={field: value}
+            )
+        assert caught.value.param == field
 
 
 def test_async_client_and_a_client_that_goes_away(server: Server) -> None:

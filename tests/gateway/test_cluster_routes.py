@@ -21,6 +21,8 @@ from tests.gateway.echo_engine import EchoEngine
 from tests.gateway.harness import GatewayServer
 
 PATH = "/cluster/instances"
+GENEROUS_S = 120.0
+"""For what happens at once, on a machine that is busy with something else."""
 
 
 class Site:
@@ -55,11 +57,8 @@ class Site:
     def post(self, name: str, **body: Any) -> httpx.Response:
         return self.http.post(f"{PATH}/{name}", json=body)
 
-    def until(self, condition: Callable[[], bool], deadline_s: float = 5) -> None:
-        end = time.monotonic() + deadline_s
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+    def until(self, condition: Callable[[], bool]) -> None:
+        self.server.engine.wait_for(condition, "what the test waits for", GENEROUS_S)
 
     def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)
@@ -103,24 +102,26 @@ def test_a_stream_goes_on_elsewhere(site: Site, tokenizer: Tokenizer):
     """The instance is killed, then another one leaves, then the next one does not register again."""
     prompt = tokenizer.encode("the cat sat on the mat")
     site.server.engine.behaviour.step_s = 0.01
+    site.server.engine.behaviour.hold_after = 60  # (so the stream cannot end before what is to happen)
     stream = site.server.openai().completions.create(
         model="tiny", prompt=prompt, max_tokens=120, stream=True, seed=4
     )
     text = "".join(next(stream).choices[0].text for _ in range(3))
-    for name in ("b", "c", "d"):
-        site.join(name, ttl_s=1 if name == "c" else 30).behaviour.step_s = 0.01
+    for name, hold_after in (("b", 80), ("c", 100), ("d", None)):
+        behaviour = site.join(name, ttl_s=600).behaviour
+        behaviour.step_s, behaviour.hold_after = 0.01, hold_after
     site.post("d", state="draining")
     site.post("c", state="draining")
     site.server.lose_engine()
     text += "".join(next(stream).choices[0].text for _ in range(3))
     assert site.see("b")["in_flight"] == 1
-    site.put("c", ttl_s=1)
     site.post("c", state="active")
     site.http.delete(f"{PATH}/b").raise_for_status()
     site.joined["b"].wait_for(lambda: len(site.joined["b"].cancels) == 1, "the cancel")
     text += "".join(next(stream).choices[0].text for _ in range(3))
     assert site.see("c")["in_flight"] == 1
     site.post("d", state="active")
+    site.put("c", ttl_s=1)  # its last registration, from here on
     site.until(lambda: site.see("d")["in_flight"] == 1)
     assert "renew" in site.see("c")["failure"]
     text += "".join(chunk.choices[0].text for chunk in stream)
@@ -142,7 +143,7 @@ def test_draining_moves_what_is_slow(site: Site):
     time.sleep(0.3)
     assert site.see("instance-0")["in_flight"] == 1, "there is no other one"
     site.post("b", state="active")
-    assert answer.result(5).usage.completion_tokens == 2
+    assert answer.result(GENEROUS_S).usage.completion_tokens == 2
     assert site.see("instance-0")["drained"]
 
 

@@ -264,10 +264,9 @@ def test_a_client_that_does_not_read_holds_little_and_delays_nobody(server: Gate
         client.sendall(head.encode() + body)
         generated = _settled(server) - before
         assert 0 < generated < len(prompts) * 250 / 2
-        began = time.monotonic()
         other = server.openai().completions.create(model="tiny", prompt="x", max_tokens=20)
         assert other.usage.completion_tokens == 20
-        assert time.monotonic() - began < 10
+        assert server.client.in_flight > 0, "the other one did not wait for the one that does not read"
     server.engine.wait_for(lambda: server.client.in_flight == 0, "the cancel of all")
 
 

@@ -46,7 +46,7 @@ def test_an_instance_that_renews_outlives_a_server_that_stands_still(site: Site)
     finally:
         stopping.set()
     renewing.result(30)
-    site.until(lambda: "renew" in (site.see("far")["failure"] or ""), 30)
+    site.until(lambda: "renew" in (site.see("far")["failure"] or ""))
 
 
 def test_an_answer_that_is_in_the_socket_counts(site: Site):
