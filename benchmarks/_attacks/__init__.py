@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 Attack = Callable[[str, int, float], None]
 
-MODULES = ("costs",)
+MODULES = ("costs", "http")
 
 
 def attacks() -> dict[str, Attack]:
