@@ -37,7 +37,7 @@ def test_a_number_is_refused_by_name_or_taken(flag: str, values: list[str], monk
     def listen(*_: object) -> None:
         raise Reached
 
-    monkeypatch.setattr("baton.launch.server._listen", listen)
+    monkeypatch.setattr("baton.launch.server.listen", listen)
     taken = 0
     for value in values:
         result = CliRunner().invoke(app, ["serve", f"{flag}={value}"])
