@@ -47,16 +47,18 @@ class Mutation:
     rules: tuple[str, ...]
     apply: Callable[[Patch], None]
     scenario: str = "standard"
+    start: int = 0
+    """Where the test begins, if it would take long from the first seed on.  (The table counts from 0.)"""
 
 
 MUTATIONS: list[Mutation] = []
 
 
 def mutation(
-    name: str, *rules: str, scenario: str = "standard"
+    name: str, *rules: str, scenario: str = "standard", start: int = 0
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     def add(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        MUTATIONS.append(Mutation(name, rules, apply, scenario))
+        MUTATIONS.append(Mutation(name, rules, apply, scenario, start))
         return apply
 
     return add

@@ -19,6 +19,7 @@ from baton.engine.courier import Courier
 from baton.engine.credits import Credits
 from baton.engine.departure import Phase
 from baton.engine.machinery import Machinery
+from baton.engine.reservation import Checker, Refusal
 from baton.engine.scheduler import Scheduler
 from baton.engine.steps import StepReader
 from baton.gateway.member import Member
@@ -72,29 +73,23 @@ def credit_not_given_back(patch: Patch) -> None:
 
 @mutation("a credit that is refused for good stays promised", "promise", scenario="order")
 def refused_for_good_and_promised(patch: Patch) -> None:
-    reserve = Arrivals.reserve
+    check, drop, reserve = Checker.check, Credits.drop, Arrivals.reserve
+    refused: list[bool] = []
 
-    def wrong(self, peer, message, now):
-        drop = self.credits.drop
-
-        def kept(peer, id):
-            return False if self._checker_refuses(message, now) else drop(peer, id)
-
-        self.credits.drop = kept
+    def wrong_check(self, *args):
         try:
-            reserve(self, peer, message, now)
-        finally:
-            del self.credits.drop
+            return check(self, *args)
+        except Refusal:
+            refused.append(True)
+            raise
 
-    def refuses(self, message, now):
-        try:
-            self._checker.check(message, self._source(), now)
-        except engine_arrivals.Refusal:
-            return True
-        return False
+    def wrong_reserve(self, *args):
+        reserve(self, *args)
+        refused.clear()
 
-    patch.setattr(Arrivals, "_checker_refuses", refuses, raising=False)
-    patch.setattr(Arrivals, "reserve", wrong)
+    patch.setattr(Checker, "check", wrong_check)
+    patch.setattr(Arrivals, "reserve", wrong_reserve)
+    patch.setattr(Credits, "drop", lambda self, peer, id: not refused and drop(self, peer, id))
 
 
 @mutation("the slot of a promise is not kept", "promise", scenario="credits")
@@ -282,21 +277,23 @@ def moved_and_running(patch: Patch) -> None:
     patch.setattr(RequestTable, "move", wrong)
 
 
-@mutation("tokens of an id that was given up are dropped without a word", "retired", scenario="early")
+@mutation(
+    "tokens of an id that was given up are dropped without a word", "retired", scenario="early", start=215
+)
 def dropped_without_a_word(patch: Patch) -> None:
     owner = RequestTable._owner
 
-    def wrong(self, sender, number):
+    def wrong(self, sender, *args):
         cancel, sender.cancel = sender.cancel, lambda *args, **options: None
         try:
-            return owner(self, sender, number)
+            return owner(self, sender, *args)
         finally:
             sender.cancel = cancel
 
     patch.setattr(RequestTable, "_owner", wrong)
 
 
-@mutation("one cancellation is enough, also if it came too early", "retired", scenario="early")
+@mutation("one cancellation is enough, also if it came too early", "retired", scenario="early", start=215)
 def cancelled_too_early(patch: Patch) -> None:
     cancel = Member.cancel
     patch.setattr(Member, "cancel", lambda self, number, has_it: cancel(self, number, has_it=True))
