@@ -125,3 +125,22 @@ def test_an_instance_may_join_with_the_new_weights(other_weights: Path) -> None:
             until(lambda: instances(server).get("d", {}).get("state") == "ready", "d is ready")
             assert ask(client, 1).choices[0].text == expected
             assert handed_over(server) == 1
+
+
+def test_two_instances_change_together_and_one_that_starts_again_has_them(tmp_path: Path) -> None:
+    (new := tmp_path / "new").mkdir()
+    flags = ("--executor", "simulated", "--max-model-len", "256", "--mixed", "2")
+    with Server(*flags, "--weights-dir", str(tmp_path)) as server:
+        answer = server.http.post("/update_weights", json={"path": str(new)}).json()
+        assert set(answer["instances"]) == set(instances(server)), answer
+        refusal = server.http.post("/update_weights", json={"path": str(tmp_path / "missing")})
+        assert refusal.status_code == 400
+        assert "no instance was changed" in refusal.json()["error"]["message"]
+        expected = {"generation": 1, "name": str(new), "path": str(new)}
+        os.kill(server.children()["worker"][0], signal.SIGKILL)
+        wait_metric(server, "baton:instance_restarts_total", 1)
+        server.wait_ready()
+        until(
+            lambda: [entry["weights"] for entry in instances(server).values()] == [expected, expected],
+            "both have what was decided",
+        )
