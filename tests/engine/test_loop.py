@@ -17,8 +17,9 @@ from baton.ipc.ring import RingReader, RingWriter, create_ring
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import COMMANDS
 from baton.protocol.config import InstanceConfig
+from baton.protocol.proof import answer, claim
 from baton.protocol.reports import REPORTS, StepReport, WorkerReady
-from baton.protocol.requests import Cancel, Failing, Outputs, Query, QueryReply, Submit, Welcome
+from baton.protocol.requests import Cancel, Failing, Hello, Outputs, Query, QueryReply, Submit, Welcome
 from baton.protocol.sampling import Sampling, Stopping
 from tests.engine.instance import Gateway, Instance
 
@@ -218,7 +219,7 @@ def test_a_worker_that_cannot_start_is_named_with_what_it_said():
 class Puppet:
     """A loop whose one worker is a process that does nothing and whose rings the test writes itself."""
 
-    def __init__(self, tmp_path, **changes):
+    def __init__(self, tmp_path, registration_secret="", **changes):
         self.process = subprocess.Popen(
             [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
         )
@@ -235,6 +236,7 @@ class Puppet:
             reports=[RingReader(report_fd, 0)],
             doorbell=self.bell,
             worker_pids=[self.process.pid],
+            registration_secret=registration_secret,
         )
         self.code = None
         self.thread = threading.Thread(target=self._run)
@@ -268,6 +270,26 @@ def puppet(tmp_path):
 
 
 READY = WorkerReady(0, 1000, 32, "t", 1, 100)
+
+
+def test_who_does_not_know_the_secret_of_the_registration_is_not_answered(puppet, tmp_path):
+    one = puppet(registration_secret="s" * 32)
+    one.report(READY)
+    stranger, server = Gateway(f"ipc://{tmp_path}/s"), Gateway(f"ipc://{tmp_path}/s", "server")
+    try:
+        stranger.send(Query(1, "stats"))
+        server.send(Hello("server", b"nonce", claim("s" * 32, b"nonce", "server", "i")))
+        welcome = server.receive()
+        assert isinstance(welcome, Welcome)
+        assert welcome.proof == answer("s" * 32, b"nonce", "server", "i")
+        server.send(Query(2, "stats"))
+        stats = server.receive()
+        assert stats.id == 2
+        with pytest.raises(TimeoutError):
+            stranger.receive(0.05)  # (all of it was read before the questions of the other)
+    finally:
+        stranger.close()
+        server.close()
 
 
 def test_silence_fails_the_instance_within_the_timeout(puppet):

@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from baton.protocol.codec import pack_int32, pack_int64, unpack_int32
+from baton.protocol.proof import answer as prove
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import (
     FROM_ENGINE,
@@ -103,6 +104,9 @@ class EchoEngine:
         self.orders: list[Weights] = []
         """Weights that it was told to have."""
         self.hellos = 0
+        self.secret = "s" * 32
+        """With which it proves itself where it joins."""
+        self._asked: dict[bytes, tuple[bytes, str]] = {}
         self.garbled = False
         """Greets with what cannot be read."""
         self._welcome = welcome
@@ -195,11 +199,12 @@ class EchoEngine:
         if isinstance(message, Hello):
             self._peers.add(identity)
             self.hellos += 1
+            self._asked[identity] = message.nonce, message.gateway
             if self.garbled:
                 socket.send_multipart([identity, b"\xc1"])
                 return
             if self._welcome:
-                socket.send_multipart([identity, FROM_ENGINE.encode(self._make_welcome())])
+                socket.send_multipart([identity, FROM_ENGINE.encode(self._make_welcome(identity))])
         elif isinstance(message, Submit):
             self.submits.append(message)
             reject = self.behaviour.reject
@@ -236,12 +241,21 @@ class EchoEngine:
                     if "error" not in body:
                         self.weights = message.weights
                         for peer in self._peers:
-                            socket.send_multipart([peer, FROM_ENGINE.encode(self._make_welcome())])
+                            socket.send_multipart([peer, FROM_ENGINE.encode(self._make_welcome(peer))])
                 socket.send_multipart([identity, FROM_ENGINE.encode(QueryReply(message.id, body))])
 
-    def _make_welcome(self) -> Welcome:
+    def _make_welcome(self, peer: bytes) -> Welcome:
         return Welcome(
-            self.incarnation, 100, 16, 256, 8, self.vocab, [1], detail="echo", weights=self.weights
+            self.incarnation,
+            100,
+            16,
+            256,
+            8,
+            self.vocab,
+            [1],
+            detail="echo",
+            weights=self.weights,
+            proof=prove(self.secret, *self._asked.get(peer, (b"", "")), self.incarnation),
         )
 
     def _step(self, socket: zmq.Socket[bytes]) -> None:

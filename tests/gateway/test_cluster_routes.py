@@ -42,7 +42,13 @@ class Site:
 
     def put(self, name: str, **changes: Any) -> httpx.Response:
         engine = self.joined[name]
-        body = {"incarnation": engine.incarnation, "endpoint": engine.endpoint, "label": "mixed", "ttl_s": 30}
+        body = {
+            "incarnation": engine.incarnation,
+            "endpoint": engine.endpoint,
+            "secret": engine.secret,
+            "label": "mixed",
+            "ttl_s": 30,
+        }
         return self.http.put(f"{PATH}/{name}", json={**body, **changes})
 
     def join(self, name: str, **changes: Any) -> EchoEngine:
@@ -192,6 +198,7 @@ def test_a_name_belongs_to_who_has_it(site: Site):
             "label": "mixed",
             "ttl_s": 30,
             "process": "two",
+            "secret": thief.secret,
         },
     )
     assert taken.status_code == 409

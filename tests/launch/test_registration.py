@@ -19,6 +19,7 @@ class Scripted:
     def __init__(self) -> None:
         self.answers: list[tuple[int, bytes]] = []
         self.asked: list[tuple[str, str, dict, str | None]] = []
+        self.redirect = ""
         self._start(0)
 
     def _start(self, port: int) -> None:
@@ -32,6 +33,8 @@ class Scripted:
                 status, text = outer.answers.pop(0) if outer.answers else (200, b'{"state": "ready"}')
                 self.send_response(status)
                 self.send_header("content-length", str(len(text)))
+                if outer.redirect:
+                    self.send_header("location", outer.redirect)
                 self.end_headers()
                 self.wfile.write(text)
 
@@ -63,6 +66,20 @@ def scripted():
 
 def refusal(message: str) -> bytes:
     return json.dumps({"error": {"message": message}}).encode()
+
+
+async def test_a_redirect_is_not_followed(scripted):
+    """The key is for the server that was named."""
+    elsewhere = Scripted()
+    try:
+        scripted.redirect = f"http://127.0.0.1:{elsewhere.port}/"
+        for status in (301, 302, 307, 308):
+            scripted.answers = [(status, b"")]
+            with pytest.raises(Refused, match="sends on to"):
+                Server.parse(f"127.0.0.1:{scripted.port}", "secret").ask("GET", "/cluster/instances")
+        assert not elsewhere.asked
+    finally:
+        elsewhere.go()
 
 
 async def test_registering_says_who_and_where(scripted):

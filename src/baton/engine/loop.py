@@ -45,6 +45,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
 import zmq
 
 from baton.engine.command_writer import CommandWriter
@@ -58,8 +59,18 @@ from baton.ipc.zeromq import has_messages, terminate
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PeerMessage
+from baton.protocol.proof import Prover
 from baton.protocol.reports import REPORTS
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, FromEngine, Target, max_message_bytes
+from baton.protocol.requests import (
+    FROM_ENGINE,
+    TO_ENGINE,
+    FromEngine,
+    Hello,
+    Target,
+    ToEngine,
+    Welcome,
+    max_message_bytes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +101,7 @@ class EngineLoop:
     what they ring, `worker_pids[rank]` the workers' processes.  Listens on `endpoint` (`ipc://…` or
     `tcp://…`) for gateways and on `config.peer_endpoint` for engines from the moment it is made.  Raises
     `OSError` if that is impossible, or `ProcessLookupError` if a worker is gone and was reaped already.
+    `registration_secret`: only gateways that know it are listened to ("": all).
     """
 
     def __init__(
@@ -104,10 +116,12 @@ class EngineLoop:
         worker_pids: Sequence[int],
         transfers: RingWriter | None = None,
         public: str = "",
+        registration_secret: str = "",
     ) -> None:
         self._commands = CommandWriter(commands, transfers)
         self._reports = tuple(reports)
         self._doorbell = doorbell
+        self._prover = Prover(registration_secret, incarnation)
         self._stopping = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._peers: Peers | None = None
@@ -248,7 +262,18 @@ class EngineLoop:
             except MalformedMessage as error:
                 self.core.violation(f"gateway {identity.hex()}", str(error))
                 continue
+            if not self._is_admitted(identity, message):
+                continue
             self.core.on_message(identity, message, time.monotonic())
+
+    def _is_admitted(self, identity: bytes, message: ToEngine) -> bool:
+        if isinstance(message, Hello):
+            admitted = self._prover.admits(identity, message.nonce, message.gateway, message.claim)
+        else:
+            admitted = self._prover.knows(identity)
+        if not admitted:
+            self.core.violation(f"gateway {identity.hex()}", "this instance did not register with it")
+        return admitted
 
     def _read_reports(self, limit: int | None) -> None:
         self._hasty = False
@@ -292,6 +317,8 @@ class EngineLoop:
 
     def _send(self, identity: bytes, message: FromEngine) -> bool:
         """False: the gateway is gone."""
+        if type(message) is Welcome:
+            message = msgspec.structs.replace(message, proof=self._prover.answer(identity))
         router = self._socket
         if identity.startswith(_PUBLIC):
             router, identity = self._routers[-1][1], identity.removeprefix(_PUBLIC)

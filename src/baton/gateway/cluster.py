@@ -28,6 +28,7 @@ from baton.gateway.requests_table import RequestTable
 from baton.protocol.requests import (
     Failing,
     FromEngine,
+    Hello,
     Load,
     Outputs,
     QueryKind,
@@ -124,12 +125,15 @@ class Cluster:
         member = self.members[name] = Member(name, label, joined=joined)
         return member
 
-    def attach(self, name: str, incarnation: str, now: float) -> None:
-        """There is a new connection, to this incarnation ("": whichever answers)."""
+    def attach(
+        self, name: str, incarnation: str, now: float, hello: Hello | None = None, proof: bytes = b""
+    ) -> None:
+        """There is a new connection, to this incarnation ("": whichever answers).  `hello`: with what it is
+        asked to prove itself; `proof`: what its `Welcome` must carry."""
         member = self.members[name]
         if member.state == "ready":
             self.lost(name, "another incarnation takes over", now)
-        member.attach(incarnation, self.name)
+        member.attach(incarnation, hello or Hello(self.name), proof)
 
     def lost(self, name: str, reason: str, now: float) -> None:
         """The instance or the connection to it is gone: what was there goes on elsewhere, or waits."""
@@ -379,7 +383,14 @@ class Cluster:
     # -- inside
 
     def _welcomed(self, member: Member, welcome: Welcome, now: float) -> None:
-        reason = self._misfit(welcome) if member.joined else None
+        reason = None
+        if not member.is_proven(welcome):
+            reason = (
+                "who answers at its endpoint did not prove to be who registered it; register the endpoint of "
+                "an engine that was started with the same secret"
+            )
+        elif member.joined:
+            reason = self._misfit(welcome)
         if reason is not None:
             log.error("%s cannot take part: %s", member.name, reason)
             self.failed(member.name, reason, now)

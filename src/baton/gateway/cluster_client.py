@@ -24,7 +24,7 @@ import zmq
 
 from baton.gateway.cluster import Cluster, Requirements
 from baton.gateway.engine_request import EngineRequest
-from baton.gateway.errors import ApiError, BadRequest, Conflict, InstanceUnavailable, NotFound
+from baton.gateway.errors import ApiError, BadRequest, Conflict, InstanceUnavailable, NotFound, Overloaded
 from baton.gateway.inbox import Inbox, Turn
 from baton.gateway.instance_client import InstanceClient
 from baton.gateway.member import Label, Member, State
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 _LINGER_MS = 200
 _CLOSE_S = 0.5
 """For the last messages to leave, and for ZeroMQ to end."""
+MAX_JOINED = 256
+"""Instances of elsewhere: each takes three of ZeroMQ's 1,023 sockets."""
 _PLAN_BYTES = 4096
 """At most what the decoders of a plan weigh in a message."""
 
@@ -138,17 +140,34 @@ class ClusterClient:
         return self._add(self.cluster.add(name, label))
 
     def join(
-        self, name: str, endpoint: str, incarnation: str, label: Label, ttl_s: float, *, process: str = ""
+        self,
+        name: str,
+        endpoint: str,
+        incarnation: str,
+        label: Label,
+        ttl_s: float,
+        *,
+        process: str = "",
+        secret: str = "",
     ) -> None:
-        """An instance registers itself, or says that it still lives.
+        """An instance registers itself, or says that it still lives.  It is used when whoever answers at the
+        endpoint has proven to know `secret` ("": at once).
 
         `label` counts only the first time: from then on it is this side's to change.  `process`: who started
         it.  Raises `Conflict` if the name is that of an instance of this server, or of a running one that
-        somebody else started, and `BadRequest` if this incarnation has turned out not to fit."""
+        somebody else started, `Overloaded` if there are too many, and `BadRequest` if this incarnation has
+        turned out not to fit."""
         if self._closed:
             raise InstanceUnavailable("the server shuts down", code="shutting_down")
         link = self.instances.get(name)
         if link is None:
+            if sum(one.member.joined for one in self.instances.values()) >= MAX_JOINED:
+                raise Overloaded(
+                    f"{MAX_JOINED} instances have joined already, and no more can; remove some, or wait "
+                    "until those that are gone are forgotten",
+                    code="too_many_instances",
+                    retry_after_s=30,
+                )
             link = self._add(self.cluster.add(name, label, joined=True))
             self._watchers[name] = asyncio.create_task(link.watch(), name=f"watch {name}")
             log.info("instance %s joins from %s as %s", name, endpoint, label)
@@ -158,7 +177,8 @@ class ClusterClient:
             # (Else the two would take the name, and its requests, from each other with each renewal.)
             raise Conflict(f"name: an instance {name!r} is there already; join under another name")
         link.member.process = process
-        same = (link.endpoint, link.incarnation) == (endpoint, incarnation)
+        same = (link.endpoint, link.incarnation, link.secret) == (endpoint, incarnation, secret)
+        link.secret = secret
         if same and link.state == "failed":
             raise BadRequest(f"instance {name!r} cannot take part: {link.failure}", code="misfit")
         self.cluster.renew(name, ttl_s, self._now())

@@ -37,6 +37,8 @@ class EngineChannel:
         receive: Callable[[bytes], None],
         died: Callable[[Exception], None],
         broke: Callable[[], None],
+        *,
+        reconnect_ms: int | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._receive = receive
@@ -45,8 +47,8 @@ class EngineChannel:
         self._socket: zmq.Socket[bytes] | None = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, reconnect_ms or _RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, max(reconnect_ms or 0, _RECONNECT_MAX_MS))
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(endpoint)
         self._fd = self._socket.fileno()

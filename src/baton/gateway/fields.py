@@ -123,7 +123,7 @@ Prompt = Annotated[
     ),
 ]
 Ignored = Annotated[msgspec.Raw, Meta(description="Accepted, and of no effect.")]
-Directory = Annotated[str, Meta(description="An absolute path on the server.")]
+Directory = Annotated[str, Meta(description="Below the directory that --weights-dir or --profile-dir names.")]
 
 MIN_TTL_S, MAX_TTL_S = 1.0, 3600.0
 MAX_MOVE_S = 86_400.0

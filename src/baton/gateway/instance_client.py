@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from baton.gateway.engine_channel import EngineChannel
@@ -21,7 +22,8 @@ from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.member import Member, State
 from baton.gateway.patience import within
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, QueryKind, ToEngine, Welcome
+from baton.protocol.proof import NONCE_BYTES, answer, claim
+from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, QueryKind, ToEngine, Welcome
 
 if TYPE_CHECKING:
     from baton.gateway.cluster_client import ClusterClient
@@ -31,6 +33,9 @@ log = logging.getLogger(__name__)
 _CLOSE_LINGER_MS = 200
 _BROKEN_GRACE_S = 0.25
 """A broken connection is usually a dead process: the supervisor gets so long to say so, and why."""
+_PROVEN_RECONNECT_MS = 2000
+"""ZeroMQ's own, where the other end has to prove itself: long enough for the connection to be given up
+first."""
 _UNREADABLE_GRACE_S = 1.0
 """Before the client connects again to an instance that sent what cannot be read: it may do so again."""
 
@@ -46,6 +51,8 @@ class InstanceClient:
     def __init__(self, owner: ClusterClient, member: Member) -> None:
         self.member = member
         self.endpoint = ""
+        self.secret = ""
+        """Of an instance that joined: it must prove that it knows it before it is used."""
         self._owner = owner
         self._cluster = owner.cluster
         self._channel: EngineChannel | None = None
@@ -185,10 +192,20 @@ class InstanceClient:
         """Connects, without waiting for anything."""
         self.close()
         channel = EngineChannel(
-            self._owner.context, endpoint, self._receive, self._reader_died, self._connection_broke
+            self._owner.context,
+            endpoint,
+            self._receive,
+            self._reader_died,
+            self._connection_broke,
+            reconnect_ms=_PROVEN_RECONNECT_MS if self.secret else None,
         )
         self._channel, self.endpoint, self._incarnation = channel, endpoint, incarnation
-        self._cluster.attach(self.name, incarnation, self._now())
+        if self.secret:
+            between = (self.secret, secrets.token_bytes(NONCE_BYTES), self._cluster.name, incarnation)
+            hello = Hello(self._cluster.name, between[1], claim(*between))
+            self._cluster.attach(self.name, incarnation, self._now(), hello, answer(*between))
+        else:
+            self._cluster.attach(self.name, incarnation, self._now())
         self._owner.settle()
         return channel
 
@@ -234,6 +251,8 @@ class InstanceClient:
 
     def _connection_broke(self) -> None:
         if self._grace is None:
+            if self.secret:
+                self.close()  # ZeroMQ would connect again to whoever listens there now, without a proof
             loop = asyncio.get_running_loop()
             self._grace = loop.call_later(_BROKEN_GRACE_S, self._reconnect)
 

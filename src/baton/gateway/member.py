@@ -22,6 +22,7 @@ Besides, the member keeps books for routing: what this gateway itself has sent t
 
 from __future__ import annotations
 
+import hmac
 import logging
 import re
 from collections import OrderedDict, deque
@@ -99,6 +100,7 @@ class Member:
         """Its answer to the last order to load weights; None until it comes."""
         self.was_ready = False
         self._incarnation = ""
+        self._proof = b""
         self._welcomed_by = ""
         self._fresh: deque[tuple[float, int]] = deque(maxlen=1 << 14)
         """(when, tokens to compute) of what was sent since the last `Load`."""
@@ -140,13 +142,20 @@ class Member:
             plan_pass(welcome.key, gateway, request, prefiller),
         )
 
-    def attach(self, incarnation: str, gateway: str) -> None:
-        """There is a new connection, to this incarnation ("": whichever answers).  After `leave`."""
+    def attach(self, incarnation: str, hello: Hello, proof: bytes = b"") -> None:
+        """There is a new connection, to this incarnation ("": whichever answers).  After `leave`.
+
+        `proof`: what its `Welcome` must carry; empty: nothing."""
         if self.state == "failed":
             self.state = "restarting" if self.was_ready else "starting"
         self.failure = None
         self._incarnation = incarnation
-        self.outgoing = [Hello(gateway=gateway)]
+        self._proof = proof
+        self.outgoing = [hello]
+
+    def is_proven(self, welcome: Welcome) -> bool:
+        """False: it comes from somebody else than who registered."""
+        return not self._proof or hmac.compare_digest(welcome.proof, self._proof)
 
     def welcomed(self, welcome: Welcome) -> bool:
         """True if the instance can serve from here on."""

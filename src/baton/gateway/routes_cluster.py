@@ -8,7 +8,9 @@
 | `PUT /cluster/instances/{name}` | an instance | joins; the same again within `ttl_s`: it still lives |
 | `DELETE /cluster/instances/{name}` | an instance | leaves at once; what runs there is continued elsewhere |
 
-An instance that wants to leave in peace asks for `draining`, looks until it is `drained`, and leaves then.
+Requests go to an instance when whoever answers at its endpoint has proven to be who registered
+(`protocol/proof.py`).  An instance that wants to leave in peace asks for `draining`, looks until it is
+`drained`, and leaves then.
 """
 
 from __future__ import annotations
@@ -20,18 +22,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from baton.gateway.endpoints import check_endpoint
 from baton.gateway.errors import BadRequest
 from baton.gateway.fields import MAX_TTL_S, MIN_TTL_S
 from baton.gateway.formats import encode
 from baton.gateway.member import INSTANCE_NAME, LABELS, Label
+from baton.gateway.rights import is_local
 from baton.gateway.schemas import InstanceRequest, JoinRequest
 from baton.gateway.state import Gateway
+from baton.protocol.proof import MAX_SECRET, MIN_SECRET, SECRET_VARIABLE
 
 log = logging.getLogger(__name__)
 
-_ENDPOINT = re.compile(
-    r"(tcp://(\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc:///[\x21-\x7e]{1,106})\Z"
-)
+_SECRET = re.compile(rf"[\x21-\x7e]{{{MIN_SECRET},{MAX_SECRET}}}\Z")
 _INCARNATION = re.compile(r"[\x21-\x7e]{1,64}\Z")
 
 
@@ -56,21 +59,35 @@ def cluster_routes(gateway: Gateway) -> APIRouter:
             raise BadRequest(
                 "name: give 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first", param="name"
             )
-        if not body.endpoint or not _ENDPOINT.match(body.endpoint):
-            raise BadRequest(
-                "endpoint: give where this server reaches the engine, tcp://HOST:PORT or ipc:///PATH",
-                param="endpoint",
-            )
         if not body.incarnation or not _INCARNATION.match(body.incarnation):
             raise BadRequest(
                 "incarnation: give 1 to 64 printable characters, others after each start", param="incarnation"
             )
         link = client.instances.get(name)
         renewal = link is not None and link.incarnation == body.incarnation
+        if link is None or link.endpoint != body.endpoint:
+            local, proven = is_local(request.scope), bool(request.state.key_id)
+            endpoint = check_endpoint(body.endpoint, local=local, proven=proven)
+        else:
+            endpoint = link.endpoint  # (its socket may be gone when it renews)
+        if not body.secret or not _SECRET.match(body.secret):
+            raise BadRequest(
+                f"secret: give {MIN_SECRET} to {MAX_SECRET} random characters, which the engine knows "
+                f"({SECRET_VARIABLE})",
+                param="secret",
+            )
         _check_fit(gateway, body, renewal)
         ttl_s = _within("ttl_s", body.ttl_s, MIN_TTL_S, MAX_TTL_S)
         label = _label(body.label or "mixed")
-        client.join(name, body.endpoint, body.incarnation, label, ttl_s, process=body.process or "")
+        client.join(
+            name,
+            endpoint,
+            body.incarnation,
+            label,
+            ttl_s,
+            process=body.process or "",
+            secret=body.secret,
+        )
         return _json({**client.describe(name)[0], "decided_weights": client.cluster.weights.describe()})
 
     @router.post("/cluster/instances/{name}")

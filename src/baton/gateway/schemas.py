@@ -159,6 +159,8 @@ class JoinRequest(msgspec.Struct, kw_only=True):
     """It counts as lost if it does not register again within so many seconds."""
     model: str | None = None
     """What it serves; compared with the names of what is served here, if it is given."""
+    secret: str | None = None
+    """What the engine proves itself with (`protocol/proof.py`)."""
     process: str | None = None
     """Of whoever registers; the same for each incarnation that it starts.  Another process cannot take a name
     while the instance that has it is there."""

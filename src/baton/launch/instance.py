@@ -24,6 +24,7 @@ from baton.ipc.process import ParentGone, die_with_parent
 from baton.launch.environment import worker_environment
 from baton.observe.logs import configure_logging
 from baton.protocol.config import InstanceConfig
+from baton.protocol.proof import SECRET_VARIABLE
 from baton.worker.wiring import GroupWiring, WorkerWiring, worker_argv
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class InstanceLaunch(msgspec.Struct, frozen=True):
 
 def run_instance(launch: InstanceLaunch) -> int:
     """Runs until SIGTERM or failure; returns the exit code.  No worker is alive afterwards."""
+    secret = os.environ.pop(SECRET_VARIABLE, "")  # not for the workers
     config = launch.config
     rendezvous = Path(launch.directory) / f"rendezvous-{launch.incarnation}"
     group = GroupWiring(config, str(rendezvous))
@@ -71,6 +73,7 @@ def run_instance(launch: InstanceLaunch) -> int:
             doorbell=group.doorbell,
             worker_pids=[worker.pid for worker in workers],
             public=launch.public,
+            registration_secret=secret,
         )
         os.write(launch.told_fd, f"{loop.endpoint} {loop.public}\n".encode())
         os.close(launch.told_fd)

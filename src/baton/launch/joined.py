@@ -115,12 +115,14 @@ class _Joined:
         self._options = options
         self._client = ClusterClient(on_fatal=self._on_fatal)
         self._link: InstanceClient = self._client.add(plan.instance.name, options.label)
+        self._secret = self._link.secret = secrets.token_hex(32)
         self._supervisor = Supervisor(
             plan.instance,
             self._link,
             max_restarts=options.max_restarts,
             public="" if private else f"tcp://{bracketed(options.host)}:0",
             heartbeat_idle=True,
+            secret=self._secret,
         )
         self._registrar = Registrar(server, plan.instance.name, options.ttl_s)
         self._registration = Registration(
@@ -129,6 +131,7 @@ class _Joined:
             label=options.label,
             model=plan.served.name if options.named else None,
             process=secrets.token_hex(8),
+            secret=self._secret,
             checkpoint=plan.served.checkpoint,
             dtype=plan.served.dtype,
         )

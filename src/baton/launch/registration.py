@@ -33,7 +33,16 @@ _REFUSALS = (400, 401, 403, 404, 405, 409)
 _HOST = r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)"
 _PLACE = re.compile(rf"{_HOST}:[0-9]{{1,5}}|https?://{_HOST}(:[0-9]{{1,5}})?/?")
 _MAX_ANSWER = 1 << 20
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The key and the secret are for the server that was named, and for nobody it names."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 """Never through a proxy: the server is in the same cluster."""
 
 
@@ -57,6 +66,8 @@ class Registration(NamedTuple):
     """Who starts the incarnations."""
     checkpoint: str = ""
     dtype: str = ""
+    secret: str = ""
+    """With which the engine proves that the endpoint is its own."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,10 @@ class Server:
             with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
                 data = answer.read(_MAX_ANSWER)
         except urllib.error.HTTPError as error:
+            if 300 <= error.code < 400:
+                error.close()
+                place = (error.headers.get("location") or "elsewhere")[:200]
+                raise Refused(f"{self.url} sends on to {place}; is that the server to --join?") from None
             with error:
                 message = _message(error.read(_MAX_ANSWER)) or str(error)
             if error.code in _REFUSALS:
@@ -151,6 +166,7 @@ class Registrar:
             "process": registration.process,
             "checkpoint": registration.checkpoint,
             "dtype": registration.dtype,
+            "secret": registration.secret,
             "ttl_s": self._ttl_s,
         }
         try:

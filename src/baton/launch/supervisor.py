@@ -47,6 +47,7 @@ from baton.launch.environment import engine_environment
 from baton.launch.instance import InstanceLaunch
 from baton.launch.runtime_dir import RuntimeDirectory
 from baton.protocol.config import InstanceConfig
+from baton.protocol.proof import SECRET_VARIABLE
 from baton.protocol.silence import Silence
 from baton.protocol.weights import Weights
 
@@ -77,10 +78,13 @@ class Supervisor:
         max_restarts: int = 5,
         public: str = "",
         heartbeat_idle: bool = False,
+        secret: str = "",
     ) -> None:
         """`public`: where gateways of other hosts reach the engine, "" if none shall; this process uses a
         socket in a private directory.  `heartbeat_idle`: it is asked for its statistics also
-        while nothing is in flight here, because others send to it as well."""
+        while nothing is in flight here, because others send to it as well.  `secret`: with which the engine
+        proves itself to those it registers with."""
+        self._secret = secret
         self._config = config
         self._client = client
         self._public = public
@@ -104,7 +108,16 @@ class Supervisor:
 
     async def run(self) -> None:
         """Serves until cancelled.  Raises `InstanceFailed` when it gives up."""
-        directory = RuntimeDirectory()
+        try:
+            directory = RuntimeDirectory()
+        except OSError as error:
+            reason = (
+                f"cannot make a private directory for sockets: {error.strerror or error} ({error.filename})"
+            )
+            self._client.failed(reason)
+            raise InstanceFailed(
+                f"{reason}; make room there, or set TMPDIR to a place that has some"
+            ) from None
         failures = 0
         try:
             while True:
@@ -151,7 +164,7 @@ class Supervisor:
             launch = InstanceLaunch(
                 config, incarnation, endpoint, str(directory), os.getpid(), told_fd, self._public
             )
-            self._process = _spawn(launch)
+            self._process = _spawn(launch, self._secret)
             self.spawned.set()
         died = asyncio.ensure_future(_exit_of(self._process))
         ready = asyncio.ensure_future(self._attach(told, incarnation))
@@ -286,7 +299,7 @@ def _place(endpoint: str, path: str) -> str:
     return f"ipc://{path}" if endpoint == "ipc://*" else endpoint
 
 
-def _spawn(launch: InstanceLaunch) -> subprocess.Popen[bytes]:
+def _spawn(launch: InstanceLaunch, secret: str) -> subprocess.Popen[bytes]:
     """Starts the engine process.
 
     `-P`: the working directory must not shadow installed packages.  A session of its own: Ctrl-C and signals
@@ -298,7 +311,7 @@ def _spawn(launch: InstanceLaunch) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         pass_fds=(launch.told_fd,),
-        env=engine_environment(),
+        env={**engine_environment(), SECRET_VARIABLE: secret},
     )
 
 

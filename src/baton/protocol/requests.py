@@ -58,6 +58,10 @@ Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
     gateway: Name
+    nonce: bytes = b""
+    """To an instance that joined: what it has to prove itself with (`proof.py`)."""
+    claim: bytes = b""
+    """That the gateway itself knows the secret of the registration."""
 
 
 class Target(msgspec.Struct, array_like=True, frozen=True):
@@ -140,6 +144,8 @@ class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
     """With which a gateway names instances to this one (`passes.py`)."""
     weights: Weights = Weights()
     """Those that it has.  When they have changed it says `Welcome` again."""
+    proof: bytes = b""
+    """That it knows the secret of its registration: the answer to the `Hello`'s nonce."""
 
 
 class Finished(msgspec.Struct, array_like=True, frozen=True):
