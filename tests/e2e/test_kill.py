@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -127,15 +126,15 @@ SLOW_STEPS = ("--executor", "simulated", "--simulated-cost")
 
 
 def wait_deaf(server: Server, deadline_s: float = 60.0) -> None:
-    """Until the server accepts no connection: it has noticed that it is to stop."""
+    """Until the server takes no new request: it has noticed that it is to stop."""
     deadline = time.monotonic() + deadline_s
-    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
     while True:
         try:
-            socket.create_connection(address, 5).close()
-        except OSError:
+            if "shuts down" in httpx.get(f"{server.url}/health", timeout=5).text:
+                return
+        except httpx.HTTPError:
             return
-        assert time.monotonic() < deadline, "the server goes on listening"
+        assert time.monotonic() < deadline, "the server goes on as before"
         time.sleep(0.05)
 
 
