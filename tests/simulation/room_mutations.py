@@ -71,7 +71,7 @@ def credit_not_given_back(patch: Patch) -> None:
     patch.setattr(Attempts, "end", wrong)
 
 
-@mutation("a credit that is refused for good stays promised", "promise", scenario="order")
+@mutation("a credit that is refused for good stays promised", "promise", scenario="credits")
 def refused_for_good_and_promised(patch: Patch) -> None:
     check, drop, reserve = Checker.check, Credits.drop, Arrivals.reserve
     refused: list[bool] = []

@@ -241,7 +241,7 @@ _PURPOSES = (
         "decoders that are full: credits are promised, and clients leave while they stand",
         num_requests=16,
         seconds=0.8,
-        faults=("slow_peer", "stall_peer", "stall_engine", "reset_prefix"),
+        faults=("slow_peer", "stall_peer", "stall_engine", "reset_prefix", "update_weights"),
         clients=("cancels", "priorities"),
         client_chance=0.8,
         spare_blocks=(0, 12),
