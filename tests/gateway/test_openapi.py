@@ -193,7 +193,7 @@ def test_events_have_the_shape_that_is_described(server: GatewayServer, extra: d
 
 def test_an_instance_that_joins_is_described(server: GatewayServer) -> None:
     engine = EchoEngine(incarnation="far.1", vocab=server.engine.vocab)
-    body = {"endpoint": engine.endpoint, "incarnation": "far.1", "ttl_s": 30}
+    body = {"endpoint": engine.endpoint, "incarnation": "far.1", "ttl_s": 30, "secret": engine.secret}
     with server.http() as http:
         joined = http.put("/cluster/instances/far", json=body).raise_for_status()
         assert msgspec.convert(joined.json(), answers.Instance).name == "far"
