@@ -25,6 +25,7 @@ from baton.protocol.handover import (
 from baton.protocol.reports import CloseReason, ControlDone
 from baton.protocol.requests import Query, Target
 from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.weights import Weights
 from tests.engine.peerscript import LEASE_S, PeerScript, instance_source
 from tests.engine.test_arrivals import PAGES, handed, reserved
 from tests.engine.test_departures import prepared
@@ -86,7 +87,7 @@ def test_a_later_attempt_does_not_orphan_what_was_handed_over():
 
 def test_an_instance_that_restarts_after_an_update_fits_those_that_were_updated():
     """Its first checkpoint is the one that the others were given while they ran."""
-    d = PeerScript(weights="/new")
+    d = PeerScript(weights=Weights(1, "/new", "/new"))
     d.ask("p", source=instance_source(weights="/new"))
     ((_, answer),) = d.take()
     assert isinstance(answer, Reserved)

@@ -35,7 +35,10 @@ FIXED = {
     "retired": range(0, 20),
     "early": range(0, 20),
     "fair": range(0, 40),
+    "watchers": range(0, 20),
+    "weights": range(0, 20),
 }
+assert FIXED.keys() == SCENARIOS.keys()
 
 
 def check(summary: Summary, scenario: str) -> None:
