@@ -15,6 +15,7 @@ import uvloop
 from baton.gateway.access import Access
 from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.served_model import ServedModel
+from baton.gateway.sharing import SharingOptions
 from baton.launch.http import HttpServer, make_http
 from baton.launch.http_limits import HttpLimits
 from baton.launch.listening import listen
@@ -123,7 +124,7 @@ class Site:
             access=self._access,
             limits=self._limits,
             descriptors=self._descriptors,
-            on_weights=lambda directory: "",
+            sharing=SharingOptions(),
             shutdown_timeout_s=self._shutdown_timeout_s,
         )
         await instance.attach(self.engine.endpoint, self.engine.incarnation)

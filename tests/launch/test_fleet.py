@@ -127,7 +127,7 @@ async def test_an_engine_that_says_nothing_and_stays_is_ended(monkeypatch):
     """It closes its pipe without a word and lives on."""
     monkeypatch.setattr("baton.launch.supervisor._LEAVE_S", 0.05)
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    monkeypatch.setattr("baton.launch.supervisor._spawn", lambda launch: subprocess.Popen(command))
+    monkeypatch.setattr("baton.launch.supervisor._spawn", lambda launch, secret: subprocess.Popen(command))
     async with Running(plan("a")) as running:
         with pytest.raises(InstanceFailed, match="without saying where it listens"):
             await asyncio.wait_for(running.task, DEADLINE_S)
@@ -136,7 +136,7 @@ async def test_an_engine_that_says_nothing_and_stays_is_ended(monkeypatch):
 async def test_loading_has_its_own_deadline(monkeypatch):
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
 
-    def spawn(launch):
+    def spawn(launch, secret):
         return subprocess.Popen(command, pass_fds=(launch.told_fd,))
 
     monkeypatch.setattr("baton.launch.supervisor._spawn", spawn)
