@@ -145,6 +145,20 @@ async def test_loading_has_its_own_deadline(monkeypatch):
             await asyncio.wait_for(running.task, DEADLINE_S)
 
 
+async def test_a_server_that_shuts_down_restarts_nobody(monkeypatch, caplog):
+    """The client has let go of the instances, while the last answers are still being written."""
+    monkeypatch.setattr("baton.launch.supervisor.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("baton.launch.supervisor._LEAVE_S", 0.02)
+    async with Running(plan("a")) as running:
+        await asyncio.wait_for(running.client.ready(), DEADLINE_S)
+        pid = running.fleet.supervisors["a"].pid
+        await running.client.close()
+        await asyncio.sleep(0.5)
+        assert running.fleet.supervisors["a"].pid == pid
+    assert "killing it" not in caplog.text
+    assert "starting it again" not in caplog.text
+
+
 async def test_the_others_go_on_without_one_that_dies_too_often_until_none_is_left():
     async with Running(plan("a"), plan("b"), max_restarts=1) as running:
         await asyncio.wait_for(running.client.ready(), DEADLINE_S)

@@ -242,6 +242,11 @@ class ClusterClient:
             terminate(self._context, _CLOSE_S, _LINGER_MS)
             self._context = None
 
+    @property
+    def closed(self) -> bool:
+        """The server shuts down: no instance is connected any more, and that says nothing about them."""
+        return self._closed
+
     # -- requests
 
     def check_ready(self) -> None:

@@ -213,6 +213,11 @@ class InstanceClient:
         if self._channel is not None:
             self._channel.send(TO_ENGINE.encode(message))
 
+    @property
+    def closed(self) -> bool:
+        """As of the `ClusterClient`."""
+        return self._owner.closed
+
     def close_if_failing(self) -> None:
         if self.member.failure is not None and self._channel is not None:
             self.close()

@@ -122,6 +122,8 @@ class Supervisor:
         try:
             while True:
                 served_s, reason = await self._run_once(directory.path)
+                if self._client.closed:
+                    await self._until_cancelled()
                 failures = 0 if served_s > _HEALTHY_AFTER_S else failures + 1
                 if served_s == 0 and self.restarts == 0:
                     self._client.failed(reason)
@@ -219,6 +221,8 @@ class Supervisor:
             await asyncio.wait((died,), timeout=pause)
             if died.done():
                 return
+            if self._client.closed:
+                return await self._until_cancelled()  # the engine is stopped when its requests have ended
             if self._client.state != "ready":
                 # It has said that it fails, or closed its connection: it is about to end.
                 leaving = leaving or Silence(_LEAVE_S, time.monotonic())
@@ -232,6 +236,10 @@ class Supervisor:
                 self._client.lost(f"the engine process has not answered for {SILENT_S:.0f} s")
                 await self._kill(process, died)
                 return
+
+    async def _until_cancelled(self) -> None:
+        """The server shuts down, which ends with cancelling this; its last answers have a deadline there."""
+        await asyncio.Event().wait()
 
     async def _kill(self, process: subprocess.Popen[bytes], died: asyncio.Future[int]) -> None:
         """Returns when the process has ended, or does not within `_KILL_S`."""
