@@ -10,6 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from baton.gateway.tokenizer import Tokenizer
 from tests.gateway.harness import GatewayServer
+from tests.gateway.site import Site
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog",
@@ -112,3 +113,11 @@ def server(shared_server: GatewayServer) -> GatewayServer:
     """A running gateway; its engine echoes.  Tests that lose the engine start their own."""
     shared_server.reset()
     return shared_server
+
+
+@pytest.fixture
+def site(byte_level: Path, vocab: int) -> Iterator[Site]:
+    with GatewayServer(byte_level, eos=END, vocab=vocab) as server:
+        site = Site(server)
+        yield site
+        site.close()

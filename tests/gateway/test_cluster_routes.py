@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -16,69 +13,11 @@ import pytest
 from baton.gateway.access import Access
 from baton.gateway.tokenizer import Tokenizer
 from baton.protocol.weights import Weights
+from tests.conftest import GENEROUS_S
 from tests.gateway.conftest import END
 from tests.gateway.echo_engine import EchoEngine
 from tests.gateway.harness import GatewayServer
-
-PATH = "/cluster/instances"
-GENEROUS_S = 120.0
-"""For what happens at once, on a machine that is busy with something else."""
-
-
-class Site:
-    """A server with one instance of its own (`instance-0`), and engines that join."""
-
-    def __init__(self, server: GatewayServer) -> None:
-        self.server = server
-        self.http = server.http()
-        self.joined: dict[str, EchoEngine] = {}
-        self.pool = ThreadPoolExecutor(8)
-
-    def engine(self, name: str, **settings: Any) -> EchoEngine:
-        engine = self.joined[name] = EchoEngine(
-            incarnation=f"{name}.1", **{"vocab": self.server.engine.vocab, **settings}
-        )
-        return engine
-
-    def put(self, name: str, **changes: Any) -> httpx.Response:
-        engine = self.joined[name]
-        body = {
-            "incarnation": engine.incarnation,
-            "endpoint": engine.endpoint,
-            "secret": engine.secret,
-            "label": "mixed",
-            "ttl_s": 30,
-        }
-        return self.http.put(f"{PATH}/{name}", json={**body, **changes})
-
-    def join(self, name: str, **changes: Any) -> EchoEngine:
-        engine = self.joined.get(name) or self.engine(name)
-        self.put(name, **changes).raise_for_status()
-        self.until(lambda: self.see(name)["state"] == "ready")
-        return engine
-
-    def see(self, name: str) -> dict[str, Any]:
-        return self.http.get(f"{PATH}/{name}").raise_for_status().json()
-
-    def post(self, name: str, **body: Any) -> httpx.Response:
-        return self.http.post(f"{PATH}/{name}", json=body)
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        self.server.engine.wait_for(condition, "what the test waits for", GENEROUS_S)
-
-    def close(self) -> None:
-        self.pool.shutdown(cancel_futures=True)
-        self.http.close()
-        for engine in self.joined.values():
-            engine.die()
-
-
-@pytest.fixture
-def site(byte_level: Path, vocab: int) -> Iterator[Site]:
-    with GatewayServer(byte_level, eos=END, vocab=vocab) as server:
-        site = Site(server)
-        yield site
-        site.close()
+from tests.gateway.site import PATH, Site
 
 
 def names(site: Site) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,7 @@ from baton.gateway import cluster_client, endpoints
 from baton.gateway.endpoints import check_endpoint
 from baton.gateway.errors import BadRequest
 from baton.protocol.proof import Prover, answer, claim
-from tests.gateway.conftest import END
-from tests.gateway.harness import GatewayServer
-from tests.gateway.test_cluster_routes import PATH, Site
-
-
-@pytest.fixture
-def site(byte_level: Path, vocab: int) -> Iterator[Site]:
-    with GatewayServer(byte_level, eos=END, vocab=vocab) as server:
-        site = Site(server)
-        yield site
-        site.close()
+from tests.gateway.site import PATH, Site
 
 
 def test_who_does_not_know_the_secret_gets_no_request(site: Site):

@@ -5,22 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-from tests.gateway.conftest import END
-from tests.gateway.harness import GatewayServer
-from tests.gateway.test_cluster_routes import Site
-
-
-@pytest.fixture
-def site(byte_level: Path, vocab: int) -> Iterator[Site]:
-    with GatewayServer(byte_level, eos=END, vocab=vocab) as server:
-        site = Site(server)
-        yield site
-        site.close()
+from tests.gateway.site import Site
 
 
 def test_an_instance_that_renews_outlives_a_server_that_stands_still(site: Site):

@@ -54,6 +54,7 @@ class ServeOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: int | None = None
     step_timeout: float = 120.0
+    """Seconds."""
     startup_timeout: float = 600.0
     """Seconds."""
     record: str | None = None
