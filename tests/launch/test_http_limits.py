@@ -38,6 +38,7 @@ class Table:
 
     def open(self, name: str) -> One:
         one = One(name)
+        self.of.comes()
         self.of.opened(one, self.now)
         return one
 

@@ -102,7 +102,7 @@ class Acceptor:
         return True
 
     def _has_room(self, connection: socket.socket) -> bool:
-        count = self._table.count + len(self._opening)
+        count = self._table.count + self._table.coming
         return count < self._max_count and connection.fileno() < self._max_descriptor
 
     def _make_room(self) -> bool:
@@ -116,16 +116,20 @@ class Acceptor:
     def _open(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._table.comes()
         task = self._loop.create_task(self._connect(connection))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
     async def _connect(self, connection: socket.socket) -> None:
+        made = self._make()
         try:
-            await self._loop.connect_accepted_socket(self._make, connection)
+            await self._loop.connect_accepted_socket(lambda: made, connection)
         except Exception as error:
             log.debug("a connection could not be taken over: %s", error)
             connection.close()
+            if not made.opened:
+                self._table.lost()
 
     def _pause(self) -> None:
         """No descriptor is left: the listener stays readable, and must not be asked all the time."""

@@ -110,6 +110,8 @@ class Connections(Generic[C]):
     def __init__(self, limits: HttpLimits, now: float) -> None:
         self.limits = limits
         self.count = 0
+        self.coming = 0
+        """Accepted, and not opened yet: each has its place."""
         self.accepted = 0
         self.closed: dict[Closed, int] = {}
         """How many were ended by a limit, by which."""
@@ -122,7 +124,17 @@ class Connections(Generic[C]):
 
     # -- what connections say
 
+    def comes(self) -> None:
+        """A connection was accepted; `opened` or `lost` follows."""
+        self.coming += 1
+
+    def lost(self) -> None:
+        """It could not be opened."""
+        self.coming -= 1
+
     def opened(self, client: C, now: float) -> None:
+        """A connection that came is served from now on, until it is `gone`."""
+        self.coming -= 1
         self.count += 1
         self.accepted += 1
         self._heads[client] = now

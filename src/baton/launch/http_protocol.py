@@ -65,6 +65,8 @@ class Connection(HttpToolsProtocol):
         self._discarded = -1
         """Bytes that were thrown away since the client was refused; -1: it was not."""
         self._declining = False
+        self.opened = False
+        """The event loop has taken it over."""
         self.last = False
         """The next answer is the last one."""
 
@@ -83,6 +85,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.opened = True
         self._table.opened(self, self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
