@@ -78,7 +78,7 @@ class Behaviour:
     replies: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What a query of this kind is answered with, instead of its own kind and argument."""
     room: int | None = None
-    """Refuses with `queue_full` what comes while so many run."""
+    """Refuses with `queue_full` what comes while so many run, once each of those has sent a token."""
     max_running: int = 0
     """The most that ever ran; the engine counts."""
 
@@ -207,8 +207,10 @@ class EchoEngine:
                 socket.send_multipart([identity, FROM_ENGINE.encode(self._make_welcome(identity))])
         elif isinstance(message, Submit):
             self.submits.append(message)
-            reject = self.behaviour.reject
-            if self.behaviour.room is not None and len(self._running) >= self.behaviour.room:
+            reject, room = self.behaviour.reject, self.behaviour.room
+            if room is not None and any(not one.generated for one in self._running.values()):
+                self._step(socket)
+            if room is not None and len(self._running) >= room:
                 reject = Finished(0, "rejected", "queue_full", "there is no room")
             if reject is not None:
                 end = msgspec.structs.replace(reject, id=message.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -152,15 +153,24 @@ def test_a_full_queue_says_when_to_come_back(server: GatewayServer):
     assert answer.json()["error"]["code"] == "queue_full"
 
 
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_sequence_that_makes_place_is_submitted_again_where_others_of_its_request_have_begun(
-    server: GatewayServer,
+    server: GatewayServer, stream: bool
 ):
+    """Also where nobody hears of tokens before the end."""
     server.reset()
-    server.engine.behaviour.room = 2
-    answer = complete(server, "alice", n=4, max_tokens=5)
-    assert answer.status_code == 200
-    assert len(answer.json()["choices"]) == 4
-    assert server.engine.behaviour.max_running <= 2
+    engine, behaviour = server.engine, server.engine.behaviour
+    behaviour.room, behaviour.hold_after = 2, 1
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(complete, server, "alice", prompt=[5, 6, 7], n=4, max_tokens=5, stream=stream)
+        engine.wait_for(lambda: len(engine.submits) == 4, "the submission of all four")
+        behaviour.hold_after = None
+        response = answer.result()
+    assert response.status_code == 200
+    reasons = response.text.count('"finish_reason":"length"')
+    assert reasons == 4, response.text
+    assert len(engine.submits) >= 6, "two were refused"
+    assert behaviour.max_running == 2
 
 
 def test_metrics_tell_keys_apart(server: GatewayServer):

@@ -229,8 +229,10 @@ class Generation:
 
     def _must_wait(self, chunk: Chunk, now: float) -> bool:
         """The queue had no room for this sequence of a request that has begun; it is to be tried again."""
-        if chunk.finished is None or chunk.finished.code != "queue_full" or chunk.tokens or not self._begun:
+        if chunk.finished is None or chunk.finished.code != "queue_full" or chunk.tokens:
             return False
+        if not (self._begun or any(one.request and one.request.tokens for one in self.sequences)):
+            return False  # (tokens of patient sequences may have come without any news of them)
         self._full_since = self._full_since or now
         if now - self._full_since > QUEUE_FULL_S:
             return False
