@@ -23,8 +23,10 @@ from baton.gateway.gathering import Gathering
 from baton.gateway.generation import Completion, Generation
 from baton.gateway.messages import ContentFormat, read_messages
 from baton.gateway.tokenizer import Tokenizer
-from baton.launch.arguments import plan_of_arguments
+from baton.launch.arguments import choose_arguments, takes_arguments_of
 from baton.launch.background import Background
+from baton.launch.options import EngineOptions
+from baton.launch.plan import Plan, make_plan
 from baton.protocol.sampling import TokenLogprobs
 from baton.protocol.sampling_params import SamplingParams, make_params
 
@@ -33,7 +35,9 @@ __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids (an array of them too), or {"prompt": text} / {"prompt_token_ids": ids}."""
 Message = Mapping[str, Any]
-_MANY = 1 << 30
+
+log = logging.getLogger(__name__)
+
 _TOGETHER = 32
 """Prompts that are sent together: enough for a step that is worth its while, not so many that the instance
 waits long for the first one."""
@@ -76,17 +80,32 @@ class RequestOutput:
 class LLM:
     """An instance of a model in processes of its own.  Close it, or use it in a `with` block.
 
-    `model` is a directory or a hub name, None the embedded model.  Keyword arguments are the fields of
-    `ServeOptions`, with the names of `baton serve`'s flags.  `log_level` is that of the instance's
-    processes, and of this process if it has not configured logging itself.  Raises `ValueError` with one
-    line for a model or an option that cannot be served, `InstanceFailed` if the instance does not start.
+    `model` is a directory or a hub name, None the embedded model.  Keyword arguments have the names of `baton
+    serve`'s flags; `docs/flags.md` lists them.  What is not given comes from the environment (`BATON_…`),
+    from the file `config`, or is the default.  `log_level` is that of the instance's processes, and of
+    this process if it has not configured logging itself.  Raises `ValueError` with one line for a model or an
+    argument that cannot be served, `InstanceFailed` if the instance does not start.
     """
 
-    def __init__(self, model: str | None = None, *, log_level: str = "warning", **options: Any) -> None:
-        self._plan = plan_of_arguments(
-            {"max_waiting": _MANY, **options, "model": model, "log_level": log_level}
-        )
-        _log_somewhere(log_level)
+    @takes_arguments_of(EngineOptions)
+    def __init__(self, model: str | None = None, **given: Any) -> None:
+        chosen = choose_arguments({"model": model, **given})
+        with chosen.spelled():
+            plan = make_plan(chosen.options)
+        _log_somewhere(chosen.options.log_level)
+        for remark in chosen.remarks:
+            log.warning("%s", remark)
+        self._begin(plan)
+
+    @classmethod
+    def planned(cls, plan: Plan) -> LLM:
+        """With what was resolved already: for the command line."""
+        llm = cls.__new__(cls)
+        llm._begin(plan)
+        return llm
+
+    def _begin(self, plan: Plan) -> None:
+        self._plan = plan
         self._ids = itertools.count()
         self._background = Background(self._plan)
         self._close = weakref.finalize(self, self._background.stop)

@@ -20,7 +20,8 @@ from baton.gateway.sharing import (
     retry_after,
 )
 from baton.launch.limits import OptionError
-from baton.launch.server import ServerOptions, _check
+from baton.launch.options import UserOptions
+from baton.launch.server import make_sharing
 from baton.protocol.fair_queue import EVERYBODY, MAX_NAME, check_flow
 from baton.protocol.requests import Finished
 from tests.gateway.conftest import END
@@ -87,14 +88,14 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str | byte
 
 def test_wrong_flags_are_told_before_anything_starts(tmp_path: Path):
     missing = str(tmp_path / "none.toml")
-    for sharing, access, words in (
-        (SharingOptions(salt_by_key=True), Access(), "--salt-by-key: without --api-key"),
-        (SharingOptions(fair_weights=missing), ACCESS, f"--fair-weights {missing}: cannot be read"),
-        (SharingOptions(fair_weights=missing, fair_queuing=False), ACCESS, "not with --no-fair-queuing"),
+    for options, access, words in (
+        (UserOptions(salt_by_key=True), Access(), "--salt-by-key: without --api-key"),
+        (UserOptions(fair_weights=missing), ACCESS, f"--fair-weights {missing}: cannot be read"),
+        (UserOptions(fair_weights=missing, fair_queuing=False), ACCESS, "not with --no-fair-queuing"),
     ):
         with pytest.raises(OptionError, match=words):
-            _check(ServerOptions(access=access, sharing=sharing))
-    _check(ServerOptions(access=ACCESS, sharing=SharingOptions(salt_by_key=True)))
+            make_sharing(options, access)
+    assert make_sharing(UserOptions(salt_by_key=True), ACCESS).salt_by_key
 
 
 def test_a_salt_is_of_one_key_alone():

@@ -17,8 +17,8 @@ from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import SharingOptions
 from baton.launch.http import HttpServer, make_http
-from baton.launch.http_limits import HttpLimits
 from baton.launch.listening import listen
+from baton.launch.options import HttpOptions
 from tests.gateway.echo_engine import EchoEngine
 
 DEADLINE_S = 60.0
@@ -32,7 +32,7 @@ class Site:
         tokenizer: Path,
         *,
         access: Access | None = None,
-        limits: HttpLimits | None = None,
+        limits: HttpOptions | None = None,
         descriptors: int = 1000,
         shutdown_timeout_s: float = 1.0,
         vocab: int = 300,
@@ -42,7 +42,7 @@ class Site:
             names=("tiny",), tokenizer=tokenizer, max_model_len=4096, eos_token_ids=(), vocab_size=vocab
         )
         self._access = access or Access()
-        self._limits = limits or HttpLimits()
+        self._limits = limits or HttpOptions()
         self._descriptors = descriptors
         self._shutdown_timeout_s = shutdown_timeout_s
         self._started = threading.Event()

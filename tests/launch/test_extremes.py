@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-import typing
 
 import pytest
 from typer.testing import CliRunner
 
 from baton import LLM, SamplingParams
 from baton.cli.main import app
-from baton.cli.serve import serve
 from baton.launch.limits import MAX_SECONDS, OptionError, check_range
+from baton.launch.options import ServeOptions, flags_of
 
 _INTEGERS = ["-1", "0", "1", "100", "4096", str(2**31), str(2**63), str(10**30)]
 _FLOATS = ["-1", "0", "1e-9", "1", "3000000", "1e300", "inf", "nan"]
 
 
 def numeric_flags() -> list[tuple[str, list[str]]]:
-    """From the command's own declaration, so that a new flag is in it."""
+    """From the declarations, so that a new flag is in it."""
     found = []
-    for name, kind in typing.get_type_hints(serve).items():
-        kinds = {kind, *typing.get_args(kind)}
-        values = _INTEGERS if int in kinds else _FLOATS if float in kinds else None
+    for one in flags_of(ServeOptions):
+        values = _INTEGERS if int in one.kinds else _FLOATS if float in one.kinds else None
         if values:
-            found.append((f"--{name.replace('_', '-')}", values))
+            found.append((one.option, values))
     return found
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from baton.gateway.access import Access
-from baton.launch.http_limits import HttpLimits
 from baton.launch.limits import OptionError
 from baton.launch.listening import listen
+from baton.launch.options import HttpOptions
 from tests.launch.http_site import Site, completion, read_all, status
 
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
-QUICK = HttpLimits(timeout_head_s=0.3, timeout_body_s=0.3, timeout_write_s=0.3, timeout_keep_alive_s=0.3)
+QUICK = HttpOptions(timeout_head=0.3, timeout_body=0.3, timeout_write=0.3, timeout_keep_alive=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_pipelined_requests(site: Site):
 
 
 def test_half_open_connections_lock_nobody_out(byte_level: Path):
-    with Site(byte_level, limits=HttpLimits(limit_concurrency=40)) as site:
+    with Site(byte_level, limits=HttpOptions(limit_concurrency=40)) as site:
         kinds = (b"", b"GET /", GET, completion(b"x" * 1000)[:-10])
         held = []
         for n in range(200):
@@ -198,7 +198,7 @@ def test_half_open_connections_lock_nobody_out(byte_level: Path):
 
 
 def test_connections_that_are_served_keep_their_place(byte_level: Path):
-    with Site(byte_level, limits=HttpLimits(limit_concurrency=4)) as site:
+    with Site(byte_level, limits=HttpOptions(limit_concurrency=4)) as site:
         site.engine.behaviour.mute = True
         body = b'{"prompt": [5], "max_tokens": 4000}'
         held = [site.connect(completion(body)) for _ in range(4)]
@@ -214,7 +214,7 @@ def test_connections_that_are_served_keep_their_place(byte_level: Path):
 
 
 def test_bodies_share_their_memory(byte_level: Path):
-    limits = HttpLimits(max_body_memory_bytes=3 << 20)
+    limits = HttpOptions(max_body_memory=3 << 20)
     with Site(byte_level, limits=limits) as site:
 
         def upload() -> socket.socket:

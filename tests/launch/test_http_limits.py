@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.launch.http_limits import PROGRESS_BYTES, Connections, HttpLimits
+from baton.launch.http_limits import PROGRESS_BYTES, Connections
+from baton.launch.options import HttpOptions
 
-LIMITS = HttpLimits(timeout_head_s=10.0, timeout_body_s=30.0, timeout_write_s=60.0, timeout_keep_alive_s=5.0)
+LIMITS = HttpOptions(timeout_head=10.0, timeout_body=30.0, timeout_write=60.0, timeout_keep_alive=5.0)
 
 
 @dataclass(eq=False)
@@ -148,14 +149,14 @@ def test_who_goes_first_when_there_is_no_room():
 
 def test_flags():
     for wrong in (
-        {"max_head_bytes": 10},
-        {"max_headers": 0},
+        {"h11_max_incomplete_event_size": 10},
+        {"h11_max_header_count": 0},
         {"limit_concurrency": -1},
-        {"max_body_memory_bytes": 5},
-        {"timeout_head_s": 0.0},
-        {"timeout_body_s": float("nan")},
-        {"timeout_write_s": float("inf")},
-        {"timeout_keep_alive_s": -1.0},
+        {"max_body_memory": 5},
+        {"timeout_head": 0.0},
+        {"timeout_body": float("nan")},
+        {"timeout_write": float("inf")},
+        {"timeout_keep_alive": -1.0},
     ):
         with pytest.raises(ValueError, match="--"):
-            HttpLimits(**wrong)  # type: ignore[arg-type]
+            HttpOptions(**wrong)  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from baton.launch import joined
-from baton.launch.cluster_options import ClusterOptions, is_loopback
-from baton.launch.joined import JoinOptions, run_joined
+from baton.launch.cluster_options import is_loopback
+from baton.launch.joined import run_joined
 from baton.launch.options import ServeOptions
 
 
@@ -34,9 +34,7 @@ def test_on_one_host_nothing_listens_for_others(
 
     monkeypatch.setattr(joined, "_Joined", Recorded)
     monkeypatch.setattr(joined, "configure_logging", lambda level, who: None)
-    run_joined(
-        ServeOptions(executor="simulated"), ClusterOptions(peer_host=peer_host), JoinOptions(join=server)
-    )
+    run_joined(ServeOptions(executor="simulated", instance=True, peer_host=peer_host, join=server))
     ((plan, was_private),) = made
     assert was_private == private
     assert plan.instance.peer_endpoint == peers

@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from baton.launch.limits import OptionError
-from baton.launch.options import ServeOptions, make_plan
+from baton.launch.options import ServeOptions
+from baton.launch.plan import make_plan
 from baton.model.files import INDEX, LoadError, check_files, has_tokenizer
 
 TENSORS = {

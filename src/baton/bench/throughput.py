@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.bench.workload import Request, random_requests
+from baton.launch.plan import Plan
 from baton.llm import LLM, SamplingParams
 
 _WARM_UP_OUTPUT = 8
@@ -58,21 +59,20 @@ class Throughput:
 
 
 def measure_throughput(
-    model: str | None,
+    plan: Plan,
     requests: list[Request],
     *,
     vocab_size: int,
     num_warmups: int,
     seed: int,
-    options: dict[str, Any],
 ) -> Throughput:
-    """Starts an instance with `options` (those of `LLM`), completes `requests`, stops it.
+    """Starts an instance as planned, completes `requests`, stops it.
 
     Before the clock starts, `num_warmups` other requests, with prompts as long as the first one's, are
     completed up to eight tokens.  Raises what `LLM` raises, and `RuntimeError` if an answer is too short.
     """
     began = time.perf_counter()
-    with LLM(model, **options) as llm:
+    with LLM.planned(plan) as llm:
         loaded = time.perf_counter()
         if num_warmups:
             size = len(requests[0].prompt)

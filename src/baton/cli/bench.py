@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from baton.cli import flags
+from baton.launch.options import EngineOptions
+from baton.launch.options.sources import Chosen
 
 app = typer.Typer(help="Measure: `throughput` without a server, `serve` over HTTP.", no_args_is_help=True)
 
@@ -27,9 +29,21 @@ NumWarmups = Annotated[
 Seed = Annotated[int, typer.Option(help="Of prompts and arrivals.", rich_help_panel=_WORK)]
 
 
-@app.command()
+@flags.of(
+    EngineOptions,
+    "dtype",
+    "quantization",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "tensor_parallel_size",
+    "num_threads",
+    "log_level",
+    quiet=True,
+)
 def throughput(
-    model: flags.Model = None,
+    chosen: Chosen[EngineOptions],
     num_prompts: Annotated[
         int, typer.Option(help="Requests, all there at once.", min=1, rich_help_panel=_WORK)
     ] = 64,
@@ -37,67 +51,39 @@ def throughput(
     output_len: Annotated[int, typer.Option(help="Tokens of an answer.", min=1, rich_help_panel=_WORK)] = 128,
     num_warmups: NumWarmups = 1,
     seed: Seed = 0,
-    dtype: flags.Dtype = "auto",
-    quantization: flags.Quantization = None,
-    max_model_len: flags.MaxModelLen = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(help="As of `baton serve`.", rich_help_panel=flags.MEMORY)
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="As of `baton serve`.", rich_help_panel=flags.MEMORY)
-    ] = None,
-    kv_cache_memory_bytes: Annotated[
-        str | None, typer.Option(help="As of `baton serve`.", rich_help_panel=flags.MEMORY)
-    ] = None,
-    tensor_parallel_size: flags.TensorParallel = 1,
-    num_threads: Annotated[
-        int | None, typer.Option(help="Compute threads of a worker.", rich_help_panel=flags.MEMORY)
-    ] = None,
     output_json: Annotated[
         Path | None, typer.Option(help="Write the result here.", rich_help_panel=_RESULT)
     ] = None,
-    log_level: flags.LogLevel = "warning",
 ) -> None:
     """Complete random prompts of exact lengths as one batch; the last line has the tokens per second.
 
     Example: `baton bench throughput --num-prompts 64 --input-len 128 --output-len 128`
     """
-    with flags.user_errors():
-        from baton.bench.machine import machine
-        from baton.bench.throughput import measure_throughput
-        from baton.bench.workload import random_requests, vocabulary_of
-        from baton.launch.arguments import plan_of_arguments
-        from baton.model.hub import resolve_model
+    from baton.bench.machine import machine
+    from baton.bench.throughput import measure_throughput
+    from baton.bench.workload import random_requests
+    from baton.launch.plan import make_plan
 
-        given = {
-            "dtype": dtype,
-            "quantization": quantization,
-            "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "kv_cache_memory_bytes": kv_cache_memory_bytes,
-            "tensor_parallel_size": tensor_parallel_size,
-            "num_threads": num_threads,
-            "log_level": log_level,
-        }
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        limit = plan_of_arguments({**options, "model": model}).served.max_model_len
-        if input_len + output_len > limit:
-            raise ValueError(
-                f"--input-len {input_len}, --output-len {output_len}: the context is {limit} tokens"
-            )
-        vocab_size = vocabulary_of(resolve_model(model))
-        result = measure_throughput(
-            model,
-            random_requests(num_prompts, input_len, output_len, vocab_size, seed),
-            vocab_size=vocab_size,
-            num_warmups=num_warmups,
-            seed=seed,
-            options=options,
-        )
-        if output_json is not None:
-            _write(output_json, result.as_dict() | {"model": model, "options": options, "machine": machine()})
-        typer.echo(result.as_text())
+    plan = make_plan(chosen.options)
+    limit = plan.served.max_model_len
+    if input_len + output_len > limit:
+        raise ValueError(f"--input-len {input_len}, --output-len {output_len}: the context is {limit} tokens")
+    vocab_size = plan.served.vocab_size
+    result = measure_throughput(
+        plan,
+        random_requests(num_prompts, input_len, output_len, vocab_size, seed),
+        vocab_size=vocab_size,
+        num_warmups=num_warmups,
+        seed=seed,
+    )
+    if output_json is not None:
+        given = {name: getattr(chosen.options, name) for name in chosen.origins if name != "model"}
+        about = {"model": chosen.options.model, "options": given, "machine": machine()}
+        _write(output_json, result.as_dict() | about)
+    typer.echo(result.as_text())
+
+
+app.command()(throughput)
 
 
 @app.command()

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from baton.cli import flags
+from baton.launch.options import EngineOptions
+from baton.launch.options.sources import Chosen
 
 if TYPE_CHECKING:
     from baton.llm import LLM, SamplingParams
@@ -21,8 +23,11 @@ _HELP = "/new starts over, /undo forgets the last exchange, /quit (or Ctrl-D) le
 _LEAVE = "Ctrl-D or /quit leaves; so does a second Ctrl-C."
 
 
+@flags.of(
+    EngineOptions, "dtype", "quantization", "max_model_len", "tensor_parallel_size", "log_level", quiet=True
+)
 def chat(
-    model: flags.Model = None,
+    chosen: Chosen[EngineOptions],
     system: Annotated[str | None, typer.Option("--system", "-s", help="A system message.")] = None,
     max_tokens: Annotated[
         int | None,
@@ -33,35 +38,24 @@ def chat(
     temperature: flags.Temperature = None,
     top_p: flags.TopP = None,
     seed: flags.Seed = None,
-    dtype: flags.Dtype = "auto",
-    quantization: flags.Quantization = None,
-    max_model_len: flags.MaxModelLen = None,
-    tensor_parallel_size: flags.TensorParallel = 1,
-    log_level: flags.LogLevel = "warning",
 ) -> None:
     """Chat with MODEL in the terminal."""
-    with flags.user_errors():
-        from baton.llm import LLM
-        from baton.observe.logs import configure_logging
+    from baton.launch.plan import make_plan
+    from baton.llm import LLM
+    from baton.observe.logs import configure_logging
 
-        with suppress(ImportError):  # editing and recall of lines; the prompt goes to stdout with it
-            import readline  # noqa: F401
-        configure_logging(log_level, "chat")
-        given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-        options: dict[str, Any] = {
-            "dtype": dtype,
-            "quantization": quantization,
-            "max_model_len": max_model_len,
-            "tensor_parallel_size": tensor_parallel_size,
-            "log_level": log_level,
-        }
-        flags.check_before_loading(model, options, given)
-        with LLM(model, **options) as llm:
-            params = llm.default_sampling_params(**given)
-            if max_tokens is None:
-                params = params.replace(max_tokens=None)
-            typer.secho(f"{llm.model_name}. {_HELP}", dim=True)
-            _Talk(llm, params, system).run()
+    with suppress(ImportError):  # editing and recall of lines; the prompt goes to stdout with it
+        import readline  # noqa: F401
+    configure_logging(chosen.options.log_level, "chat")
+    plan = make_plan(chosen.options)
+    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    flags.check_before_loading(plan, given)
+    with LLM.planned(plan) as llm:
+        params = llm.default_sampling_params(**given)
+        if max_tokens is None:
+            params = params.replace(max_tokens=None)
+        typer.secho(f"{llm.model_name}. {_HELP}", dim=True)
+        _Talk(llm, params, system).run()
 
 
 class _Talk:

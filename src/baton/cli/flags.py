@@ -1,53 +1,37 @@
-"""Flags that several commands share, with vLLM's names where the meaning is the same."""
+"""The flags of commands, made from their declarations (`launch/options/`), and how a command ends.
+
+A command that serves a model is a function of what was chosen (`Chosen`), from the command line, the
+environment and a config file, and of options of its own:
+
+    @flags.of(EngineOptions, "dtype", "max_model_len", quiet=True)
+    def generate(chosen: Chosen[EngineOptions], prompts: ..., max_tokens: ...) -> None:
+
+Texts come from typer as they were typed; the declaration reads them, so a wrong value is the same one line
+wherever it comes from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-MODEL = "Model"
-MEMORY = "Memory and batching"
+from baton.launch.limits import OptionError
+from baton.launch.options import Options, ServeOptions, flags_of
+from baton.launch.options.document import default_in_words
+from baton.launch.options.flag import Flag
+from baton.launch.options.sources import choose
+
+if TYPE_CHECKING:
+    from baton.launch.plan import Plan
+
+O = TypeVar("O", bound=Options)  # noqa: E741
+
 SAMPLING = "Sampling"
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        help="Directory of a checkpoint, or a name on the model hub. Default: the embedded model.",
-        show_default=False,
-    ),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", help="Directory or hub name. Default: the embedded model.", rich_help_panel=MODEL
-    ),
-]
-Dtype = Annotated[
-    Literal["auto", "bfloat16", "float16", "float32"],
-    typer.Option(help="auto: the checkpoint's, or float32 on a CPU without bf16.", rich_help_panel=MODEL),
-]
-Quantization = Annotated[
-    Literal["int8"] | None,
-    typer.Option(
-        help="int8: weights and activations of all products in 8 bits, on a CPU.", rich_help_panel=MODEL
-    ),
-]
-TensorParallel = Annotated[
-    int,
-    typer.Option(
-        "--tensor-parallel-size", "-tp", help="Worker processes that share each layer.", rich_help_panel=MODEL
-    ),
-]
-MaxModelLen = Annotated[
-    int | None,
-    typer.Option(help="Longest prompt + output, in tokens. Default: the model's.", rich_help_panel=MEMORY),
-]
-LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"], typer.Option(help="How much to log, to stderr.")
-]
 Temperature = Annotated[
     float | None, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)
 ]
@@ -56,8 +40,80 @@ Seed = Annotated[
     int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=SAMPLING)
 ]
 
-
 _INTERRUPTED = 130
+
+
+def of(
+    kind: type[O], *names: str, quiet: bool = False, model_option: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the flags of `kind`; with `names` only these, besides `model` and `config`.
+
+    The others can still be given by the environment and a config file.  `quiet`: with the defaults of `LLM`.
+    `model_option`: the model is given with `--model`, as the command's arguments are something else.
+    """
+    chosen_ones = [
+        one for one in flags_of(kind) if not names or one.name in names or one.name in ("model", "config")
+    ]
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        def command(**values: Any) -> None:
+            given = {one.name: values.pop(one.name) for one in chosen_ones}
+            try:
+                chosen = choose(kind, given, quiet=quiet, known=ServeOptions)
+            except OptionError as error:
+                _fail(error, 2)
+            for remark in chosen.remarks:
+                typer.secho(f"warning: {remark}", err=True, fg=typer.colors.YELLOW)
+            with user_errors(), chosen.spelled():
+                function(chosen, **values)
+
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        derived = [_parameter(one, quiet, model_option) for one in chosen_ones]
+        if not model_option:
+            own.insert(0, derived.pop(next(i for i, one in enumerate(chosen_ones) if one.name == "model")))
+        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *derived)]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        return command
+
+    return decorate
+
+
+def _parameter(one: Flag, quiet: bool, model_option: bool) -> inspect.Parameter:
+    """As typer reads it.  None: not given on the command line."""
+    declared = one.declared
+    text = f"{declared.help} Default: {default_in_words(one, quiet=quiet)}."
+    kind: Any = bool if one.is_switch else list[str] if one.many else str
+    if one.name == "model" and not model_option:
+        info: Any = typer.Argument(help=text, metavar="[MODEL]", show_default=False)
+    else:
+        names = [f"{one.option}/--no-{one.option[2:]}" if one.is_switch else one.option]
+        short = "-m" if one.name == "model" else declared.short
+        info = typer.Option(
+            *names,
+            *([short] if short else []),
+            help=text,
+            metavar=None if one.is_switch else metavar(one),
+            show_default=False,
+            rich_help_panel=one.section,
+        )
+    return inspect.Parameter(
+        one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
+    )
+
+
+def metavar(one: Flag) -> str:
+    """What stands for the value."""
+    if one.declared.metavar:
+        return one.declared.metavar
+    words = list(one.choices)
+    if int in one.kinds:
+        words.append("INTEGER")
+    elif float in one.kinds:
+        words.append("NUMBER")
+    elif str in one.kinds:
+        words.append("TEXT")
+    return f"[{'|'.join(words)}]" if one.choices else words[0]
 
 
 @contextmanager
@@ -85,13 +141,12 @@ def _fail(error: Exception, code: int) -> NoReturn:
     raise typer.Exit(code) from None
 
 
-def check_before_loading(model: str | None, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
+def check_before_loading(plan: Plan, sampling: Mapping[str, Any]) -> None:
     """Raises `ValueError` for what would only be found after a model is loaded."""
-    from baton.launch.arguments import plan_of_arguments
     from baton.protocol.sampling_params import make_params
 
     make_params({}, sampling)
-    limit = plan_of_arguments({**options, "model": model}).served.max_model_len
+    limit = plan.served.max_model_len
     max_tokens = sampling["max_tokens"]
     if max_tokens is not None and max_tokens >= limit:
         raise ValueError(

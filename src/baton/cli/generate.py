@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from baton.cli import flags
+from baton.launch.options import EngineOptions
+from baton.launch.options.sources import Chosen
 
 
+@flags.of(
+    EngineOptions,
+    "dtype",
+    "quantization",
+    "max_model_len",
+    "tensor_parallel_size",
+    "log_level",
+    quiet=True,
+    model_option=True,
+)
 def generate(
+    chosen: Chosen[EngineOptions],
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
             help="Texts to complete. Without any, standard input is one prompt.", show_default=False
         ),
     ] = None,
-    model: flags.ModelOption = None,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="Tokens to generate.", rich_help_panel=flags.SAMPLING)
     ] = 64,
@@ -27,40 +39,29 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Send each prompt as a chat message instead of raw text.")
     ] = False,
-    dtype: flags.Dtype = "auto",
-    quantization: flags.Quantization = None,
-    max_model_len: flags.MaxModelLen = None,
-    tensor_parallel_size: flags.TensorParallel = 1,
-    log_level: flags.LogLevel = "warning",
 ) -> None:
     """Complete PROMPTS in one batch and print the results.
 
     Example: `baton generate --chat "What colour is the sky?"`
     """
-    with flags.user_errors():
-        from baton.llm import LLM
-        from baton.observe.logs import configure_logging
+    from baton.launch.plan import make_plan
+    from baton.llm import LLM
+    from baton.observe.logs import configure_logging
 
-        configure_logging(log_level, "generate")
-        given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-        options: dict[str, Any] = {
-            "dtype": dtype,
-            "quantization": quantization,
-            "max_model_len": max_model_len,
-            "tensor_parallel_size": tensor_parallel_size,
-            "log_level": log_level,
-        }
-        flags.check_before_loading(model, options, given)
-        texts = prompts or [_read_standard_input()]
-        with LLM(model, **options) as llm:
-            params = llm.default_sampling_params(**given)
-            if chat:
-                conversations = [[{"role": "user", "content": text}] for text in texts]
-                results = llm.chat(conversations, params, use_tqdm=False)
-            else:
-                results = llm.generate(texts, params, use_tqdm=False)
-            for text, result in zip(texts, results, strict=True):
-                typer.echo(result.outputs[0].text if chat else text + result.outputs[0].text)
+    configure_logging(chosen.options.log_level, "generate")
+    plan = make_plan(chosen.options)
+    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    flags.check_before_loading(plan, given)
+    texts = prompts or [_read_standard_input()]
+    with LLM.planned(plan) as llm:
+        params = llm.default_sampling_params(**given)
+        if chat:
+            conversations = [[{"role": "user", "content": text}] for text in texts]
+            results = llm.chat(conversations, params, use_tqdm=False)
+        else:
+            results = llm.generate(texts, params, use_tqdm=False)
+        for text, result in zip(texts, results, strict=True):
+            typer.echo(result.outputs[0].text if chat else text + result.outputs[0].text)
 
 
 def _read_standard_input() -> str:

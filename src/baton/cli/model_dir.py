@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from baton.cli import flags
+from baton.launch.options import EngineOptions
+from baton.launch.options.sources import Chosen
 
 
-def model_dir(
-    model: flags.Model = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
-) -> None:
+@flags.of(EngineOptions, "revision", quiet=True)
+def model_dir(chosen: Chosen[EngineOptions]) -> None:
     """Print the directory of MODEL, with its tokenizer; a model of the hub is downloaded first.
 
     For tools that load the tokenizer themselves: `vllm bench serve --tokenizer $(baton model-dir) …`
     """
-    with flags.user_errors():
-        from baton.model.hub import resolve_model
+    from baton.model.hub import resolve_model
 
-        typer.echo(resolve_model(model, revision=revision))
+    typer.echo(resolve_model(chosen.options.model, revision=chosen.options.revision))

@@ -10,7 +10,7 @@ import time
 from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.errors import ApiError
 from baton.gateway.instance_client import InstanceClient
-from baton.launch.options import Plan
+from baton.launch.plan import Plan
 from baton.version import __version__
 
 

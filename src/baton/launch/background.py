@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.generation import Generator
 from baton.gateway.tokenizer import Tokenizer
-from baton.launch.options import Plan
+from baton.launch.plan import Plan
 from baton.launch.supervisor import InstanceFailed, Supervisor
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,9 @@ class Background:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name="baton-llm", daemon=True)
         self._client = ClusterClient(on_fatal=lambda reason: None)
-        self._supervisor = Supervisor(plan.instance, self._client.add(plan.instance.name))
+        self._supervisor = Supervisor(
+            plan.instance, self._client.add(plan.instance.name), max_restarts=plan.max_restarts
+        )
         self._supervising: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self.tokenizer = Tokenizer.from_directory(plan.served.tokenizer)

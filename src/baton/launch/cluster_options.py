@@ -9,45 +9,16 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import msgspec
 
 from baton.gateway.member import Label
 from baton.ipc.cores import usable_cores
-from baton.launch.limits import OptionError, check_range
-from baton.launch.options import Plan
+from baton.launch.limits import OptionError
+from baton.launch.options import ClusterOptions
+from baton.launch.plan import Plan
 from baton.protocol.config import InstanceConfig
-
-Transfer = Literal["auto", "shared_memory", "tcp", "nixl"]
-_MAX_INSTANCES = 64
-
-
-@dataclass(frozen=True)
-class ClusterOptions:
-    """The flags of `baton serve` that concern its instances as a group."""
-
-    prefill: int = 0
-    decode: int = 0
-    mixed: int | None = None
-    """None: one if there is no other."""
-    disaggregation_threshold: int | None = None
-    """Uncached prompt tokens below which a request is prefilled where it decodes; None: by measured cost."""
-    max_preparing: int = 64
-    kv_lease: float = 10.0
-    """Seconds."""
-    transfer: Transfer = "auto"
-    transfer_checksums: bool = False
-    transfer_host: str | None = None
-    """None: that of the peers."""
-    peer_host: str | None = None
-    """None: engines and workers of this machine only."""
-
-    @property
-    def runs_none(self) -> bool:
-        """A gateway whose instances all join from elsewhere."""
-        return self.mixed == 0 and not self.prefill and not self.decode
 
 
 class InstancePlan(NamedTuple):
@@ -86,18 +57,7 @@ def configure(config: InstanceConfig, options: ClusterOptions, *, instances: int
 
 
 def check_cluster(options: ClusterOptions) -> None:
-    """Raises `OptionError` that names the flag and the fix."""
-    for flag, count in (
-        ("--prefill", options.prefill),
-        ("--decode", options.decode),
-        ("--mixed", options.mixed or 0),
-    ):
-        check_range(flag, count, 0, _MAX_INSTANCES, "a number of instances")
-    check_range("--max-preparing", options.max_preparing, 1, 1 << 16, "requests")
-    check_range("--kv-lease", options.kv_lease, 0.5, 3600, "seconds")
-    check_range("--disaggregation-threshold", options.disaggregation_threshold, 0, 2**31 - 1, "tokens")
-    if options.transfer not in get_args(Transfer):
-        raise OptionError(f"--transfer {options.transfer}: give one of {', '.join(get_args(Transfer))}")
+    """The addresses, on this machine.  Raises `OptionError` that names the flag and the fix."""
     for flag, host in (("--peer-host", options.peer_host), ("--transfer-host", options.transfer_host)):
         if host is not None:
             check_reachable(flag, host)

@@ -26,9 +26,11 @@ from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import SharingOptions
 from baton.gateway.state import Gateway
 from baton.launch.http_accept import Acceptor
-from baton.launch.http_limits import SWEEP_S, Connections, HttpLimits
+from baton.launch.http_limits import SWEEP_S, Connections
 from baton.launch.http_protocol import Connection
 from baton.launch.listening import Listener
+from baton.launch.options.flag import parse_bytes
+from baton.launch.options.server import HttpOptions
 
 _ANSWERING_S = 5.0
 """What the last answers may take to be written."""
@@ -48,7 +50,7 @@ class HttpServer(uvicorn.Server):
         config: uvicorn.Config,
         gateway: Gateway,
         stopping: asyncio.Event,
-        limits: HttpLimits,
+        limits: HttpOptions,
         descriptors: int,
     ) -> None:
         super().__init__(config)
@@ -150,14 +152,14 @@ def make_http(
     stopping: asyncio.Event,
     *,
     access: Access,
-    limits: HttpLimits,
+    limits: HttpOptions,
     descriptors: int,
     sharing: SharingOptions,
     shutdown_timeout_s: float,
 ) -> HttpServer:
     """Raises as `create_app`."""
     app = create_app(served, client, access=access, sharing=sharing)
-    app.state.gateway.bodies.limit_bytes = limits.max_body_memory_bytes
+    app.state.gateway.bodies.limit_bytes = parse_bytes("--max-body-memory", limits.max_body_memory)
     config = uvicorn.Config(
         app,
         log_config=None,

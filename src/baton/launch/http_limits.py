@@ -1,5 +1,5 @@
-"""What a client may take of the server before and while it is served: the flags, and the table of
-connections.
+"""What a client may take of the server before and while it is served: the table of connections.  The limits
+are flags (`options/server.py`).
 
 Theory.  Memory, descriptors and time are given to a connection in stages, and each stage has a limit:
 
@@ -26,10 +26,9 @@ No I/O, the clock is an argument.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
-from baton.launch.limits import MAX_SECONDS, check_range
+from baton.launch.options.server import HttpOptions
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -46,32 +45,6 @@ LINGER_S = 2.0
 PROGRESS_BYTES = 4096
 STALLED_S, STALLED_WITH_KEY_S = 0.2, 2.0
 """An upload that brought nothing for so long may be closed for others."""
-
-
-@dataclass(frozen=True)
-class HttpLimits:
-    """The flags.  Raises `OptionError`."""
-
-    max_head_bytes: int = 64 << 10
-    max_headers: int = 100
-    timeout_head_s: float = 10.0
-    timeout_body_s: float = 30.0
-    timeout_write_s: float = 60.0
-    timeout_keep_alive_s: float = 5.0
-    limit_concurrency: int | None = None
-    """Connections at once; None: as many as there are descriptors for."""
-    max_body_memory_bytes: int = 256 << 20
-    """Of all bodies that are being received."""
-
-    def __post_init__(self) -> None:
-        check_range("--h11-max-incomplete-event-size", self.max_head_bytes, 1024, 1 << 30, "bytes")
-        check_range("--h11-max-header-count", self.max_headers, 8, 10**6, "a number")
-        check_range("--limit-concurrency", self.limit_concurrency, 1, 10**6, "a number")
-        check_range("--max-body-memory", self.max_body_memory_bytes, 1 << 20, 1 << 50, "bytes")
-        check_range("--timeout-head", self.timeout_head_s, 0.001, MAX_SECONDS, "seconds")
-        check_range("--timeout-body", self.timeout_body_s, 0.001, MAX_SECONDS, "seconds")
-        check_range("--timeout-write", self.timeout_write_s, 0.001, MAX_SECONDS, "seconds")
-        check_range("--timeout-keep-alive", self.timeout_keep_alive_s, 0.001, MAX_SECONDS, "seconds")
 
 
 class Client(Protocol):
@@ -107,7 +80,7 @@ class _Mark:
 class Connections(Generic[C]):
     """The connections of one server, by what they are waited for.  One that is in no stage is busy."""
 
-    def __init__(self, limits: HttpLimits, now: float) -> None:
+    def __init__(self, limits: HttpOptions, now: float) -> None:
         self.limits = limits
         self.count = 0
         self.coming = 0
@@ -198,13 +171,13 @@ class Connections(Generic[C]):
             return []
         limits = self.limits
         found: list[tuple[C, Reason]] = []
-        found += [(one, "head") for one in _older(self._heads, now - limits.timeout_head_s)]
-        found += [(one, "idle") for one in _older(self._idle, now - limits.timeout_keep_alive_s)]
+        found += [(one, "head") for one in _older(self._heads, now - limits.timeout_head)]
+        found += [(one, "idle") for one in _older(self._idle, now - limits.timeout_keep_alive)]
         found += [(one, "lingering") for one in _older(self._lingering, now - LINGER_S)]
         for client, mark in self._bodies.items():
             if client.paused() or client.received - mark.bytes >= PROGRESS_BYTES:
                 mark.at, mark.bytes = now, client.received
-            elif now - mark.at >= limits.timeout_body_s:
+            elif now - mark.at >= limits.timeout_body:
                 found.append((client, "body"))
         for client, mark in list(self._unread.items()):
             left = client.unsent()
@@ -212,7 +185,7 @@ class Connections(Generic[C]):
                 del self._unread[client]
             elif mark.bytes - left >= PROGRESS_BYTES:
                 mark.at, mark.bytes = now, left
-            elif now - mark.at >= limits.timeout_write_s:
+            elif now - mark.at >= limits.timeout_write:
                 found.append((client, "unread"))
         return found
 

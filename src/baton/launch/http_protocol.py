@@ -53,8 +53,8 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, {}, loop)
         self._table = table
-        self._max_head = table.limits.max_head_bytes
-        self._max_headers = table.limits.max_headers
+        self._max_head = table.limits.h11_max_incomplete_event_size
+        self._max_headers = table.limits.h11_max_header_count
         self._head_bytes = 0
         self._num_headers = 0
         self._held_back = 0
@@ -240,7 +240,7 @@ class Connection(HttpToolsProtocol):
         elif why == "head":
             self.refuse(408, "the head of the request did not arrive in time", "head_timeout")
         else:
-            seconds = self._table.limits.timeout_body_s
+            seconds = self._table.limits.timeout_body
             self.refuse(408, f"no more of the body arrived for {seconds:g} seconds", "body_timeout")
 
     def cut(self, why: Closed) -> None:

@@ -20,7 +20,7 @@ How it ends:
 | the instance cannot be started, or dies too often | leaves the cluster, says so, exits with 1 |
 
 To drain is to ask the server to send nothing more, and to wait until nothing is there.  What still runs after
-`shutdown_timeout_s` is continued by the server elsewhere.  The registration is renewed meanwhile.
+`--shutdown-timeout` is continued by the server elsewhere.  The registration is renewed meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import signal
 import socket
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -45,18 +45,18 @@ import uvloop
 from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.instance_client import InstanceClient
-from baton.gateway.member import INSTANCE_NAME, LABELS, Label
+from baton.gateway.member import INSTANCE_NAME
 from baton.launch.announce import say
 from baton.launch.cluster_options import (
-    ClusterOptions,
     bracketed,
     check_cluster,
     check_reachable,
     configure,
     is_loopback,
 )
-from baton.launch.limits import MAX_SECONDS, OptionError, check_range
-from baton.launch.options import Plan, ServeOptions, make_plan
+from baton.launch.limits import OptionError
+from baton.launch.options import ServeOptions
+from baton.launch.plan import Plan, make_plan
 from baton.launch.registration import Refused, Registrar, Registration, Server, ServerAway
 from baton.launch.supervisor import InstanceFailed, Supervisor
 from baton.observe.logs import configure_logging
@@ -68,49 +68,32 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MOVING_S = 5.0
-"""What the server may take to move the rest, after `shutdown_timeout_s`."""
+"""What the server may take to move the rest, after `--shutdown-timeout`."""
 _LOOK_S = 0.1
+_TTL_S = 10.0
+"""A registration that is not renewed for so long is void."""
 
 
-@dataclass(frozen=True)
-class JoinOptions:
-    """The flags that concern an instance which joins a server."""
-
-    instance: bool = True
-    join: str | None = None
-    host: str = "127.0.0.1"
-    """At which the server, and the other instances, reach this one."""
-    label: Label = "mixed"
-    name: str | None = None
-    admin_key: str | None = None
-    named: bool = False
-    """A name was given to the model: the server must serve one of that name."""
-    shutdown_timeout_s: float = 10.0
-    max_restarts: int = 5
-    ttl_s: float = 10.0
-
-
-def run_joined(options: ServeOptions, cluster: ClusterOptions, join: JoinOptions) -> None:
+def run_joined(options: ServeOptions) -> None:
     """Runs until a signal.  Raises `ValueError` for wrong options, `InstanceFailed` when it cannot go on."""
-    server = _check(cluster, join)
-    private = is_loopback(join.host) and is_loopback(server.host)
+    server = _check(options)
+    private = is_loopback(options.host) and is_loopback(server.host)
     if not private:
-        cluster = replace(cluster, peer_host=cluster.peer_host or join.host)
-    check_cluster(cluster)
+        options = replace(options, peer_host=options.peer_host or options.host)
+    check_cluster(options)
     configure_logging(options.log_level, "instance")
-    join = replace(join, named=bool(options.served_model_name))
     plan = make_plan(options)
-    name = join.name or f"{join.label}-{_host_name()}-{os.getpid()}"
-    config = msgspec.structs.replace(configure(plan.instance, cluster, instances=1), name=name)
+    name = options.name or f"{options.label}-{_host_name()}-{os.getpid()}"
+    config = msgspec.structs.replace(configure(plan.instance, options, instances=1), name=name)
     plan = replace(plan, instance=config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_Joined(plan, join, server, private=private).run())
+        runner.run(_Joined(plan, options, server, private=private).run())
 
 
 class _Joined:
     """The process, on its event loop."""
 
-    def __init__(self, plan: Plan, options: JoinOptions, server: Server, *, private: bool) -> None:
+    def __init__(self, plan: Plan, options: ServeOptions, server: Server, *, private: bool) -> None:
         self._plan = plan
         self._options = options
         self._client = ClusterClient(on_fatal=self._on_fatal)
@@ -124,12 +107,12 @@ class _Joined:
             heartbeat_idle=True,
             secret=self._secret,
         )
-        self._registrar = Registrar(server, plan.instance.name, options.ttl_s)
+        self._registrar = Registrar(server, plan.instance.name, _TTL_S)
         self._registration = Registration(
             incarnation="",
             endpoint="",
             label=options.label,
-            model=plan.served.name if options.named else None,
+            model=plan.served.name if options.served_model_name else None,
             process=secrets.token_hex(8),
             secret=self._secret,
             checkpoint=plan.served.checkpoint,
@@ -216,11 +199,11 @@ class _Joined:
     async def _drain(self, supervising: asyncio.Task[None]) -> None:
         """Returns when nothing is there any more, or it has taken too long, or somebody is impatient."""
         patience = asyncio.create_task(self._impatient.wait())
-        drained = asyncio.create_task(self._until_drained(self._options.shutdown_timeout_s))
+        drained = asyncio.create_task(self._until_drained(self._options.shutdown_timeout))
         try:
             await asyncio.wait(
                 (patience, drained, supervising),
-                timeout=self._options.shutdown_timeout_s + _MOVING_S,
+                timeout=self._options.shutdown_timeout + _MOVING_S,
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
@@ -265,25 +248,21 @@ class _Joined:
             loop.add_signal_handler(number, on_signal)
 
 
-def _check(cluster: ClusterOptions, join: JoinOptions) -> Server:
-    if not join.instance:
+def _check(options: ServeOptions) -> Server:
+    if not options.instance:
         raise OptionError("--join: only for a single instance without HTTP; give --instance as well")
-    if join.join is None:
+    if options.join is None:
         raise OptionError("--instance: give the server to take part in, --join HOST:PORT")
-    if cluster.prefill or cluster.decode or cluster.mixed is not None:
+    if options.prefill or options.decode or options.mixed is not None:
         raise OptionError(
             "--prefill, --decode, --mixed: a server's; an instance that joins is one, give it a --label"
         )
-    if join.name is not None and not INSTANCE_NAME.match(join.name):
+    if options.name is not None and not INSTANCE_NAME.match(options.name):
         raise OptionError(
-            f"--name {join.name}: give 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first"
+            f"--name {options.name}: give 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first"
         )
-    if join.label not in LABELS:
-        raise OptionError(f"--label {join.label}: give one of {', '.join(LABELS)}")
-    check_range("--shutdown-timeout", join.shutdown_timeout_s, 0, MAX_SECONDS, "seconds")
-    check_range("--max-restarts", join.max_restarts, 0, 10**6, "a number")
-    check_reachable("--host", join.host)
-    return Server.parse(join.join, join.admin_key)
+    check_reachable("--host", options.host)
+    return Server.parse(options.join, options.admin_key[0] if options.admin_key else None)
 
 
 def _host_name() -> str:

@@ -16,10 +16,10 @@ def check_range(flag: str, value: float | None, least: float, most: float, unit:
     """Raises `OptionError` unless `value` is None (not given) or in [least, most].  NaN is in no range."""
     if value is not None and not least <= value <= most:
         what = f" {unit}" if unit else ""
-        raise OptionError(f"{flag} {_shown(value)}: give{what} from {_shown(least)} to {_shown(most)}")
+        raise OptionError(f"{flag} {shown(value)}: give{what} from {shown(least)} to {shown(most)}")
 
 
-def _shown(value: float) -> str:
+def shown(value: float) -> str:
     if isinstance(value, int):
         text = str(value)
         return text if len(text) <= 24 else f"{text[:12]}… ({len(text)} digits)"

@@ -2,8 +2,8 @@
 
 The instances are started first.  While they load their model this process imports and makes the application;
 then HTTP answers (`/health` 200, `/ready` 503 with the reason), and connections that came earlier have
-waited.  SIGTERM is a notice of `shutdown_grace_s`: `/ready` answers 503, all else goes on.  Then, and with
-SIGINT at once, new requests are answered 503 and running ones get `shutdown_timeout_s` to end; those that
+waited.  SIGTERM is a notice of `--shutdown-grace`: `/ready` answers 503, all else goes on.  Then, and with
+SIGINT at once, new requests are answered 503 and running ones get `--shutdown-timeout` to end; those that
 have not are then answered with an error, and the instances are stopped.  A further signal does that at once
 and kills the instances.  From the notice on the next server can listen on the same port (`listening.py`).
 """
@@ -19,8 +19,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -29,39 +29,25 @@ from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.sharing import SharingOptions, WeightsError, read_weights
 from baton.ipc.process import process_age_s
 from baton.launch.announce import announce
-from baton.launch.cluster_options import ClusterOptions, InstancePlan, check_cluster, plan_instances
+from baton.launch.cluster_options import InstancePlan, check_cluster, plan_instances
 from baton.launch.descriptors import raise_descriptor_limit
 from baton.launch.fleet import Fleet
-from baton.launch.http_limits import HttpLimits
-from baton.launch.limits import MAX_SECONDS, OptionError, check_range
+from baton.launch.limits import OptionError
 from baton.launch.listening import listen
-from baton.launch.options import Plan, ServeOptions, make_plan
+from baton.launch.options import RightsOptions, ServeOptions, UserOptions
+from baton.launch.plan import Plan, make_plan
 from baton.launch.supervisor import InstanceFailed
 from baton.observe.logs import configure_logging
 
 if TYPE_CHECKING:
-    from baton.gateway.served_model import ServedModel
     from baton.launch.http import HttpServer
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """The flags of `baton serve` that concern HTTP and supervision."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    access: Access = field(default_factory=Access)
-    limits: HttpLimits = field(default_factory=HttpLimits)
-    shutdown_grace_s: float = 0.0
-    sharing: SharingOptions = field(default_factory=SharingOptions)
-    shutdown_timeout_s: float = 10.0
-    max_restarts: int = 5
-
-
-def make_access(*, profile_dir: str | None, weights_dir: str | None, **rights: Any) -> Access:
+def make_access(options: RightsOptions) -> Access:
     """The flags about rights, with real paths.  Raises `OptionError`."""
+    profile_dir, weights_dir = options.profile_dir, options.weights_dir
     if profile_dir is not None:
         try:
             os.makedirs(profile_dir, mode=0o700, exist_ok=True)
@@ -75,43 +61,70 @@ def make_access(*, profile_dir: str | None, weights_dir: str | None, **rights: A
         weights_dir = os.path.realpath(weights_dir)
     try:
         return Access(
-            profile_dir=profile_dir, weights_dir=weights_dir, host_name=socket.gethostname(), **rights
+            api_keys=options.api_key,
+            admin_keys=options.admin_key,
+            allowed_hosts=options.allowed_host,
+            allowed_origins=options.allowed_origins,
+            min_priority=options.min_priority,
+            profile_dir=profile_dir,
+            weights_dir=weights_dir,
+            host_name=socket.gethostname(),
         )
     except ValueError as error:
         raise OptionError(f"--api-key, --admin-key: {error}") from None
+
+
+def make_sharing(options: UserOptions, access: Access) -> SharingOptions:
+    """The flags about users.  Raises `OptionError`, before anything is loaded."""
+    if options.salt_by_key and not access.api_keys:
+        raise OptionError("--salt-by-key: without --api-key all clients are one; give keys, or leave it out")
+    if options.fair_weights is not None:
+        if not options.fair_queuing:
+            raise OptionError(f"--fair-weights {options.fair_weights}: not with --no-fair-queuing; drop one")
+        try:
+            read_weights(options.fair_weights, access)
+        except WeightsError as error:
+            raise OptionError(f"--fair-weights {error}") from None
+    return SharingOptions(
+        fair_queuing=options.fair_queuing,
+        fair_weights=options.fair_weights,
+        salt_by_key=options.salt_by_key,
+    )
 
 
 @dataclass(frozen=True)
 class _Served:
     """What one server serves."""
 
+    options: ServeOptions
     plan: Plan
     instances: tuple[InstancePlan, ...]
-    disaggregation_threshold: int | None
+    access: Access
+    sharing: SharingOptions
+    descriptors: int
 
 
-def run_server(options: ServeOptions, server: ServerOptions, cluster: ClusterOptions) -> None:
+def run_server(options: ServeOptions) -> None:
     """Serves until a signal.  Raises `ValueError` for wrong options, `InstanceFailed` when it gives up."""
-    _check(server)
-    check_cluster(cluster)
+    access = make_access(options)
+    sharing = make_sharing(options, access)
+    check_cluster(options)
     started = time.monotonic() - process_age_s()
     configure_logging(options.log_level, "gateway")
     descriptors = raise_descriptor_limit()
     plan = make_plan(options)
-    if options.dtype == "auto" and cluster.runs_none:
+    if options.dtype == "auto" and options.runs_none:
         plan = replace(plan, served=replace(plan.served, dtype=""))  # "auto" is for the others' machines
-    served = _Served(plan, plan_instances(plan, cluster), cluster.disaggregation_threshold)
-    listener = listen(server.host, server.port)
+    served = _Served(options, plan, plan_instances(plan, options), access, sharing, descriptors)
+    listener = listen(options.host, options.port)
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(served, server, listener, descriptors, started))
+        runner.run(_serve(served, listener, started))
 
 
-async def _serve(
-    served: _Served, options: ServerOptions, listener: socket.socket, descriptors: int, started: float
-) -> None:
-    plan = served.plan
+async def _serve(served: _Served, listener: socket.socket, started: float) -> None:
+    options, plan = served.options, served.plan
     fatal: list[str] = []
-    end = _End(options.shutdown_grace_s)
+    end = _End(options.shutdown_grace)
     stopping, impatient = end.stopping, end.impatient
 
     def on_fatal(reason: str) -> None:
@@ -119,11 +132,11 @@ async def _serve(
         stopping.set()
 
     http: HttpServer | None = None
-    client = ClusterClient(on_fatal=on_fatal, disaggregation_threshold=served.disaggregation_threshold)
+    client = ClusterClient(on_fatal=on_fatal, disaggregation_threshold=options.disaggregation_threshold)
     fleet = Fleet(served.instances, client, max_restarts=options.max_restarts)
     client.on_weights = fleet.use_weights
     instances = asyncio.create_task(fleet.run(), name="fleet")
-    ending = _end_requests(client, stopping, impatient, options.shutdown_timeout_s)
+    ending = _end_requests(client, stopping, impatient, options.shutdown_timeout)
     spawned = asyncio.create_task(fleet.spawned(), name="spawned")
     others = [
         spawned,
@@ -132,9 +145,9 @@ async def _serve(
     ]
     try:
         await asyncio.wait((spawned, instances), return_when=asyncio.FIRST_COMPLETED)
-        http = _make_http(plan.served, client, stopping, options, descriptors)
+        http = _make_http(served, client, stopping)
         end.on_notice(http.leave)
-        if options.sharing.fair_weights is not None:
+        if options.fair_weights is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, http)
         serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
         await asyncio.wait((serving, instances), return_when=asyncio.FIRST_COMPLETED)
@@ -156,25 +169,19 @@ async def _serve(
         await asyncio.gather(*others, instances, return_exceptions=True)
 
 
-def _make_http(
-    served: ServedModel,
-    client: ClusterClient,
-    stopping: asyncio.Event,
-    options: ServerOptions,
-    descriptors: int,
-) -> HttpServer:
+def _make_http(served: _Served, client: ClusterClient, stopping: asyncio.Event) -> HttpServer:
     """While the instances load, on their cores.  Raises as `create_app`."""
     from baton.launch.http import make_http
 
     http = make_http(
-        served,
+        served.plan.served,
         client,
         stopping,
-        access=options.access,
-        limits=options.limits,
-        descriptors=descriptors,
-        sharing=options.sharing,
-        shutdown_timeout_s=options.shutdown_timeout_s,
+        access=served.access,
+        limits=served.options,
+        descriptors=served.descriptors,
+        sharing=served.sharing,
+        shutdown_timeout_s=served.options.shutdown_timeout,
     )
     gc.collect()
     gc.freeze()  # what has been loaded stays: the garbage collector need not walk it between requests
@@ -238,27 +245,3 @@ class _End:
         if not self._notified:
             self._notified = True
             self._on_notice()
-
-
-def _check_sharing(options: ServerOptions) -> None:
-    """Before anything is loaded."""
-    sharing, access = options.sharing, options.access
-    if sharing.salt_by_key and not access.api_keys:
-        raise OptionError("--salt-by-key: without --api-key all clients are one; give keys, or leave it out")
-    if sharing.fair_weights is None:
-        return
-    if not sharing.fair_queuing:
-        raise OptionError(f"--fair-weights {sharing.fair_weights}: not with --no-fair-queuing; drop one")
-    try:
-        read_weights(sharing.fair_weights, access)
-    except WeightsError as error:
-        raise OptionError(f"--fair-weights {error}") from None
-
-
-def _check(options: ServerOptions) -> None:
-    check_range("--port", options.port, 0, 65535, "a number (0: any free one)")
-    check_range("--shutdown-grace", options.shutdown_grace_s, 0, MAX_SECONDS, "seconds")
-    check_range("--shutdown-timeout", options.shutdown_timeout_s, 0, MAX_SECONDS, "seconds")
-    check_range("--max-restarts", options.max_restarts, 0, 10**6, "a number")
-    _check_sharing(options)
-    check_range("--min-priority", options.access.min_priority, -(2**31), 2**31 - 1, "an integer")

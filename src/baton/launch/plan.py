@@ -1,8 +1,7 @@
-"""From what a user typed to what the processes need: every default is resolved here, once.
+"""From flags to what the processes need: what depends on the checkpoint and the machine is resolved here.
 
-`ServeOptions` holds the flags as given (None: not given).  `make_plan` looks at the checkpoint and the
-machine and returns a `Plan`: the configuration of one instance, and what the gateway has to know of
-the model.  A wrong combination is an `OptionError` with one line that names the flag and the fix.
+`make_plan` returns a `Plan`: the configuration of one instance, and what the gateway has to know of the
+model.  A combination that cannot be served is an `OptionError` with one line that names the flag and the fix.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from baton.gateway.served_model import ServedModel
-from baton.launch.limits import MAX_SECONDS, OptionError, check_range
+from baton.launch.limits import OptionError
+from baton.launch.options.engine import EngineOptions, cost_parts
+from baton.launch.options.flag import parse_bytes
 from baton.model.config import ModelConfig, UnsupportedModel
 from baton.model.files import check_files, has_tokenizer
 from baton.model.fingerprint import fingerprint
@@ -21,45 +22,13 @@ from baton.model.generation_config import read_generation_config
 from baton.model.hub import EMBEDDED_MODEL, resolve_model
 from baton.protocol.config import CostModel, Dtype, InstanceConfig
 
-DtypeFlag = Literal["auto", "bfloat16", "float16", "float32"]
-_DTYPE_NAMES = {"half": "float16", "float": "float32"}
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """The flags of `baton serve` and the arguments of `LLM`, as given."""
-
-    model: str | None = None
-    tokenizer: str | None = None
-    revision: str | None = None
-    served_model_name: tuple[str, ...] = ()
-    dtype: str = "auto"
-    quantization: Literal["int8"] | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    max_waiting: int = 1024
-    block_size: int = 32
-    num_gpu_blocks_override: int | None = None
-    kv_cache_memory_bytes: int | str | None = None
-    tensor_parallel_size: int = 1
-    admission_headroom: int | None = None
-    enable_prefix_caching: bool = True
-    generation_config: str = "auto"
-    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
-    seed: int | None = None
-    executor: Literal["torch", "simulated"] = "torch"
-    simulated_cost: CostModel = CostModel()
-    simulated_real_time: bool = True
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    num_threads: int | None = None
-    step_timeout: float = 120.0
-    """Seconds."""
-    startup_timeout: float = 600.0
-    """Seconds."""
-    record: str | None = None
-    record_max_bytes: int | str = "1GiB"
-    log_level: str = "info"
+_DTYPES: dict[str, Dtype] = {
+    "half": "float16",
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "float32": "float32",
+}
 
 
 @dataclass(frozen=True)
@@ -69,9 +38,10 @@ class Plan:
     instance: InstanceConfig
     served: ServedModel
     architecture: str
+    max_restarts: int
 
 
-def make_plan(options: ServeOptions) -> Plan:
+def make_plan(options: EngineOptions) -> Plan:
     """Resolves every default.
 
     Raises `OptionError`, or `ModelNotFound` / `UnsupportedModel` / `LoadError` for the model's files.
@@ -84,7 +54,6 @@ def make_plan(options: ServeOptions) -> Plan:
     generation = read_generation_config(
         directory, model.vocab_size, sampling=options.generation_config == "auto"
     )
-    _check_ranges(options)
     max_model_len = _max_model_len(options, model)
     if options.executor == "torch":
         _check_tensor_parallel(options, model)
@@ -111,8 +80,7 @@ def make_plan(options: ServeOptions) -> Plan:
         record=_record_directory(options.record),
         record_max_bytes=_size("--record-max-bytes", options.record_max_bytes) or 0,
         vocab_size=model.vocab_size,
-        simulated_cost=options.simulated_cost,
-        simulated_real_time=options.simulated_real_time,
+        simulated_cost=CostModel(*cost_parts(options.simulated_cost or "0")),
         log_level=options.log_level,
     )
     served = ServedModel(
@@ -128,7 +96,7 @@ def make_plan(options: ServeOptions) -> Plan:
         content_format=options.chat_template_content_format,
         seed=options.seed,
     )
-    return Plan(instance, served, model.architecture)
+    return Plan(instance, served, model.architecture, options.max_restarts)
 
 
 def _is_directory(model: str | None) -> bool:
@@ -160,32 +128,7 @@ def _record_directory(name: str | None) -> str | None:
     return str(path)
 
 
-def _check_ranges(options: ServeOptions) -> None:
-    for flag, value, least, most, unit in (
-        ("--max-num-seqs", options.max_num_seqs, 1, 1 << 16, "sequences"),
-        ("--max-num-batched-tokens", options.max_num_batched_tokens, 1, 1 << 22, "tokens"),
-        ("--max-waiting", options.max_waiting, 1, 2**31 - 1, "requests"),
-        ("--block-size", options.block_size, 1, 1024, "tokens"),
-        ("--tensor-parallel-size", options.tensor_parallel_size, 1, 1024, "processes"),
-        ("--num-gpu-blocks-override", options.num_gpu_blocks_override, 1, 2**31 - 1, "blocks"),
-        ("--max-model-len", options.max_model_len, 2, 2**31 - 1, "tokens, for prompt and answer,"),
-        ("--num-threads", options.num_threads, 1, 1024, "threads"),
-        ("--admission-headroom", options.admission_headroom, 0, 2**31 - 1, "tokens"),
-        ("--step-timeout", options.step_timeout, 0.01, MAX_SECONDS, "seconds"),
-        ("--startup-timeout", options.startup_timeout, 0.01, MAX_SECONDS, "seconds"),
-        ("--seed", options.seed, -(2**63), 2**64 - 1, "an integer"),
-    ):
-        check_range(flag, value, least, most, unit)
-    if options.max_num_batched_tokens < options.max_num_seqs:
-        raise OptionError(
-            f"--max-num-batched-tokens {options.max_num_batched_tokens}: a step needs room for one token of "
-            f"each sequence; give at least --max-num-seqs ({options.max_num_seqs}), or lower that"
-        )
-    if not all(options.served_model_name):
-        raise OptionError("--served-model-name: must not be empty")
-
-
-def _max_model_len(options: ServeOptions, model: ModelConfig) -> int:
+def _max_model_len(options: EngineOptions, model: ModelConfig) -> int:
     limit = model.max_context
     asked = options.max_model_len
     if asked is None:
@@ -197,14 +140,14 @@ def _max_model_len(options: ServeOptions, model: ModelConfig) -> int:
     return asked
 
 
-def _check_tensor_parallel(options: ServeOptions, model: ModelConfig) -> None:
+def _check_tensor_parallel(options: EngineOptions, model: ModelConfig) -> None:
     try:
         model.check_tensor_parallel(options.tensor_parallel_size)
     except UnsupportedModel as error:
         raise OptionError(f"--tensor-parallel-size {options.tensor_parallel_size}: {error}") from None
 
 
-def _device(options: ServeOptions) -> Literal["cpu", "cuda"]:
+def _device(options: EngineOptions) -> Literal["cpu", "cuda"]:
     if options.device == "auto":
         return "cuda" if Path("/dev/nvidiactl").exists() and _torch_has_cuda() else "cpu"
     return options.device
@@ -221,21 +164,17 @@ def _torch_has_cuda() -> bool:
 
 
 def _dtype(flag: str, checkpoint: str, device: str) -> Dtype:
-    name = _DTYPE_NAMES.get(flag, flag)
-    if name not in ("auto", "bfloat16", "float16", "float32"):
-        raise OptionError(f"--dtype {flag}: one of auto, bfloat16, float16, float32")
-    if name == "auto":
-        if device == "cpu" and checkpoint in ("bfloat16", "float16"):
-            # Without the instructions, bf16 products fall to a few per cent of fp32's speed.
-            name = "bfloat16" if _cpu_has_bf16() else "float32"
-        else:
-            name = checkpoint
-    if name == "float16" and device == "cpu":
-        raise OptionError("--dtype float16: not on a CPU; give bfloat16 or float32")
-    return name  # type: ignore[return-value]
+    name = checkpoint if flag == "auto" else flag
+    if flag == "auto" and device == "cpu" and checkpoint in ("bfloat16", "float16"):
+        # Without the instructions, bf16 products fall to a few per cent of fp32's speed.
+        name = "bfloat16" if _cpu_has_bf16() else "float32"
+    dtype = _DTYPES[name]
+    if dtype == "float16" and device == "cpu":
+        raise OptionError(f"--dtype {flag}: not on a CPU; give bfloat16 or float32")
+    return dtype
 
 
-def _quantization(options: ServeOptions, device: str) -> Literal["int8"] | None:
+def _quantization(options: EngineOptions, device: str) -> Literal["int8"] | None:
     if options.quantization is not None:
         if options.executor != "torch":
             raise OptionError(f"--quantization {options.quantization}: the simulated executor has no weights")
@@ -261,36 +200,5 @@ def _cpu_has_bf16() -> bool:
     return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags))
 
 
-_UNITS = {
-    "": 1,
-    **{"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12},
-    **{"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40},
-}
-_MAX_BYTES = 1 << 50
-
-
-def _size(flag: str, text: int | str | None) -> int | None:
-    return None if text is None else parse_bytes(flag, text)
-
-
-def parse_bytes(flag: str, text: int | str) -> int:
-    """'4GiB', '512m', '1000000', 1000000 → bytes.  Raises `OptionError`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
-    if not match or match[2] not in _UNITS or not 1 <= float(match[1]) * _UNITS[match[2]] <= _MAX_BYTES:
-        raise OptionError(f"{flag} {text}: give a number of bytes up to 1024 TiB, for example 4GiB or 500M")
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-def parse_cost(text: str | None) -> CostModel:
-    """'0.002,1e-5,2e-5,1e-9' → a cost model; missing parts are 0."""
-    if text is None:
-        return CostModel()
-    try:
-        parts = [float(part) for part in text.split(",")]
-        if len(parts) > 4 or not all(0 <= part <= MAX_SECONDS for part in parts):
-            raise ValueError
-    except ValueError:
-        raise OptionError(
-            f"--simulated-cost {text}: give up to four numbers of seconds, such as 0.002,1e-5,2e-5,1e-9"
-        ) from None
-    return CostModel(*parts)
+def _size(flag: str, value: int | str | None) -> int | None:
+    return None if value is None else parse_bytes(flag, value)

@@ -1,0 +1,43 @@
+"""Every flag, once: what it is called, what it takes, its default, its bounds, what it means.
+
+| file | what |
+| --- | --- |
+| `engine.py`, `cluster.py`, `server.py` | the declarations, one dataclass for each concern |
+| `flag.py` | what a declaration says, and how a value is read and checked |
+| `sources.py` | command line > environment > config file > default, and errors in the user's spelling |
+| `config_file.py` | YAML and TOML |
+| `document.py` | `docs/flags.md` |
+
+The command line (`cli/flags.py`), the arguments of `LLM` and `/server_info` are derived from these.  A new
+flag is one entry here, and what acts on it takes its value from the group.  Nothing here imports what is
+slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.launch.options.cluster import ClusterOptions, JoinOptions
+from baton.launch.options.engine import EngineOptions
+from baton.launch.options.flag import Options, flags_of
+from baton.launch.options.server import HttpOptions, RightsOptions, ServerOptions, UserOptions
+
+__all__ = [
+    "ClusterOptions",
+    "EngineOptions",
+    "HttpOptions",
+    "JoinOptions",
+    "Options",
+    "RightsOptions",
+    "ServeOptions",
+    "ServerOptions",
+    "UserOptions",
+    "flags_of",
+]
+
+
+@dataclass(frozen=True)
+class ServeOptions(
+    EngineOptions, ClusterOptions, JoinOptions, ServerOptions, RightsOptions, HttpOptions, UserOptions
+):
+    """Every flag of `baton serve`, and so every flag there is."""

@@ -1,0 +1,102 @@
+"""Flags of a server's instances as a group, and of an instance that joins another server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from baton.launch.options.flag import Options, flag
+
+MAX_INSTANCES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(Options):
+    title: ClassVar[str] = "Instances"
+
+    prefill: int = flag(
+        0,
+        "Instances that prefill and hand over to others.",
+        least=0,
+        most=MAX_INSTANCES,
+        unit="a number of instances",
+    )
+    decode: int = flag(
+        0,
+        "Instances that decode what was prefilled elsewhere.",
+        least=0,
+        most=MAX_INSTANCES,
+        unit="a number of instances",
+    )
+    mixed: int | None = flag(
+        None,
+        "Instances that do both; 0 alone: all join from elsewhere.",
+        least=0,
+        most=MAX_INSTANCES,
+        unit="a number of instances",
+        unset="one, if there are no others",
+    )
+    disaggregation_threshold: int | None = flag(
+        None,
+        "A request with fewer uncached prompt tokens is prefilled where it decodes; 0: never.",
+        least=0,
+        most=2**31 - 1,
+        unit="tokens",
+        unset="by measured cost",
+    )
+    max_preparing: int = flag(
+        64,
+        "Requests for which a prefilling instance asks others for room at the same time.",
+        least=1,
+        most=1 << 16,
+        unit="requests",
+    )
+    kv_lease: float = flag(
+        10.0,
+        "Seconds that KV pages stay for an instance that fetches them and says nothing.",
+        least=0.5,
+        most=3600,
+        unit="seconds",
+    )
+    transfer: Literal["auto", "shared_memory", "tcp", "nixl"] = flag(
+        "auto",
+        "How KV pages travel. auto: shared memory on one host, else TCP; NIXL for device memory.",
+    )
+    transfer_checksums: bool = flag(False, "Compare a checksum of each page after copying.")
+    peer_host: str | None = flag(
+        None,
+        "Address of this machine at which instances on other hosts reach those here. Nothing is encrypted: "
+        "trusted networks only.",
+        metavar="HOST",
+        unset="this machine only; with --instance, --host",
+    )
+    transfer_host: str | None = flag(
+        None,
+        "Address at which KV pages are fetched.",
+        metavar="HOST",
+        unset="that of --peer-host",
+    )
+
+    @property
+    def runs_none(self) -> bool:
+        """A gateway whose instances all join from elsewhere."""
+        return self.mixed == 0 and not self.prefill and not self.decode
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions(Options):
+    title: ClassVar[str] = "An instance that joins another server"
+
+    instance: bool = flag(False, "Run one instance without HTTP; needs --join.")
+    join: str | None = flag(
+        None,
+        "The server to join. On this machine it reaches the instance by a socket that only this user can "
+        "open, else at --host; nothing is encrypted there: trusted networks only. The first --admin-key is "
+        "sent to it.",
+        metavar="HOST:PORT",
+        unset="none",
+    )
+    label: Literal["mixed", "prefill", "decode"] = flag(
+        "mixed", "What the server sends to the instance at first."
+    )
+    name: str | None = flag(None, "Name of the instance in its cluster.", unset="LABEL-HOSTNAME-PID")

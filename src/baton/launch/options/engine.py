@@ -1,0 +1,215 @@
+"""Flags of an instance: its model, its memory, how it computes, what it writes down."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal
+
+from baton.launch.limits import MAX_SECONDS, OptionError
+from baton.launch.options.flag import Options, flag
+
+MANY = 1 << 30
+"""Of requests: the queue of a program's own instance has no end."""
+
+
+def cost_parts(text: str) -> list[float]:
+    """'0.002,1e-5' → the parts of the cost of a simulated step.  Raises `ValueError` with what to give."""
+    try:
+        parts = [float(part) for part in text.split(",")]
+        if len(parts) > 4 or not all(0 <= part <= MAX_SECONDS for part in parts):
+            raise ValueError
+    except ValueError:
+        raise ValueError("give up to four numbers of seconds, such as 0.002,1e-5,2e-5,1e-9") from None
+    return parts
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    if not all(names):
+        raise ValueError("must not be empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(Options):
+    title: ClassVar[str] = "Configuration"
+
+    config: str | None = flag(
+        None,
+        "YAML or TOML file with any of these flags. Environment variables (BATON_FLAG) go before it, and "
+        "the command line before both.",
+        metavar="FILE",
+        unset="none",
+    )
+
+
+@dataclass(frozen=True)
+class ModelOptions(Options):
+    title: ClassVar[str] = "Model"
+
+    model: str | None = flag(
+        None,
+        "Directory of a checkpoint, or a name on the model hub.",
+        unset="the embedded model",
+    )
+    _: KW_ONLY
+    tokenizer: str | None = flag(None, "Directory of the tokenizer.", unset="the model's")
+    revision: str | None = flag(None, "Branch, tag or commit on the hub.", unset="the newest")
+    served_model_name: tuple[str, ...] = flag(
+        (), "Names that clients use. Repeatable.", unset="MODEL", check=_check_names
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float"] = flag(
+        "auto", "Of weights and activations. auto: the checkpoint's, or float32 on a CPU without bf16."
+    )
+    quantization: Literal["int8"] | None = flag(
+        None, "int8: weights and activations of all products in 8 bits, on a CPU.", unset="none"
+    )
+    max_model_len: int | None = flag(
+        None,
+        "Longest prompt + output, in tokens.",
+        least=2,
+        most=2**31 - 1,
+        unit="tokens, for prompt and answer,",
+        unset="the model's",
+    )
+    generation_config: Literal["auto", "baton"] = flag(
+        "auto", "auto: sampling defaults from the model's generation_config.json; baton: neutral ones."
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = flag(
+        "auto",
+        "How a message's text parts come to the chat template: joined to one string, or as OpenAI's list of "
+        "parts. auto: as the template reads them.",
+    )
+    seed: int | None = flag(
+        None,
+        "Makes requests without a seed reproducible.",
+        least=-(2**63),
+        most=2**64 - 1,
+        unit="an integer",
+        unset="a random one for each request",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions(Options):
+    title: ClassVar[str] = "Memory and batching"
+
+    max_num_seqs: int = flag(256, "Sequences in one step at most.", least=1, most=1 << 16, unit="sequences")
+    max_num_batched_tokens: int = flag(
+        2048, "Tokens in one step at most (chunked prefill).", least=1, most=1 << 22, unit="tokens"
+    )
+    max_waiting: int = flag(
+        1024,
+        "Requests that may queue for admission; of one more, the worst is answered 429.",
+        least=1,
+        most=2**31 - 1,
+        unit="requests",
+        quiet=MANY,
+    )
+    block_size: int = flag(32, "Tokens in one KV block.", least=1, most=1024, unit="tokens")
+    kv_cache_memory_bytes: int | str | None = flag(
+        None, "Size of the KV cache, such as 4GiB.", size=True, unset="by free memory", metavar="SIZE"
+    )
+    num_gpu_blocks_override: int | None = flag(
+        None,
+        "KV blocks, on any device, instead of a size.",
+        least=1,
+        most=2**31 - 1,
+        unit="blocks",
+        unset="by size",
+    )
+    admission_headroom: int | None = flag(
+        None,
+        "Tokens that everything running can still grow by when a request is admitted; 0 admits whatever fits "
+        "now.",
+        least=0,
+        most=2**31 - 1,
+        unit="tokens",
+        unset="learnt from preemptions",
+    )
+    enable_prefix_caching: bool = flag(True, "Share the KV of common prompt beginnings.")
+
+    def check(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise OptionError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens}: a step needs room for one token of "
+                f"each sequence; give at least --max-num-seqs ({self.max_num_seqs}), or lower that"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionOptions(Options):
+    title: ClassVar[str] = "Execution"
+
+    tensor_parallel_size: int = flag(
+        1,
+        "Worker processes that share each layer.",
+        least=1,
+        most=1024,
+        unit="processes",
+        short="-tp",
+    )
+    device: Literal["auto", "cpu", "cuda"] = flag("auto", "Where the model runs.")
+    num_threads: int | None = flag(
+        None,
+        "Compute threads of a worker.",
+        least=1,
+        most=1024,
+        unit="threads",
+        unset="the physical cores that this process may use, divided among all workers",
+    )
+    executor: Literal["torch", "simulated"] = flag(
+        "torch", "simulated: no model is computed, tokens are a hash of the KV cache's content."
+    )
+    simulated_cost: str | None = flag(
+        None,
+        "Seconds of a simulated step: base,prefill token,decode sequence,KV token.",
+        check=lambda text: text is None or cost_parts(text),
+        unset="none",
+    )
+    step_timeout: float = flag(
+        120.0,
+        "Seconds without a step report, while requests run, after which the instance is restarted.",
+        least=0.01,
+        most=MAX_SECONDS,
+        unit="seconds",
+    )
+    startup_timeout: float = flag(
+        600.0,
+        "Seconds that loading the model may take, at the start and in /update_weights.",
+        least=0.01,
+        most=MAX_SECONDS,
+        unit="seconds",
+    )
+    max_restarts: int = flag(
+        5,
+        "Restarts in a row of an instance that keeps dying.",
+        least=0,
+        most=10**6,
+        unit="a number",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions(Options):
+    title: ClassVar[str] = "Logs and recordings"
+
+    log_level: Literal["debug", "info", "warning", "error", "critical"] = flag(
+        "info", "How much to log, to stderr.", quiet="warning"
+    )
+    record: str | None = flag(
+        None,
+        "Record all that the engine reads into this directory, for `baton replay`. Contains prompts and "
+        "answers as token ids.",
+        metavar="DIRECTORY",
+        unset="nothing is recorded",
+    )
+    record_max_bytes: int | str = flag(
+        "1GiB",
+        "Recording ends when the directory holds so much, such as 1GiB; serving goes on.",
+        size=True,
+        metavar="SIZE",
+    )
+
+
+@dataclass(frozen=True)
+class EngineOptions(SourceOptions, ModelOptions, MemoryOptions, ExecutionOptions, RecordOptions):
+    """Every flag of one instance: the arguments of `LLM`."""

@@ -1,0 +1,284 @@
+"""Flags: one declaration, four sources, and errors that name a flag as the user wrote it."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from baton import LLM
+from baton.cli.main import app
+from baton.launch.arguments import choose_arguments
+from baton.launch.limits import OptionError
+from baton.launch.options import EngineOptions, ServeOptions, flags_of
+from baton.launch.options.document import COMMAND, document
+from baton.launch.options.flag import HIDDEN
+from baton.launch.options.sources import Chosen, choose
+
+DOCS = Path(__file__).parents[2] / "docs" / "flags.md"
+
+
+def served(given: dict[str, Any] | None = None, **environment: str) -> Chosen[ServeOptions]:
+    return choose(ServeOptions, given or {}, environment=environment)
+
+
+def written(tmp_path: Path, name: str, text: str) -> str:
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+# -- each source, and which goes first
+
+
+EXAMPLES: list[tuple[str, str, Any, Any]] = [
+    ("max_num_seqs", "17", 17, 17),
+    ("kv_lease", "1.5", 1.5, 1.5),
+    ("kv_cache_memory_bytes", "4MiB", "4MiB", 4 << 20),
+    ("dtype", "float32", "float32", "float32"),
+    ("fair_queuing", "off", False, False),
+    ("salt_by_key", "true", True, True),
+    ("tokenizer", "some/where", "some/where", "some/where"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "value", "expected"), EXAMPLES)
+def test_a_value_is_the_same_from_everywhere(name, text, value, expected, tmp_path):
+    option = name.replace("_", "-")
+    shown = {True: "true", False: "false"}.get(
+        value, value if isinstance(value, int | float) else f'"{value}"'
+    )
+    yaml = written(tmp_path, "a.yaml", f"{option}: {shown}\n")
+    toml = written(tmp_path, "a.toml", f"{name} = {shown}\n")
+    for chosen, source in (
+        (served({name: value if isinstance(value, bool) else text}), "command line"),
+        (served(**{f"BATON_{name.upper()}": text}), "environment"),
+        (served({"config": yaml}), "config file"),
+        (served({"config": toml}), "config file"),
+        (served(BATON_CONFIG=yaml), "config file"),
+    ):
+        assert getattr(chosen.options, name) == expected
+        assert chosen.origins[name].source == source
+    if name in {one.name for one in flags_of(EngineOptions)}:
+        assert getattr(choose_arguments({name: value}).options, name) == expected
+
+
+def test_several_values(tmp_path):
+    path = written(tmp_path, "a.yaml", "served-model-name: [a, b c]\napi_key: k\nallowed-host:\n  - x\n")
+    chosen = served({"config": path}, BATON_ALLOWED_HOST="y z")
+    options = chosen.options
+    assert (options.served_model_name, options.api_key) == (("a", "b c"), ("k",))
+    assert options.allowed_host == ("y", "z"), "the environment goes before the file"
+    assert served({"allowed_host": ["q r"]}, BATON_ALLOWED_HOST="y").options.allowed_host == ("q r",)
+    assert choose_arguments({"served_model_name": "one"}).options.served_model_name == ("one",)
+
+
+def test_command_line_before_environment_before_file_before_default(tmp_path):
+    path = written(tmp_path, "a.yaml", "max-num-seqs: 3\nmax-waiting: 3\nprefill: 3\n")
+    given = {"config": path, "max_num_seqs": "1", "decode": None}
+    chosen = served(given, BATON_MAX_NUM_SEQS="2", BATON_MAX_WAITING="2")
+    options = chosen.options
+    assert (options.max_num_seqs, options.max_waiting, options.prefill, options.decode) == (1, 2, 3, 0)
+    assert chosen.given("max_num_seqs", "command line")
+    assert chosen.given("prefill")
+    assert not chosen.given("decode")
+    assert served({"config": path}, BATON_CONFIG="/no/such.yaml").options.prefill == 3
+
+
+def test_a_program_s_argument_goes_before_the_environment(monkeypatch, tmp_path):
+    path = written(tmp_path, "a.yaml", "max-num-seqs: 3\nport: 1\nblock-size: 8\n")
+    monkeypatch.setenv("BATON_MAX_NUM_SEQS", "2")
+    monkeypatch.setenv("BATON_MAX_MODEL_LEN", "64")
+    options = choose_arguments({"max_num_seqs": 1, "config": Path(path), "max_model_len": None}).options
+    assert (options.max_num_seqs, options.max_model_len, options.block_size) == (1, 64, 8)
+
+
+# -- errors
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max-num-seq: 4", "max-num-seq: no such flag; did you mean max-num-seqs?"),
+        ("max_num_seq: 4", "max_num_seq: no such flag; did you mean max_num_seqs?"),
+        ("config: x.yaml", "config: no such flag"),
+        ("no-fair-queuing: true", "no-fair-queuing: no such flag; did you mean fair-queuing?"),
+        ("max_num_seqs: 0", "max_num_seqs 0: give sequences from 1 to 65536"),
+        ("max-num-seqs: many", "max-num-seqs many: give sequences from 1 to 65536, an integer"),
+        ("max-num-seqs: 1.5", "max-num-seqs 1.5: give sequences from 1 to 65536, an integer"),
+        ("max-num-seqs: true", "max-num-seqs True: give sequences"),
+        ("revision: 12345", "revision 12345: give a text"),
+        ("dtype: float8", "dtype float8: give one of auto, bfloat16"),
+        ("dtype: {a: b}", "dtype {'a': 'b'}: give one of auto"),
+        ("fair-queuing: maybe", "fair-queuing maybe: give true or false"),
+        ("served-model-name: [1]", "served-model-name [1]: give texts"),
+        ("api-key: 12345", f"api-key {HIDDEN}: give texts"),
+        ("record-max-bytes: lots", "record-max-bytes lots: give a number of bytes"),
+        ("max-num-seqs: 4\nmax_num_seqs: 4", "stands there twice"),
+        ("prefill: 1\nprefill: 2", "is not YAML: line 2: prefill stands there twice"),
+        ("a: [", "is not YAML"),
+        ("- a", "give flags and their values"),
+        ("1: 2", "1: no such flag"),
+        ("max-num-batched-tokens: 8", "max-num-batched-tokens 8: a step needs room .* --max-num-seqs"),
+        ("max-num-seqs: 99\nmax-num-batched-tokens: 8", "give at least max-num-seqs in .*a.yaml \\(99\\)"),
+    ],
+)
+def test_a_wrong_file(tmp_path, text, words):
+    path = written(tmp_path, "a.yaml", text)
+    with pytest.raises(
+        OptionError, match=words.replace("(hidden)", r"\(hidden\)").replace("[1]", r"\[1\]")
+    ) as error:
+        served({"config": path})
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+    assert "12345:" not in str(error.value) or "revision" in text
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for path, words in (
+        ("/no/such.yaml", "cannot be read: No such file"),
+        (str(tmp_path), "a config file is YAML or TOML"),
+        (written(tmp_path, "a.ini", ""), "a config file is YAML or TOML"),
+        (written(tmp_path, "a.toml", "a ="), "is not TOML"),
+        (written(tmp_path, "big.yaml", "#" * (2 << 20)), "larger than"),
+        (written(tmp_path, "deep.yaml", "a: " + "[" * 5000), "is not YAML"),
+    ):
+        with pytest.raises(OptionError, match=words) as error:
+            served({"config": path})
+        assert str(error.value).startswith(path)
+    (tmp_path / "latin.yaml").write_bytes(b"model: \xe9")
+    with pytest.raises(OptionError, match="is not UTF-8"):
+        served({"config": str(tmp_path / "latin.yaml")})
+    empty = written(tmp_path, "empty.yaml", "# nothing\nmax-num-seqs:\n")
+    assert served({"config": empty}).options == ServeOptions(config=empty)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"BATON_MAX_NUM_SEQS": "0"}, "BATON_MAX_NUM_SEQS=0: give sequences from 1"),
+        ({"BATON_MAX_NUM_SEQS": "x"}, "BATON_MAX_NUM_SEQS=x: give sequences from 1"),
+        ({"BATON_KV_LEASE": "nan"}, "BATON_KV_LEASE=nan: give seconds"),
+        ({"BATON_SALT_BY_KEY": "maybe"}, "BATON_SALT_BY_KEY=maybe: give true or false"),
+        ({"BATON_API_KEY": ""}, "BATON_API_KEY: an empty key would let everybody in"),
+        ({"BATON_ADMIN_KEY": "  "}, "BATON_ADMIN_KEY: an empty key would let everybody in"),
+        ({"BATON_CONFIG": "/no/such.yaml"}, "/no/such.yaml: cannot be read"),
+        ({"BATON_MAX_NUM_BATCHED_TOKENS": "8"}, "^BATON_MAX_NUM_BATCHED_TOKENS=8: .*at least --max-num-seqs"),
+    ],
+)
+def test_a_wrong_variable(variables, words):
+    with pytest.raises(OptionError, match=words):
+        served(**variables)
+
+
+def test_variables_that_are_not_ours():
+    chosen = served(BATON_MAX_NUM_SEQ="3", BATON_SPIN_US="3", PATH="x", BATON_PREFILL="")
+    assert chosen.remarks == (
+        "BATON_MAX_NUM_SEQ in the environment: no such flag; did you mean BATON_MAX_NUM_SEQS?",
+    )
+    kubernetes = {  # of services called baton and baton-decode
+        "BATON_PORT": "tcp://10.0.0.1:8000",
+        "BATON_SERVICE_HOST": "10.0.0.1",
+        "BATON_SERVICE_PORT_HTTP": "8000",
+        "BATON_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "BATON_DECODE_PORT": "tcp://10.0.0.2:8000",
+        "BATON_DECODE_SERVICE_PORT": "8000",
+    }
+    chosen = served(**kubernetes)
+    assert (chosen.options, chosen.remarks) == (ServeOptions(), ())
+
+
+def test_the_command_line_and_arguments():
+    with pytest.raises(OptionError, match=r"^--max-num-seqs 0: give sequences from 1 to 65536$"):
+        served({"max_num_seqs": "0"})
+    with pytest.raises(OptionError, match=r"^max_num_seqs=0: give sequences from 1 to 65536$"):
+        choose_arguments({"max_num_seqs": 0})
+    with pytest.raises(OptionError, match=r"^max_num_batched_tokens=8: .* at least max_num_seqs \(256\)"):
+        choose_arguments({"max_num_batched_tokens": 8})
+    with pytest.raises(OptionError, match=r"^max_num_seq: no such argument; did you mean max_num_seqs"):
+        choose_arguments({"max_num_seq": 8})
+    with pytest.raises(OptionError, match=r"^port: LLM has no such argument; it is a flag of `baton serve`"):
+        choose_arguments({"port": 8})
+    chosen = served({"fair_weights": "x"}, BATON_FAIR_QUEUING="0")
+    with (
+        pytest.raises(OptionError, match=r"^--fair-weights x: not with BATON_FAIR_QUEUING=false;"),
+        chosen.spelled(),
+    ):
+        raise OptionError("--fair-weights x: not with --no-fair-queuing; drop one")
+
+
+def test_the_command_ends_with_one_line(tmp_path, monkeypatch):
+    path = written(tmp_path, "a.yaml", "max-num-seqs: 0\n")
+    for arguments, words in (
+        (["--config", path], f"error: {path}: max-num-seqs 0: give sequences from 1 to 65536\n"),
+        (["--max-num-seqs", "x"], "error: --max-num-seqs x: give sequences from 1 to 65536, an integer\n"),
+        (
+            ["--api-key", ""],
+            "error: --api-key: an empty key would let everybody in; leave it out or give a real one\n",
+        ),
+    ):
+        result = CliRunner().invoke(app, ["serve", *arguments])
+        assert (result.exit_code, result.output) == (2, words)
+    monkeypatch.setenv("BATON_DTYPE", "float8")
+    result = CliRunner().invoke(app, ["generate", "x"])
+    assert result.exit_code == 2
+    assert result.output.startswith("error: BATON_DTYPE=float8: give one of ")
+
+
+# -- one declaration
+
+
+def test_defaults_are_the_same_everywhere():
+    """The dataclass, the command line with nothing on it, an empty environment, and `LLM`'s signature."""
+    chosen = served()
+    assert chosen.options == ServeOptions()
+    assert (chosen.origins, chosen.remarks) == ({}, ())
+    parameters = inspect.signature(LLM).parameters
+    assert list(parameters) == [
+        one.name for one in sorted(flags_of(EngineOptions), key=lambda one: one.name != "model")
+    ]
+    for one in flags_of(EngineOptions):
+        assert parameters[one.name].default == one.default_in(quiet=True)
+    differ = [one.name for one in flags_of(ServeOptions) if one.default_in(quiet=True) != one.default]
+    assert differ == ["max_waiting", "log_level"]
+    assert choose_arguments({}).options.max_num_seqs == chosen.options.max_num_seqs == 256
+
+
+def test_every_flag_says_what_it_is():
+    for one in flags_of(ServeOptions):
+        assert one.section, one
+        assert one.declared.help.endswith("."), one
+        assert one.default not in (None, ()) or one.declared.unset, (
+            f"{one.option}: `unset` says what None means"
+        )
+        if {int, float} & set(one.kinds) and not one.declared.size:
+            assert one.declared.least is not None, one
+            assert one.declared.most is not None, one
+            assert one.declared.unit, one
+
+
+def test_the_document_is_current():
+    assert DOCS.read_text() == document(), f"run: {COMMAND}"
+
+
+def test_secrets_are_not_shown():
+    chosen = served({"api_key": ["geheim"]}, BATON_ADMIN_KEY="streng geheim")
+    assert chosen.options.admin_key == ("streng", "geheim")
+    shown = chosen.as_dict()
+    assert shown["flags"]["api_key"] == shown["flags"]["admin_key"] == HIDDEN
+    assert served().as_dict()["flags"]["api_key"] == ()
+    assert shown["given"] == {"api_key": "command line", "admin_key": "environment (BATON_ADMIN_KEY)"}
+    assert "geheim" not in repr(chosen.options) + str(shown)
+
+
+def test_the_declarations_import_nothing_slow():
+    code = "import sys, baton.cli.main; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"torch", "numpy", "msgspec", "yaml", "transformers", "zmq"} & set(loaded)
