@@ -409,7 +409,7 @@ class EngineCore:
         elif was is not State.ABORTING:
             self.scheduler.stop_running(request)
             self._commands.append(Abort(request.slot, request.epoch))
-            request.outbox = self._outboxes.nowhere
+            self._outboxes.redirect(request, self._outboxes.nowhere)
 
     def _order(self, outbox: Outbox, query: Query, now: float) -> None:
         if self.closing or self.failure is not None:

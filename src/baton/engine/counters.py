@@ -19,10 +19,6 @@ class Sizes:
     """One more than `bounds`."""
     sum: int = 0
 
-    def add(self, tokens: int) -> None:
-        self.counts[bisect_left(self.bounds, tokens)] += 1
-        self.sum += tokens
-
     def snapshot(self) -> dict[str, Any]:
         return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.sum}
 
@@ -106,6 +102,14 @@ class Counters:
     """Messages that could not be: stale slots, unknown epochs, bytes that are no message."""
 
     handovers: HandoverCounters = field(default_factory=HandoverCounters)
+
+    def count_step(self, tokens: int, seconds: float) -> None:
+        """A step computed so many tokens of prompts and generated so many, together."""
+        self.steps += 1
+        self.step_seconds += seconds
+        sizes = self.step_tokens
+        sizes.counts[bisect_left(sizes.bounds, tokens)] += 1
+        sizes.sum += tokens
 
     def count_admission(self, request: Request, *, caching: bool) -> None:
         """A request was admitted for the first time."""

@@ -138,7 +138,7 @@ class Departures:
         departure = Departure(self._ids, request, decoders)
         request.advance(Event.PREPARE)
         request.departure = departure
-        request.outbox = departure.aside
+        self._outboxes.redirect(request, departure.aside)
         self._live[departure.id] = self._preparing[departure.id] = departure
         self._scheduler.keep_slots(bool(self._live))
         level = (request.rank[0], not request.continued)
@@ -493,7 +493,7 @@ class Departures:
         """What was kept aside is for the gateway, and so is what follows."""
         request = departure.request
         if request.outbox is departure.aside:
-            request.outbox = request.gateway
+            self._outboxes.redirect(request, request.gateway)
             departure.aside.pour(request.gateway)
             self._outboxes.touch(request.gateway)
 

@@ -95,6 +95,8 @@ class Outboxes:
         self._touched: dict[Outbox, None] = {}
         self._replies: list[tuple[bytes, FromEngine]] = []
         self._farewells: list[tuple[bytes, FromEngine]] = []
+        self.redirections = 0
+        """How often `redirect` was called."""
         self.nowhere = Outbox(b"")
         """Where the tokens of cancelled requests go."""
 
@@ -133,6 +135,11 @@ class Outboxes:
     def touch(self, outbox: Outbox) -> None:
         """The outbox got something.  What goes into a dropped one or `nowhere` is never sent."""
         self._touched[outbox] = None
+
+    def redirect(self, request: Request, outbox: Outbox) -> None:
+        """From now on the request's tokens go there."""
+        request.outbox = outbox
+        self.redirections += 1
 
     def reply(self, outbox: Outbox, message: FromEngine) -> None:
         """To this gateway, if it was not dropped meanwhile."""

@@ -1,7 +1,8 @@
 """Reading step reports: tokens to their requests and gateways, computed blocks to the index, closings.
 
-The token path does, for each token: look up the slot, compare the epoch, append to the request and to its
-outbox, and compare one number (`Request.watermark`) that says when the scheduler has anything to do.
+The token path does, for each token: append it to its request, and compare one number (`Request.watermark`)
+that says when the scheduler has anything to do.  Slots and epochs are looked up once for all reports in a row
+that have the same rows (`rows.py`).
 
 Within a report, computed chunks come first, then tokens, then closings, so every token of an epoch precedes
 its closing.
@@ -11,15 +12,16 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING
 
 from baton.engine.counters import Counters
 from baton.engine.loads import Speeds
-from baton.engine.outbox import Outbox, Outboxes
+from baton.engine.outbox import Outboxes
 from baton.engine.request import Event, IllegalTransition, Request, State
+from baton.engine.rows import Rows
 from baton.engine.scheduler import Scheduler
-from baton.protocol.codec import MalformedMessage, unpack_int32
+from baton.protocol.codec import INT32, MalformedMessage, unpack_int32
 from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport
 from baton.protocol.requests import Finished, FinishReason
 from baton.protocol.sampling import TokenLogprobs
@@ -59,36 +61,28 @@ class StepReader:
         self._violation = violation
         self._stale: list[tuple[int, int]] = []
         """(slot, epoch) of the current report that are not open."""
+        self._rows: Rows | None = None
+        """Those of the last report that had any, as long as all of them are open."""
+        self._rows_of: tuple[bytes, bytes] = b"", b""
+        """Its slots and epochs."""
 
     def read(self, report: StepReport, now: float = 0.0) -> None:
         """Applies one report.  Raises `UnreadableReport`, before anything was applied."""
-        slots, epochs, tokens = _unpack(report.slots, report.epochs, report.tokens)
-        chunks = _unpack(report.prefill_slots, report.prefill_epochs, report.prefill_computed)
-        if slots and (min(slots) < 0 or max(slots) >= len(self._scheduler.slots)):
-            raise UnreadableReport(
-                f"slots {min(slots)} to {max(slots)}; there are {len(self._scheduler.slots)}"
-            )
-        if report.step:
-            self._counters.steps += 1
-            self._counters.step_seconds += report.seconds
+        rows, tokens, logprobs = self._find_rows(report)
         prefilled = 0
-        for slot, epoch, computed in zip(*chunks, strict=True):
-            request = self._occupant(slot, epoch)
-            if request is not None:
-                prefilled += computed - request.computed
-                self._scheduler.computed(request, computed)
-                if request.departure is not None and self._departures is not None:
-                    self._departures.computed(request, computed)
+        if report.prefill_slots or report.prefill_epochs or report.prefill_computed:
+            chunks = _unpack(report.prefill_slots, report.prefill_epochs, report.prefill_computed)
+            prefilled = self._add_computed(*chunks)
         if report.step:
-            self._counters.step_tokens.add(prefilled + len(slots))
+            self._counters.count_step(prefilled + len(tokens), report.seconds)
             if self._speeds is not None:
                 self._speeds.step(prefilled, report.seconds)
         for run in report.prompt_logprobs:
             request = self._occupant(run.slot, run.epoch)
             if request is not None:
                 self._add_prompt_logprobs(request, run)
-        if slots:
-            self._add_tokens(slots, epochs, tokens, report.logprobs)
+        if tokens:
+            self._add_tokens(rows, tokens, logprobs)
         for closed in report.closings:
             request = self._occupant(closed.slot, closed.epoch)
             if request is not None:
@@ -109,35 +103,57 @@ class StepReader:
             return None
         return request
 
-    def _add_tokens(
-        self,
-        slots: array[int],
-        epochs: array[int],
-        tokens: array[int],
-        logprobs: list[tuple[int, TokenLogprobs]],
-    ) -> None:
-        """The token path."""
-        scheduler, running = self._scheduler, self._scheduler.slots
-        by_index = dict(logprobs) if logprobs else None
-        outbox: Outbox | None = None
-        for index, (slot, epoch, token) in enumerate(zip(slots, epochs, tokens, strict=True)):
+    def _add_computed(self, slots: array[int], epochs: array[int], computed: array[int]) -> int:
+        """Pieces of prompts.  Returns how many tokens they have."""
+        prefilled = 0
+        for slot, epoch, num_tokens in zip(slots, epochs, computed, strict=True):
+            request = self._occupant(slot, epoch)
+            if request is not None:
+                prefilled += num_tokens - request.computed
+                self._scheduler.computed(request, num_tokens)
+                if request.departure is not None and self._departures is not None:
+                    self._departures.computed(request, num_tokens)
+        return prefilled
+
+    def _find_rows(self, report: StepReport) -> tuple[Rows, array[int], list[tuple[int, TokenLogprobs]]]:
+        """The rows that are open, with their tokens and log-probabilities.  Raises `UnreadableReport`."""
+        rows = self._rows
+        if rows is not None and self._rows_of == (report.slots, report.epochs):
+            tokens = _ints(report.tokens)
+            _check_aligned(rows.requests, rows.requests, tokens)
+            return rows, tokens, report.logprobs
+        slots, epochs, tokens = _unpack(report.slots, report.epochs, report.tokens)
+        running = self._scheduler.slots
+        if slots and (min(slots) < 0 or max(slots) >= len(running)):
+            raise UnreadableReport(f"slots {min(slots)} to {max(slots)}; there are {len(running)}")
+        requests: list[Request] = []
+        gone: set[int] = set()
+        for row, (slot, epoch) in enumerate(zip(slots, epochs, strict=True)):
             request = running[slot]
             if request is None or request.epoch != epoch:
                 self._stale.append((slot, epoch))
-                continue
-            if request.outbox is not outbox:
-                outbox = request.outbox
-                self._outboxes.touch(outbox)
-                ids, texts = outbox.ids, outbox.tokens
+                gone.add(row)
+            else:
+                requests.append(request)
+        rows = Rows(requests)
+        if not gone:
+            self._rows, self._rows_of = rows, (report.slots, report.epochs)
+            return rows, tokens, report.logprobs
+        kept = [row for row in range(len(slots)) if row not in gone]
+        place_of = {row: place for place, row in enumerate(kept)}
+        logprobs = [(place_of[row], found) for row, found in report.logprobs if row in place_of]
+        return rows, array(INT32, [tokens[row] for row in kept]), logprobs
+
+    def _add_tokens(self, rows: Rows, tokens: array[int], logprobs: list[tuple[int, TokenLogprobs]]) -> None:
+        """The token path."""
+        self._counters.generation_tokens += len(tokens)
+        rows.deliver(tokens, logprobs, self._outboxes)
+        scheduler = self._scheduler
+        for request, token in zip(rows.requests, tokens, strict=True):
             history = request.tokens
             history.append(token)
-            if by_index is not None and index in by_index:
-                outbox.logprobs.append((len(ids), by_index[index]))
-            ids.append(request.id)
-            texts.append(token)
             if len(history) >= request.watermark:
                 scheduler.progress(request)
-        self._counters.generation_tokens += len(slots)
 
     def _add_prompt_logprobs(self, request: Request, run: PromptLogprobs) -> None:
         """Passes on the positions that the client has not got yet (a preempted prompt is computed again)."""
@@ -187,6 +203,7 @@ class StepReader:
 
     def _release(self, request: Request, now: float) -> None:
         """Gives up the slot; what a departure needs of it is kept."""
+        self._rows = None
         departures = self._departures if request.departure is not None else None
         if departures is not None:
             departures.keep(request)
@@ -219,10 +236,19 @@ def finish(
 
 def _unpack(*arrays: bytes) -> tuple[array[int], array[int], array[int]]:
     """Three aligned arrays.  Raises `UnreadableReport`."""
+    first, second, third = map(_ints, arrays)
+    _check_aligned(first, second, third)
+    return first, second, third
+
+
+def _ints(data: bytes) -> array[int]:
     try:
-        first, second, third = map(unpack_int32, arrays)
+        return unpack_int32(data)
     except MalformedMessage as error:
         raise UnreadableReport(str(error)) from None
-    if not len(first) == len(second) == len(third):
-        raise UnreadableReport(f"aligned arrays of {len(first)}, {len(second)} and {len(third)} entries")
-    return first, second, third
+
+
+def _check_aligned(*columns: Sized) -> None:
+    first, second, third = map(len, columns)
+    if not first == second == third:
+        raise UnreadableReport(f"aligned arrays of {first}, {second} and {third} entries")

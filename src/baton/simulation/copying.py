@@ -29,7 +29,8 @@ T = TypeVar("T")
 IGNORED = {
     "Counters": None,
     "EngineCore": {"config", "counters", "workers", "_started", "_reports"},
-    "StepReader": {"_counters"},
+    "Outboxes": {"redirections"},
+    "StepReader": {"_counters", "_rows", "_rows_of"},
     "Turnover": None,
     "RequestTable": {"num_handed_over", "num_continued"},
     "SimulatedExecutor": {"_cost", "_pool", "_positions", "_weights", "info", "virtual_seconds"},
