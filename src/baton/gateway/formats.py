@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,10 +19,30 @@ _LOWEST = -9999.0
 """Instead of minus infinity, which JSON cannot say."""
 
 encode = msgspec.json.encode
+_T = TypeVar("_T")
 
 DONE = b"data: [DONE]\n\n"
 NO_USAGE = b',"usage":null'
 """Of a chunk, where the counts come at the end."""
+
+
+Part = tuple[int, bytes]
+"""Of an answer, and how much work it was: one for each name of a token that was looked up."""
+TURN = 256
+"""Work between two looks at other requests: about a millisecond."""
+
+
+async def in_turns(parts: Iterable[Part]) -> bytes:
+    """All of it.  Whenever it was much work, others have a turn."""
+    pieces: list[bytes] = []
+    work = 0
+    for weight, data in parts:
+        pieces.append(data)
+        work += weight
+        if work >= TURN:
+            work = 0
+            await asyncio.sleep(0)
+    return b"".join(pieces)
 
 
 def event(data: bytes) -> bytes:
@@ -115,90 +137,123 @@ class TextOffsets:
         self._given = 0
         """Of the text that the client has: less while a stop string may be coming, or after one."""
 
-    def prompt(self, ids: Sequence[int], text: str, tokenizer: Tokenizer) -> list[int]:
+    def prompt(self, ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterator[int]:
         """Those of an echoed prompt, whose text may lack special tokens (a BOS that the tokenizer added)."""
+        self._length = end = len(text)
         detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
-        offsets: list[int] = []
-        offset, end = 0, len(text)
-        for token in ids:
-            offsets.append(min(offset, end))
-            if token in tokenizer.special_ids and not text.startswith(tokenizer.token_text(token), offset):
-                continue
-            offset += len(detokenizer.push((token,)))
-        self._length = end
-        return offsets
 
-    def generated(self, ids: Sequence[int], text: str, *, ended: bool) -> list[int]:
+        def places() -> Iterator[int]:
+            offset = 0
+            for token in ids:
+                place = min(offset, end)
+                if token not in tokenizer.special_ids or text.startswith(tokenizer.token_text(token), offset):
+                    offset += len(detokenizer.push((token,)))
+                yield place
+
+        return places()
+
+    def generated(self, ids: Sequence[int], text: str, *, ended: bool) -> Iterator[int]:
         """`text`: what the client gets with these tokens, an echoed prompt included."""
-        offsets: list[int] = []
         self._given += len(text)
+        return self._places(ids, ended)
+
+    def _places(self, ids: Sequence[int], ended: bool) -> Iterator[int]:
         for token in ids:
-            offsets.append(min(self._length, self._given) if ended else self._length)
+            place = self._length
             self._length += len(self._detokenizer.push((token,)))
-        return offsets
+            yield min(place, self._given) if ended else place
 
 
-@dataclass(slots=True)
 class CompletionLogprobs:
-    """The `logprobs` object of /v1/completions: four aligned lists."""
+    """The `logprobs` object of /v1/completions, as JSON: four aligned lists, which grow slice by slice."""
 
-    tokens: list[str] = field(default_factory=list)
-    token_logprobs: list[float | None] = field(default_factory=list)
-    top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
-    text_offset: list[int] = field(default_factory=list)
+    __slots__ = ("_names", "_num_top", "_offsets", "_tokens", "_tops", "_values")
+
+    def __init__(self, names: TokenNames, num_top: int) -> None:
+        """With at most `num_top` alternatives each."""
+        self._names = names
+        self._num_top = num_top
+        self._tokens: list[bytes] = []
+        self._values: list[bytes] = []
+        self._tops: list[bytes] = []
+        self._offsets: list[bytes] = []
 
     def add(
-        self,
-        items: Iterable[tuple[int, TokenLogprobs | None]],
-        names: TokenNames,
-        offsets: Iterable[int],
-        num_top: int,
-    ) -> None:
-        """Appends (token, its log-probabilities) pairs, with at most `num_top` alternatives each."""
-        self.text_offset += offsets
+        self, items: Iterable[tuple[int, TokenLogprobs | None]], offsets: Iterator[int]
+    ) -> Iterator[Part]:
+        """Takes (token, its log-probabilities) pairs: empty parts, for the work."""
+        pairs, size = iter(items), slice_size(self._num_top)
+        while some := list(islice(pairs, size)):
+            self._take(some, list(islice(offsets, len(some))))
+            yield len(some) * (self._num_top + 1), b""
+
+    def encoded(self) -> bytes:
+        return b"".join(
+            (
+                b'{"tokens":[',
+                b",".join(self._tokens),
+                b'],"token_logprobs":[',
+                b",".join(self._values),
+                b'],"top_logprobs":[',
+                b",".join(self._tops),
+                b'],"text_offset":[',
+                b",".join(self._offsets),
+                b"]}",
+            )
+        )
+
+    def _take(self, items: list[tuple[int, TokenLogprobs | None]], offsets: list[int]) -> None:
+        names, num_top = self._names, self._num_top
+        tokens: list[str] = []
+        values: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
         for token, logprobs in items:
             name = names(token)
-            self.tokens.append(name)
+            tokens.append(name)
             if logprobs is None:
-                self.token_logprobs.append(None)
-                self.top_logprobs.append(None)
+                values.append(None)
+                tops.append(None)
                 continue
-            self.token_logprobs.append(finite(logprobs.logprob))
+            values.append(finite(logprobs.logprob))
             top: dict[str, float] = {}
             for other, value in logprobs.top[:num_top]:
                 top.setdefault(names(other), finite(value))
             top.setdefault(name, finite(logprobs.logprob))
-            self.top_logprobs.append(top)
+            tops.append(top)
+        self._tokens.append(encode(tokens)[1:-1])
+        self._values.append(encode(values)[1:-1])
+        self._tops.append(encode(tops)[1:-1])
+        self._offsets.append(encode(offsets)[1:-1])
 
 
-def chat_logprobs(
-    items: Sequence[TokenLogprobs], names: TokenNames, num_top: int
-) -> dict[str, list[dict[str, Any]] | None]:
-    """The `logprobs` object of /v1/chat/completions."""
+def slice_size(num_top: int) -> int:
+    """Positions of log-probabilities that are a turn's work."""
+    return max(1, TURN // (num_top + 1))
+
+
+def chat_logprobs(items: Sequence[TokenLogprobs], names: TokenNames, num_top: int) -> Iterator[Part]:
+    """The `logprobs` object of /v1/chat/completions, as JSON."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         data = names.tokenizer.token_bytes(token)
         return {"token": names(token), "logprob": finite(logprob), "bytes": list(data)}
 
-    content = [
-        {
-            **entry(item.token, item.logprob),
-            "top_logprobs": [entry(token, logprob) for token, logprob in item.top[:num_top]],
-        }
-        for item in items
-    ]
-    return {"content": content, "refusal": None}
+    def full(item: TokenLogprobs) -> dict[str, Any]:
+        tops = [entry(token, logprob) for token, logprob in item.top[:num_top]]
+        return {**entry(item.token, item.logprob), "top_logprobs": tops}
+
+    yield 0, b'{"content":'
+    yield from _listed((num_top + 1, [full(item) for item in some]) for some in _slices(items, num_top))
+    yield 0, b',"refusal":null}'
 
 
-def prompt_logprobs(
-    items: Sequence[TokenLogprobs | None], names: TokenNames, num_top: int
-) -> list[dict[str, dict[str, Any]] | None]:
-    """vLLM's extension: for each prompt token after the first, by id, `num_top` and the token itself."""
-    result: list[dict[str, dict[str, Any]] | None] = []
-    for item in items:
+def prompt_logprobs(items: Sequence[TokenLogprobs | None], names: TokenNames, num_top: int) -> Iterator[Part]:
+    """vLLM's extension, as JSON: for each prompt token after the first, by id, `num_top` and the token
+    itself."""
+
+    def full(item: TokenLogprobs | None) -> dict[str, dict[str, Any]] | None:
         if item is None:
-            result.append(None)
-            continue
+            return None
         entries = {
             str(token): {
                 "logprob": finite(logprob),
@@ -212,5 +267,20 @@ def prompt_logprobs(
             "rank": item.rank,
             "decoded_token": names.tokenizer.token_text(item.token),
         }
-        result.append(entries)
-    return result
+        return entries
+
+    yield from _listed((num_top + 1, [full(item) for item in some]) for some in _slices(items, num_top))
+
+
+def _slices(items: Sequence[_T], num_top: int) -> Iterator[Sequence[_T]]:
+    size = slice_size(num_top)
+    return (items[first : first + size] for first in range(0, len(items), size))
+
+
+def _listed(slices: Iterable[tuple[int, list[Any]]]) -> Iterator[Part]:
+    """One JSON list of what is in all of them; with each comes the work for one item."""
+    opening = b"["
+    for weight, some in slices:
+        yield weight * len(some), opening + encode(some)[1:-1]
+        opening = b","
+    yield 0, b"[]" if opening == b"[" else b"]"

@@ -20,7 +20,7 @@ import dataclasses
 import logging
 import time
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -215,6 +215,9 @@ class Generation:
                 self._client.cancel(request)
             if update.token_ids:
                 self._observe(sequence, request, len(update.token_ids), now)
+            if update.finish_reason is not None:
+                self._count(sequence, now)
+                sequence.settle()
             updates.append(update)
             self._begun = True
         if refused:
@@ -292,24 +295,43 @@ class Generation:
         self._on_close(self)
         now = time.monotonic()
         self._pending.clear()
+        unsent: Counter[tuple[str, int]] = Counter()
         for sequence in self.sequences:
+            if sequence.settled:
+                continue
             if sequence.request is not None:
                 self._client.cancel(sequence.request)
+                self._count(sequence, now)
+            else:
+                unsent[self._reason(sequence), len(sequence.prompt)] += 1
+            sequence.settle()
+        for (reason, prompt), count in unsent.items():
             if self._metrics is not None:
-                self._metrics.finished(
-                    sequence.finish_reason or ("error" if self._error else "abort"),
-                    seconds=now - self.arrived,
-                    prompt=len(sequence.prompt),
-                    generated=sequence.num_generated,
-                    max_tokens=None if sequence.request is None else sequence.request.stopping.max_tokens,
-                    queued_s=sequence.queued_s,
-                    first_s=sequence.first_tokens_at - self.arrived if sequence.first_tokens_at else None,
-                    decode_s=sequence.last_tokens_at - sequence.first_tokens_at,
-                    key=sequence.request.flow.key if sequence.request is not None else "",
-                )
+                seconds = now - self.arrived
+                self._metrics.finished(reason, seconds=seconds, prompt=prompt, generated=0, count=count)
         if self._metrics is not None:
             self._metrics.choices(self._n)
         self._log(now)
+
+    def _reason(self, sequence: Sequence) -> str:
+        return sequence.finish_reason or ("error" if self._error else "abort")
+
+    def _count(self, sequence: Sequence, now: float) -> None:
+        """A sequence that was submitted is over: at once, as 4,096 of them take long together."""
+        request = sequence.request
+        if self._metrics is None or request is None:
+            return
+        self._metrics.finished(
+            self._reason(sequence),
+            seconds=now - self.arrived,
+            prompt=len(sequence.prompt),
+            generated=sequence.num_generated,
+            max_tokens=request.stopping.max_tokens,
+            queued_s=sequence.queued_s,
+            first_s=sequence.first_tokens_at - self.arrived if sequence.first_tokens_at else None,
+            decode_s=sequence.last_tokens_at - sequence.first_tokens_at,
+            key=request.flow.key,
+        )
 
     def _observe(self, sequence: Sequence, request: EngineRequest, count: int, now: float) -> None:
         """So many tokens of the sequence have come."""

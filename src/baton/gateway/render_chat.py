@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from baton.gateway.formats import (
     NO_USAGE,
+    Part,
     StreamUsage,
     TokenNames,
     chat_logprobs,
@@ -73,25 +75,22 @@ class ChatRenderer:
         if options.top_logprobs is None and not (options.token_ids or self._usage.changes):
             self._plain = _PLAIN_WITH_USAGE if options.include_usage else _PLAIN
 
-    def whole(self, completions: list[Completion]) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            **self._head,
-            "object": "chat.completion",
-            "service_tier": None,
-            "system_fingerprint": None,
-            "choices": [self._choice(completion) for completion in completions],
-            "usage": usage(self._generation),
-            "prompt_logprobs": None,
-            "prompt_token_ids": None,
-            "kv_transfer_params": None,
-        }
+    def whole(self, completions: list[Completion]) -> Iterator[Part]:
+        head = {**self._head, "object": "chat.completion"}
+        yield 0, encode(head)[:-1] + b',"service_tier":null,"system_fingerprint":null,"choices":['
+        for completion in completions:
+            if completion.index:
+                yield 0, b","
+            yield from self._choice(completion)
+        yield 0, b'],"usage":' + encode(usage(self._generation)) + b',"prompt_logprobs":'
         sequence = self._generation.sequences[0]
         if self._options.prompt_logprobs is not None:
             items = sequence.prompt_logprobs or [None] * len(sequence.prompt)
-            body["prompt_logprobs"] = prompt_logprobs(items, self._names, self._options.prompt_logprobs)
-        if self._options.token_ids:
-            body["prompt_token_ids"] = list(sequence.prompt)
-        return body
+            yield from prompt_logprobs(items, self._names, self._options.prompt_logprobs)
+        else:
+            yield 0, b"null"
+        prompt = encode(list(sequence.prompt)) if self._options.token_ids else b"null"
+        yield 0, b',"prompt_token_ids":' + prompt + b',"kv_transfer_params":null}'
 
     def begin(self) -> bytes:
         """Every choice begins by saying who speaks, before any token is counted."""
@@ -112,47 +111,51 @@ class ChatRenderer:
             if not update.text:
                 return b""
             return self._openings[update.index] + b'{"content":' + encode(update.text) + self._plain
+        return b"".join([data for _, data in self.parts(update)])
+
+    def parts(self, update: Update) -> Iterator[Part]:
         options, index = self._options, update.index
         self._usage.add(len(update.token_ids))
         wants_tokens = options.top_logprobs is not None or options.token_ids
         if not (update.text or update.finish_reason or (update.token_ids and wants_tokens)):
-            return b""
-        logprobs, token_ids = b"null", b"null"
+            return
+        content = b'{"content":' + encode(update.text) + b"}" if update.text else b"{}"
+        yield 1, self._openings[index] + content + b',"logprobs":'
         if options.top_logprobs is not None and update.token_ids:
-            logprobs = encode(chat_logprobs(update.logprobs, self._names, options.top_logprobs))
-        if options.token_ids:
-            token_ids = encode(update.token_ids)
-        return b"".join(
-            (
-                self._openings[index],
-                b'{"content":' + encode(update.text) + b"}" if update.text else b"{}",
-                b',"logprobs":',
-                logprobs,
-                b',"finish_reason":',
-                encode(update.finish_reason),
-                b',"stop_reason":',
-                encode(update.stop_reason),
-                b',"token_ids":',
-                token_ids,
-                b"}]",
-                self._usage.in_chunk(),
-                b"}\n\n",
-            )
+            yield from chat_logprobs(update.logprobs, self._names, options.top_logprobs)
+        else:
+            yield 0, b"null"
+        yield (
+            0,
+            b"".join(
+                (
+                    b',"finish_reason":',
+                    encode(update.finish_reason),
+                    b',"stop_reason":',
+                    encode(update.stop_reason),
+                    b',"token_ids":',
+                    encode(update.token_ids) if options.token_ids else b"null",
+                    b"}]",
+                    self._usage.in_chunk(),
+                    b"}\n\n",
+                )
+            ),
         )
 
     def end(self) -> bytes:
         return self._usage.at_end()
 
-    def _choice(self, completion: Completion) -> dict[str, Any]:
+    def _choice(self, completion: Completion) -> Iterator[Part]:
         options = self._options
-        choice: dict[str, Any] = {
-            "index": completion.index,
-            "message": {**_MESSAGE, "content": completion.text},
-            "logprobs": None,
+        message = encode({**_MESSAGE, "content": completion.text})
+        yield 1, b'{"index":%d,"message":' % completion.index + message + b',"logprobs":'
+        if options.top_logprobs is not None:
+            yield from chat_logprobs(completion.logprobs, self._names, options.top_logprobs)
+        else:
+            yield 0, b"null"
+        ends = {
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
             "token_ids": completion.token_ids if options.token_ids else None,
         }
-        if options.top_logprobs is not None:
-            choice["logprobs"] = chat_logprobs(completion.logprobs, self._names, options.top_logprobs)
-        return choice
+        yield 0, b"," + encode(ends)[1:]

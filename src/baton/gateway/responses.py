@@ -19,13 +19,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from baton.gateway.errors import ApiError, InternalError, RequestCancelled
-from baton.gateway.formats import DONE, encode, event
+from baton.gateway.formats import DONE, Part, encode, event, in_turns
 from baton.gateway.generation import Completion, Generation, Update
 from baton.gateway.middleware import error_response
 from baton.gateway.stepping import Begun, begin
@@ -37,6 +38,8 @@ SEND = "baton.send"
 but the start of a response, and would cost each piece another call."""
 
 _FIRST_UPDATE_S = 2.0
+_MANY_LOGPROBS = 16
+"""At once: more of them are rendered by the task, which lets others have a turn."""
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -47,7 +50,7 @@ _STREAM_HEADERS = [
 class Renderer(Protocol):
     """Writes one endpoint's shapes for one generation."""
 
-    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+    def whole(self, completions: list[Completion]) -> Iterator[Part]:
         """The body of an answer that is not streamed."""
 
     def begin(self) -> bytes:
@@ -55,6 +58,9 @@ class Renderer(Protocol):
 
     def chunk(self, update: Update) -> bytes:
         """The event for an update; empty if it says nothing new."""
+
+    def parts(self, update: Update) -> Iterator[Part]:
+        """The same, for an update that brings much."""
 
     def end(self) -> bytes:
         """Events after the last update, without the end mark."""
@@ -78,7 +84,8 @@ class GenerationResponse(Response):
                 await self._send_stream(updates, scope.get(SEND, send))
             else:
                 completions = await self._generation.collect()
-                body = Response(encode(self._renderer.whole(completions)), media_type="application/json")
+                content = await in_turns(self._renderer.whole(completions))
+                body = Response(content, media_type="application/json")
                 await body(scope, receive, send)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
@@ -96,13 +103,14 @@ class GenerationResponse(Response):
     async def _send_stream(self, updates: list[Update], send: Send) -> None:
         """Everything after the headers; errors become the last event."""
         generation, renderer = self._generation, self._renderer
-        data = renderer.begin() + _render(renderer, updates)
+        data = renderer.begin()
         try:
+            data += await _render_much(renderer, updates)
             while not generation.done:
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 if generation.stalled:
-                    data = _render(renderer, await generation.next())
+                    data = await _render_much(renderer, await generation.next())
                 else:
                     data = await self._flow(send)
             data += renderer.end() + DONE
@@ -132,6 +140,8 @@ class GenerationResponse(Response):
             inbox.listen(None)
         if isinstance(left, bytes):
             return left
+        if isinstance(left, list):
+            return await _render_much(self._renderer, left)
         await left
         return b""
 
@@ -145,20 +155,18 @@ class _Flow:
         self._generation = generation
         self._renderer = renderer
         self._send = send
-        self.ended: asyncio.Future[bytes | Begun] = asyncio.get_running_loop().create_future()
-        """What is to be written, or a write that waits."""
+        self.ended: asyncio.Future[bytes | list[Update] | Begun] = asyncio.get_running_loop().create_future()
+        """What is to be written, or what is to be rendered first, or a write that waits."""
 
     def on_news(self) -> None:
         generation = self._generation
-        left: bytes | Begun | None
+        left: bytes | list[Update] | Begun | None
         try:
-            data = _render(self._renderer, generation.take())
-            if generation.done or generation.stalled:
-                left = data
-            elif data:
-                left = begin(self._send({"type": "http.response.body", "body": data, "more_body": True}))
+            updates = generation.take()
+            if _are_much(updates):
+                left = updates
             else:
-                left = None
+                left = self._write(_render(self._renderer, updates))
         except Exception as error:
             generation.inbox.listen(None)
             if not self.ended.done():
@@ -169,11 +177,29 @@ class _Flow:
             if not self.ended.done():
                 self.ended.set_result(left)
 
+    def _write(self, data: bytes) -> bytes | Begun | None:
+        """What is left of it: None if all is well and the stream goes on."""
+        if self._generation.done or self._generation.stalled:
+            return data
+        if not data:
+            return None
+        return begin(self._send({"type": "http.response.body", "body": data, "more_body": True}))
+
 
 def _render(renderer: Renderer, updates: list[Update]) -> bytes:
     if len(updates) == 1:
         return renderer.chunk(updates[0])
     return b"".join([renderer.chunk(update) for update in updates])
+
+
+def _are_much(updates: list[Update]) -> bool:
+    """A client that reads slowly finds many log-probabilities at once."""
+    return sum([len(update.logprobs) for update in updates]) > _MANY_LOGPROBS
+
+
+async def _render_much(renderer: Renderer, updates: list[Update]) -> bytes:
+    """`_render` that lets others have a turn."""
+    return await in_turns(part for update in updates for part in renderer.parts(update))
 
 
 def now() -> int:

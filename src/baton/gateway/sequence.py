@@ -108,6 +108,7 @@ class Sequence:
         "prompt_logprobs",
         "queued_s",
         "request",
+        "settled",
     )
 
     def __init__(
@@ -129,7 +130,9 @@ class Sequence:
         self.first_tokens_at = self.last_tokens_at = 0.0
         """When tokens came first and last (`time.monotonic()`); 0 before that."""
         self.request: EngineRequest | None = None
-        """None until it is submitted."""
+        """None until it is submitted, and once it is settled."""
+        self.settled = False
+        """It is over, and nothing is asked of it any more but what came of it."""
         self._shared = shared
         self._params = shared.params
         self._eos = shared.eos
@@ -150,6 +153,11 @@ class Sequence:
             )
         if stops is not None:
             self._stops = StopStrings(stops, include=params.include_stop_str_in_output)
+
+    def settle(self) -> None:
+        """Lets go what it needed to run: a request may have thousands of sequences that are over."""
+        self.settled = True
+        self.request = self._detokenizer = self._stops = None
 
     def advance(self, chunk: Chunk) -> Update:
         """Raises `ApiError` if the sequence failed."""

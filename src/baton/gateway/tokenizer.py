@@ -114,6 +114,7 @@ class Tokenizer:
         self._bytes = _OfTokens(self._find_bytes)
         visible = _OfTokens(lambda token: b"" if token in self.special_ids else self._bytes[token])
         self._bytes_of, self._visible_of = self._bytes.__getitem__, visible.__getitem__
+        self._texts = _OfTokens(lambda token: self._bytes[token].decode("utf-8", "replace"))
         pieces = _OfTokens(self._find_piece)
         shown = _OfTokens[str | int](lambda token: "" if token in self.special_ids else pieces[token])
         self._piece_of, self._visible_piece_of = pieces.__getitem__, shown.__getitem__
@@ -221,7 +222,7 @@ class Tokenizer:
 
     def token_text(self, token: int) -> str:
         """A token on its own; U+FFFD where it is a part of a character."""
-        return self.token_bytes(token).decode("utf-8", "replace")
+        return self._texts[token]
 
     def detokenizer(self, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
         """Streaming text of what follows `context` (the prompt's ids; empty: the start of a text)."""

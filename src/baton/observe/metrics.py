@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -107,18 +107,17 @@ class Metrics:
         self._engine = _EngineStats(model_name)
         self.registry.register(self._engine)
         self._model_name = model_name
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were served.")
-        self._generation_tokens = _Tally(model_name, "generation_tokens", "Generated tokens.")
-        self.registry.register(self._generation_tokens)
-        self._success = Counter(
-            _PREFIX + "request_success",
+        self._prompt_tokens = self._tally("prompt_tokens", "Prompt tokens of requests that were served.")
+        self._generation_tokens = self._tally("generation_tokens", "Generated tokens.")
+        self._success = _Tallies(
+            model_name,
+            "request_success",
             "Sequences by how they ended: stop, length, abort or error.",
-            ("model_name", "finished_reason"),
-            registry=self.registry,
+            ("finished_reason",),
         )
+        self.registry.register(self._success)
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to first token.", _TTFT)
-        self._itl = _Buckets(model_name, "inter_token_latency_seconds", "Between two chunks of tokens.", _ITL)
-        self.registry.register(self._itl)
+        self._itl = self._histogram("inter_token_latency_seconds", "Between two chunks of tokens.", _ITL)
         self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _LATENCY)
         self._queue = self._histogram("request_queue_time_seconds", "From arrival to admission.", _QUEUE)
         self._inference = self._histogram(
@@ -139,12 +138,13 @@ class Metrics:
             "request_generation_tokens", "Generated tokens a sequence.", _TOKENS
         )
         self._keys: set[str] = set()
-        self._key_tokens = Counter(
-            _PREFIX + "key_tokens",
+        self._key_tokens = _Tallies(
+            model_name,
+            "key_tokens",
             "Tokens of sequences that ended, by id of the API key; *: all further keys.",
-            ("model_name", "key", "kind"),
-            registry=self.registry,
+            ("key", "kind"),
         )
+        self.registry.register(self._key_tokens)
         self._http = Counter(
             _PREFIX + "http_requests",
             "HTTP requests by route and status.",
@@ -155,7 +155,7 @@ class Metrics:
     def first_tokens(self, count: int, prompt: int, seconds: float) -> None:
         """The first tokens of a sequence came, so long after the request."""
         self._ttft.observe(seconds)
-        self._prompt_tokens.inc(prompt)
+        self._prompt_tokens.value += prompt
         self._generation_tokens.value += count
 
     def more_tokens(self, count: int, seconds: float) -> None:
@@ -180,19 +180,21 @@ class Metrics:
         first_s: float | None = None,
         decode_s: float = 0.0,
         key: str = "",
+        count: int = 1,
     ) -> None:
         """One sequence ended.  `queued_s`: from arrival to admission, `first_s`: from arrival to the first
         token, None where that is not known; `decode_s`: from there to the last one.  `key`: the id of the
-        API key it came with, if it was submitted at all."""
+        API key it came with, if it was submitted at all.  `count`: so many sequences that never ran, with
+        prompts of this length, ended like that."""
         if key not in self._keys and len(self._keys) >= MAX_KEYS:
             key = "*"
         self._keys.add(key)
-        self._key_tokens.labels(self._model_name, key, "prompt").inc(prompt)
-        self._key_tokens.labels(self._model_name, key, "generation").inc(generated)
-        self._success.labels(self._model_name, reason).inc()
-        self._e2e.observe(seconds)
-        self._request_prompt.observe(prompt)
-        self._request_generation.observe(generated)
+        self._key_tokens.add((key, "prompt"), prompt * count)
+        self._key_tokens.add((key, "generation"), generated)
+        self._success.add((reason,), count)
+        self._e2e.observe(seconds, count)
+        self._request_prompt.observe(prompt, count)
+        self._request_generation.observe(generated, count)
         if max_tokens is not None:
             self._params_max_tokens.observe(max_tokens)
         if first_s is not None:
@@ -222,13 +224,15 @@ class Metrics:
         self._engine.totals = {"requests_handed_over": handed_over, "requests_continued": continued}
         return bytes(generate_latest(self.registry))
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(_PREFIX + name, text, ("model_name",), registry=self.registry).labels(self._model_name)
+    def _tally(self, name: str, text: str) -> _Tally:
+        tally = _Tally(self._model_name, name, text)
+        self.registry.register(tally)
+        return tally
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            _PREFIX + name, text, ("model_name",), buckets=buckets, registry=self.registry
-        ).labels(self._model_name)
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> _Buckets:
+        histogram = _Buckets(self._model_name, name, text, bounds)
+        self.registry.register(histogram)
+        return histogram
 
 
 class _Tally:
@@ -244,8 +248,27 @@ class _Tally:
         yield family
 
 
+class _Tallies:
+    """Counters by labels, for what happens with every sequence.  For one thread."""
+
+    def __init__(self, model_name: str, name: str, text: str, labels: tuple[str, ...]) -> None:
+        self._model_name, self._name, self._text, self._labels = model_name, name, text, labels
+        self._values: dict[tuple[str, ...], int] = {}
+
+    def add(self, labels: tuple[str, ...], count: int) -> None:
+        self._values[labels] = self._values.get(labels, 0) + count
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["model_name", *self._labels]
+        family = CounterMetricFamily(_PREFIX + self._name, self._text, labels=labels)
+        for values, count in self._values.items():
+            family.add_metric([self._model_name, *values], count)
+        yield family
+
+
 class _Buckets:
-    """A histogram for what happens with every token: a search and two additions.  For one thread."""
+    """A histogram for what happens with every token or sequence: a search and two additions.  For one
+    thread."""
 
     def __init__(self, model_name: str, name: str, text: str, bounds: tuple[float, ...]) -> None:
         self._model_name, self._name, self._text = model_name, name, text
@@ -253,9 +276,10 @@ class _Buckets:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """So many times."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(_PREFIX + self._name, self._text, labels=["model_name"])
