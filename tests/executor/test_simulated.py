@@ -61,9 +61,18 @@ def test_the_oracle_depends_on_every_token_its_place_the_length_and_the_seed():
     assert all(0 <= token < VOCAB for token in drawn)
 
 
+@pytest.fixture(params=[True, False], ids=["one by one", "as arrays"], scope="module")
+def hashing(request):
+    """Few short rows are hashed one by one, others all at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.param:
+            patch.setattr("baton.executor.simulated._FEW_ROWS", 0)
+        yield
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_chunked_prefill_and_decode_give_the_oracles_tokens(data):
+def test_chunked_prefill_and_decode_give_the_oracles_tokens(hashing, data):
     size = data.draw(st.sampled_from([1, 3, 4, 8]))
     executor = make(num_blocks=200, block_size=size)
     free = data.draw(st.permutations(range(200)))
@@ -98,6 +107,7 @@ def test_chunked_prefill_and_decode_give_the_oracles_tokens(data):
 
 def test_a_mixed_batch_in_small_groups(monkeypatch):
     monkeypatch.setattr("baton.executor.simulated._CHUNK_CELLS", 8)
+    monkeypatch.setattr("baton.executor.simulated._FEW_ROWS", 0)
     executor = make()
     for slot in range(3):
         admit(executor, slot)
@@ -112,7 +122,7 @@ def test_a_mixed_batch_in_small_groups(monkeypatch):
     assert result.tokens.tolist() == [simulated_next_token(tokens, VOCAB) for tokens in expected]
 
 
-def test_wrong_stale_and_missing_blocks_change_the_output():
+def test_wrong_stale_and_missing_blocks_change_the_output(hashing):
     tokens = list(range(10, 17))
     right = simulated_next_token([*tokens, 17], VOCAB)
 

@@ -42,6 +42,7 @@ from baton.executor.simulated_pool import TokenPool
 from baton.model.counter_random import mix
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.protocol.sampling_params import mix_one
 from baton.transfer.base import PoolView
 
 UInt64Array = npt.NDArray[np.uint64]
@@ -52,6 +53,8 @@ _LENGTH_MIX = 0xD6E8FEB86659FD93
 _MASK = (1 << 64) - 1
 _CHUNK_CELLS = 1 << 18
 """Rows are read back in groups of so many cells, so that long contexts need no large temporaries."""
+_FEW_ROWS, _SHORT = 8, 256
+"""So few rows, all of them so short, are hashed one by one: an operation on arrays costs more than that."""
 
 
 class WrongBlock(RuntimeError):
@@ -93,6 +96,8 @@ class SimulatedExecutor:
         self._real_time = real_time
         self._weights = np.empty(0, np.uint64)
         self._positions = np.empty(0, np.int64)
+        self._short: dict[int, UInt64Array] = {}
+        """By length: the weights of the cells of as many blocks as it needs, 0 past it."""
         self._admitted = np.zeros(max_num_seqs, np.bool_)
         self._salts = np.zeros(max_num_seqs, np.uint64)
         self._wanted_logprobs: dict[int, int] = {}
@@ -164,12 +169,13 @@ class SimulatedExecutor:
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
         """Raises `WrongBlock` for a slot or a block that does not exist."""
         began = time.perf_counter()
-        if not self._admitted[batch.slots].all():
+        if np.count_nonzero(self._admitted.take(batch.slots)) < len(batch.slots):
             unknown = batch.slots[~self._admitted[batch.slots]].tolist()
             raise WrongBlock(f"step {batch.step} runs slots {unknown}, which were not admitted")
-        lengths = batch.starts + batch.counts
-        tables = self._checked_tables(batch, lengths)
-        cost = self._cost_of(batch, lengths)
+        lengths: Int32Array = batch.starts + batch.counts
+        in_order = lengths.tolist()
+        tables = self._checked_tables(batch, lengths, max(in_order))
+        cost = self._cost_of(batch, sum(in_order))
         self._write(batch, tables, on_layers, began, cost)
         result = self._sample(batch, tables, lengths)
         self._prompt_logprobs(batch, tables, lengths, result)
@@ -204,15 +210,18 @@ class SimulatedExecutor:
         if self._real_time and (left := moment - time.perf_counter()) > 0.0:
             time.sleep(left)
 
-    def _checked_tables(self, batch: StepBatch, lengths: Int32Array) -> Int32Array:
+    def _checked_tables(self, batch: StepBatch, lengths: Int32Array, longest: int) -> Int32Array:
         """[R, W] the block tables as wide as needed, block 0 where they mean nothing."""
-        needed = -(-lengths // self.info.block_size)
-        width = int(needed.max())
+        size = self.info.block_size
+        width = -(-longest // size)
         if width > batch.block_tables.shape[1]:
             raise WrongBlock(f"step {batch.step} needs {width} blocks, its tables have fewer columns")
-        means = np.arange(width, dtype=np.int32) < needed[:, None]
-        tables = np.where(means, batch.block_tables[:, :width], np.int32(0))
-        if tables.min() < 0 or tables.max() >= self.info.num_blocks:
+        tables: Int32Array = batch.block_tables[:, :width]
+        if len(lengths) > 1:  # (a row alone uses all columns)
+            means = np.arange(0, width * size, size, dtype=np.int32) < lengths[:, None]
+            tables = np.where(means, tables, np.int32(0))
+        # (As they are unsigned, those below 0 are large.)
+        if np.maximum.reduce(tables.view(np.uint32), axis=None) >= self.info.num_blocks:
             bad = tables[(tables < 0) | (tables >= self.info.num_blocks)].tolist()
             raise WrongBlock(f"step {batch.step} names blocks {bad} of a pool of {self.info.num_blocks}")
         return tables
@@ -222,32 +231,37 @@ class SimulatedExecutor:
     ) -> None:
         """Puts the query tokens into their cells; layer by layer, over the time of the step, if asked."""
         size = self.info.block_size
-        if batch.num_decodes == len(batch.slots):
-            rows, positions = np.arange(len(batch.slots)), batch.starts.astype(np.int64)
+        if len(batch.slots) == 1:
+            start = int(batch.starts[0])
+            positions = np.arange(start, start + len(batch.tokens))
+            blocks = tables[0].take(positions // size)
+        elif batch.num_decodes == len(batch.slots):
+            positions = batch.starts.astype(np.int64)
+            blocks = tables[np.arange(len(positions)), positions // size]
         else:
             rows = np.repeat(np.arange(len(batch.slots)), batch.counts)
-            ends = np.cumsum(batch.counts)
-            firsts = batch.starts - (ends - batch.counts)
+            firsts = batch.starts - (np.cumsum(batch.counts) - batch.counts)
             positions = np.arange(len(batch.tokens)) + firsts[rows]
-        blocks = tables[rows, positions // size]
+            blocks = tables[rows, positions // size]
+        places = positions % size
         if on_layers is None:
-            self._tokens.write(blocks, positions % size, batch.tokens)
+            self._tokens.write(blocks, places, batch.tokens)
             return
         count = self._tokens.num_layers
         for layer in range(count):
-            self._tokens.write(blocks, positions % size, batch.tokens, layer)
+            self._tokens.write(blocks, places, batch.tokens, layer)
             self._sleep_until(began + cost * (layer + 1) / count)
             on_layers(layer + 1)
 
     def _sample(self, batch: StepBatch, tables: Int32Array, lengths: Int32Array) -> StepResult:
-        rows = np.flatnonzero(batch.samples)
-        hashes = np.empty(len(rows), np.uint64)
-        step = max(1, _CHUNK_CELLS // (tables.shape[1] * self.info.block_size))
-        for first in range(0, len(rows), step):
-            part = rows[first : first + step]
-            terms = self._read_back(tables[part], lengths[part])
-            sums = terms.sum(axis=1, dtype=np.uint64)
-            hashes[first : first + step] = _finish(sums, lengths[part], self._salts[batch.slots[part]])
+        rows = batch.samples.nonzero()[0]
+        if len(rows) < len(lengths):
+            tables, lengths = tables[rows], lengths[rows]
+        salts = self._salts[batch.slots[rows]]
+        if len(rows) <= _FEW_ROWS and tables.shape[1] * self.info.block_size <= _SHORT:
+            hashes = self._few_hashes(tables, lengths, salts)
+        else:
+            hashes = self._hashes(tables, lengths, salts)
         result = StepResult(tokens=(hashes % np.uint64(self.info.vocab_size)).astype(np.int32))
         if self._wanted_logprobs:
             for row, seen in zip(rows.tolist(), hashes.tolist(), strict=True):
@@ -255,6 +269,37 @@ class SimulatedExecutor:
                 if k is not None:
                     result.logprobs[row] = _invented_logprobs(seen, None, k, self.info.vocab_size)
         return result
+
+    def _hashes(self, tables: Int32Array, lengths: Int32Array, salts: UInt64Array) -> UInt64Array:
+        """[R] of what the rows' blocks hold."""
+        hashes = np.empty(len(lengths), np.uint64)
+        step = max(1, _CHUNK_CELLS // (tables.shape[1] * self.info.block_size))
+        for first in range(0, len(lengths), step):
+            part = slice(first, first + step)
+            sums = np.add.reduce(self._read_back(tables[part], lengths[part]), axis=1)
+            hashes[part] = _finish(sums, lengths[part], salts[part])
+        return hashes
+
+    def _few_hashes(self, tables: Int32Array, lengths: Int32Array, salts: UInt64Array) -> UInt64Array:
+        """The same."""
+        if not len(lengths):
+            return np.empty(0, np.uint64)
+        cells = self._tokens.read(tables, lengths).astype(np.uint64)
+        hashes = []
+        for row, length, salt in zip(cells, lengths.tolist(), salts.tolist(), strict=True):
+            weights = self._short.get(length)
+            if weights is None:
+                weights = self._short[length] = self._weights_of(length)
+            total = int(row[: len(weights)].dot(weights))
+            hashes.append(mix_one((total + length * _LENGTH_MIX) & _MASK ^ salt))
+        return np.array(hashes, np.uint64)
+
+    def _weights_of(self, length: int) -> UInt64Array:
+        num_blocks = -(-length // self.info.block_size)
+        width = num_blocks * len(self._tokens.order)
+        if width > len(self._weights):
+            self._extend(2 * num_blocks)
+        return np.where(self._positions[:width] < length, self._weights[:width], np.uint64(0))
 
     def _read_back(self, tables: Int32Array, lengths: Int32Array) -> UInt64Array:
         """[R, cells] the terms of the hash, in the order of cells; 0 past each row's length."""
@@ -289,14 +334,14 @@ class SimulatedExecutor:
                 for seen, target in zip(hashes.tolist(), targets.tolist(), strict=True)
             ]
 
-    def _cost_of(self, batch: StepBatch, lengths: Int32Array) -> float:
+    def _cost_of(self, batch: StepBatch, num_kv_tokens: int) -> float:
         """Seconds."""
         cost = self._cost
         return (
             cost.base
             + cost.per_prefill_token * (len(batch.tokens) - batch.num_decodes)
             + cost.per_decode_sequence * batch.num_decodes
-            + cost.per_kv_token * int(lengths.sum())
+            + cost.per_kv_token * num_kv_tokens
         )
 
 

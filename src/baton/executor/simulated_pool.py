@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,17 @@ class TokenPool:
         # The position (in its block) of each cell of a head's part of a block, one tile after the other.
         self.order = (np.arange(self._width) * tiles + np.arange(tiles)[:, None]).reshape(-1)
         self.order[self.order >= block_size] = _NOWHERE
+        # Where the cells of the first head are: of each position in its block, and of each block.
+        positions = np.arange(block_size)
+        self._places = positions % tiles * (self._heads * words) + positions // tiles
+        self._block_cells = np.int64(self.cells[0].size)
+        self._flat = self.cells.reshape(-1)
+        # The first head's part of each block; with as small a tile as possible a row.
+        self._head = self.cells[:, :, :, 0, : self._width]
+        if words == self._width:
+            self._head = self._head.reshape(num_blocks, -1)
+        self._disguised = bool(self._patterns.any())
+        self._cell_of = self.order.argsort(kind="stable")[:block_size]  # of each position
         self.view = PoolView(
             num_blocks=num_blocks,
             block_bytes=self.cells[0].nbytes,
@@ -81,19 +93,22 @@ class TokenPool:
         return self._layers
 
     def write(
-        self, blocks: Int32Array, positions: npt.NDArray[np.int64], tokens: Int32Array, layer: int = -1
+        self, blocks: Int32Array, positions: npt.NDArray[Any], tokens: Int32Array, layer: int = -1
     ) -> None:
         """Tokens at positions (within their blocks); `layer` not -1: only what of them lies there."""
-        tiles = positions % (2 * self._layers)
-        layers = tiles // 2
+        tiles = 2 * self._layers
         if layer >= 0:
-            kept = layers == layer
-            blocks, positions, tokens, tiles = blocks[kept], positions[kept], tokens[kept], tiles[kept]
-            layers = layers[kept]
-        columns = positions // (2 * self._layers)
-        stored = tokens.astype(np.uint32) + np.uint32(1)
-        for head, pattern in enumerate(self._patterns):
-            self.cells[blocks, layers, tiles % 2, head, columns] = stored ^ pattern
+            kept = positions % tiles // 2 == layer
+            blocks, positions, tokens = blocks[kept], positions[kept], tokens[kept]
+        cells = self._places[positions] + blocks * self._block_cells
+        stored = tokens.astype(np.uint32)
+        stored += 1
+        if not self._disguised:
+            self._flat[cells] = stored
+            return
+        for pattern in self._patterns:
+            self._flat[cells] = stored ^ pattern
+            cells += self.cells.shape[-1]
 
     def read(self, tables: Int32Array, lengths: Int32Array) -> UInt32Array:
         """[R, W * len(order)] token + 1 of every cell of the blocks `tables` [R, W], in the order of cells.
@@ -105,20 +120,14 @@ class TokenPool:
             found: UInt32Array = self.cells[tables, :, :, heads, : self._width]
             found = found ^ self._patterns[heads][:, :, None, None, None]
             return found.reshape(len(tables), -1)
-        # With as small a tile as possible this is a plain gather of rows.
-        base = self.cells[:, :, :, 0, : self._width]
-        if self.cells.shape[-1] == self._width:
-            base = base.reshape(len(base), -1)
-        flat = base[tables].reshape(len(tables), -1)
-        return flat ^ self._patterns[0] if self._patterns[0] else flat
+        flat = self._head.take(tables, axis=0).reshape(len(tables), -1)
+        return flat ^ self._patterns[0] if self._disguised else flat
 
     def tokens_in(self, block: int) -> list[int]:
         """What the first head of a block holds, by position; -1 where nothing was written."""
         found = self.read(np.array([[block]], np.int32), np.zeros(1, np.int32))[0]
-        placed = np.zeros(self._block_size, np.int64)
-        real = self.order < self._block_size
-        placed[self.order[real]] = found[real]
-        return [int(cell) - 1 for cell in placed]
+        placed: list[int] = (found[self._cell_of].astype(np.int64) - 1).tolist()
+        return placed
 
     def close(self) -> None:
         """Other processes cannot open the memory any more; those that have it mapped keep it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from baton.engine.request import Request
 from baton.protocol.commands import CommandBatch
@@ -66,6 +66,8 @@ class Books:
         self.digests: dict[int, tuple[bytes, ...]] = {}
         self.indexed: dict[tuple[int, int], int] = {}
         """(slot, epoch) → leading blocks that were looked at when they were indexed."""
+        self.sound: tuple[Any, ...] = ()
+        """What the ledger was when it was last found in order."""
         self.violations = 0
         """Messages made to be protocol violations that the engine has read."""
         self.cancelled: list[tuple[bytes, int]] = []

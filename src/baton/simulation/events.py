@@ -8,8 +8,9 @@ and keep their order.  Every party has a clock of its own, which runs at its own
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop as _pop
+from heapq import heappush as _push
 from typing import Any
 
 Action = Callable[..., None]
@@ -71,10 +72,11 @@ class Events:
 
     def at(self, when: float, owner: Party, action: Action, *args: Any) -> Timer:
         """Has `action(*args)` happen at virtual time `when`, not before now."""
-        self._numbers += 1
-        when = max(when, self.now)
-        timer = Timer(when, self._numbers, owner, action, args)
-        heapq.heappush(self._heap, (when, self._numbers, timer))
+        number = self._numbers = self._numbers + 1
+        if when < self.now:
+            when = self.now
+        timer = Timer(when, number, owner, action, args)
+        _push(self._heap, (when, number, timer))
         return timer
 
     def after(self, delay: float, owner: Party, action: Action, *args: Any) -> Timer:
@@ -84,13 +86,13 @@ class Events:
         """Takes the next timer that is to fire, and moves the clock to it; None: nothing will ever happen."""
         heap = self._heap
         while heap:
-            when, number, timer = heapq.heappop(heap)
+            when, number, timer = _pop(heap)
             owner = timer.owner
             if timer.cancelled or not owner.alive:
                 continue
             if owner.stalled_until > when:
                 timer.at = owner.stalled_until
-                heapq.heappush(heap, (timer.at, number, timer))
+                _push(heap, (timer.at, number, timer))
                 continue
             self.now = when
             self.fired += 1

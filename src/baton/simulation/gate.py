@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton.protocol.reports import REPORTS, LayersDone, StepReport
+from baton.protocol.reports import LayersDone, Report, StepReport
 from baton.simulation.events import Events, Party
 from baton.simulation.rings import ReportEnd
 
@@ -49,9 +49,8 @@ class StepGate:
         self._next_step = 1
         self._waking = 0.0
 
-    def write(self, record: bytes, ring: bool = True) -> bool:
+    def write(self, report: Report, record: bytes, ring: bool = True) -> bool:
         """Rank 0's loop reports something.  True: the loop need not care any more."""
-        report = REPORTS.decode(record)
         if isinstance(report, LayersDone):
             self._held.append(_Held(self._next_step, report.layers / self._num_layers, record, ring))
         elif isinstance(report, StepReport) and report.step:

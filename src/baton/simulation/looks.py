@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from baton.engine.blocks import Ledger
 from baton.engine.departure import Attempt
 
 if TYPE_CHECKING:
@@ -22,6 +23,21 @@ def attempts_of(engine: EngineProcess) -> dict[tuple[int, int], Attempt]:
     handovers: Any = engine.core._handovers
     found: dict[tuple[int, int], Attempt] = handovers.departures.attempts._attempts
     return found
+
+
+def ledger_state(ledger: Ledger) -> tuple[Any, ...]:
+    """All that it holds.  Equal states are equally right or wrong."""
+    books: Any = ledger
+    outside = [(key, *table) for key, table in (*books._reserved.items(), *books._exported.items())]
+    return (
+        books._refs.copy(),
+        bytes(books._known),
+        books._free.copy(),
+        list(books._cached),
+        [table.copy() for table in books._tables],
+        len(books._reserved),
+        outside,
+    )
 
 
 def well(engine: EngineProcess) -> bool:

@@ -88,18 +88,16 @@ class ReportEnd:
 
 
 class WatchedReports:
-    """What the token loop writes to: its report end, whose writer is watched, and which may keep a record
-    until the step that it tells of has come so far (`write`)."""
+    """What the token loop writes to: its report end, but for `write`, which watches the writer and may keep a
+    record until the step that it tells of has come so far."""
 
     def __init__(
         self,
         end: ReportEnd,
-        watch: Callable[[bytes], None],
         write: Callable[[bytes, bool], bool],
         ring: Callable[[], None],
     ) -> None:
         self._end = end
-        self._watch = watch
         self._write = write
         self._ring = ring
 
@@ -108,7 +106,6 @@ class WatchedReports:
         return self._end.pending
 
     def write(self, record: bytes, ring: bool = True) -> bool:
-        self._watch(record)
         return self._write(record, ring)
 
     def flush(self, ring: bool = True) -> bool:

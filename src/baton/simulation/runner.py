@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,6 +17,8 @@ from baton.simulation.plan import Plan, Shape
 from baton.simulation.world import Outcome, World
 
 _CHUNK = 8
+_BETWEEN_COLLECTIONS = 50_000
+"""Objects.  By default the collector looks at a run's world a hundred times, while all of it is in use."""
 
 
 @dataclass
@@ -73,7 +77,18 @@ class Summary:
 
 def run_seed(shape: Shape, seed: int) -> Outcome:
     """Draws the seed's plan and runs it."""
-    return World(draw_plan(seed, shape)).run()
+    with _rare_collections():
+        return World(draw_plan(seed, shape)).run()
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(_BETWEEN_COLLECTIONS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def run_plan(plan: Plan, *, recording: bool = False) -> tuple[Outcome, World]:

@@ -14,7 +14,7 @@ from baton.protocol.reports import Report, StepReport
 from baton.protocol.requests import Cancel, FromEngine, Hello, Outputs, Submit, ToEngine
 from baton.simulation import describe
 from baton.simulation.books import Books, Violation
-from baton.simulation.looks import arrivals_of
+from baton.simulation.looks import arrivals_of, ledger_state
 
 if TYPE_CHECKING:
     from baton.simulation.instance import EngineProcess, Instance
@@ -138,10 +138,13 @@ class EngineWatch:
             return
         books, scheduler = self._books(engine.instance), core.scheduler
         ledger = scheduler.ledger
-        try:
-            ledger.check()
-        except LedgerError as error:
-            raise Violation("ledger", str(error)) from None
+        state = ledger_state(ledger)
+        if state != books.sound:
+            try:
+                ledger.check()
+            except LedgerError as error:
+                raise Violation("ledger", str(error)) from None
+            books.sound = state
         for slot, (epoch, blocks, _) in books.at_engine.items():
             request = scheduler.slots[slot]
             if request is None or request.epoch != epoch:

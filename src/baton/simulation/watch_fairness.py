@@ -48,12 +48,16 @@ class FairnessWatch:
         self._weights = {spec.flow.key: spec.flow.weight for spec in specs}
         self._prompt = max((len(spec.prompt) for spec in specs), default=0)
         self._answer = max((spec.stopping.max_tokens for spec in specs), default=0)
+        self._shares_of: dict[str, list[tuple[Share, float]]] = {}
+        """By name of a request."""
         self._matters = len({(spec.flow.key, spec.flow.user) for spec in specs}) > 1
 
     def after_turn(self, engine: EngineProcess) -> None:
         if not self._matters or not well(engine):
             return
-        known = self._known.setdefault(engine.instance.name, _Engine())
+        known = self._known.get(engine.instance.name)
+        if known is None:
+            known = self._known[engine.instance.name] = _Engine()
         self._count(engine, known)
         if engine.core.counters.handovers.arrivals:
             return  # (what arrives does not wait here, and is charged all the same)
@@ -82,6 +86,12 @@ class FairnessWatch:
 
     def _shares(self, request: Request) -> list[tuple[Share, float]]:
         """With their weights, as the client has them."""
+        shares = self._shares_of.get(request.name)
+        if shares is None or shares[0][0][0] != request.rank[0]:
+            shares = self._shares_of[request.name] = self._work_out_shares(request)
+        return shares
+
+    def _work_out_shares(self, request: Request) -> list[tuple[Share, float]]:
         number = describe.number_in(request.name)
         flow = request.flow if number is None else self._world.client(number).spec.flow
         priority = request.rank[0]

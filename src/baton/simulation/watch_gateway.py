@@ -53,7 +53,10 @@ class GatewayWatch:
         self._known: dict[str, _Gateway] = {}
 
     def _of(self, gateway: GatewayProcess) -> _Gateway:
-        return self._known.setdefault(gateway.cluster.name, _Gateway())
+        known = self._known.get(gateway.cluster.name)
+        if known is None:
+            known = self._known[gateway.cluster.name] = _Gateway()
+        return known
 
     def sends(self, gateway: GatewayProcess, to: str, message: ToEngine) -> None:
         known = self._of(gateway)

@@ -11,6 +11,7 @@ than one that stays.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,8 @@ class _Engine:
     """What the watch knows of one incarnation."""
 
     came: dict[Request, Came] = field(default_factory=dict)
+    ran_elsewhere: set[Request] = field(default_factory=set)
+    """Those that had tokens when they came."""
     last: int = 0
     submitted: dict[tuple[bytes, int], tuple[int, Request | None]] = field(default_factory=dict)
     """(gateway, id) → priority, and what the engine made of it."""
@@ -77,7 +80,10 @@ class OrderWatch:
         self._known: dict[str, _Engine] = {}
 
     def _of(self, instance: Instance) -> _Engine:
-        return self._known.setdefault(instance.name, _Engine())
+        known = self._known.get(instance.name)
+        if known is None:
+            known = self._known[instance.name] = _Engine()
+        return known
 
     def _priority(self, name: str, otherwise: int) -> int:
         """As the client wants it."""
@@ -96,7 +102,7 @@ class OrderWatch:
         scheduler, credits = core.scheduler, arrivals_of(engine).credits
         there = [request for request in scheduler.slots if request is not None]
         known.before = _Before(
-            [(request, self._ran(known, request)) for request in scheduler.waiting_requests()],
+            self._with_ran(known, scheduler.waiting_requests()),
             [request for request in there if request.state is State.RUNNING],
             {(request, request.epoch) for request in there},
             set(scheduler.arriving.values()),
@@ -137,9 +143,14 @@ class OrderWatch:
                     f"first, waits: {known.came[admitted]} and {known.came[other]}",
                 )
 
+    def _with_ran(self, known: _Engine, requests: Iterable[Request]) -> list[tuple[Request, bool]]:
+        ran_elsewhere = known.ran_elsewhere
+        return [
+            (request, request.first_admitted is not None or request in ran_elsewhere) for request in requests
+        ]
+
     def _ran(self, known: _Engine, request: Request) -> bool:
-        came = known.came.get(request)
-        return request.first_admitted is not None or (came is not None and came.ran)
+        return request.first_admitted is not None or request in known.ran_elsewhere
 
     def _first(
         self,
@@ -199,6 +210,8 @@ class OrderWatch:
             )
         known.last = request.arrival
         known.came[request] = Came(priority, request.arrival, request.num_generated > 0)
+        if known.came[request].ran:
+            known.ran_elsewhere.add(request)
 
     def _check_refusal(self, engine: EngineProcess, known: _Engine) -> None:
         """Somebody is refused only while the queue is full, and then nobody better than one that stays."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from baton.executor.base import StepBatch
 from baton.protocol.codec import unpack_int32
 from baton.protocol.commands import Admit
-from baton.protocol.reports import REPORTS, StepReport
+from baton.protocol.reports import Report, StepReport
 from baton.simulation import describe
 from baton.simulation.books import Books, Violation
 
@@ -92,9 +92,8 @@ class WorkerWatch:
                         f"step {batch.step} writes block {held[index]} of {request.name}, which is shared",
                     )
 
-    def reported(self, rank: RankProcess, record: bytes) -> None:
+    def reported(self, rank: RankProcess, report: Report) -> None:
         """A rank writes a report."""
-        report = REPORTS.decode(record)
         if self._world.recording:
             self._world.note(rank, f"reports {describe.report(report)}")
         if rank.rank > 0 or not isinstance(report, StepReport):

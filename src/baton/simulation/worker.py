@@ -22,7 +22,7 @@ from baton.executor.simulated import SimulatedExecutor
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader, RingWriter
 from baton.ipc.ticket import TicketReader, TicketWriter
-from baton.protocol.reports import REPORTS, Fetched, WorkerFailed, WorkerReady
+from baton.protocol.reports import REPORTS, Fetched, Report, WorkerFailed, WorkerReady
 from baton.protocol.sampling import Sampling, Stopping
 from baton.simulation.events import Party
 from baton.simulation.gate import PartialPages
@@ -93,6 +93,7 @@ class RankProcess(Party):
         super().__init__(f"{instance.name}.rank{rank}", world.draw_rate(random), random.uniform(0, 1e4))
         self.instance = instance
         self.rank = rank
+        self._kind = f"rank of {instance.index}"
         self._world = world
         self._events = world.events
         self._jitter = random.random
@@ -121,7 +122,7 @@ class RankProcess(Party):
         self.log = CommandLog(cast(RingReader, self.log_end))
         self.ticket_end = TicketEnd(self._ticket_taken)
         self.report_end = ReportEnd(world.plan.report_room, self._send_report, self.wake)
-        watched = WatchedReports(self.report_end, self._reporting, self._write_report, self._ring)
+        watched = WatchedReports(self.report_end, self._write_report, self._ring)
         report_end = cast(RingWriter, watched)
         self.loop = WorkerLoop(
             rank=rank,
@@ -248,8 +249,9 @@ class RankProcess(Party):
         self.report_end.write(record)
 
     def _write_report(self, record: bytes, ring: bool) -> bool:
+        report = self._reporting(record)
         if self.rank == 0:
-            return self.instance.gate.write(record, ring)
+            return self.instance.gate.write(report, record, ring)
         return self.report_end.write(record, ring)
 
     def _ring(self) -> None:
@@ -272,9 +274,11 @@ class RankProcess(Party):
             self.pages.remember(self._last_chunks(batch))
         self._world.monitor.worker.before_step(self, applied, batch)
 
-    def _reporting(self, record: bytes) -> None:
-        self._world.message_passed(f"rank of {self.instance.index}", self.rank, self)
-        self._world.monitor.worker.reported(self, record)
+    def _reporting(self, record: bytes) -> Report:
+        self._world.message_passed(self._kind, self.rank, self)
+        report = REPORTS.decode(record)
+        self._world.monitor.worker.reported(self, report)
+        return report
 
     def _send_report(self, record: bytes) -> None:
         self.instance.report_channels[self.rank].send(record)

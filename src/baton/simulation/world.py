@@ -258,6 +258,7 @@ class World:
     def _loop(self, until: float, give_up: Callable[[], bool] | None) -> bool:
         """False: it was not run to its end."""
         events, faults_end = self.events, self.plan.faults_end
+        registered = self.plan.ttl_s is not None
         while (timer := events.next()) is not None:
             if events.now > until or (give_up is not None and events.fired % 256 == 0 and give_up()):
                 return False
@@ -279,7 +280,8 @@ class World:
                 raise Violation(
                     "crash", f"{timer.owner.name}: {type(error).__name__}: {error} ({line})"
                 ) from error
-            check_found(self)
+            if registered:
+                check_found(self)
             if events.now > faults_end:
                 self._check_progress()
         return True
