@@ -137,6 +137,35 @@ def pair() -> Iterator[Server]:
         yield server
 
 
+def test_flags_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config file, the environment and the command line start a server, which says so."""
+    path = tmp_path / "serve.yaml"
+    path.write_text("max_num_seqs: 9\nmax-waiting: 9\nserved-model-name: [from-file]\napi-key: [user-key]\n")
+    monkeypatch.setenv("BATON_MAX_WAITING", "8")
+    monkeypatch.setenv("BATON_ADMIN_KEY", "boss-key")
+    with Server(*SIMULATED, "--config", str(path), "--max-num-seqs", "7") as server:
+        assert (
+            server.http.get("/server_info", headers={"Authorization": "Bearer user-key"}).status_code == 403
+        )
+        answer = server.http.get("/server_info", headers={"Authorization": "Bearer boss-key"})
+        info, flags = answer.json(), answer.json()["flags"]
+        assert (flags["max_num_seqs"], flags["max_waiting"], flags["prefill"]) == (7, 8, 0)
+        assert (info["instance"]["max_num_seqs"], info["instance"]["max_waiting"]) == (7, 8)
+        assert info["model"]["names"] == ["from-file"]
+        assert info["given"]["api_key"] == f"config file (api-key in {path})"
+        assert info["given"]["admin_key"] == "environment (BATON_ADMIN_KEY)"
+        assert info["given"]["max_num_seqs"] == "command line"
+        assert "user-key" not in answer.text
+        assert "boss-key" not in answer.text
+        children = child_pids(server.process.pid)
+        assert children
+        for pid in children:
+            for name in ("environ", "cmdline"):
+                seen = Path(f"/proc/{pid}/{name}").read_bytes()
+                assert b"boss-key" not in seen
+                assert b"user-key" not in seen
+
+
 def test_a_server_says_what_it_runs(pair: Server) -> None:
     assert {name: entry["label"] for name, entry in instances(pair).items()} == {
         "prefill-0": "prefill",

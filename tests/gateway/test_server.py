@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import openai
 import pytest
 
 from baton import __version__
+from baton.gateway import answers
 from baton.gateway.tokenizer import Tokenizer
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer
@@ -47,6 +49,18 @@ def test_version_and_health(server: GatewayServer):
         for path in ("/health", "/ready"):
             head = http.head(path)
             assert (head.status_code, head.content) == (200, b"")
+
+
+def test_how_the_server_was_started(server: GatewayServer):
+    with server.http() as http:
+        info = http.get("/server_info").json()
+        assert info["version"] == __version__
+        assert info["model"]["names"] == ["tiny", "alias"]
+        assert "flags" not in info, "nothing but the launcher knows them"
+        server.app.state.gateway.started_with = {"flags": {"port": 1}, "given": {"port": "command line"}}
+        msgspec.json.decode(http.get("/server_info").content, type=answers.ServerInfo)
+        assert http.get("/server_info").json()["flags"] == {"port": 1}
+        server.app.state.gateway.started_with = {}
 
 
 def test_switches_reach_the_engine(server: GatewayServer):

@@ -126,6 +126,7 @@ class Site:
             descriptors=self._descriptors,
             sharing=SharingOptions(),
             shutdown_timeout_s=self._shutdown_timeout_s,
+            started_with={},
         )
         await instance.attach(self.engine.endpoint, self.engine.incarnation)
         self.listener = listen("127.0.0.1", 0)

@@ -21,7 +21,6 @@ import typer
 
 from baton.launch.limits import OptionError
 from baton.launch.options import Options, ServeOptions, flags_of
-from baton.launch.options.document import default_in_words
 from baton.launch.options.flag import Flag
 from baton.launch.options.sources import choose
 
@@ -82,7 +81,7 @@ def of(
 def _parameter(one: Flag, quiet: bool, model_option: bool) -> inspect.Parameter:
     """As typer reads it.  None: not given on the command line."""
     declared = one.declared
-    text = f"{declared.help} Default: {default_in_words(one, quiet=quiet)}."
+    text = f"{declared.help} Default: {one.default_in_words(quiet=quiet)}."
     kind: Any = bool if one.is_switch else list[str] if one.many else str
     if one.name == "model" and not model_option:
         info: Any = typer.Argument(help=text, metavar="[MODEL]", show_default=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from baton.cli import flags
 from baton.launch.limits import OptionError
-from baton.launch.options import ServeOptions
+from baton.launch.options import ServeOptions, flags_of
 from baton.launch.options.sources import Chosen
 
 
@@ -24,6 +26,9 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
     (`--config serve.yaml` with a line `max-num-seqs: 64`).
     """
     options = chosen.options
+    for one in flags_of(ServeOptions):
+        if one.declared.secret:  # not for the environment of engines, workers and helpers
+            os.environ.pop(one.variable, None)
     if options.instance or options.join is not None:
         if chosen.given("port", "command line"):
             raise OptionError(
@@ -41,4 +46,4 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
             )
     from baton.launch.server import run_server
 
-    run_server(options)
+    run_server(chosen)

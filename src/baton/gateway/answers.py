@@ -227,6 +227,20 @@ class Version(Struct, forbid_unknown_fields=True):
     version: str
 
 
+class ServerInfo(Struct, forbid_unknown_fields=True):
+    """How the server was started."""
+
+    version: str
+    model: dict[str, Any]
+    """Names, where it is, its sizes."""
+    flags: dict[str, Any] = {}
+    """The value of every flag, secrets hidden."""
+    given: dict[str, str] = {}
+    """Where the flags come from that were given."""
+    instance: dict[str, Any] = {}
+    """What one of its own instances is configured with: sizes and types as they were resolved."""
+
+
 class Paused(Struct):
     """With what the instance says, or `instances` with what each of several says."""
 

@@ -124,6 +124,7 @@ ROUTES: tuple[Route, ...] = (
         other={503: answers.NotReady},
     ),
     Route("get", "/version", "Baton's version", answers.Version),
+    Route("get", "/server_info", "How the server was started: every flag's value", answers.ServerInfo),
     Route("get", "/metrics", "Prometheus: vLLM's names with the prefix baton:", "text/plain"),
     Route("get", "/openapi.json", "This document", dict[str, Any]),
     Route("get", "/docs", "This document, to be read", "text/html"),

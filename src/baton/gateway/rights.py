@@ -47,6 +47,7 @@ RIGHTS: dict[str, Right] = {
     "/v1/chat/completions": "user",
     "/tokenize": "user",
     "/detokenize": "user",
+    "/server_info": "operator",
     "/stats": "operator",
     "/debug/ledger": "operator",
     "/pause": "operator",

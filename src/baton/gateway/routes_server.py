@@ -77,6 +77,20 @@ def server_routes(gateway: Gateway) -> APIRouter:
     async def version() -> Response:
         return _json({"version": __version__})
 
+    @router.get("/server_info")
+    async def server_info() -> Response:
+        """How the server was started.  Secrets are not in it."""
+        model = {
+            "names": served.names,
+            "root": served.root or str(served.tokenizer),
+            "tokenizer": str(served.tokenizer),
+            "max_model_len": served.max_model_len,
+            "vocab_size": served.vocab_size,
+            "dtype": served.dtype,
+            "checkpoint": served.checkpoint,
+        }
+        return _json({"version": __version__, "model": model, **gateway.started_with})
+
     @router.get("/metrics")
     async def metrics() -> Response:
         """Prometheus text; without an engine's part if it does not answer within a second."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -52,6 +53,8 @@ class Gateway:
     bodies: Bodies = field(default_factory=Bodies)
     leaving: bool = field(init=False, default=False)
     """The server will stop soon: load balancers should look for another one."""
+    started_with: Mapping[str, Any] = field(init=False, default_factory=dict)
+    """What /server_info says besides the model: `flags`, `given`, `instance` (`answers.ServerInfo`)."""
     _reader: Reader = field(init=False)
     _unknown: UnknownFields = field(default_factory=UnknownFields)
     sharing: Sharing = field(default_factory=Sharing)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import uvicorn
 
@@ -156,8 +157,9 @@ def make_http(
     descriptors: int,
     sharing: SharingOptions,
     shutdown_timeout_s: float,
+    started_with: Mapping[str, Any],
 ) -> HttpServer:
-    """Raises as `create_app`."""
+    """Raises as `create_app`.  `started_with`: see `Gateway`."""
     app = create_app(served, client, access=access, sharing=sharing)
     app.state.gateway.bodies.limit_bytes = parse_bytes("--max-body-memory", limits.max_body_memory)
     config = uvicorn.Config(
@@ -171,5 +173,6 @@ def make_http(
         timeout_graceful_shutdown=round(shutdown_timeout_s + _ANSWERING_S),
     )
     gateway = app.state.gateway
+    gateway.started_with = started_with
     gateway.helpers.start()  # its imports take a moment, which the model's loading hides
     return HttpServer(config, gateway, stopping, limits, descriptors)

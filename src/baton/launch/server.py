@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import uvloop
 
 from baton.gateway.access import Access
@@ -35,6 +36,7 @@ from baton.launch.fleet import Fleet
 from baton.launch.limits import OptionError
 from baton.launch.listening import listen
 from baton.launch.options import RightsOptions, ServeOptions, UserOptions
+from baton.launch.options.sources import Chosen
 from baton.launch.plan import Plan, make_plan
 from baton.launch.supervisor import InstanceFailed
 from baton.observe.logs import configure_logging
@@ -96,7 +98,7 @@ def make_sharing(options: UserOptions, access: Access) -> SharingOptions:
 class _Served:
     """What one server serves."""
 
-    options: ServeOptions
+    chosen: Chosen[ServeOptions]
     plan: Plan
     instances: tuple[InstancePlan, ...]
     access: Access
@@ -104,8 +106,9 @@ class _Served:
     descriptors: int
 
 
-def run_server(options: ServeOptions) -> None:
+def run_server(chosen: Chosen[ServeOptions]) -> None:
     """Serves until a signal.  Raises `ValueError` for wrong options, `InstanceFailed` when it gives up."""
+    options = chosen.options
     access = make_access(options)
     sharing = make_sharing(options, access)
     check_cluster(options)
@@ -115,14 +118,14 @@ def run_server(options: ServeOptions) -> None:
     plan = make_plan(options)
     if options.dtype == "auto" and options.runs_none:
         plan = replace(plan, served=replace(plan.served, dtype=""))  # "auto" is for the others' machines
-    served = _Served(options, plan, plan_instances(plan, options), access, sharing, descriptors)
+    served = _Served(chosen, plan, plan_instances(plan, options), access, sharing, descriptors)
     listener = listen(options.host, options.port)
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(served, listener, started))
 
 
 async def _serve(served: _Served, listener: socket.socket, started: float) -> None:
-    options, plan = served.options, served.plan
+    options, plan = served.chosen.options, served.plan
     fatal: list[str] = []
     end = _End(options.shutdown_grace)
     stopping, impatient = end.stopping, end.impatient
@@ -173,15 +176,18 @@ def _make_http(served: _Served, client: ClusterClient, stopping: asyncio.Event) 
     """While the instances load, on their cores.  Raises as `create_app`."""
     from baton.launch.http import make_http
 
+    options = served.chosen.options
+    config = served.instances[0].config if served.instances else served.plan.instance
     http = make_http(
         served.plan.served,
         client,
         stopping,
         access=served.access,
-        limits=served.options,
+        limits=options,
         descriptors=served.descriptors,
         sharing=served.sharing,
-        shutdown_timeout_s=served.options.shutdown_timeout,
+        shutdown_timeout_s=options.shutdown_timeout,
+        started_with={**served.chosen.as_dict(), "instance": msgspec.to_builtins(config)},
     )
     gc.collect()
     gc.freeze()  # what has been loaded stays: the garbage collector need not walk it between requests

@@ -46,7 +46,8 @@ host: 0.0.0.0
 
 Keys belong into `BATON_API_KEY` and `BATON_ADMIN_KEY`, or into a file that only the server's user can read:
 everybody on the machine can see a command line. An empty `BATON_API_KEY` or `BATON_ADMIN_KEY` is an error,
-as it would let everybody in.
+as it would let everybody in. `GET /server_info` (for operators) shows the value of every flag, secrets
+hidden, and where those that were given come from.
 """
 
 _COLUMNS = "| flag | environment | takes | default | meaning |\n| --- | --- | --- | --- | --- |"
@@ -95,20 +96,10 @@ def _default(one: Flag) -> str:
         value = one.default_in(quiet=quiet)
         if value in (None, ()):
             return one.declared.unset
-        return f"`{default_in_words(one, quiet=quiet)}`"
+        return f"`{one.default_in_words(quiet=quiet)}`"
 
     served, quiet = words(False), words(True)
     return served if served == quiet else f"{served}; `LLM`: {quiet}"
-
-
-def default_in_words(one: Flag, *, quiet: bool = False) -> str:
-    """`quiet`: that of `LLM`."""
-    default = one.default_in(quiet=quiet)
-    if default in (None, ()):
-        return one.declared.unset
-    if isinstance(default, bool):
-        return "on" if default else "off"
-    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,14 @@ class Flag:
     def default_in(self, *, quiet: bool) -> Any:
         return self.default if not quiet or self.declared.quiet is ... else self.declared.quiet
 
+    def default_in_words(self, *, quiet: bool) -> str:
+        default = self.default_in(quiet=quiet)
+        if default in (None, ()):
+            return self.declared.unset
+        if isinstance(default, bool):
+            return "on" if default else "off"
+        return f"{default:g}" if isinstance(default, float) else str(default)
+
     def public(self, value: object) -> object:
         """The value, unless it is a secret."""
         return HIDDEN if self.declared.secret and value not in (None, ()) else value

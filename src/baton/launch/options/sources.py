@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from baton.launch.limits import OptionError
-from baton.launch.options.config_file import read_config
 from baton.launch.options.flag import Flag, Options, flags_of, shortened
 
 O = TypeVar("O", bound=Options)  # noqa: E741
@@ -163,6 +162,8 @@ def _read(one: Flag, value: object, origin: Origin) -> Any:
 
 
 def _from_file(path: str, every: tuple[Flag, ...]) -> dict[str, tuple[object, Origin]]:
+    from baton.launch.options.config_file import read_config
+
     names = {one.name for one in every} - {"config"}
     found: dict[str, tuple[object, Origin]] = {}
     for key, value in read_config(path).items():
