@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.server import Server, child_pids
 
-DEADLINE_S = 40.0
+DEADLINE_S = 60.0
 PROMPT = "Once upon a time there was a small boat that wanted to see the sea. " * 6
 SIMULATED = ("--executor", "simulated", "--simulated-cost", "0.004", "--max-model-len", "2048")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -306,12 +305,10 @@ def test_pause_waits_for_what_runs(server: Server) -> None:
 def test_pause_holds_tokens_and_resume_lets_them_go(server: Server) -> None:
     assert server.http.post("/pause?mode=keep").status_code == 200
     try:
-        started = time.monotonic()
         with pytest.raises(openai.APITimeoutError):
             server.client().with_options(timeout=1.0).completions.create(
                 model=MODEL, prompt="x", max_tokens=4
             )
-        assert time.monotonic() - started < 60
     finally:
         assert server.http.post("/resume").status_code == 200
     assert server.client().completions.create(model=MODEL, prompt="x", max_tokens=4).choices

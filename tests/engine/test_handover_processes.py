@@ -14,7 +14,7 @@ from baton.protocol.sampling import Sampling, Stopping
 from tests.engine.instance import Gateway, Instance
 from tests.engine.introductions import introduce
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 CONFIG = InstanceConfig(
     model="",
     executor="simulated",

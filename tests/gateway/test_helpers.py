@@ -328,6 +328,8 @@ def test_long_bodies_are_decoded_elsewhere(roomy: GatewayServer, monkeypatch: py
     monkeypatch.setattr(reading, "decode_prompt", decode_prompt)
     bodies = [
         ("/v1/completions", b'{"prompt": [' + b",".join([b"5"] * 1_900_000) + b"]}", 400),
+        ("/v1/completions", b'{"prompt": [' + b",".join([b"[5]"] * 1_000_000) + b"]}", 400),
+        ("/v1/completions", b'{"prompt": [' + b",".join([b'""'] * 1_300_000) + b"]}", 400),
         ("/v1/completions", b'{"prompt": [' + b",".join([b"[5]"] * 4096) + b'], "max_tokens": 1, "x": "'
          + b"y" * LONG_BODY + b'"}', 200),
         ("/v1/completions", b'{"prompt": "x", "max_tokens": 1, "metadata": ['

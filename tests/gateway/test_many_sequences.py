@@ -8,6 +8,9 @@ import time
 import openai
 import pytest
 
+from baton.gateway import generation
+from baton.gateway.engine_request import EngineRequest
+from baton.gateway.inbox import Inbox
 from tests.gateway.harness import GatewayServer
 
 SLOTS = 8
@@ -65,18 +68,28 @@ def test_a_queue_that_fills_up_later_costs_no_work(server: GatewayServer, room):
     assert len(server.engine.submits) < 200
 
 
-def test_a_full_queue_with_nothing_running_is_asked_again(server: GatewayServer):
-    """Once a second, not in a hurry."""
+def test_a_full_queue_with_nothing_running_is_asked_again(
+    server: GatewayServer, monkeypatch: pytest.MonkeyPatch
+):
+    """Not in a hurry: each question has waited for `AGAIN_S`."""
     server.engine.behaviour.step_s = 0.005
-    asked: list[float] = []
+    monkeypatch.setattr(generation, "AGAIN_S", 0.2)
+    waits: list[float] = []
+    real = Inbox.wait
+
+    async def wait(self: Inbox, timeout_s: float | None = None) -> list[EngineRequest]:
+        if timeout_s is not None:
+            waits.append(timeout_s)
+        return await real(self, timeout_s)
+
+    monkeypatch.setattr(Inbox, "wait", wait)
 
     class Submits(list):
-        """Notes when the engine was asked; it has room again when it was left alone twice for a second."""
+        """The engine has room again once it was left alone twice."""
 
         def append(self, submit):
             super().append(submit)
-            asked.append(time.monotonic())
-            if len(asked) > 2 and asked[-1] - asked[-2] > 0.9 and asked[-2] - asked[-3] > 0.9:
+            if len(waits) >= 2:
                 server.engine.behaviour.room = None
 
     def answer(prompt):
@@ -84,8 +97,7 @@ def test_a_full_queue_with_nothing_running_is_asked_again(server: GatewayServer)
             server.engine.behaviour.room = 0
         return lambda i: prompt[0]
 
-    server.engine.submits = Submits()
-
+    server.engine.submits = asked = Submits()
     server.engine.behaviour.answer = answer
     done = server.openai().completions.create(
         model="tiny",
@@ -94,8 +106,9 @@ def test_a_full_queue_with_nothing_running_is_asked_again(server: GatewayServer)
         extra_body={"return_token_ids": True},
     )
     assert [choice.token_ids for choice in done.choices] == [[50 + i] for i in range(10)]
-    # The first window, a question for each of it that ended, the two slow ones, and the two with room.
-    assert SLOTS + 2 < len(asked) <= 2 * SLOTS + 2 + 2
+    # The first window, a question for each of it that ended, one after each wait, and the last one with room.
+    assert SLOTS + 2 < len(asked) <= 2 * SLOTS + len(waits) + 1
+    assert waits == [0.2] * len(waits)
 
 
 def test_a_full_queue_is_the_answer_at_first(server: GatewayServer):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 
 import pytest
 
@@ -271,13 +270,14 @@ def test_a_client_that_does_not_read_holds_little_and_delays_nobody(server: Gate
 
 
 def _settled(server: GatewayServer) -> float:
-    """Generated tokens that the gateway has taken in, once that does not change any more."""
-    last, since = -1.0, time.monotonic()
-    while time.monotonic() - since < 0.5:
+    """Generated tokens that the gateway has taken in, once that does not change any more though the engine
+    has sent all that it was asked for."""
+    last, same = -1.0, 0
+    while same < 10:
+        server.call(asyncio.sleep(0.05))  # (the gateway's own time: it may be slower than ours)
         value = _generated(server)
-        if value != last:
-            last, since = value, time.monotonic()
-        time.sleep(0.05)
+        same = same + 1 if value == last and not server.engine.num_running else 0
+        last = value
     return last
 
 

@@ -43,7 +43,7 @@ def test_two_threads_write_one_ring_that_is_much_too_small():
             seen[name] += 1
     done.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not writer.pending
     reader.close()
     writer.close()

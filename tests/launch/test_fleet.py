@@ -21,7 +21,7 @@ from baton.protocol.config import InstanceConfig
 CONFIG = InstanceConfig(
     model="", executor="simulated", vocab_size=100, max_model_len=64, num_blocks=9, peer_endpoint="ipc://*"
 )
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def plan(name: str, **changes: object) -> InstancePlan:

@@ -24,7 +24,7 @@ from baton.protocol.reports import Fetched
 from baton.transfer.base import PoolView
 from baton.transfer.service import TransferService
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 TOKEN = b"the readers' own"
 """Of the grant of all pages that every source of these tests gives."""
 

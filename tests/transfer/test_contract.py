@@ -207,7 +207,7 @@ def test_the_reader_dies(transfer):
             dying.stdout.readline()
             time.sleep(0.05)
             dying.send_signal(signal.SIGKILL)
-            dying.wait(10)
+            dying.wait(60)
             dying.stdout.close()
         slack = 8 if transfer == "nixl" else 0  # UCX closes the sockets of the dead when it likes
         wait_until(lambda: source.descriptors() <= before + slack)

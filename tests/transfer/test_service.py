@@ -33,7 +33,7 @@ def request(token=TOKEN, pages=1, magic=b"BPG2", layers=(0, 3), heads=(0, 4), ch
 
 
 def answer_to(place, *parts):
-    with socket.create_connection(place, timeout=10) as connection:
+    with socket.create_connection(place, timeout=60) as connection:
         for part in parts:
             connection.sendall(part)
         connection.shutdown(socket.SHUT_WR)
@@ -130,7 +130,7 @@ def test_strangers_keep_nobody_away(monkeypatch):
             assert reader.fetch(source, [5], [6]).error == ""
             assert (len(server._members), len(server._strangers)) == (1, 0)
             for number in range(400):
-                stranger = stack.enter_context(socket.create_connection(place, timeout=10))
+                stranger = stack.enter_context(socket.create_connection(place, timeout=60))
                 if number % 3 == 0:
                     stranger.sendall(request()[:7])
             wait_until(lambda: len(server._strangers) == page_server._MAX_STRANGERS)
@@ -219,7 +219,7 @@ def test_a_thread_that_fails_says_so():
         reader = Reader.__new__(Reader)
         reader.service, reader.ids = service, 0
         reader.begin(source.instance, [1], [1])
-        assert failed.wait(10)
+        assert failed.wait(60)
     with pytest.raises(TransferFailed, match="nobody listens"):
         service.check()
     service.close()

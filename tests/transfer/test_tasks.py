@@ -6,6 +6,7 @@ import time
 import pytest
 
 from baton.transfer.tasks import READ, Tasks, Wait
+from tests.conftest import GENEROUS_S
 
 
 class Ends(list):
@@ -20,8 +21,8 @@ def tasks():
     tasks.close()
 
 
-def run(tasks, seconds=2.0):
-    give_up = time.monotonic() + seconds
+def run(tasks):
+    give_up = time.monotonic() + GENEROUS_S
     while tasks.alive and time.monotonic() < give_up:
         tasks.run_once(0.05)
 
@@ -37,7 +38,7 @@ def test_a_task_is_told_whether_its_descriptor_became_ready(tasks):
         tasks.start(waiter(0.02), ends.named("late"))
         run(tasks)
         os.write(write, b"x")
-        tasks.start(waiter(5.0), ends.named("ready"))
+        tasks.start(waiter(GENEROUS_S), ends.named("ready"))
         run(tasks)
     finally:
         os.close(read)

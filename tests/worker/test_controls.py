@@ -49,6 +49,6 @@ def test_weights_under_an_open_slot_are_a_violation_and_fatal(tmp_path):
         group.ready()
         group.send(Control("pause"), admit(0, 0, [1], [0], max_tokens=2))
         group.send(Control("update_weights", str(tmp_path), 1))
-        assert group.workers[0].wait(5) == 1
+        assert group.workers[0].wait(60) == 1
         group.poll()
         assert "slots [0] are open" in group.failures()[0]

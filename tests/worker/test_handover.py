@@ -127,16 +127,15 @@ def test_layers_are_reported_while_the_last_chunk_runs():
 
 
 def test_a_fetch_is_done_and_reported_in_the_middle_of_a_step():
-    slow = handover_config(simulated_cost=CostModel(base=0.5))
+    slow = handover_config(simulated_cost=CostModel(base=600.0))
     with Group(handover_config()) as prefill, Group(slow) as decode:
         prefill.ready()
         decode.ready()
         decode.send(admit(0, 0, PROMPT[:9], [7, 8], max_tokens=1))
-        time.sleep(0.05)
+        time.sleep(0.05)  # (the step begins, as a rule)
         decode.transfer(fetch(1, prefill, [1], [1]))
         fetched(decode, 1)
-        assert not decode.of_kind(StepReport)  # the step takes half a second
-        decode.wait_closed((0, 0))
+        assert not decode.of_kind(StepReport)
 
 
 def test_drops_and_refusals_are_answered_once():
@@ -170,7 +169,7 @@ def test_what_does_not_belong_into_the_transfer_ring_ends_the_worker(command):
         if command is None:
             group.transfers += 1  # a gap
         group.transfer(command or DropFetch([1]))
-        assert group.workers[0].wait(20) == 1
+        assert group.workers[0].wait(60) == 1
         group.poll()
         assert "transfer" in group.failures()[0]
 
