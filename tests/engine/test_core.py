@@ -35,6 +35,7 @@ class Script:
         self.now = 0.0
         self.core = EngineCore(self.config, incarnation="i1", workers=list(range(1, ranks + 1)), now=0.0)
         self.step = 0
+        self.submitted = 0
         self.outputs: list[tuple[bytes, object]] = []
         if ready:
             for rank in range(ranks):
@@ -73,9 +74,10 @@ class Script:
         taken, self.outputs = [message for _, message in self.outputs], []
         return taken
 
-    def submit(
-        self, number: int, prompt=(1, 2, 3, 4, 5), max_tokens: int = 4, gateway: bytes = b"g", **changes
-    ):
+    def submit(self, number: int, prompt=None, max_tokens: int = 4, gateway: bytes = b"g", **changes):
+        """`prompt` None: five tokens, others each time, so that nobody waits for what another computes."""
+        self.submitted += 1
+        prompt = (self.submitted, 2, 3, 4, 5) if prompt is None else prompt
         sampling = changes.pop("sampling", Sampling(seed=0))
         stopping = changes.pop("stopping", Stopping(max_tokens=max_tokens))
         return self.tell(
@@ -406,7 +408,7 @@ def test_a_preempted_request_goes_on_with_all_of_its_tokens():
     commands += script.close(old.slot, old.epoch, CloseReason.STOP)
     (again,) = [command for command in commands if isinstance(command, Admit)]
     tokens = list(unpack_int32(again.tokens))
-    assert tokens[:5] == [1, 2, 3, 4, 5]
+    assert tokens[:5] == [2, 2, 3, 4, 5]
     assert tokens[-1] == 77
     assert again.num_prompt == 5
     assert (again.slot, again.epoch) != (young.slot, young.epoch)

@@ -179,7 +179,7 @@ def test_who_stays_for_want_of_room_leaves_a_slot_to_who_departs():
     """Else whole answers take every slot, and the room that others have reserved elsewhere stays idle."""
     p = PeerScript(max_num_seqs=8, num_blocks=200, max_preparing=100)
     for number in range(1, 11):
-        p.submit(number, "d")
+        p.submit(number, "d", prompt=range(number, number + 10))
     reserves = [m for _, m in p.take() if isinstance(m, Reserve)]
     assert len(reserves) == 10
     for reserve in reserves[:9]:
@@ -609,7 +609,7 @@ def test_a_lost_gateway_cancels_its_departures():
 
 def test_new_weights_make_all_stay_that_were_not_handed_over():
     p = PeerScript()
-    p.submit(1, "d")
+    p.submit(1, "d", prompt=range(2, 12))
     admit = prepared(p, 2)
     p.prefilled(admit, 9)
     p.take()

@@ -348,7 +348,7 @@ def test_a_full_command_ring_blocks_nobody(puppet):
     gateway = Gateway(one.loop.endpoint)
     assert isinstance(gateway.receive(), Welcome)
     for number in range(20):
-        gateway.send(submit(number, [1] * 1000, 5))  # 80 kB through a ring of 4 kB
+        gateway.send(submit(number, [number] * 1000, 5))  # 80 kB through a ring of 4 kB
     taken = stats(gateway)
     assert taken["running"] + taken["waiting"] == 20, "the engine goes on while nobody reads its ring"
     sequence, admits = 0, 0

@@ -175,13 +175,16 @@ class World:
 
     def _decide(self) -> Decisions:
         """`Scheduler.decide`, checked: admissions follow the rank, victims are the youngest of the lowest."""
-        decisions = self._unchecked_decide()
         scheduler = self.core.scheduler
+        followed = {request for request in scheduler.slots if request and request.state is State.FOLLOWING}
+        decisions = self._unchecked_decide()
         waiting = [request.rank for request in scheduler.waiting_requests()]
-        running = [request.rank for request in scheduler.slots if request and request.state is State.RUNNING]
-        for admission in decisions.admitted:
-            assert all(admission.request.rank < rank for rank in waiting)
-        for victim in decisions.preempted:
+        stay = (State.RUNNING, State.FOLLOWING)
+        running = [request.rank for request in scheduler.slots if request and request.state in stay]
+        seated = {admission.request for admission in decisions.admitted} - followed
+        for newcomer in (*seated, *decisions.following):
+            assert all(newcomer.rank < rank for rank in waiting)
+        for victim in (*decisions.preempted, *decisions.gave_up):
             assert all(rank < victim.rank for rank in running)
         for request in scheduler.slots:
             assert (

@@ -297,6 +297,7 @@ class Arrivals:
         self._counters.arrived += 1
         request.num_cached = message.num_cached
         request.first_admitted, request.arrived = now, now - message.queued_s  # as it was at P
+        request.begun = True
         for index, logprobs in enumerate(message.logprobs):
             outbox.logprobs.append((len(outbox.ids) + index, logprobs))
         outbox.ids.extend([request.id] * len(tokens))

@@ -77,6 +77,7 @@ from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
 
+_CLOSING = (State.PREEMPTING, State.ABORTING)
 DYING_S = 5.0
 """A rank that said `WorkerFailed` has so long to exit; then the instance fails without its exit status."""
 
@@ -178,6 +179,7 @@ class EngineCore:
         return (
             machinery is not None
             and not machinery.scheduler.in_demand
+            and not machinery.scheduler.num_following
             and machinery.handovers.next_deadline is None
             and not self._controls.under_way
         )
@@ -394,6 +396,8 @@ class EngineCore:
                 machinery.handovers.departures.withdrawn(request)
         if was is State.WAITING:
             self.scheduler.withdraw(request)
+        elif was is State.FOLLOWING:
+            self.scheduler.release(request)
         return state
 
     def _number(self) -> int:
@@ -613,7 +617,7 @@ class EngineCore:
             return False
         if not scheduler.paused:
             return scheduler.num_occupied > 0
-        return any(request and request.state is not State.RUNNING for request in scheduler.slots)
+        return any(request and request.state in _CLOSING for request in scheduler.slots)
 
     # -- deciding
 
@@ -640,23 +644,36 @@ class EngineCore:
         for request in decisions.preempted:
             log.debug("preempting request %s on slot %d", request.name or request.id, request.slot)
             commands.append(Preempt(request.slot, request.epoch))
+        for request in decisions.gave_up:
+            request.num_preemptions += 1
+            self.counters.preemptions += 1
         newcomers = 0
+        for request in decisions.following:
+            newcomers += self._takes_slot(request, now)
         for admission in decisions.admitted:
-            newcomers += admission.request.first_admitted is None
+            newcomers += self._takes_slot(admission.request, now)
             commands.append(self._admit(admission, now))
         if self._machinery is not None:
             self._machinery.turnover.decided(newcomers, scheduler.num_waiting, now)
 
+    def _takes_slot(self, request: Request, now: float) -> bool:
+        """Whether this is the first time."""
+        if request.first_admitted is not None:
+            return False
+        request.first_admitted = now
+        if self._machinery is not None:
+            self._machinery.backlog.remove(request)
+        return True
+
     def _admit(self, admission: Admission, now: float) -> Admit:
         request = admission.request
-        if request.first_admitted is None:
-            request.first_admitted = now
-            if self._machinery is not None:
-                self._machinery.backlog.remove(request)
+        if not request.begun:
+            request.begun = True
             request.num_cached = admission.num_computed
             if request.num_cached:
                 request.gateway.cached.append((request.id, request.num_cached))
-            self.counters.count_admission(request, caching=self.scheduler.prefix is not None)
+            caching = self.scheduler.prefix is not None
+            self.counters.count_admission(request, caching=caching, num_followed=admission.num_followed)
         else:
             self.counters.recomputed_tokens += len(request.tokens) - admission.num_computed
         handovers = self._handovers

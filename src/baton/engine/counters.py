@@ -86,6 +86,8 @@ class Counters:
     prefix_query_tokens: int = 0
     """Prompt tokens that were looked up in the prefix cache at first admissions."""
     prefix_hit_tokens: int = 0
+    prefix_followed_tokens: int = 0
+    """Of those, the ones that another request was computing when this one got its slot."""
     finished: Counter[str] = field(default_factory=Counter)
     """By `FinishReason`."""
     rejected: Counter[str] = field(default_factory=Counter)
@@ -111,13 +113,14 @@ class Counters:
         sizes.counts[bisect_left(sizes.bounds, tokens)] += 1
         sizes.sum += tokens
 
-    def count_admission(self, request: Request, *, caching: bool) -> None:
-        """A request was admitted for the first time."""
+    def count_admission(self, request: Request, *, caching: bool, num_followed: int = 0) -> None:
+        """The worker is told of a request for the first time."""
         self.prompt_tokens += request.num_prompt
         self.queue_seconds += (request.first_admitted or request.arrived) - request.arrived
         if caching:
             self.prefix_query_tokens += request.num_prompt
             self.prefix_hit_tokens += request.num_cached
+            self.prefix_followed_tokens += num_followed
 
     def snapshot(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}

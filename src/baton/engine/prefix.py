@@ -6,8 +6,9 @@ different salts never share a block nor learn from timing that they could.  H is
 different prefixes with one key are as good as impossible, also for somebody who looks for them.
 
 * A block enters the index (`insert`) only after a report said that its KV is computed.
-* Two requests that compute the same tokens at the same time both have a block for them.  The first to be
-  reported is indexed; the other stays private to its holder and is free afterwards.
+* A request whose tokens are being computed for another one waits for that one's blocks (`in_flight.py`).  Two
+  that compute the same tokens at the same time all the same (little is not waited for) both have a block for
+  them.  The first to be reported is indexed; the other stays private to its holder and is free afterwards.
 * A block that was fetched from another instance, or computed from such, is only as right as the gateway that
   named that instance is honest.  So it is marked with the gateway, its *origin*, and matches only for
   requests of the same one; what was computed here ("") is for all.  A stranger who calls itself a gateway can

@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | preparing | nothing | a decode instance's promise of room, or that none gives it (`departures.py`) |
 | waiting | nothing | admission |
+| following | a slot, blocks | blocks that another request computes (`in_flight.py`); then it runs |
 | running | a slot, blocks | tokens |
 | preempting | a slot, blocks | the closing; then it waits again with all tokens it has |
 | aborting | a slot, blocks | the closing; its tokens are no longer forwarded |
@@ -36,6 +37,7 @@ NEVER = 1 << 62
 class State(Enum):
     PREPARING = "preparing"
     WAITING = "waiting"
+    FOLLOWING = "following"
     RUNNING = "running"
     PREEMPTING = "preempting"
     ABORTING = "aborting"
@@ -48,6 +50,10 @@ class Event(Enum):
     """What can happen to a request.  The values of the closings are those of `CloseReason`."""
 
     ADMIT = "admit"
+    FOLLOW = "follow"
+    """It has a slot, and awaits blocks of another request."""
+    GIVE_UP = "give_up"
+    """It gives the slot back, of which the worker has not heard."""
     PREEMPT = "preempt"
     CANCEL = "cancel"
     FAIL = "fail"
@@ -76,6 +82,13 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     State.WAITING: {
         Event.PREPARE: State.PREPARING,
         Event.ADMIT: State.RUNNING,
+        Event.FOLLOW: State.FOLLOWING,
+        Event.CANCEL: State.GONE,
+        Event.FAIL: State.GONE,
+    },
+    State.FOLLOWING: {
+        Event.ADMIT: State.RUNNING,
+        Event.GIVE_UP: State.WAITING,
         Event.CANCEL: State.GONE,
         Event.FAIL: State.GONE,
     },
@@ -134,11 +147,15 @@ class Request:
     __slots__ = (
         "arrival",
         "arrived",
+        "begun",
         "cache_salt",
+        "charged",
         "computed",
         "continued",
         "departure",
         "epoch",
+        "fills",
+        "fills_to",
         "first_admitted",
         "flow",
         "gateway",
@@ -239,7 +256,15 @@ class Request:
         """Leading blocks that have been offered to the prefix index in this epoch."""
         self.indexing = False
         """Whether blocks of this epoch may enter the prefix index."""
+        self.fills = self.fills_to = 0
+        """Blocks [fills, fills_to) of its table are full ones of its tokens that it has to compute, as far as
+        was reported; others may wait for them (`in_flight.py`)."""
         self.first_admitted: float | None = None
+        """When it first had a slot."""
+        self.begun = False
+        """The worker has been told of it, here or at the instance that handed it over."""
+        self.charged = 0
+        """Tokens of its prompt that its flow was charged for."""
         self.origin = ""
         """Whose word it is that the KV of this epoch is right: "": this instance has computed it; or the
         gateway that named the instance which has."""

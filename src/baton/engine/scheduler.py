@@ -35,6 +35,10 @@ of what runs. It is seated without being asked again. Blocks that were promised 
 a credit (`promise`) count as taken. Blocks of hand-overs that only wait for their last reader (`ending`) are
 coming, as those of slots that are being closed.
 
+**Following.** A request whose next blocks are being computed for another one takes those blocks and waits for
+them (`in_flight.py`).  It has a slot, counts in every sum as if it ran, and gives way by its rank; as the
+worker has not heard of it, it gives way at once.
+
 A request that was to depart and stays, as there was no room elsewhere, takes a slot for its whole answer,
 one that departs only for its prefill. Many of the former would keep the latter from the room that is
 reserved for them elsewhere, which would stay idle and be refused to others. So they leave `kept_slots` free
@@ -45,7 +49,7 @@ while anybody wants to depart.
 or held by something that is being closed, that is, available or coming; and since `limit` fits in the pool
 there is one if r wants one. So r never gives way, and its wants are served first: by an available block, by a
 coming one (the worker closes what it was told to close, also while no step runs), or by a victim's. r ends
-after at most `max_tokens` steps.
+after at most `max_tokens` steps.  (If r follows, what it follows runs and wants no blocks for its prompt.)
 (2) r waits. When it is the head, nobody else is admitted. What runs ends or gives way by the argument of (1),
 applied to the smallest rank that runs. When nothing runs and nothing is being closed, the headroom asks only
 for r's own `limit`, which fits: r is admitted, if it was not before. And r becomes the head: of its priority
@@ -66,6 +70,7 @@ from typing import Any
 
 from baton.engine.blocks import Key, Ledger
 from baton.engine.headroom import Headroom
+from baton.engine.in_flight import InFlight, Shared
 from baton.engine.prefix import PrefixIndex, extend_keys
 from baton.engine.request import NEVER, Event, Request, State
 from baton.engine.waiting import WaitingLine
@@ -73,6 +78,8 @@ from baton.engine.waiting import WaitingLine
 URGENT_TOKENS = 2
 """A want is urgent when there is room for fewer tokens than this: about what the worker samples while a
 preemption travels."""
+_STAYING = (State.FOLLOWING, State.RUNNING)
+"""Of those that have a slot: they keep it."""
 MIN_LOOKAHEAD = 8
 """Tokens: what a fast worker may sample before the engine reads of it."""
 
@@ -83,6 +90,8 @@ class Admission:
     blocks: list[int]
     num_computed: int
     """Leading tokens that came from the prefix cache."""
+    num_followed: int = 0
+    """Of those, the ones that another request was computing when this one got its slot."""
 
 
 @dataclass(slots=True)
@@ -92,6 +101,10 @@ class Decisions:
     grown: list[tuple[Request, list[int]]] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
+    following: list[Request] = field(default_factory=list)
+    """They have slots and blocks, and the worker is told when what they share is computed."""
+    gave_up: list[Request] = field(default_factory=list)
+    """Of those that followed: they gave way, and wait again."""
 
 
 class Scheduler:
@@ -120,7 +133,7 @@ class Scheduler:
         self.paused = False
         """While paused nothing is admitted and nobody must give way."""
         self.slots: list[Request | None] = [None] * max_num_seqs
-        """Who occupies each slot: running or being closed."""
+        """Who occupies each slot: following, running or being closed."""
         self.draining = False
         """While draining nothing is admitted, and nothing runs that is not being closed."""
         self.arriving: dict[Key, Request] = {}
@@ -140,6 +153,11 @@ class Scheduler:
         self._uncomputed = 0
         """The sum over those that run of what is left to compute of their prompts."""
         self._wanting: dict[int, Request] = {}
+        self._in_flight = InFlight(ledger, block_size)
+        self._following: dict[int, int] = {}
+        """Slot of each request that follows → the tokens that others were to compute for it."""
+        self._ready: list[int] = []
+        """Slots of those that need not wait any more."""
         self._stale = False
         """Something changed that `decide` must look at."""
 
@@ -149,8 +167,13 @@ class Scheduler:
 
     @property
     def num_occupied(self) -> int:
-        """Slots that run or are being closed."""
-        return len(self.slots) - len(self._free_slots)
+        """Slots that run or are being closed: those of which the worker knows."""
+        return len(self.slots) - len(self._free_slots) - len(self._following)
+
+    @property
+    def num_following(self) -> int:
+        """Slots whose requests wait for blocks that others compute."""
+        return len(self._following)
 
     @property
     def due(self) -> bool:
@@ -163,6 +186,7 @@ class Scheduler:
         return {
             "running": running,
             "closing": self.num_occupied - running,
+            "following": len(self._following),
             "waiting": len(self.line),
             "arriving": len(self.arriving),
             "paused": self.paused,
@@ -200,8 +224,13 @@ class Scheduler:
         """A report said that the KV of the first `num_tokens` tokens is computed."""
         self._leave_less(request, request.uncomputed - (num_tokens - request.computed))
         request.computed = num_tokens
+        self._index(request, min(num_tokens, len(request.tokens)))
+        if request.fills < request.fills_to:
+            ready = self._in_flight.computed(request, num_tokens // self.block_size)
+            if ready:
+                self._ready += ready
+                self._stale = True
         if request.state is State.RUNNING:
-            self._index(request, min(num_tokens, len(request.tokens)))
             self._set_watermark(request)
 
     def stop_running(self, request: Request) -> None:
@@ -211,7 +240,22 @@ class Scheduler:
         request.watermark = NEVER
 
     def release(self, request: Request) -> None:
-        """The worker has closed the request's epoch: its slot and blocks are free."""
+        """The worker has closed the request's epoch, or never heard of it: its slot and blocks are free.
+
+        Those that follow it, and those that follow them, wait again."""
+        orphans = self._vacate(request)
+        while orphans:
+            orphan = self.slots[orphans.pop()]
+            if orphan is not None:
+                orphan.advance(Event.GIVE_UP)
+                orphans += self._vacate(orphan)
+                self.enqueue(orphan)
+
+    def _vacate(self, request: Request) -> list[int]:
+        """Returns the slots of those that waited for blocks of it."""
+        orphans = self._in_flight.leave(request)
+        if self._following.pop(request.slot, None) is not None and request.slot in self._ready:
+            self._ready.remove(request.slot)
         self.stop_running(request)
         self.line.settle((request,), charge=self._contended)
         self.line.released(request)
@@ -221,6 +265,7 @@ class Scheduler:
         self._free_slots.append(slot)
         request.slot, request.held = -1, 0
         self._stale = True
+        return orphans
 
     def reset_prefix(self) -> int:
         """Forgets what was computed so far, also by what runs now.  Returns the number of blocks."""
@@ -231,6 +276,7 @@ class Scheduler:
                     self._set_watermark(request)
         for request in self.arriving.values():
             request.indexing = False
+        self._in_flight.forget()
         return self.prefix.clear() if self.prefix else 0
 
     def keep_slots(self, wanted: bool) -> None:
@@ -249,6 +295,8 @@ class Scheduler:
         Returns who must be told.  Says nothing about the headroom: no admission was premature.
         """
         self.draining = True
+        for slot in list(self._following):
+            self._give_up(slot)
         victims = [request for request in self.slots if request and request.state is State.RUNNING]
         for request in victims:
             request.advance(Event.PREEMPT)
@@ -287,6 +335,7 @@ class Scheduler:
         """The pages of a request with a reservation are here: it runs."""
         request = self.arriving.pop(key)
         slot = self._take_slot(request)
+        request.advance(Event.ADMIT)
         blocks = self.ledger.seat(key, slot)
         num_computed = len(request.tokens) - 1
         request.held, request.indexed = len(blocks), 0
@@ -342,8 +391,13 @@ class Scheduler:
         self._stale = False
         if self._wanting:
             self._serve_wants(decisions)
-            if self._wanting and not self.paused:
+            while self._wanting and not self.paused:
                 self._give_way(decisions)
+                if not self.ledger.available:
+                    break
+                self._serve_wants(decisions)  # from what those had that followed
+        if self._ready and not self.paused and not self.draining:
+            self._begin_ready(decisions)
         if self.line and not self._wanting and not self.paused and not self.draining:
             self._admit(decisions)
         if self.line and not self._contended:
@@ -365,26 +419,39 @@ class Scheduler:
             self._set_watermark(request)
 
     def _give_way(self, decisions: Decisions) -> None:
-        """Chooses victims until the coming blocks are enough for one more block per urgent want."""
+        """Chooses victims until the coming blocks are enough for one more block per urgent want.  One that
+        follows is told nothing: its blocks are available at once."""
         urgent = {slot for slot, request in self._wanting.items() if self._room(request) < URGENT_TOKENS}
         if not urgent:
             return
         closing = [
-            slot for slot, request in enumerate(self.slots) if request and request.state is not State.RUNNING
+            slot for slot, request in enumerate(self.slots) if request and request.state not in _STAYING
         ]
         coming = self.ledger.yield_of(closing, self.ending)
-        while len(urgent) > coming:
+        while len(urgent) > coming + self.ledger.available:
             victim = max(
-                (request for request in self.slots if request and request.state is State.RUNNING),
+                (request for request in self.slots if request and request.state in _STAYING),
                 key=lambda request: request.rank,
             )
-            victim.advance(Event.PREEMPT)
-            self.stop_running(victim)
             self.headroom.on_preemption()
-            decisions.preempted.append(victim)
-            urgent.discard(victim.slot)
-            closing.append(victim.slot)
+            if victim.state is State.FOLLOWING:
+                decisions.gave_up.append(victim)
+                self._give_up(victim.slot)
+            else:
+                victim.advance(Event.PREEMPT)
+                self.stop_running(victim)
+                decisions.preempted.append(victim)
+                urgent.discard(victim.slot)
+                closing.append(victim.slot)
             coming = self.ledger.yield_of(closing, self.ending)
+
+    def _give_up(self, slot: int) -> None:
+        """A request that follows, if there is one on this slot, waits again."""
+        request = self.slots[slot]
+        if request is not None and request.state is State.FOLLOWING:
+            request.advance(Event.GIVE_UP)
+            self.release(request)
+            self.enqueue(request)
 
     def _admit(self, decisions: Decisions) -> None:
         growth: int | None = None
@@ -393,7 +460,8 @@ class Scheduler:
         while self._may_admit and (request := self.line.head()) is not None:
             if request.lets_pass and self._spare_slots <= self.kept_slots:
                 return
-            shared = self._match(request, (len(request.tokens) - 1) // self.block_size)
+            found = self._find(request, (len(request.tokens) - 1) // self.block_size)
+            shared = found.blocks
             available = self._available(shared)
             fresh, own = self._cost(request, shared)
             if fresh + own > available:
@@ -404,7 +472,18 @@ class Scheduler:
                 return
             growth += own
             self.line.take(len(request.tokens) - len(shared) * self.block_size)
-            decisions.admitted.append(self._seat(request, shared, fresh))
+            self._seat(request, found, fresh)
+            if found.behind:
+                decisions.following.append(request)
+            else:
+                decisions.admitted.append(self._begin(request))
+
+    def _begin_ready(self, decisions: Decisions) -> None:
+        for slot in self._ready:
+            request = self.slots[slot]
+            if request is not None:
+                decisions.admitted.append(self._begin(request))
+        self._ready.clear()
 
     @property
     def _may_admit(self) -> bool:
@@ -437,32 +516,45 @@ class Scheduler:
     def _take_slot(self, request: Request) -> int:
         slot = self._free_slots.pop()
         self._epochs[slot] += 1
-        request.advance(Event.ADMIT)
         request.slot, request.epoch = slot, self._epochs[slot]
         request.continued = True
         self.slots[slot] = request
         return slot
 
-    def _seat(self, request: Request, shared: list[int], fresh: int) -> Admission:
+    def _seat(self, request: Request, found: Shared, fresh: int) -> None:
+        """A slot, and blocks: those that were found, and fresh ones."""
         slot = self._take_slot(request)
-        blocks = self.ledger.claim(slot, shared, fresh)
-        request.held = len(blocks)
-        request.indexed = len(shared)
+        request.held = len(self.ledger.claim(slot, found.blocks, fresh))
+        request.indexed = len(found.blocks)
         request.indexing = self.prefix is not None
-        request.origin = self.prefix.origin(shared) if self.prefix is not None else ""
-        request.computed = len(shared) * self.block_size
+        request.origin = found.origin
+        request.computed = len(found.blocks) * self.block_size
         request.uncomputed = len(request.tokens) - request.computed
         self._uncomputed += request.uncomputed
         self.headroom.on_admission()
+        if self.prefix is not None:
+            full = len(request.tokens) // self.block_size
+            extend_keys(request.keys, request.root, request.tokens, self.block_size, full)
+            self._in_flight.fill(request, request.indexed, full)
+        if found.behind:
+            request.advance(Event.FOLLOW)
+            request.watermark = NEVER
+            self._following[slot] = (len(found.blocks) - found.final) * self.block_size
+            self._in_flight.follow(request, found.behind)
+
+    def _begin(self, request: Request) -> Admission:
+        """All that it shares is computed: the worker is told of it."""
+        request.advance(Event.ADMIT)
         self._set_watermark(request)
-        return Admission(request, blocks, len(shared) * self.block_size)
+        followed = self._following.pop(request.slot, 0)
+        return Admission(request, list(self.ledger.table(request.slot)), request.computed, followed)
 
     def _growth(self) -> int:
         """Blocks that everybody who runs may want within the next H tokens."""
         ahead, size = self.headroom.tokens, self.block_size
         total = 0
         for request in self.slots:
-            if request is not None and request.state is State.RUNNING:
+            if request is not None and request.state in _STAYING:
                 tokens = min(len(request.tokens) + ahead, request.limit)
                 total += max(-(-tokens // size) - request.held, 0)
         for key, request in self.arriving.items():
@@ -482,6 +574,16 @@ class Scheduler:
     def _target(self, request: Request) -> int:
         """Blocks that it should hold now."""
         return self._blocks(min(len(request.tokens) + self.lookahead, request.limit))
+
+    def _find(self, request: Request, limit: int) -> Shared:
+        """Blocks for its leading tokens that are computed, or are being computed for another request."""
+        blocks = self._match(request, limit)
+        if self.prefix is None or request.wants_prompt_logprobs:
+            return Shared(blocks, "")
+        found = Shared(blocks, self.prefix.origin(blocks))
+        if len(blocks) < limit:
+            self._in_flight.find(request, found, limit)
+        return found
 
     def _match(self, request: Request, limit: int) -> list[int]:
         """Cached blocks for its leading tokens, `limit` at most: for one that is to run here never all

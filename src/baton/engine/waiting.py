@@ -13,7 +13,8 @@ finite number of them.
 
 What a flow is charged: the tokens that the first admission computes, and what is generated while somebody
 waits (`settle`; while nobody does, nobody is kept from anything).  What is computed again after a preemption
-or a loss is not charged again.
+or a loss is not charged again; what a request computes that was to follow another one (`in_flight.py`) and
+has lost it is charged then.
 """
 
 from __future__ import annotations
@@ -107,11 +108,14 @@ class WaitingLine:
         one = self._classes[priority]
         if request.arrival in one.newcomers:
             share = one.newcomers.take(cost)
+            request.charged = cost
         else:
             heapq.heappop(one.continued if request.continued else one.passing)
             share = one.newcomers.share(request.flow)
-            if not request.continued:
-                share.charge(cost)
+            has_followed = request.charged and not request.begun
+            if (not request.continued or has_followed) and cost > request.charged:
+                share.charge(cost - request.charged)
+                request.charged = cost
         self._seated(request, share)
         self._left(priority)
         return request

@@ -61,7 +61,14 @@ _CHOICES = (1, 2, 5, 10, 20, 50, 100)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 _ENGINE_GAUGES: dict[str, tuple[str, _Read]] = {
-    "num_requests_running": ("Requests in a slot of the instance.", lambda s: s["running"]),
+    "num_requests_running": (
+        "Requests in a slot of the instance.",
+        lambda s: s["running"] + s.get("following", 0),
+    ),
+    "num_requests_following": (
+        "Of those running, the ones that wait for a part of their prompt which another request computes.",
+        lambda s: s["following"],
+    ),
     "num_requests_waiting": ("Requests that wait for admission.", lambda s: s["waiting"]),
     "kv_cache_usage_perc": (
         "Part of the KV blocks that is held, from 0 to 1.",
@@ -71,6 +78,10 @@ _ENGINE_GAUGES: dict[str, tuple[str, _Read]] = {
 _ENGINE_COUNTERS: dict[str, tuple[str, _Read]] = {
     "prefix_cache_queries": ("Prompt tokens looked up in the cache.", lambda s: s["prefix_query_tokens"]),
     "prefix_cache_hits": ("Prompt tokens found in the cache.", lambda s: s["prefix_hit_tokens"]),
+    "prefix_cache_followed": (
+        "Of the prompt tokens found, those that another request was computing when this one came.",
+        lambda s: s["prefix_followed_tokens"],
+    ),
     "num_preemptions": ("Preemptions.", lambda s: s["preemptions"]),
     "recomputed_tokens": ("Tokens computed again after preemptions.", lambda s: s["recomputed_tokens"]),
     "engine_steps": ("Steps that the workers ran.", lambda s: s["steps"]),

@@ -76,6 +76,8 @@ class Books:
         """identity → id → whether it may still get output."""
         self.salts: dict[int, str] = {}
         """block → the salt of the request that had it indexed last."""
+        self.writers: dict[int, tuple[int, set[int]]] = {}
+        """slot → (epoch, full blocks of its tokens that it was to compute) of the last `Admit`."""
         self.gateways: dict[str, bytes] = {}
         """What a gateway calls itself → its latest connection."""
         self.asked: dict[tuple[str, int, int], tuple[str, int]] = {}

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from baton.simulation.instance import EngineProcess
     from baton.simulation.world import World
 
+_AWAITED = {State.RUNNING: "the next token", State.FOLLOWING: "blocks that another one computes"}
+"""What a request on a slot waits for; any other one waits for its `Closed`."""
+
 
 def explain(world: World) -> str:
     """Who waits for whom, since when, until when."""
@@ -41,7 +44,7 @@ def _in_engine(engine: EngineProcess, name: str) -> str:
         return f"the engine of {who} waits for its ranks to become ready"
     for slot, request in enumerate(core.scheduler.slots):
         if request is not None and request.name == name:
-            what = "the next token" if request.state is State.RUNNING else "Closed"
+            what = _AWAITED.get(request.state, "Closed")
             deadline = core.next_deadline()
             until = "for ever" if deadline is None else f"until {engine.global_time(deadline):.3f}"
             return (

@@ -17,7 +17,7 @@ import numpy as np
 
 from baton.engine.blocks import LedgerError
 from baton.engine.core import EngineCore
-from baton.engine.request import State
+from baton.engine.request import Request, State
 from baton.executor.simulated import SimulatedExecutor
 from baton.ipc.ring import PUBLISHED_WORD, RingReader, RingWriter
 from baton.protocol.codec import unpack_int32
@@ -121,6 +121,11 @@ class Engine:
             and core.next_deadline() is None
         ):
             raise Broken("deadline: requests run and the engine's wait for reports has no limit")
+        for request in scheduler.slots:
+            if request is None or request.state is not State.FOLLOWING or self.unsent or scheduler.paused:
+                continue
+            if not any(_awaited(scheduler, request, index) for index in range(request.indexed)):
+                raise Broken(f"follow: {request.name} waits for blocks, and nobody computes any of them")
 
 
 class _Log:
@@ -307,10 +312,24 @@ class Worker:
             )
 
 
+def _awaited(scheduler: Any, request: Request, index: int) -> bool:
+    """Whether this block of one that follows is to be computed for another one, as far as was reported."""
+    block, size = scheduler.ledger.table(request.slot)[index], scheduler.block_size
+    for other in scheduler.slots:
+        if other is None or other is request:
+            continue
+        table = scheduler.ledger.table(other.slot)
+        if index < len(table) and table[index] == block and index >= other.computed // size:
+            return True
+    return False
+
+
 def check_pair(engine: Engine, worker: Worker) -> None:
     """What must hold between the engine's books and the worker's slots, whatever is on the way."""
     scheduler = cast(Any, engine.core.scheduler)
     refs, size = scheduler.ledger._refs, scheduler.block_size
+    follows = [one for one in scheduler.slots if one is not None and one.state is State.FOLLOWING]
+    followed = [block for one in follows for block in scheduler.ledger.table(one.slot)]
     for slot, epoch in worker.open.items():
         request = scheduler.slots[slot]
         if request is None or request.epoch != epoch or request.state is State.GONE:
@@ -322,13 +341,15 @@ def check_pair(engine: Engine, worker: Worker) -> None:
             raise Broken(f"owner: the worker uses blocks {table} for {request.name}, whose blocks are {held}")
         writes = int(worker.slots._computed[slot]) // size
         for block in table[writes:]:
-            if refs[block] != 1:
+            if refs[block] - followed.count(block) != 1:
                 raise Broken(f"owner: {request.name} is to write block {block}, which others hold")
     for slot, request in enumerate(scheduler.slots):
         if request is None or not request.indexing:
             continue
         table = scheduler.ledger.table(slot)
         for index in range(request.indexed):
+            if request.state is State.FOLLOWING and _awaited(scheduler, request, index):
+                continue
             found = worker.executor.tokens_in(table[index])
             wanted = request.tokens[index * size : (index + 1) * size].tolist()
             if found != wanted:

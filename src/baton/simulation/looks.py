@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.engine.blocks import Ledger
 from baton.engine.departure import Attempt
+from baton.simulation import describe
 
 if TYPE_CHECKING:
     from baton.simulation.instance import EngineProcess
@@ -38,6 +39,12 @@ def ledger_state(ledger: Ledger) -> tuple[Any, ...]:
         len(books._reserved),
         outside,
     )
+
+
+def salt_of(world: World, name: str) -> str:
+    """Of the request of this name."""
+    number = describe.number_in(name)
+    return "" if number is None else world.client(number).spec.salt
 
 
 def well(engine: EngineProcess) -> bool:

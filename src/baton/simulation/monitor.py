@@ -21,6 +21,7 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | | a client is told 429 only when every instance that serves has refused; when the gateway does |
 | `order` | who waits is served, and who runs gives way, by priority and coming; each decision |
 | `fair` | of two flows that wait none is served more than the theory's bound; after each turn |
+| `follow` | who waits for blocks that another request computes waits for one that does; each turn |
 | `room` | growth within the headroom and what is promised fit into what is left; each decision |
 | `retired` | who may have an id that was given up is told; each call of a gateway |
 | | what an engine works on somebody waits for, while nothing is on its way; each turn |
@@ -59,6 +60,7 @@ from baton.simulation.books import Books, Violation
 from baton.simulation.watch_clients import ClientWatch
 from baton.simulation.watch_engine import EngineWatch
 from baton.simulation.watch_fairness import FairnessWatch
+from baton.simulation.watch_following import FollowWatch
 from baton.simulation.watch_gateway import GatewayWatch
 from baton.simulation.watch_handover import HandoverWatch
 from baton.simulation.watch_order import OrderWatch
@@ -84,6 +86,7 @@ class Monitor:
         self.worker = WorkerWatch(world, self.books)
         self.handover = HandoverWatch(world, self.books)
         self.room = RoomWatch(world, self.books)
+        self.following = FollowWatch(world, self.books)
         self.order = OrderWatch(world)
         self.fairness = FairnessWatch(world)
         self.gateways = GatewayWatch(world)
@@ -137,10 +140,12 @@ class Monitor:
 
     def commanded(self, engine: EngineProcess, batch: CommandBatch) -> None:
         self.engine.commanded(engine, batch)
+        self.following.commanded(engine, batch)
         self.handover.commanded(engine, batch)
 
     def after_turn(self, engine: EngineProcess, now: float) -> None:
         self.engine.after_turn(engine)
+        self.following.after_turn(engine)
         self.handover.after_turn(engine, now)
         self.fairness.after_turn(engine)
         self.room.after_turn(engine, now)

@@ -14,7 +14,7 @@ from baton.protocol.reports import Report, StepReport
 from baton.protocol.requests import Cancel, FromEngine, Hello, Outputs, Submit, ToEngine
 from baton.simulation import describe
 from baton.simulation.books import Books, Violation
-from baton.simulation.looks import arrivals_of, ledger_state
+from baton.simulation.looks import arrivals_of, ledger_state, salt_of
 
 if TYPE_CHECKING:
     from baton.simulation.instance import EngineProcess, Instance
@@ -205,7 +205,7 @@ class EngineWatch:
         if seen >= request.indexed:
             return
         books.indexed[slot, epoch] = request.indexed
-        size, salt = leader.instance.config.block_size, self._salt(request.name)
+        size = leader.instance.config.block_size
         for index in range(seen, request.indexed):
             found = leader.executor.tokens_in(table[index])
             wanted = request.tokens[index * size : (index + 1) * size].tolist()
@@ -215,18 +215,14 @@ class EngineWatch:
                     f"block {table[index]} of request {request.name} is in the prefix index as {wanted}, "
                     f"but holds {found}",
                 )
-            books.salts[table[index]] = salt
-
-    def _salt(self, name: str) -> str:
-        number = describe.number_in(name)
-        return "" if number is None else self._world.client(number).spec.salt
+            books.salts[table[index]] = salt_of(self._world, request.name)
 
     def _check_shared(self, engine: EngineProcess, books: Books, admit: Admit) -> None:
         """Blocks that come from the prefix cache were put there under the same salt."""
         request = engine.core.scheduler.slots[admit.slot]
         if request is None:
             return
-        salt = self._salt(request.name)
+        salt = salt_of(self._world, request.name)
         blocks = unpack_int32(admit.blocks)
         for index in range(admit.num_computed // engine.instance.config.block_size):
             if books.salts.get(blocks[index], salt) != salt:

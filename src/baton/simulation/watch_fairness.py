@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from baton.engine.request import Request
+from baton.engine.request import Request, State
 from baton.simulation import describe
 from baton.simulation.books import Violation
 from baton.simulation.looks import well
@@ -66,7 +66,7 @@ class FairnessWatch:
     def _count(self, engine: EngineProcess, known: _Engine) -> None:
         scheduler = engine.core.scheduler
         for request in scheduler.slots:
-            if request is not None and request not in known.seen:
+            if request is not None and request not in known.seen and request.state is not State.FOLLOWING:
                 known.seen[request] = len(request.tokens)
                 if request not in known.ran:
                     known.ran.add(request)

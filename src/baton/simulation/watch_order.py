@@ -103,7 +103,7 @@ class OrderWatch:
         there = [request for request in scheduler.slots if request is not None]
         known.before = _Before(
             self._with_ran(known, scheduler.waiting_requests()),
-            [request for request in there if request.state is State.RUNNING],
+            [request for request in there if request.state in (State.RUNNING, State.FOLLOWING)],
             {(request, request.epoch) for request in there},
             set(scheduler.arriving.values()),
             set(credits._waiting),
@@ -118,14 +118,16 @@ class OrderWatch:
         if before is None or not well(engine):
             return
         for request in engine.core.scheduler.slots:
-            if request is None or request in before.arriving:
-                continue
+            if request is None or request in before.arriving or request in before.running:
+                continue  # (one that followed may have given way, and may have got a slot again)
             if (request, request.epoch) not in before.occupying:
                 self._check_admission(engine, known, before, request)
-        victims = [request for request in before.running if request.state is State.PREEMPTING]
+        gave_way = (State.PREEMPTING, State.WAITING)  # (who followed waits again at once)
+        victims = [request for request in before.running if request.state in gave_way]
         for victim in victims:
             for other in before.running:
-                if other.state is State.RUNNING and self._first(engine, known, victim, True, other, True):
+                stays = other.state in (State.RUNNING, State.FOLLOWING)
+                if stays and self._first(engine, known, victim, True, other, True):
                     raise Violation(
                         "order",
                         f"{victim.name} gives way at {engine.instance.name}, and {other.name} runs on",

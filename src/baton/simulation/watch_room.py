@@ -66,7 +66,7 @@ class RoomWatch:
         ahead, size = scheduler.headroom.tokens, engine.instance.config.block_size
         wanted: dict[str, int] = {}
         for request in scheduler.slots:
-            if request is not None and request.state is State.RUNNING:
+            if request is not None and request.state in (State.RUNNING, State.FOLLOWING):
                 most = min(len(request.tokens) + ahead, request.limit)
                 wanted[request.name] = max(-(-most // size) - len(scheduler.ledger.table(request.slot)), 0)
         for key, request in scheduler.arriving.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from baton.engine.request import State
 from baton.executor.base import StepBatch
 from baton.protocol.codec import unpack_int32
 from baton.protocol.commands import Admit
@@ -68,6 +69,12 @@ class WorkerWatch:
         scheduler: Any = rank.instance.engine.core.scheduler
         size = scheduler.block_size
         refs, epochs = scheduler.ledger._refs, rank.slots._epoch
+        # Who follows has not been told to the worker, and reads nothing of what is computed for it.
+        follows = [
+            set(scheduler.ledger.table(slot))
+            for slot, request in enumerate(scheduler.slots)
+            if request is not None and request.state is State.FOLLOWING
+        ]
         tables = batch.block_tables.tolist()
         starts, counts = batch.starts.tolist(), batch.counts.tolist()
         for row, slot in enumerate(batch.slots.tolist()):
@@ -86,7 +93,7 @@ class WorkerWatch:
                     f"are {list(held)}",
                 )
             for index in range(starts[row] // size, used):
-                if refs[held[index]] != 1:
+                if refs[held[index]] - sum(held[index] in blocks for blocks in follows) != 1:
                     raise Violation(
                         "owner",
                         f"step {batch.step} writes block {held[index]} of {request.name}, which is shared",
