@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SERVE_FLAGS ?=
 PYTEST_FLAGS ?=
+PROCESSES ?= 2
 MINUTES ?= 10
 CUTS ?= 2000
 JOBS ?= 2
@@ -32,8 +33,9 @@ types: $(VENV)/.installed-dev
 imports: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-cache
 
+# PROCESSES of tests at once, the files of each process one after the other (fixtures of a module are made once).
 pytest: $(VENV)/.installed-dev
-	$(BIN)/pytest $(PYTEST_FLAGS)
+	$(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20 $(PYTEST_FLAGS)
 
 # Fresh seeds of the simulator for MINUTES, with JOBS processes.
 soak: $(VENV)/.installed
