@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from baton.gateway import reading, schemas
+from baton.gateway.encoding import Encoding
 from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
 from baton.gateway.helpers import pool
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
@@ -373,3 +374,47 @@ def test_short_bodies_without_a_template_are_read_at_once(roomy: GatewayServer):
         ]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert helpers.num_jobs == before
+
+
+def test_long_texts_are_encoded_and_many_ids_decoded_elsewhere(
+    roomy: GatewayServer, monkeypatch: pytest.MonkeyPatch
+):
+    """And with the same result as here."""
+    tokenizer = roomy.app.state.gateway.tokenizer
+    text = "the cat sat on the mat " * 200
+    with_bos, without = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
+    short = tokenizer.encode("the cat")
+    here: list[int] = []
+    for name in ("encode", "decode"):
+        real = getattr(Encoding, name)
+
+        def counted(self: Encoding, what: Any, real: Any = real, **options: Any) -> Any:
+            here.append(len(what))
+            return real(self, what, **options)
+
+        monkeypatch.setattr(Encoding, name, counted)
+    helpers = roomy.app.state.gateway.helpers
+    before = helpers.num_jobs
+    with roomy.http() as http:
+
+        def post(path: str, body: dict[str, Any]) -> Any:
+            return http.post(path, json=body).json()
+
+        many = {"prompt": ["the cat"] * 600, "max_tokens": 1, "return_token_ids": True, "echo": True}
+        choices = post("/v1/completions", many)["choices"]
+        assert [choice["prompt_token_ids"] for choice in choices] == [short] * 600
+        assert all(choice["text"].startswith("the cat") for choice in choices)
+        assert post("/tokenize", {"prompt": text})["tokens"] == with_bos
+        assert post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"] == without
+        conversation = {"messages": [{"role": "user", "content": text}]}
+        tokens = post("/tokenize", conversation)["tokens"]
+        assert len(tokens) >= len(without) > 1024
+        assert post("/detokenize", {"tokens": without * 4})["prompt"] == text * 4
+        for path, body in (("/v1/completions", {"prompt": text}), (CHAT, conversation)):
+            error = post(path, {**body, "max_tokens": 1})["error"]
+            assert "maximum context length is 256 tokens" in error["message"]
+            assert str(len(with_bos if path != CHAT else tokens)) in error["message"]
+        dense = post("/v1/completions", {"prompt": "é?" * 20_000})["error"]
+        assert "40000 characters" in dense["message"]
+    assert here == []
+    assert helpers.num_jobs == before + 8

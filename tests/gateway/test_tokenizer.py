@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.gateway.chat_template import ChatTemplate, ChatTemplateError
+from baton.gateway.encoding import Encoding, Source, TextTooLong
 from baton.gateway.errors import BadRequest
 from baton.gateway.messages import read_messages
-from baton.gateway.tokenizer import TextTooLong, Tokenizer, TokenizerError
+from baton.gateway.tokenizer import Tokenizer, TokenizerError
 from tests.gateway.conftest import BOS, END
 
 USER = [{"role": "user", "content": "hi"}]
@@ -26,12 +27,6 @@ def test_special_tokens_are_added_on_request(tokenizer: Tokenizer):
     assert tokenizer.encode("x<|end|>")[-1] == END
     assert tokenizer.decode([BOS, *tokenizer.encode("the cat"), END]) == "the cat"
     assert tokenizer.decode([END], skip_special_tokens=False) == "<|end|>"
-
-
-async def test_long_texts_are_encoded_elsewhere(tokenizer: Tokenizer):
-    texts = ["the cat sat on the mat " * 500, "x"]
-    for some in (texts, texts[1:]):
-        assert await tokenizer.encode_async(some) == [tokenizer.encode(text) for text in some]
 
 
 def test_bytes_of_a_token(tokenizer: Tokenizer, sentencepiece: Path):
@@ -282,24 +277,26 @@ def test_bad_messages_are_refused_by_place(messages, message):
         read_messages(messages)
 
 
-async def test_a_long_text_is_measured_before_it_is_encoded(tokenizer: Tokenizer):
+def test_a_long_text_is_measured_before_it_is_encoded(tokenizer: Tokenizer):
     dense, sparse = "é?" * 200_000, "the quick brown fox jumps over the lazy dog " * 10_000
-    assert tokenizer.is_longer(dense, 50_000)
-    assert not tokenizer.is_longer(dense, 400_000)
-    assert len(tokenizer.encode(sparse)) < 150_000
-    assert not tokenizer.is_longer(sparse, 100_000)
+    encoding = tokenizer.encoding
+    assert encoding.is_longer(dense, 50_000)
+    assert not encoding.is_longer(dense, 400_000)
+    assert len(encoding.encode(sparse)) < 150_000
+    assert not encoding.is_longer(sparse, 100_000)
     with pytest.raises(TextTooLong, match="400000 characters"):
-        await tokenizer.encode_async(["the cat", dense], limit=50_000)
-    assert len(await tokenizer.encode_async(["the cat", sparse], limit=100_000)) == 2
+        encoding.encode_all(["the cat", dense], limit=50_000)
+    assert len(encoding.encode_all(["the cat", sparse], limit=100_000)) == 2
 
 
-async def test_encoding_leaves_the_loop_free(tokenizer: Tokenizer):
-    """A text of a megabyte takes long; the interpreter's lock must be free meanwhile."""
-    text = "the cat sat on the mat " * 50_000
-    work = asyncio.ensure_future(tokenizer.encode_async([text]))
-    turns = 0
-    while not work.done():
-        await asyncio.sleep(0.005)
-        turns += 1
-    assert turns >= 5
-    assert tokenizer.decode((await work)[0]) == text
+def test_an_encoding_is_the_same_in_another_process(tokenizer: Tokenizer, sentencepiece: Path):
+    texts = ["the cat sat on the mat", "naïve 日本語 😀 <|end|>", "", " x  y\n\n"]
+    prefixed = Encoding(tokenizer.encoding._backend, [7])
+    for one in (tokenizer.encoding, Tokenizer.from_directory(sentencepiece).encoding, prefixed):
+        source = msgspec.msgpack.decode(msgspec.msgpack.encode(one.source()), type=Source)
+        other = Encoding.of(source)
+        for text in texts:
+            for special in (True, False):
+                ids = one.encode(text, add_special_tokens=special)
+                assert other.encode(text, add_special_tokens=special) == ids
+            assert other.decode(ids, skip_special_tokens=False) == one.decode(ids, skip_special_tokens=False)

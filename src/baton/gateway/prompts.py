@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
-from baton.gateway.reading import Found, text_too_long
-from baton.gateway.tokenizer import TextTooLong, Tokenizer
+from baton.gateway.reading import Found
+from baton.gateway.tokenizer import Tokenizer
 from baton.protocol.codec import unpack_int32
 
 
@@ -18,22 +19,18 @@ class Prompt:
     """As the client gave it; None where it gave ids."""
 
 
-async def encode(
-    found: Found, tokenizer: Tokenizer, *, max_model_len: int, add_special_tokens: bool
-) -> list[Prompt]:
-    """The prompts of a request.  Raises `BadRequest`."""
+def encode(found: Found, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[Prompt]:
+    """The prompts of a request.  Long texts were encoded where they were read.  Raises `BadRequest`."""
     found.check()
-    if found.ids:
-        return [Prompt(unpack_int32(ids), None) for ids in found.ids]
-    try:
-        rows = await tokenizer.encode_async(
-            found.texts, add_special_tokens=add_special_tokens, limit=max_model_len
-        )
-    except TextTooLong as error:
-        raise text_too_long(found.field, error.length, max_model_len) from None
-    return [Prompt(ids, text) for ids, text in zip(rows, found.texts, strict=True)]
+    if not found.ids:
+        return [
+            Prompt(tokenizer.encode(text, add_special_tokens=add_special_tokens), text)
+            for text in found.texts
+        ]
+    texts: Iterable[str | None] = found.texts or repeat(None, len(found.ids))
+    return [Prompt(unpack_int32(ids), text) for ids, text in zip(found.ids, texts, strict=True)]
 
 
 def is_packed(prompt: Sequence[int]) -> bool:
-    """It came as token ids, which were checked when the body was read."""
+    """Its token ids were checked when the body was read."""
     return isinstance(prompt, array)

@@ -1,8 +1,9 @@
 """A request's body, read: its fields, and apart from them the prompts, which may be nearly all of it.
 
 Pure, and the same wherever it runs: short bodies are read on the event loop, long ones and every conversation
-(chat templates are somebody else's program) in a helper (`helpers/`).  A helper's answer is small: fields,
-texts, packed token ids that are known to fit the model; what cannot fit is refused there.
+(chat templates are somebody else's program) in a helper (`helpers/`).  Helpers encode long texts and decode
+many ids, too.  A helper's answer is small: fields, texts, packed token ids that are known to be the model's;
+what cannot fit is refused there.
 
 An error of the prompts (`Found.failure`) waits until they are asked for, so that other fields are checked
 first, wherever the body was read.
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from baton.gateway.chat_template import ChatTemplate, ChatTemplateError
+from baton.gateway.encoding import LONG_TEXT, MANY_TOKENS, Encoding, Source, TextTooLong
 from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.messages import ContentFormat, read_messages
 from baton.gateway.schemas import (
@@ -27,7 +29,7 @@ from baton.gateway.schemas import (
     decode_body,
     decode_prompt,
 )
-from baton.protocol.codec import pack_int32
+from baton.protocol.codec import pack_int32, unpack_int32
 
 Job = Literal["completion", "chat", "tokenize", "detokenize"]
 JOBS: tuple[Job, ...] = ("completion", "chat", "tokenize", "detokenize")
@@ -55,8 +57,12 @@ class Settings(msgspec.Struct, frozen=True):
     template: str | None = None
     content_format: ContentFormat = "string"
     special_tokens: dict[str, str] = {}
+    encoding: Source | None = None
+    """How helpers encode texts; None: not at all."""
     cpu_s: float = 3.0
-    """CPU time that a helper may spend on a body."""
+    """CPU time that a helper may spend on a body ..."""
+    cpu_s_per_byte: float = 5e-7
+    """... and so much for each byte of it: what tokenizers take."""
     memory: int = 256 << 20
     """Bytes that it may need for one ..."""
     memory_per_byte: int = 64
@@ -87,10 +93,18 @@ class Found(msgspec.Struct, array_like=True):
 
     texts: list[str] = []
     ids: list[bytes] = []
-    """Packed int32, each from 0 to the vocabulary's end, and short enough for the context."""
+    """Packed int32, each from 0 to the vocabulary's end, and short enough for the context; where there are
+    texts too, those of them, of any length.  (Of ids to decode that were many, the text alone.)"""
     field: str = "prompt"
     """Where they stood."""
     failure: Failure | None = None
+
+    @property
+    def is_long(self) -> bool:
+        """It takes long to encode the texts, or to decode the ids."""
+        if self.field == "tokens":
+            return any(len(ids) > 4 * MANY_TOKENS for ids in self.ids)
+        return not self.ids and sum(map(len, self.texts)) >= LONG_TEXT
 
     def check(self) -> None:
         """Raises `BadRequest`."""
@@ -111,17 +125,24 @@ class Answer(msgspec.Struct, array_like=True):
 
 
 class Reader:
-    """Reads bodies by these settings.  The template is compiled when it is first needed."""
+    """Reads bodies by these settings.  The template is compiled when it is first needed.
 
-    def __init__(self, settings: Settings) -> None:
+    `encoding` None: what is long is left to whoever can take its time.
+    """
+
+    def __init__(self, settings: Settings, encoding: Encoding | None = None) -> None:
         self.settings = settings
+        self._encoding = encoding
         self._template: ChatTemplate | None = None
 
     def read(self, job: Job, body: bytes) -> tuple[Any, Found, list[str]]:
         """(the body as a struct of `KINDS[job]`, its prompts, unknown names).  Raises `BadRequest`."""
         request, unknown = decode_body(body, KINDS[job])
         try:
-            return request, self._find(job, request), unknown
+            found = self._find(job, request)
+            if self._encoding is not None and found.is_long:
+                self._convert(job, request, found, self._encoding)
+            return request, found, unknown
         except (BadRequest, ChatTemplateError) as error:
             return request, Found(failure=Failure.of(error)), unknown
 
@@ -152,6 +173,26 @@ class Reader:
                 if request.prompt is not None:
                     return self._prompts(request.prompt)
         return self._conversation(request)
+
+    def _convert(self, job: Job, request: Any, found: Found, encoding: Encoding) -> None:
+        """Encodes what was found, or decodes it."""
+        if found.field == "tokens":
+            found.texts = [encoding.decode(unpack_int32(found.ids[0]), skip_special_tokens=False)]
+            found.ids = []
+            return
+        special = request.add_special_tokens
+        if special is None:
+            special = found.field == "prompt"  # (a template writes them itself)
+        limit = self.settings.max_model_len
+        try:
+            rows = encoding.encode_all(found.texts, add_special_tokens=special, limit=limit)
+        except TextTooLong as error:
+            raise text_too_long(found.field, error.length, limit) from None
+        if job != "tokenize":
+            for row in rows:
+                check_not_empty(row)
+                check_ids("prompt", row, self.settings.vocab_size)
+        found.ids = [pack_int32(row) for row in rows]
 
     def _prompts(self, prompt: str | list[str] | list[int] | list[list[int]] | None) -> Found:
         if isinstance(prompt, str):
@@ -224,8 +265,7 @@ _FIELDS: dict[Job, msgspec.json.Decoder[Any]] = {
 
 def check_prompt(prompt: Sequence[int], max_model_len: int, vocab_size: int) -> None:
     """Raises `BadRequest` for a prompt that is empty, too long, or of ids that the model does not know."""
-    if not prompt:
-        raise BadRequest("prompt: it is empty; give at least one token", param="prompt")
+    check_not_empty(prompt)
     if len(prompt) >= max_model_len:
         raise ContextTooLong(
             max_model_len,
@@ -234,6 +274,11 @@ def check_prompt(prompt: Sequence[int], max_model_len: int, vocab_size: int) -> 
             param="prompt",
         )
     check_ids("prompt", prompt, vocab_size)
+
+
+def check_not_empty(prompt: Sequence[int]) -> None:
+    if not prompt:
+        raise BadRequest("prompt: it is empty; give at least one token", param="prompt")
 
 
 def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:

@@ -29,10 +29,9 @@ def chat_routes(gateway: Gateway) -> APIRouter:
         _check(body)
         params = _params(gateway, body)
         gateway.client.check_ready()
-        (prompt,) = await encode(
+        (prompt,) = encode(
             found,
             gateway.tokenizer,
-            max_model_len=gateway.served.max_model_len,
             add_special_tokens=bool(body.add_special_tokens),
         )
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"

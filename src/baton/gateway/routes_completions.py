@@ -29,10 +29,9 @@ def completion_routes(gateway: Gateway) -> APIRouter:
         _check(body)
         params = _params(gateway, body)
         gateway.client.check_ready()
-        prompts = await encode(
+        prompts = encode(
             found,
             gateway.tokenizer,
-            max_model_len=gateway.served.max_model_len,
             add_special_tokens=body.add_special_tokens is not False,
         )
         longest = max(len(prompt.ids) for prompt in prompts)

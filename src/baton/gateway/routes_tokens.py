@@ -29,8 +29,8 @@ def token_routes(gateway: Gateway) -> APIRouter:
         gateway.model_name(body.model)
         default = found.field == "prompt"
         add_special_tokens = default if body.add_special_tokens is None else body.add_special_tokens
-        (prompt,) = await encode(found, tokenizer, max_model_len=limit, add_special_tokens=add_special_tokens)
-        ids = prompt.ids
+        (prompt,) = encode(found, tokenizer, add_special_tokens=add_special_tokens)
+        ids = list(prompt.ids)
         answer = {
             "count": len(ids),
             "max_model_len": limit,
@@ -44,7 +44,10 @@ def token_routes(gateway: Gateway) -> APIRouter:
         body, found = await gateway.read_prompted(request, "detokenize")
         gateway.model_name(body.model)
         found.check()
-        text = await tokenizer.decode_async(unpack_int32(found.ids[0]))
+        if found.texts:  # it was long, and decoded where it was read
+            (text,) = found.texts
+        else:
+            text = tokenizer.decode(unpack_int32(found.ids[0]), skip_special_tokens=False)
         return Response(formats.encode({"prompt": text}), media_type="application/json")
 
     return router

@@ -70,6 +70,7 @@ class Gateway:
             if self.served.content_format == "auto"
             else self.served.content_format,
             special_tokens=self.tokenizer.special_tokens,
+            encoding=self.tokenizer.encoding.source(),
         )
         self.helpers = Helpers(settings)
         self.metrics.registry.register(HelperStats(self.helpers, self.served.name))
@@ -78,7 +79,6 @@ class Gateway:
     def close(self) -> None:
         """Gives up what runs beside the event loop."""
         self.helpers.close()
-        self.tokenizer.close()
 
     @property
     def checkpoint(self) -> str:
@@ -103,14 +103,16 @@ class Gateway:
         """(the body as a struct of `reading.KINDS[job]`, its prompts).  Raises `BadRequest`, or what
         `Body.receive` and `Helpers.answer` do.
 
-        A conversation is read in a helper, because of the model's template, and so is every long body.
+        A conversation is read in a helper, because of the model's template, and so is every long body, and
+        one whose texts take long to encode, or whose ids to decode.
         """
         body = self.bodies.begin()
         try:
             data = await body.receive(request, self.max_body_bytes)
+            found: Found | None = None
             if len(data) < LONG_BODY and job in ("completion", "detokenize"):
                 decoded, found, unknown = self._reader.read(job, data)
-            else:
+            if found is None or found.is_long:
                 decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, data))
         finally:
             body.end()

@@ -3,24 +3,18 @@
 The fast way needs only `tokenizer.json` (the `tokenizers` library) and the chat template; importing
 transformers takes seconds and is the fallback for directories that have no `tokenizer.json`.
 
-Of the library's functions only those for batches give up the GIL, so these encode a single text, too.  An
-encoding takes about 150 bytes a token while it is made; so a text that is long for its limit is measured
-piece by piece first, and given up as soon as it is too long.
-
 What a token's bytes are follows from the tokenizer's decoder: see `_decoder_of`.  Where that is known,
 streaming text is exact and cheap (`ByteDetokenizer`), and log-probabilities can name exact bytes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import tokenizers
@@ -32,21 +26,13 @@ from baton.gateway.detokenizer import (
     FallbackDetokenizer,
     WindowDetokenizer,
 )
+from baton.gateway.encoding import Backend, Encoding
 from baton.gateway.messages import ContentFormat
 from baton.gateway.reading import no_template
 from baton.model.files import has_tokenizer
 
 log = logging.getLogger(__name__)
 
-_LONG_TEXT = 4096
-"""Characters above which encoding leaves the event loop (about 2 ms of work)."""
-_MANY_TOKENS = 4096
-"""Ids above which decoding leaves the event loop."""
-_THREADS = 2
-_PIECE = 1 << 16
-"""Characters of a piece when a long text is measured."""
-_LIKELY = 4
-"""Characters a token; a text that has more of them for its limit is measured before it is encoded."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
@@ -54,14 +40,6 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 class TokenizerError(ValueError):
     """The directory holds no tokenizer that can be used."""
-
-
-class TextTooLong(ValueError):
-    """A text of so many characters, and certainly of more tokens than the limit."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(f"{length} characters")
-        self.length = length
 
 
 class _Added(msgspec.Struct):
@@ -75,16 +53,6 @@ class _Description(msgspec.Struct):
 
     decoder: dict[str, Any] | None = None
     added_tokens: list[_Added] = []
-
-
-class _Backend(Protocol):
-    """What is used of `tokenizers.Tokenizer`."""
-
-    def encode_batch_fast(self, input: Sequence[str], *, add_special_tokens: bool) -> list[Any]: ...
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
-    def decode_batch(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]: ...
-    def id_to_token(self, id: int) -> str | None: ...
-    def token_to_id(self, token: str) -> int | None: ...
 
 
 _Found = TypeVar("_Found")
@@ -105,7 +73,7 @@ class _OfTokens(dict[int, _Found]):
 class Tokenizer:
     """Immutable after loading; encoding is safe from any thread."""
 
-    def __init__(self, backend: _Backend, description: _Description, config: Mapping[str, Any]) -> None:
+    def __init__(self, backend: Backend, description: _Description, config: Mapping[str, Any]) -> None:
         self._backend = backend
         self.special_ids = frozenset(token.id for token in description.added_tokens if token.special)
         self.special_tokens = _special_tokens(config)
@@ -118,19 +86,17 @@ class Tokenizer:
         pieces = _OfTokens(self._find_piece)
         shown = _OfTokens[str | int](lambda token: "" if token in self.special_ids else pieces[token])
         self._piece_of, self._visible_piece_of = pieces.__getitem__, shown.__getitem__
-        self._prefix: list[int] = []
-        """Ids that come before an encoded text with special tokens and that `backend` does not add."""
+        self.encoding = Encoding(backend)
         bos = self.special_tokens.get("bos_token")
         if config.get("add_bos_token") is True and bos is not None:
             bos_id = backend.token_to_id(bos)
             if bos_id is not None and bos_id not in self.encode(""):
-                self._prefix = [bos_id]
+                self.encoding = Encoding(backend, [bos_id])
         self.template_source: str | None = config.get("chat_template") or None
         self.content_format: ContentFormat = "string"
         """How the template wants a message's content; see `chat_template.content_format`."""
         if self.template_source is not None:
             self.content_format = content_format(self.template_source)
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
 
     @classmethod
     def from_directory(cls, directory: Path | str) -> Tokenizer:
@@ -161,56 +127,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens (a BOS, say) as the model's tokenizer adds them."""
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return self._prefix + ids if add_special_tokens and self._prefix else ids
-
-    def is_longer(self, text: str, limit: int) -> bool:
-        """Whether the text is certainly of more than `limit` tokens; False may also mean that it is.
-
-        Needs memory for a piece of the text only.  A piece that begins inside of a word may have a few tokens
-        more than it has in the whole text, so the answer is certain only well above the limit.
-        """
-        if len(text) <= _LIKELY * limit:
-            return False
-        count = 0
-        for start in range(0, len(text), _PIECE):
-            count += len(self.encode(text[start : start + _PIECE], add_special_tokens=False))
-            if count > 2 * limit + _PIECE // 16:
-                return True
-        return False
-
-    async def encode_async(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True, limit: int | None = None
-    ) -> list[list[int]]:
-        """`encode` of several texts, in another thread if it takes long.
-
-        Raises `TextTooLong` for a text that is much longer than `limit` tokens.
-        """
-
-        def encode_all() -> list[list[int]]:
-            for text in texts:
-                if limit is not None and self.is_longer(text, limit):
-                    raise TextTooLong(len(text))
-            return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-
-        if sum(map(len, texts)) < _LONG_TEXT:
-            return encode_all()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, encode_all)
-
-    async def decode_async(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included; in another thread if it takes long."""
-        if len(ids) <= _MANY_TOKENS:
-            return self.decode(ids, skip_special_tokens=False)
-
-        def decode() -> str:
-            (text,) = self._backend.decode_batch([list(ids)], skip_special_tokens=False)
-            return text
-
-        return await asyncio.get_running_loop().run_in_executor(self._pool, decode)
+        return self.encoding.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self.encoding.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token(self, token: int) -> str | None:
         """The vocabulary's own name of an id (with its marks for spaces), None if it has none."""
@@ -251,9 +171,6 @@ class Tokenizer:
         """Compiled when it is first needed."""
         source = self.template_source
         return None if source is None else ChatTemplate(source, self.special_tokens)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _find_piece(self, token: int) -> str | int:
         """For `FallbackDetokenizer`."""

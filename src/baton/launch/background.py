@@ -109,7 +109,6 @@ class Background:
             return
         if self._thread.ident is None:  # never started
             self._loop.close()
-            self.tokenizer.close()
             return
         self.post(self._stopping.set)
         if getattr(_on_a_loop, "yes", False):
@@ -151,11 +150,8 @@ class Background:
 
     def _main(self) -> None:
         _on_a_loop.yes = True
-        try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._run())
-        finally:
-            self.tokenizer.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._run())
 
     async def _run(self) -> None:
         """The life of the loop: until somebody wants the end."""

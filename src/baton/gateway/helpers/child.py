@@ -4,7 +4,8 @@ A template is somebody else's program, and a body somebody else's data.  So a jo
 so much memory beyond what the process has, and a job that is not short gives way to everything else:
 
 * after `NICE_AFTER_S` of CPU time the process lowers its priority (for good, so it ends after the answer);
-* after `Settings.cpu_s` a signal raises `OverTime` wherever the interpreter is, until it gets through;
+* after `Settings.cpu_s`, and a little for each byte, a signal raises `OverTime` wherever the interpreter is,
+  until it gets through;
 * `HARD_S` later the kernel ends the process, if all that was within one native call;
 * memory beyond the limit cannot be had: `MemoryError`.
 
@@ -25,7 +26,7 @@ from typing import Any
 import msgspec
 
 from baton.gateway.helpers.wire import ANSWER, ENDS, GOES_ON, HELLO, JOB
-from baton.gateway.reading import JOBS, Answer, Failure, Job, Reader, Settings
+from baton.gateway.reading import JOBS, Answer, Failure, Job, Reader
 
 NICE_AFTER_S = 0.02
 HARD_S = 2.0
@@ -41,10 +42,10 @@ class OverTime(BaseException):
 class Helper:
     """Serves one connection until the gateway closes it."""
 
-    def __init__(self, connection: socket.socket, settings: Settings) -> None:
+    def __init__(self, connection: socket.socket, reader: Reader) -> None:
         self._connection = connection
-        self._settings = settings
-        self._reader = Reader(settings)
+        self._settings = reader.settings
+        self._reader = reader
         self._memory = _address_space()
         self._nice = False
         signal.signal(signal.SIGVTALRM, self._on_slow)
@@ -71,26 +72,25 @@ class Helper:
         """(the answer, whether the process can go on)."""
         settings = self._settings
         memory = settings.memory + settings.memory_per_byte * len(body)
+        cpu_s = settings.cpu_s + settings.cpu_s_per_byte * len(body)
         try:
             try:
-                self._limit(memory)
+                self._limit(memory, cpu_s)
                 return self._reader.answer(job, body), True
             finally:
                 _no_limits()
         except OverTime:
-            return _refused(f"reading them takes more than {settings.cpu_s:g} s of CPU time", job), False
+            return _refused(f"reading them takes more than {cpu_s:.3g} s of CPU time", job), False
         except MemoryError:
             return _refused(f"reading them takes more than {memory >> 20} MiB of memory", job), False
 
-    def _limit(self, memory: int) -> None:
+    def _limit(self, memory: int, cpu_s: float) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (self._memory + memory, hard))
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(
-            resource.RLIMIT_CPU, (math.ceil(time.process_time() + self._settings.cpu_s + HARD_S), hard)
-        )
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + cpu_s + HARD_S), hard))
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0 if self._nice else NICE_AFTER_S)
-        signal.setitimer(signal.ITIMER_PROF, self._settings.cpu_s, _AGAIN_S)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s, _AGAIN_S)
 
     def _on_slow(self, *_: Any) -> None:
         if not self._nice:

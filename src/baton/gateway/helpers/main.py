@@ -18,12 +18,13 @@ import traceback
 
 import msgspec
 
+from baton.gateway.encoding import Encoding
 from baton.gateway.helpers.child import Helper
-from baton.gateway.reading import Settings
+from baton.gateway.reading import Reader, Settings
 from baton.ipc.process import ParentGone, die_with_parent
 
 
-def serve(control: socket.socket, settings: Settings) -> None:
+def serve(control: socket.socket, reader: Reader) -> None:
     """Forks until the gateway closes the control socket."""
     parent = os.getpid()
     while True:
@@ -38,7 +39,7 @@ def serve(control: socket.socket, settings: Settings) -> None:
         code = 1
         try:
             die_with_parent(parent)
-            Helper(socket.socket(fileno=descriptor), settings).run()
+            Helper(socket.socket(fileno=descriptor), reader).run()
             code = 0
         except (OSError, ParentGone):  # the gateway has gone, or has given this helper up
             code = 0
@@ -59,9 +60,11 @@ def main() -> int:
         return 1
     with open(settings, "rb") as file:
         read = msgspec.msgpack.decode(file.read(), type=Settings)
+    reader = Reader(read, None if read.encoding is None else Encoding.of(read.encoding))
+    del read
     gc.collect()
     gc.freeze()  # what has been imported stays, and its pages stay shared with the children
-    serve(socket.socket(fileno=control), read)
+    serve(socket.socket(fileno=control), reader)
     return 0
 
 

@@ -120,6 +120,7 @@ class Helpers:
                 [sys.executable, "-m", "baton.gateway.helpers.main", *arguments],
                 pass_fds=(theirs.fileno(), settings),
                 stdin=subprocess.DEVNULL,
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},  # (its threads are lost in a fork)
             )
         finally:
             theirs.close()
