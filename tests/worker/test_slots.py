@@ -12,8 +12,9 @@ from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Abort, Control, Grow, Preempt
 from baton.protocol.reports import Closed, CloseReason
 from baton.protocol.sampling import Sampling, TokenLogprobs
+from baton.worker.decode_set import LEFT, MAX_TOKEN, NO_STOP, DecodeSet
 from baton.worker.outcome import Admitted
-from baton.worker.slots import ProtocolViolation, Slots
+from baton.worker.slots import DECODE, ProtocolViolation, Slots
 
 from .model import VOCAB, Model, admit, result_of, sample
 
@@ -44,6 +45,26 @@ def check_batch(batch, rows, step):
     for index, row in enumerate(rows):
         needed = -(-(row.start + len(row.tokens)) // BLOCK)
         assert batch.block_tables[index, :needed].tolist() == row.blocks[:needed]
+
+
+def check_decode_set(slots):
+    """What is kept from step to step is what a set made of nothing would be."""
+    kept, n = slots._decode, len(slots._decode.slots)
+    assert sorted(kept.slots.tolist()) == (slots._phase == DECODE).nonzero()[0].tolist()
+    assert kept.row_of[kept.slots].tolist() == list(range(n))
+    assert (kept.row_of >= 0).sum() == n
+    assert kept.counters.tolist() == slots._counters[kept.slots].tolist()
+    assert kept.starts.tolist() == slots._computed[kept.slots].tolist()
+    assert kept.epochs.tolist() == slots._epoch[kept.slots].tolist()
+    assert kept.stops.tolist() == slots._stops[kept.slots][:, : kept.stops.shape[1]].tolist()
+    assert (slots._stops[kept.slots][:, kept.stops.shape[1] :] == NO_STOP).all()
+    assert kept.longest == kept.starts.max(initial=0)
+    assert kept.left == kept.counters[:, LEFT].min(initial=MAX_TOKEN)
+    room = int((slots._capacity[kept.slots] - kept.starts).min(initial=MAX_TOKEN))
+    assert kept.room <= max(room, 0)
+    for row, slot in enumerate(kept.slots.tolist()):
+        blocks = slots._capacity[slot] // BLOCK
+        assert kept.tables[row, :blocks].tolist() == slots._tables[slot, :blocks].tolist()
 
 
 class Script:
@@ -142,6 +163,7 @@ class Script:
             assert batch is None
             return
         check_batch(batch, rows, self.step)
+        check_decode_set(self.slots)
         self.check_last_chunks(batch, rows)
         tokens = sample(rows, self.model)
         outcome = self.slots.commit(batch, result_of(tokens))
@@ -344,6 +366,96 @@ def test_unchanged_decode_sets_reuse_their_arrays():
     assert first.counts is second.counts
     assert second.starts.tolist() == [2]
     assert first.starts.tolist() == [1]
+
+
+class Work:
+    """Counts the rows whose tables are written or moved, and how often the set is gathered anew."""
+
+    def __init__(self, monkeypatch):
+        self.laid = self.moved = self.gathered = 0
+        lay, move_up, gather = DecodeSet.lay, DecodeSet._move_up, DecodeSet._gather
+
+        def counted_lay(kept, slots, row, columns):
+            self.laid += len(slots)
+            lay(kept, slots, row, columns)
+
+        def counted_move_up(kept, first, stay, columns):
+            self.moved += int(stay[first:].sum())
+            move_up(kept, first, stay, columns)
+
+        def counted_gather(kept, slots):
+            self.gathered += 1
+            gather(kept, slots)
+
+        monkeypatch.setattr(DecodeSet, "lay", counted_lay)
+        monkeypatch.setattr(DecodeSet, "_move_up", counted_move_up)
+        monkeypatch.setattr(DecodeSet, "_gather", counted_gather)
+
+    def take(self):
+        taken = self.laid, self.moved, self.gathered
+        self.laid = self.moved = self.gathered = 0
+        return taken
+
+
+def decoding(count, work, **changes):
+    """So many slots that decode, and two that are free."""
+    slots = make(size=count + 2, budget=count + 4, **changes)
+    for slot in range(count):
+        slots.apply(admit(slot, 0, [slot % VOCAB], range(slot % 20, slot % 20 + 10), max_tokens=30))
+    step(slots, [1] * count)
+    step(slots, [1] * count, 2)
+    work.take()
+    return slots
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_a_step_with_a_piece_of_a_prompt_touches_no_row_that_decodes(monkeypatch, count):
+    work = Work(monkeypatch)
+    slots = decoding(count, work)
+    slots.apply(admit(count, 0, [1] * 20, range(10), max_tokens=5))
+    for number in range(3, 7):  # 4 tokens a step, and the fifth piece is the last
+        batch, _ = step(slots, [2] * count, number)
+        assert batch.num_decodes == count
+        assert np.shares_memory(batch.block_tables, slots._decode.tables)
+        assert work.take() == (1, 0, 0)
+    step(slots, [2] * (count + 1), 7)
+    assert work.take() == (1, 0, 0)
+    batch, _ = step(slots, [2] * (count + 1), 8)
+    assert batch.slots.tolist() == list(range(count + 1))
+    assert work.take() == (1, 0, 1), "the one that entered"
+    step(slots, [2] * (count + 1), 9)
+    assert work.take() == (0, 0, 0)
+
+
+def test_whoever_leaves_moves_the_rows_behind_it_and_no_other(monkeypatch):
+    work = Work(monkeypatch)
+    slots = decoding(30, work)
+    slots.apply(Abort(29, 0))
+    slots.apply(Abort(20, 0))
+    slots.apply(Abort(25, 0))
+    step(slots, [2] * 27, 3)
+    assert work.take() == (0, 7, 1)
+    check_decode_set(slots)
+    slots.apply(Grow(28, 0, b""))
+    step(slots, [2] * 27, 4)
+    assert work.take() == (1, 0, 0)
+
+
+def test_a_slot_that_leaves_and_is_admitted_again_before_the_next_step():
+    slots = make()
+    slots.apply(admit(0, 0, [1], [1, 2], max_tokens=6))
+    slots.apply(admit(1, 0, [1], [3, 4], max_tokens=6))
+    step(slots, [2, 2])
+    step(slots, [2, 2], 2)
+    slots.apply(Preempt(0, 0))
+    slots.apply(admit(0, 1, [1], [5], max_tokens=6))
+    slots.apply(Grow(0, 1, pack_int32([6])))
+    batch, _ = step(slots, [3, 3], 3)
+    assert batch.slots.tolist() == [1, 0]
+    assert batch.block_tables[:, 0].tolist() == [3, 5]
+    batch, _ = step(slots, [3, 3], 4)
+    assert batch.slots.tolist() == [1, 0]
+    check_decode_set(slots)
 
 
 def test_rows_are_in_order_of_admission_and_the_budget_serves_the_oldest():

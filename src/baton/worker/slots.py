@@ -26,9 +26,9 @@ with all of the epoch's tokens reported before.
 A step takes decode rows first (one token each; a slot with no block for its token skips the step), then
 prefill chunks, both in order of admission, up to `max_num_batched_tokens`.
 
-What a step needs of all decoding slots stands in arrays with one entry a slot; the rows of the decode set,
-their tables and stop tokens are kept until the set changes, so a step of hundreds of slots costs a few array
-operations.  A batch shares these arrays: it is valid until the next call.
+What a step needs of all decoding slots stands in arrays with one entry a slot; the decode set keeps it as
+rows of a batch, so a step of hundreds of slots costs a few array operations, and a slot that enters or leaves
+little more (`decode_set.py`).  A batch shares these arrays: it is valid until the next call.
 """
 
 from __future__ import annotations
@@ -103,9 +103,7 @@ class Slots:
         self._tokens: dict[int, Int32Array] = {}  # of slots in PREFILL
         self._num_prompt: dict[int, int] = {}  # of those in PREFILL that want prompt log-probabilities
         self._prefilling: list[int] = []  # in order of admission
-        self._admission: npt.NDArray[np.int64] = np.zeros(n, np.int64)
-        self._admissions = 0
-        self._decode: DecodeSet | None = None
+        self._decode = DecodeSet(self._counters, self._tables, self._epoch, self._stops, self._patient)
 
     # (Views, made when they are needed: a copy of the slots has its own.)
 
@@ -184,15 +182,13 @@ class Slots:
         if command.handover:
             self._handovers.add(slot)
         self._prefilling.append(slot)
-        self._admissions += 1
-        self._admission[slot] = self._admissions
         return Admitted(slot, tokens, command.num_prompt, command.sampling, command.stopping)
 
     def _grow(self, command: Grow) -> None:
-        row = self._decode.row_of.get(command.slot) if self._decode else None
         self._append_blocks(command)
-        if row is not None and self._decode is not None:
-            self._decode.tables[row] = self._tables[command.slot]
+        row = int(self._decode.row_of[command.slot])
+        if row >= 0:
+            self._decode.lay([command.slot], row, self._width)
 
     def _append_blocks(self, command: Admit | Grow) -> None:
         blocks = self._unpack(command, command.blocks, "blocks")
@@ -202,8 +198,7 @@ class Slots:
         if len(blocks) and (blocks.min() < 0 or blocks.max() >= self.num_blocks):
             raise self._violation(command, f"a block is outside the pool of {self.num_blocks}")
         self._tables[command.slot, have : have + len(blocks)] = blocks
-        if self._decode is not None:
-            self._decode.room = 0
+        self._decode.room = 0
         self._capacity[command.slot] += len(blocks) * self.block_size
 
     def _set_stops(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
@@ -240,7 +235,9 @@ class Slots:
         if self.paused:
             return None
         budget = self.max_num_batched_tokens
-        decode = self._decode_set()
+        decode = self._decode
+        if decode.changed:
+            decode.settle(int(self._capacity.max()) // self.block_size)
         rows = decode.slots
         starts = decode.starts
         if decode.room <= 0:
@@ -261,7 +258,9 @@ class Slots:
             return None
         longest = decode.longest if rows is decode.slots else int(starts.max())
         width = longest // self.block_size + 1
-        return StepBatch(step, rows, starts, counts, tokens, samples, tables[:, :width], num_decodes)
+        return StepBatch(
+            step, rows, starts, counts, tokens, samples, tables[:num_decodes, :width], num_decodes
+        )
 
     def _with_prefill(
         self,
@@ -293,9 +292,15 @@ class Slots:
             samples.append(start + count == len(text))
             parts.append(text[start : start + count])
             budget -= count
+        size = num_decodes + len(slots)
         all_starts = np.concatenate((starts, np.array(first, np.int32)))
         all_counts = np.concatenate((np.ones(num_decodes, np.int32), np.array(counts, np.int32)))
         width = (int((all_starts + all_counts).max()) - 1) // self.block_size + 1
+        if num_decodes == len(self._decode.slots):
+            self._decode.lay(slots, num_decodes, width)
+            all_tables = self._decode.tables[:size, :width]
+        else:
+            all_tables = np.concatenate((tables[:, :width], self._tables[slots, :width]))
         return StepBatch(
             step=step,
             slots=np.concatenate((rows, np.array(slots, np.int32))),
@@ -303,7 +308,7 @@ class Slots:
             counts=all_counts,
             tokens=np.concatenate(parts),
             samples=np.concatenate((np.ones(num_decodes, np.bool_), np.array(samples, np.bool_))),
-            block_tables=np.concatenate((tables[:, :width], self._tables[slots, :width])),
+            block_tables=all_tables,
             num_decodes=num_decodes,
             prompt_logprob_targets=targets,
         )
@@ -314,15 +319,14 @@ class Slots:
         The executor releases the slots of the outcome's closings.
         """
         decode = self._decode
-        if decode is not None and batch.slots is not decode.slots:
-            decode = self._decode = None
-        sampled: Int32Array = batch.slots if decode is not None else batch.slots[batch.samples]
+        plain = batch.slots is decode.slots  # one token for each row of the decode set, and nothing else
+        sampled: Int32Array = batch.slots if plain else batch.slots[batch.samples]
         if len(result.tokens) != len(sampled):
             raise RuntimeError(
                 f"step {batch.step} samples {len(sampled)} rows, the executor gave {len(result.tokens)}"
             )
         self._last[sampled] = result.tokens
-        if decode is not None:
+        if plain:
             decode.advance()
             counters = decode.counters
             outcome = StepOutcome(sampled, decode.epochs, result.tokens, patient=decode.patient)
@@ -334,11 +338,15 @@ class Slots:
             patient = bool(self._patient[batch.slots].all())
             outcome = StepOutcome(sampled, self._epoch[sampled], result.tokens, patient=patient)
             stops = self._stops[sampled]
+            if batch.num_decodes < len(decode.slots):
+                decode.advance_some(batch.slots[: batch.num_decodes])
+            elif batch.num_decodes:
+                decode.advance()
             self._commit_prefill(batch, outcome)
         self._counters[sampled] = counters
         if result.logprobs or result.prompt_logprobs:
             self._take_logprobs(batch, result, outcome)
-        if decode is not None and decode.left and not stops.shape[1]:
+        if plain and decode.left and not stops.shape[1]:
             return outcome
         left = counters[:, LEFT]
         over: BoolArray = left == 0
@@ -389,7 +397,7 @@ class Slots:
             if batch.samples[row]:
                 self._leave_prefill(slot)
                 self._phase[slot] = DECODE
-                self._decode = None
+                self._decode.enter(slot)
 
     def _take_logprobs(self, batch: StepBatch, result: StepResult, outcome: StepOutcome) -> None:
         index_of = np.cumsum(batch.samples) - 1
@@ -410,18 +418,9 @@ class Slots:
         """Slots whose epoch is not closed."""
         return [int(slot) for slot in np.flatnonzero(self._phase)]
 
-    def _decode_set(self) -> DecodeSet:
-        if self._decode is None:
-            slots = (self._phase == DECODE).nonzero()[0].astype(np.int32)
-            slots = slots[self._admission[slots].argsort()]
-            self._decode = DecodeSet(
-                slots, self._counters, self._tables, self._epoch, self._stops, self._patient
-            )
-        return self._decode
-
     def _close(self, slot: int, reason: CloseReason, message: str = "") -> Closed:
         if self._phase[slot] == DECODE:
-            self._decode = None
+            self._decode.leave(slot)
         else:
             self._leave_prefill(slot)
         self._phase[slot] = FREE
