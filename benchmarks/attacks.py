@@ -1,17 +1,24 @@
 """What 16 streams notice of attacks on their server: time between tokens, quiet and during each attack.
 
-    python benchmarks/attacks.py [--seconds 4] [--rounds 3] [--only stop] [--baseline DIR] [--out FILE]
+    python benchmarks/attacks.py [--seconds 1.6] [--rounds 3] [--only stop] [--baseline DIR] [--out FILE]
 
-Starts `baton serve` with the embedded model and keeps `--streams` streamed completions running.  For each
-attack of `_attacks/` quiet seconds and seconds under attack alternate; the attack runs in a process of its
-own, at a lower priority, as an attacker's work is not the server's.  A gap that has not ended when the
+Starts `baton serve` with the embedded model and keeps `--streams` streamed completions running.  A round goes
+through all attacks of `_attacks/`, each with a quiet window just before it; the attack runs in a process of
+its own, at a lower priority, as an attacker's work is not the server's.  A gap that has not ended when the
 attack's seconds are over counts as long as it is by then.  The model's chat template has switches (`loops`,
 `size`) with which a request makes it cost much.
 
-`--baseline DIR` does the same with another checkout of Baton (its `.venv` if it has one), turn by turn.  The
-percentiles are medians over the rounds.
+What is judged is p99 under attack over p99 of the quiet window before it: the median of the rounds' ratios,
+so neither a slow minute of the machine nor one bad window decides.  "Others" is what the rest of the machine
+computed in quiet windows, in cores.  The rows that begin with `control` are no attacks: a process that
+computes beside the server, and ordinary requests, to which attacks compare that a server accepts and really
+computes.
 
-On few cores the attack's own process takes time from the server too, so read a table beside the quiet column.
+`--baseline DIR` does the same, once, with another checkout of Baton (its `.venv` if it has one).  A server
+that does not answer within seconds after an attack is replaced, and that attack is left out from then on; its
+row says `stopped`.
+
+On few cores the attack's own process takes time from the server too.
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -27,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,11 +46,13 @@ from _clients import Server, serving
 from _common import Table, machine, percentile, print_machine, write_json
 from baton.model.hub import resolve_model
 
-_SETTLE_S = 1.0
+_SETTLE_S = 0.3
+_QUIET_S = 0.8
 _START_S = 5.0
 """More than the attack's process takes to be stopped."""
-_LOST_S = 20.0
+_LOST_S = 5.0
 """After an attack the server must answer within so many seconds; else a new one is started."""
+_TICKS = os.sysconf("SC_CLK_TCK")
 _TEMPLATE = """\
 {%- if loops is defined %}
 {%- for i in range(loops) %}{% for j in range(10000) %}{% endfor %}{% endfor %}{% endif %}
@@ -82,12 +92,29 @@ class _Stream(asyncio.Protocol):
         self.lost = True
 
 
-async def _watch(
-    server: Server, streams: int, windows: list[str | None], seconds: float
-) -> list[list[float]]:
-    """The gaps of each window, quiet (None) or under an attack."""
+@dataclasses.dataclass
+class _Window:
+    """Some seconds of all streams."""
+
+    gaps: list[float]
+    """Seconds between tokens; infinite if a stream was lost."""
+    others: float
+    """Cores that processes used which are none of this benchmark's."""
+
+    @property
+    def p99(self) -> float:
+        return percentile(self.gaps, 99)
+
+
+@dataclasses.dataclass
+class _Round:
+    quiet: _Window
+    attack: _Window
+
+
+async def _watch(server: Server, streams: int, attack: str, seconds: float) -> _Round:
+    """A quiet window, and one under attack."""
     loop = asyncio.get_running_loop()
-    found: list[list[float]] = []
     protocols: list[_Stream] = []
     for number in range(streams):
         body = json.dumps(
@@ -103,32 +130,67 @@ async def _watch(
         request = f"{_HEAD}{len(body)}\r\n\r\n{body}".encode()
         _, protocol = await loop.create_connection(lambda r=request: _Stream(r), server.host, server.port)
         protocols.append(protocol)
+
+    async def window(length: float) -> _Window:
+        for protocol in protocols:
+            protocol.gaps.clear()
+        busy, ours, began = _busy_s(), _cpu_s(server.process.pid), time.perf_counter()
+        await asyncio.sleep(length)
+        now = time.perf_counter()
+        gaps = [gap for protocol in protocols for gap in protocol.gaps]
+        gaps += [now - protocol.at for protocol in protocols if protocol.at is not None]
+        if not gaps or any(protocol.lost for protocol in protocols):
+            gaps.append(math.inf)
+        used = _busy_s() - busy - (_cpu_s(server.process.pid) - ours)
+        return _Window(gaps, max(0.0, used / (now - began)))
+
     try:
-        for attack in windows:
+        await asyncio.sleep(_SETTLE_S)
+        quiet = await window(_QUIET_S)
+        arguments = [attack, server.host, str(server.port), str(seconds + _START_S)]
+        process = subprocess.Popen(
+            ["nice", "-n", "10", sys.executable, "-m", "_attacks", *arguments],
+            cwd=Path(__file__).parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            await loop.run_in_executor(None, process.stdout.readline)
+            process.stdin.write(b"begin\n")
+            process.stdin.flush()
             await asyncio.sleep(_SETTLE_S)
-            process: subprocess.Popen[bytes] | None = None
-            if attack is not None:
-                command = [sys.executable, __file__, "--attack", attack, server.host, str(server.port)]
-                command = ["nice", "-n", "10", *command, str(seconds + _START_S)]
-                process = subprocess.Popen(command, stdout=subprocess.PIPE)
-                assert process.stdout is not None
-                await loop.run_in_executor(None, process.stdout.readline)  # it has begun
-            for protocol in protocols:
-                protocol.gaps.clear()
-            await asyncio.sleep(seconds)
-            now = time.perf_counter()
-            found.append([gap for protocol in protocols for gap in protocol.gaps])
-            found[-1] += [now - protocol.at for protocol in protocols if protocol.at is not None]
-            if process is not None:
-                process.kill()
-                process.communicate()
-            if any(protocol.lost for protocol in protocols):
-                found[-1].append(math.inf)
-                break
+            return _Round(quiet, await window(seconds))
+        finally:
+            process.kill()
+            process.communicate()
     finally:
         for protocol in protocols:
             protocol.transport.abort()
-    return found
+
+
+def _busy_s() -> float:
+    """Seconds of all cores that were not idle, since the start of the machine."""
+    user, nice, system, _, _, irq, soft, *_ = map(int, Path("/proc/stat").read_text().split(None, 9)[1:9])
+    return (user + nice + system + irq + soft) / _TICKS
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of this process, and of that one with its descendants that live."""
+    children: dict[int, list[int]] = {}
+    spent: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+            spent[int(path.parent.name)] = int(fields[11]) + int(fields[12])
+    total, found = spent.get(os.getpid(), 0), [pid]
+    while found:
+        one = found.pop()
+        total += spent.get(one, 0)
+        found += children.get(one, [])
+    return total / _TICKS
 
 
 @contextlib.contextmanager
@@ -152,10 +214,7 @@ class _Side:
         self._server: Server | None = None
 
     def server(self) -> Server:
-        if self._server is not None and not _answers(self._server):
-            print(f"{self.name}: the server does not answer; starting another one", file=sys.stderr)
-            self._server.process.kill()
-            self.close()
+        """The one that runs; another one if the last attack stopped it."""
         if self._server is None:
             python, env = sys.executable, None
             if self._checkout is not None:
@@ -164,6 +223,15 @@ class _Side:
                 env = {**os.environ, "PYTHONPATH": str(self._checkout / "src")}
             self._server = self._stack.enter_context(serving(self._model, python=python, env=env))
         return self._server
+
+    def answers(self) -> bool:
+        """Whether the server has got over the attack; ends it if not."""
+        if self._server is None or _answers(self._server):
+            return True
+        print(f"{self.name}: the server does not answer; another one will be started", file=sys.stderr)
+        self._server.process.kill()
+        self.close()
+        return False
 
     def close(self) -> None:
         self._stack.close()
@@ -181,72 +249,89 @@ def _answers(server: Server) -> bool:
     return False
 
 
-def measure(options: argparse.Namespace) -> dict[str, dict[str, dict[str, list[list[float]]]]]:
-    """attack → side → `quiet` and `attack` → gaps in seconds of each round."""
-    found: dict[str, dict[str, dict[str, list[list[float]]]]] = {}
+Found = dict[str, dict[str, list[_Round]]]
+"""attack → side → rounds."""
+
+
+def measure(options: argparse.Namespace) -> tuple[Found, set[tuple[str, str]]]:
+    """What was found, and which (attack, side) stopped the server."""
     names = [name for name in attacks() if not options.only or any(part in name for part in options.only)]
-    with _model() as model:
-        sides = [_Side("this", None, model)]
+    found: Found = {name: {} for name in names}
+    stopped: set[tuple[str, str]] = set()
+    with _model() as model, contextlib.ExitStack() as stack:
+        sides = [(_Side("this", None, model), options.rounds)]
         if options.baseline:
-            sides.insert(0, _Side("baseline", Path(options.baseline).resolve(), model))
-        try:
+            sides.insert(0, (_Side("baseline", Path(options.baseline).resolve(), model), 1))
+        for side, _ in sides:
+            stack.callback(side.close)
+        for number in range(options.rounds):
             for name in names:
-                for _ in range(options.rounds):
-                    for side in sides:
-                        windows = uvloop.run(
-                            _watch(side.server(), options.streams, [None, name], options.seconds)
-                        )
-                        gaps = found.setdefault(name, {}).setdefault(side.name, {"quiet": [], "attack": []})
-                        for kind, window in zip(("quiet", "attack"), windows, strict=False):
-                            gaps[kind].append(window)
-                print(f"done: {name}", file=sys.stderr)
-        finally:
-            for side in sides:
-                side.close()
-    return found
+                for side, rounds in sides:
+                    if number >= rounds or (name, side.name) in stopped:
+                        continue
+                    watched = _watch(side.server(), options.streams, name, options.seconds)
+                    found[name].setdefault(side.name, []).append(uvloop.run(watched))
+                    if not side.answers():
+                        stopped.add((name, side.name))
+                print(f"round {number + 1}: {name}", file=sys.stderr)
+    return found, stopped
 
 
-def _median(rounds: list[list[float]], q: float) -> float:
-    """Of the rounds' percentiles: a round in which the machine did something else counts once."""
-    return statistics.median(percentile(gaps, q) for gaps in rounds)
+def _row(name: str, side: str, rounds: list[_Round]) -> dict[str, Any]:
+    """Times in seconds: medians over the rounds; `ratio`: that of the rounds' ratios."""
+
+    def median(values: Iterable[float]) -> float:
+        return statistics.median(values)
+
+    return {
+        "attack": name,
+        "side": side,
+        "quiet_p50": median(percentile(one.quiet.gaps, 50) for one in rounds),
+        "quiet_p99": median(one.quiet.p99 for one in rounds),
+        "p50": median(percentile(one.attack.gaps, 50) for one in rounds),
+        "p99": median(one.attack.p99 for one in rounds),
+        "max": median(max(one.attack.gaps) for one in rounds),
+        "ratio": median(one.attack.p99 / one.quiet.p99 for one in rounds),
+        "others": median(one.quiet.others for one in rounds),
+        "rounds": [
+            {"quiet_p99": one.quiet.p99, "p99": one.attack.p99, "others": one.quiet.others} for one in rounds
+        ],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each window")
+    parser.add_argument("--seconds", type=float, default=1.6, help="under each attack")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="attacks with one of these words in their names")
-    parser.add_argument("--baseline", metavar="DIR", help="another checkout of Baton")
+    parser.add_argument("--baseline", metavar="DIR", help="another checkout of Baton, for one round")
     parser.add_argument("--out")
-    parser.add_argument("--attack", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.attack is not None:
-        name, host, port, seconds = options.attack
-        print("begun", flush=True)
-        attacks()[name](host, int(port), float(seconds))
-        return
     facts = machine()
     print_machine(facts)
-    found = measure(options)
-    columns = ("attack", "", "quiet p50", "p99", "attack p50", "p99", "max", "p99 / quiet")
-    table = Table(f"ms between tokens of {options.streams} streams", columns)
+    began, busy = time.perf_counter(), _busy_s()
+    found, stopped = measure(options)
+    took = time.perf_counter() - began
+    facts["busy_cores"] = (_busy_s() - busy) / took
+    facts["load_average_after"] = os.getloadavg()
+    columns = ("attack", "", "quiet p50", "p99", "attack p50", "p99", "max", "p99 / quiet", "others")
+    table = Table(f"ms between tokens of {options.streams} streams, medians of {options.rounds}", columns)
     rows: list[dict[str, Any]] = []
     for name, sides in found.items():
-        for side, gaps in sides.items():
-            row = {
-                "attack": name,
-                "side": side,
-                "quiet_p50": _median(gaps["quiet"], 50),
-                "quiet_p99": _median(gaps["quiet"], 99),
-                "p50": _median(gaps["attack"], 50),
-                "p99": _median(gaps["attack"], 99),
-                "max": _median(gaps["attack"], 100),
-            }
+        for side, rounds in sides.items():
+            row = _row(name, side, rounds) | {"stopped": (name, side) in stopped}
             rows.append(row)
             numbers = [f"{row[key] * 1e3:.1f}" for key in ("quiet_p50", "quiet_p99", "p50", "p99", "max")]
-            table.row(name, side, *numbers, f"{row['p99'] / row['quiet_p99']:.1f}")
+            ratio = "stopped" if row["stopped"] else f"{row['ratio']:.1f}"
+            table.row(name, side, *numbers, ratio, f"{row['others']:.1f}")
     table.print()
+    ours = [row for row in rows if row["side"] == "this" and not row["attack"].startswith("control")]
+    within = sum(row["ratio"] <= 2 and not row["stopped"] for row in ours)
+    print(
+        f"within 2 x of quiet at p99: {within} of {len(ours)} attacks; {took:.0f} s, on average "
+        f"{facts['busy_cores']:.1f} cores busy, load {os.getloadavg()[0]:.1f} at the end"
+    )
     write_json(options.out, {"benchmark": "attacks", "machine": facts, "rows": rows})
 
 

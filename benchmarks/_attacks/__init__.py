@@ -2,7 +2,7 @@
 
 An attack sends what it sends over and over until its seconds are over, in a process of its own, and returns.
 It expects nothing of the answers: a refusal is as good as any.  A module of this package that has attacks
-names them in its `ATTACKS`, and stands in `MODULES`.
+names them in its `ATTACKS`, and stands in `MODULES`.  `python -m _attacks` runs one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 Attack = Callable[[str, int, float], None]
 
-MODULES = ("costs", "http")
+MODULES = ("controls", "costs", "http")
 
 
 def attacks() -> dict[str, Attack]:

@@ -79,6 +79,16 @@ ATTACKS: dict[str, Attack] = {
     "long prompts x 128 sequences": _repeat(
         _COMPLETIONS, {"prompt": [[17] * 500] * 32, "n": 128, "max_tokens": 1}
     ),
+    "short prompts x 128 sequences": _repeat(
+        _COMPLETIONS, {"prompt": [[17] * 20] * 32, "n": 128, "max_tokens": 1}
+    ),
+    "log-probabilities of 16 sequences": _repeat(
+        _COMPLETIONS, {"prompt": "Once", "n": 16, "max_tokens": 480, "ignore_eos": True, "logprobs": 5}
+    ),
+    "log-probabilities of 16 prompts": _repeat(
+        _COMPLETIONS, {"prompt": [[17] * 500] * 16, "max_tokens": 1, "echo": True, "logprobs": 5}
+    ),
+    "4,000 texts": _repeat(_COMPLETIONS, {"prompt": ["a b c " * 50] * 4000, "max_tokens": 1}),
     "chat body of small messages": _repeat(_CHAT, _filled(b'{"messages": [', b"{}", b"]}", _BODY)),
     "chat body of one text": _repeat(
         _CHAT, b'{"messages": [{"role": "user", "content": "' + b"a b" * (_BODY // 3) + b'"}]}'
