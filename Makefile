@@ -48,7 +48,7 @@ soak-server: $(VENV)/.installed-dev
 
 # CUTS random prompts on all backends, cut at random, with prefix hits, preemptions and hand-overs: the same bits?
 soak-cuts: $(VENV)/.installed-dev
-	BATON_CUTS=$(CUTS) nice -n 10 $(BIN)/pytest -q -s --timeout=0 tests/model/test_cuts.py tests/e2e/test_cuts.py
+	BATON_CUTS=$(CUTS) nice -n 10 $(BIN)/pytest -q -s --timeout=0 tests/model/attention/test_cuts.py tests/e2e/test_cuts.py
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

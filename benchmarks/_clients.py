@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from _ideal import Timed
-from baton.model.hub import resolve_model
+from baton.model.checkpoint.hub import resolve_model
 
 _START_S = 180.0
 _ANSWER_S = 600.0

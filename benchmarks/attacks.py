@@ -44,7 +44,7 @@ import uvloop
 from _attacks import attacks
 from _clients import Server, serving
 from _common import Table, machine, percentile, print_machine, write_json
-from baton.model.hub import resolve_model
+from baton.model.checkpoint.hub import resolve_model
 
 _SETTLE_S = 0.3
 _QUIET_S = 0.8

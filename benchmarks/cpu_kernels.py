@@ -37,10 +37,10 @@ from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.linear import NativeInt8Product, NativeProduct, serves
 from baton.model.cpu.native_kernels import NativeKernels
 from baton.model.cpu.sampling import native_kernel
-from baton.model.fused import Activations
-from baton.model.packed import OneDnnProduct
-from baton.model.quantized import quantize_activations
-from baton.model.sampler import Sampler
+from baton.model.layers.fused import Activations
+from baton.model.sampling.sampler import Sampler
+from baton.model.weights.packed import OneDnnProduct
+from baton.model.weights.quantized import quantize_activations
 from baton.protocol.sampling import Sampling, Stopping
 
 SHAPES = {"ernie-0.3b": (16, 2, 128), "qwen3-0.6b": (16, 8, 128)}
@@ -97,7 +97,7 @@ def backends(shape: AttentionShape, builds: list[str]) -> dict[str, AttentionBac
         if build == "torch":
             made[build] = TorchPieces(shape)
         elif build == "numba":
-            from baton.model.cpu.numba_kernels import NumbaKernels
+            from baton.model.cpu.numba.kernels import NumbaKernels
 
             made[build] = CpuAttention(shape, NumbaKernels(kernel_shape(shape)))
         else:

@@ -34,7 +34,7 @@ import zmq
 import baton.worker.main
 from _common import Table, machine, percentile, print_machine, write_json
 from baton.engine.core import EngineCore
-from baton.engine.loop import EngineLoop
+from baton.engine.shell.loop import EngineLoop
 from baton.executor.base import ExecutorInfo, Int32Array, StepBatch, StepResult
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import COMMANDS, Admit

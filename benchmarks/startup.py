@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import Table, machine, print_machine, write_json
-from baton.model.hub import resolve_model
+from baton.model.checkpoint.hub import resolve_model
 from idle import children, engines
 
 _DEADLINE_S = 300.0

@@ -29,13 +29,13 @@ import torch
 from _common import Table, machine, print_machine, write_json
 from baton.executor.base import StepBatch
 from baton.executor.torch_executor import TorchExecutor
-from baton.model.config import ModelConfig
+from baton.model.architectures.llama import Block
+from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.program import Program
 from baton.model.cpu.steps import fused_ops
-from baton.model.layers import Matrix, Placement
-from baton.model.llama import Block
-from baton.model.packed import Weights, best_form
-from baton.model.parallel import TensorParallel
+from baton.model.layers.layers import Matrix, Placement
+from baton.model.layers.parallel import TensorParallel
+from baton.model.weights.packed import Weights, best_form
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping
 

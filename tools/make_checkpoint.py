@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from baton.model.hub import resolve_model
+from baton.model.checkpoint.hub import resolve_model
 
 STANDARD_DEVIATION = 0.02
 

@@ -18,11 +18,11 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from baton.gateway.api.messages import ContentFormat, read_messages
 from baton.gateway.errors import BadRequest
-from baton.gateway.gathering import Gathering
-from baton.gateway.generation import Completion, Generation
-from baton.gateway.messages import ContentFormat, read_messages
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.generation.gathering import Gathering
+from baton.gateway.generation.generation import Completion, Generation
+from baton.gateway.text.tokenizer import Tokenizer
 from baton.launch.arguments import choose_arguments, takes_arguments_of
 from baton.launch.background import Background
 from baton.launch.options import EngineOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from baton.model.config import ModelConfig
+from baton.model.checkpoint.config import ModelConfig
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "make_checkpoint.py"
 _spec = importlib.util.spec_from_file_location("make_checkpoint", SCRIPT)

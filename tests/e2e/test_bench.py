@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.main import app
-from baton.model.hub import resolve_model
+from baton.model.checkpoint.hub import resolve_model
 from tests.e2e.server import Server
 from tests.e2e.test_cli import baton
 

@@ -295,7 +295,7 @@ def test_python_api() -> None:
 def test_a_broken_checkpoint_is_a_clear_failure(tmp_path) -> None:
     import shutil
 
-    from baton.model.hub import resolve_model
+    from baton.model.checkpoint.hub import resolve_model
 
     copy = tmp_path / "broken"
     shutil.copytree(resolve_model(None), copy)

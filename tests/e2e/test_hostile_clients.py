@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-from baton.gateway.cluster_client import ClusterClient
-from baton.launch.supervisor import InstanceFailed, Supervisor
+from baton.gateway.instances.client import ClusterClient
+from baton.launch.instances.supervisor import InstanceFailed, Supervisor
 from baton.protocol.config import InstanceConfig
 from tests.e2e.server import Server
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import zmq
 
-from baton.engine.loop import EngineLoop
+from baton.engine.shell.loop import EngineLoop
 from baton.protocol.config import InstanceConfig
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, FromEngine, Hello, Load, ToEngine
 from baton.worker.wiring import GroupWiring, worker_argv

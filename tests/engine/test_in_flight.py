@@ -4,12 +4,12 @@ from array import array
 
 import pytest
 
-from baton.engine.blocks import Ledger
 from baton.engine.in_flight import WORTH_TOKENS
 from baton.engine.outbox import Outbox
-from baton.engine.prefix import PrefixIndex, root_key
 from baton.engine.request import Event, Request, State
-from baton.engine.scheduler import Decisions, Scheduler
+from baton.engine.scheduling.ledger import Ledger
+from baton.engine.scheduling.prefix import PrefixIndex, root_key
+from baton.engine.scheduling.scheduler import Decisions, Scheduler
 from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.core import EngineCore
 from baton.engine.request import State
-from baton.engine.scheduler import Decisions
+from baton.engine.scheduling.scheduler import Decisions
 from baton.executor.simulated import SimulatedExecutor, simulated_next_token
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import CommandBatch

@@ -16,7 +16,7 @@ from baton.executor import torch_executor
 from baton.executor.base import StepBatch, StepResult, create_executor
 from baton.executor.kv_pool import KvPool, available_memory
 from baton.executor.torch_executor import ExecutorError, TorchExecutor
-from baton.model.config import ModelNotFound, UnsupportedModel
+from baton.model.checkpoint.config import ModelNotFound, UnsupportedModel
 from baton.protocol.sampling import Sampling, Stopping
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import BLOCK, config_for, prompt_of

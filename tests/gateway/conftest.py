@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.text.tokenizer import Tokenizer
 from tests.gateway.harness import GatewayServer
 from tests.gateway.site import Site
 

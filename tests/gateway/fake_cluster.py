@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.gateway.cluster import Cluster
-from baton.gateway.engine_request import EngineRequest
+from baton.gateway.cluster.cluster import Cluster
+from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import ApiError
-from baton.gateway.inbox import Inbox
+from baton.gateway.generation.inbox import Inbox
 from baton.protocol.codec import pack_int32, pack_int64
 from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.handover import InstanceSource

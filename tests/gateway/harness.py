@@ -14,9 +14,9 @@ import uvicorn
 import uvloop
 from openai import AsyncOpenAI, OpenAI
 
-from baton.gateway.access import Access
-from baton.gateway.app import create_app
-from baton.gateway.cluster_client import ClusterClient
+from baton.gateway.http.access import Access
+from baton.gateway.http.app import create_app
+from baton.gateway.instances.client import ClusterClient
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import SharingOptions
 from tests.gateway.echo_engine import Behaviour, EchoEngine

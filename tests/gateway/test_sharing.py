@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.gateway.access import Access, key_id
+from baton.gateway.http.access import Access, key_id
 from baton.gateway.sharing import (
     MAX_RETRY_AFTER_S,
     Sharing,

@@ -12,12 +12,12 @@ from typing import Any
 
 import uvloop
 
-from baton.gateway.access import Access
-from baton.gateway.cluster_client import ClusterClient
+from baton.gateway.http.access import Access
+from baton.gateway.instances.client import ClusterClient
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import SharingOptions
-from baton.launch.http import HttpServer, make_http
-from baton.launch.listening import listen
+from baton.launch.http.http_server import HttpServer, make_http
+from baton.launch.http.listening import listen
 from baton.launch.options import HttpOptions
 from tests.gateway.echo_engine import EchoEngine
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.launch.environment import engine_environment, worker_environment
+from baton.launch.instances.environment import engine_environment, worker_environment
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch):

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 import uvloop
 
-from baton.gateway.cluster_client import ClusterClient
+from baton.gateway.instances.client import ClusterClient
 from baton.launch.cluster_options import InstancePlan
-from baton.launch.fleet import Fleet
-from baton.launch.supervisor import InstanceFailed, Supervisor
+from baton.launch.instances.fleet import Fleet
+from baton.launch.instances.supervisor import InstanceFailed, Supervisor
 from baton.protocol.config import InstanceConfig
 
 CONFIG = InstanceConfig(
@@ -73,8 +73,8 @@ async def test_one_is_restarted_and_the_other_is_not_disturbed():
 
 
 async def test_an_engine_that_is_over_and_does_not_end_is_killed(monkeypatch, caplog):
-    monkeypatch.setattr("baton.launch.supervisor.HEARTBEAT_S", 0.05)
-    monkeypatch.setattr("baton.launch.supervisor._LEAVE_S", 0.4)
+    monkeypatch.setattr("baton.launch.instances.supervisor.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("baton.launch.instances.supervisor._LEAVE_S", 0.4)
     async with Running(plan("a")) as running:
         await asyncio.wait_for(running.client.ready(), DEADLINE_S)
         pid = running.fleet.supervisors["a"].pid
@@ -86,8 +86,8 @@ async def test_an_engine_that_is_over_and_does_not_end_is_killed(monkeypatch, ca
 
 def test_a_supervisor_that_stood_still_kills_nobody_and_a_stopped_engine_is_found(monkeypatch):
     """On uvloop, as in the server: it runs timers before it reads sockets."""
-    monkeypatch.setattr("baton.launch.supervisor.HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("baton.gateway.instance_client.SILENT_S", 0.4)
+    monkeypatch.setattr("baton.launch.instances.supervisor.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("baton.gateway.instances.connection.SILENT_S", 0.4)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_stand_still_and_stop())
 
@@ -116,7 +116,7 @@ async def _stand_still_and_stop() -> None:
 
 
 async def test_a_process_that_no_signal_reaches_is_not_waited_for(monkeypatch, caplog):
-    monkeypatch.setattr("baton.launch.supervisor._KILL_S", 0.02)
+    monkeypatch.setattr("baton.launch.instances.supervisor._KILL_S", 0.02)
     supervisor = Supervisor(CONFIG, ClusterClient().add("a"))
     process = SimpleNamespace(kill=lambda: None, pid=4711)
     await asyncio.wait_for(supervisor._kill(process, asyncio.get_running_loop().create_future()), DEADLINE_S)
@@ -125,9 +125,11 @@ async def test_a_process_that_no_signal_reaches_is_not_waited_for(monkeypatch, c
 
 async def test_an_engine_that_says_nothing_and_stays_is_ended(monkeypatch):
     """It closes its pipe without a word and lives on."""
-    monkeypatch.setattr("baton.launch.supervisor._LEAVE_S", 0.05)
+    monkeypatch.setattr("baton.launch.instances.supervisor._LEAVE_S", 0.05)
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    monkeypatch.setattr("baton.launch.supervisor._spawn", lambda launch, secret: subprocess.Popen(command))
+    monkeypatch.setattr(
+        "baton.launch.instances.supervisor._spawn", lambda launch, secret: subprocess.Popen(command)
+    )
     async with Running(plan("a")) as running:
         with pytest.raises(InstanceFailed, match="without saying where it listens"):
             await asyncio.wait_for(running.task, DEADLINE_S)
@@ -139,7 +141,7 @@ async def test_loading_has_its_own_deadline(monkeypatch):
     def spawn(launch, secret):
         return subprocess.Popen(command, pass_fds=(launch.told_fd,))
 
-    monkeypatch.setattr("baton.launch.supervisor._spawn", spawn)
+    monkeypatch.setattr("baton.launch.instances.supervisor._spawn", spawn)
     async with Running(plan("a", startup_timeout_s=0.2)) as running:
         with pytest.raises(InstanceFailed, match=r"not ready after 0\.2 s \(--startup-timeout\)"):
             await asyncio.wait_for(running.task, DEADLINE_S)
@@ -147,8 +149,8 @@ async def test_loading_has_its_own_deadline(monkeypatch):
 
 async def test_a_server_that_shuts_down_restarts_nobody(monkeypatch, caplog):
     """The client has let go of the instances, while the last answers are still being written."""
-    monkeypatch.setattr("baton.launch.supervisor.HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("baton.launch.supervisor._LEAVE_S", 0.02)
+    monkeypatch.setattr("baton.launch.instances.supervisor.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("baton.launch.instances.supervisor._LEAVE_S", 0.02)
     async with Running(plan("a")) as running:
         await asyncio.wait_for(running.client.ready(), DEADLINE_S)
         pid = running.fleet.supervisors["a"].pid

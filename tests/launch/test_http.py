@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.gateway.access import Access
+from baton.gateway.http.access import Access
+from baton.launch.http.listening import listen
 from baton.launch.limits import OptionError
-from baton.launch.listening import listen
 from baton.launch.options import HttpOptions
 from tests.launch.http_site import Site, completion, read_all, status
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.launch.http_accept import Acceptor
-from baton.launch.http_limits import Connections, HttpLimits
-from baton.launch.listening import listen
+from baton.launch.http.accept import Acceptor
+from baton.launch.http.limits import Connections
+from baton.launch.http.listening import listen
+from baton.launch.options import HttpOptions
 
 
 class Quiet(asyncio.Protocol):
@@ -47,7 +48,7 @@ class Quiet(asyncio.Protocol):
 
 async def test_a_connection_has_one_place_from_when_it_is_accepted_on():
     """The second of two is accepted in the very turn in which the first is opened."""
-    table: Connections[Quiet] = Connections(HttpLimits(limit_concurrency=2), 0.0)
+    table: Connections[Quiet] = Connections(HttpOptions(limit_concurrency=2), 0.0)
     made: list[Quiet] = []
     both = asyncio.Event()
 
@@ -83,7 +84,7 @@ async def test_a_connection_has_one_place_from_when_it_is_accepted_on():
 async def test_a_connection_that_cannot_be_opened_gives_its_place_back(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    table: Connections[Quiet] = Connections(HttpLimits(limit_concurrency=2), 0.0)
+    table: Connections[Quiet] = Connections(HttpOptions(limit_concurrency=2), 0.0)
 
     async def fails(*_: object) -> None:
         raise OSError("no")

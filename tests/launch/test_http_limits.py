@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.launch.http_limits import PROGRESS_BYTES, Connections
+from baton.launch.http.limits import PROGRESS_BYTES, Connections
 from baton.launch.options import HttpOptions
 
 LIMITS = HttpOptions(timeout_head=10.0, timeout_body=30.0, timeout_write=60.0, timeout_keep_alive=5.0)

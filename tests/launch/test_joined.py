@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton.launch import joined
 from baton.launch.cluster_options import is_loopback
-from baton.launch.joined import run_joined
+from baton.launch.instances import joined
+from baton.launch.instances.joined import run_joined
 from baton.launch.options import ServeOptions
 
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from baton.launch.instances.registration import Refused, Registrar, Registration, Server, ServerAway
 from baton.launch.limits import OptionError
-from baton.launch.registration import Refused, Registrar, Registration, Server, ServerAway
 from baton.protocol.weights import Weights
 
 ME = Registration("abc", "tcp://127.0.0.1:1", "decode", "tiny", process="p", checkpoint="c", dtype="float32")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.launch.runtime_dir import RuntimeDirectory
+from baton.launch.instances.runtime_dir import RuntimeDirectory
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.engine.waiting import WaitingLine
-from baton.gateway.engine_request import EngineRequest
+from baton.engine.scheduling.waiting import WaitingLine
+from baton.gateway.cluster.request import EngineRequest
 from baton.protocol.fair_queue import EVERYBODY, FairQueue, Flow, Share
 from tests.simulation.mutations import Patch, mutation
 

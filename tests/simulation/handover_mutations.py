@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from baton.engine import departures as engine_departures
-from baton.engine.arrival import Arrival
-from baton.engine.arrivals import Arrivals
-from baton.engine.attempts import Attempts
 from baton.engine.core import EngineCore
-from baton.engine.credits import Credits
-from baton.engine.departure import Phase
-from baton.engine.departures import Departures
-from baton.engine.fetches import Fetches
+from baton.engine.handover import departures as engine_departures
+from baton.engine.handover.arrivals import Arrivals
+from baton.engine.handover.attempts import Attempts
+from baton.engine.handover.credits import Credits
+from baton.engine.handover.departures import Departures
+from baton.engine.handover.fetches import Fetches
+from baton.engine.handover.records import Arrival, Phase
 from baton.engine.request import Event, State
-from baton.gateway.requests_table import RequestTable
+from baton.gateway.cluster.table import RequestTable
 from tests.simulation.mutations import Patch, mutation
 
 

@@ -14,25 +14,25 @@ import msgspec
 import pytest
 
 from baton.engine import core as engine_core
-from baton.engine import steps as engine_steps
-from baton.engine.blocks import Ledger
-from baton.engine.controls import Controls
 from baton.engine.core import EngineCore
-from baton.engine.prefix import PrefixIndex, root_key
 from baton.engine.request import State
-from baton.engine.scheduler import Scheduler
-from baton.engine.steps import StepReader
-from baton.gateway.cluster import Cluster
-from baton.gateway.engine_request import EngineRequest
-from baton.gateway.member import lost_error
-from baton.gateway.requests_table import RequestTable
+from baton.engine.scheduling.ledger import Ledger
+from baton.engine.scheduling.prefix import PrefixIndex, root_key
+from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.workers import steps as engine_steps
+from baton.engine.workers.controls import Controls
+from baton.engine.workers.steps import StepReader
+from baton.gateway.cluster.cluster import Cluster
+from baton.gateway.cluster.member import lost_error
+from baton.gateway.cluster.request import EngineRequest
+from baton.gateway.cluster.table import RequestTable
 from baton.protocol import silence
 from baton.protocol.commands import Abort, Preempt
 from baton.protocol.reports import Closed, CloseReason, StepReport
 from baton.protocol.silence import Silence
 from baton.protocol.weights import Weights
-from baton.simulation import new_weights
-from baton.simulation.rings import WatchedReports
+from baton.simulation.parties import new_weights
+from baton.simulation.wires.rings import WatchedReports
 from baton.simulation.world import World
 from baton.worker.loop import WorkerLoop
 from baton.worker.rounds import FollowerRounds, LeaderRounds

@@ -10,20 +10,20 @@ import math
 
 import msgspec
 
-from baton.engine import arrival as engine_arrival
-from baton.engine import arrivals as engine_arrivals
-from baton.engine.arrivals import Arrivals
-from baton.engine.attempts import Attempts
-from baton.engine.backlog import Backlog
-from baton.engine.courier import Courier
-from baton.engine.credits import Credits
-from baton.engine.departure import Phase
-from baton.engine.machinery import Machinery
-from baton.engine.reservation import Checker, Refusal
-from baton.engine.scheduler import Scheduler
-from baton.engine.steps import StepReader
-from baton.gateway.member import Member
-from baton.gateway.requests_table import RequestTable
+from baton.engine.handover import arrivals as engine_arrivals
+from baton.engine.handover import records as engine_arrival
+from baton.engine.handover.arrivals import Arrivals
+from baton.engine.handover.attempts import Attempts
+from baton.engine.handover.courier import Courier
+from baton.engine.handover.credits import Credits
+from baton.engine.handover.records import Phase
+from baton.engine.handover.reservation import Checker, Refusal
+from baton.engine.parts import Machinery
+from baton.engine.scheduling.backlog import Backlog
+from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.workers.steps import StepReader
+from baton.gateway.cluster.member import Member
+from baton.gateway.cluster.table import RequestTable
 from baton.protocol.handover import Cancelled, Reserve
 from baton.protocol.reports import CloseReason
 from baton.protocol.silence import Silence

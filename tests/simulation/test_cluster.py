@@ -11,13 +11,13 @@ import pytest
 from baton.protocol.codec import pack_int32
 from baton.protocol.handover import Cancelled
 from baton.protocol.reports import REPORTS, LayersDone, StepReport
-from baton.simulation.draw import draw_plan
 from baton.simulation.events import Events, Party
-from baton.simulation.gate import PartialPages, StepGate
-from baton.simulation.peers import CONNECT_S, Network, Peers
-from baton.simulation.rings import ReportEnd
+from baton.simulation.plans.draw import draw_plan
+from baton.simulation.plans.scenarios import SCENARIOS
 from baton.simulation.runner import run_plan
-from baton.simulation.scenarios import SCENARIOS
+from baton.simulation.wires.gate import PartialPages, StepGate
+from baton.simulation.wires.peers import CONNECT_S, Network, Peers
+from baton.simulation.wires.rings import ReportEnd
 from tests.engine.introductions import introduce
 
 CLUSTERS = [name for name, shape in SCENARIOS.items() if len(shape.clusters[0]) > 1]

@@ -8,16 +8,16 @@ import pytest
 
 from baton.engine.core import EngineCore
 from baton.engine.request import State
-from baton.engine.scheduler import Scheduler
-from baton.engine.steps import finish
+from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.workers.steps import finish
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Preempt
-from baton.simulation.copying import clone, freeze
-from baton.simulation.explored import Engine, Worker
-from baton.simulation.explored_gateway import Ask
-from baton.simulation.explored_world import SmallWorld
-from baton.simulation.explorer import _Search, explore, run_explore
-from baton.simulation.explorer_scenarios import SCENARIOS, Scenario
+from baton.simulation.explorer.copying import clone, freeze
+from baton.simulation.explorer.explored import Engine, Worker
+from baton.simulation.explorer.explored_gateway import Ask
+from baton.simulation.explorer.explored_world import SmallWorld
+from baton.simulation.explorer.explorer import _Search, explore, run_explore
+from baton.simulation.explorer.scenarios import SCENARIOS, Scenario
 from baton.worker.loop import WorkerLoop
 from baton.worker.slots import DECODE, FREE, Slots
 

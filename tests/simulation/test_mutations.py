@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from baton.simulation.monitor import Violation
+from baton.simulation.checks.monitor import Violation
+from baton.simulation.plans.scenarios import SCENARIOS
 from baton.simulation.runner import run_seed
-from baton.simulation.scenarios import SCENARIOS
 from tests.simulation import fair_mutations, handover_mutations, room_mutations  # noqa: F401  (they add to the table)
 from tests.simulation.mutations import MUTATIONS, Mutation
 

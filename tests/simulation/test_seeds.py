@@ -6,8 +6,8 @@ import secrets
 
 import pytest
 
+from baton.simulation.plans.scenarios import SCENARIOS
 from baton.simulation.runner import Summary, run_seeds
-from baton.simulation.scenarios import SCENARIOS
 
 FIXED = {
     "standard": range(0, 150),

@@ -213,7 +213,7 @@ def serve(
         from baton.bench.serve import BenchFailed, measure_serving
         from baton.bench.server import ServerFailed, first_model, own_server
         from baton.bench.workload import UNKNOWN_VOCABULARY, arrival_times, random_requests, vocabulary_of
-        from baton.model.hub import resolve_model
+        from baton.model.checkpoint.hub import resolve_model
 
         selected = _names(percentile_metrics)
         percentiles = _percentiles(metric_percentiles)

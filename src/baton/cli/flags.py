@@ -123,7 +123,7 @@ def user_errors() -> Iterator[None]:
     """
     try:
         from baton.gateway.errors import ApiError
-        from baton.launch.supervisor import InstanceFailed
+        from baton.launch.instances.supervisor import InstanceFailed
 
         try:
             yield

@@ -15,6 +15,6 @@ def model_dir(chosen: Chosen[EngineOptions]) -> None:
 
     For tools that load the tokenizer themselves: `vllm bench serve --tokenizer $(baton model-dir) …`
     """
-    from baton.model.hub import resolve_model
+    from baton.model.checkpoint.hub import resolve_model
 
     typer.echo(resolve_model(chosen.options.model, revision=chosen.options.revision))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from baton.engine.replay import Replay
+    from baton.engine.recording.replay import Replay
 
 
 def replay(
@@ -22,8 +22,8 @@ def replay(
     Exits with 0 if every decision is the recorded one, byte for byte; with 1 if one differs or the recording
     is damaged; with 2 if there is none.
     """
-    from baton.engine.replay import replay_all
-    from baton.engine.tape import DamagedRecording
+    from baton.engine.recording.replay import replay_all
+    from baton.engine.recording.tape import DamagedRecording
 
     identical = True
     try:

@@ -34,7 +34,7 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
             raise OptionError(
                 f"--port {options.port}: an instance that joins a server has no HTTP of its own; leave it out"
             )
-        from baton.launch.joined import run_joined
+        from baton.launch.instances.joined import run_joined
 
         run_joined(options)
         return

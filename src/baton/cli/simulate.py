@@ -42,10 +42,10 @@ def simulate(
     One seed always gives the same run.  Exits with 1 if a rule was broken, and shows how.
     """
     if explore is not None:
-        from baton.simulation.explorer import run_explore
+        from baton.simulation.explorer.explorer import run_explore
 
         raise typer.Exit(run_explore(explore))
-    from baton.simulation.scenarios import SCENARIOS
+    from baton.simulation.plans.scenarios import SCENARIOS
 
     if scenario == "list":
         for shape in SCENARIOS.values():
@@ -85,8 +85,8 @@ def _seeds(text: str) -> range:
 
 def _run(scenario: str, seeds: range, jobs: int, keep_going: bool) -> bool:
     """Returns whether a rule was broken."""
+    from baton.simulation.plans.scenarios import SCENARIOS
     from baton.simulation.runner import Summary, run_seeds
-    from baton.simulation.scenarios import SCENARIOS
 
     def tell(summary: Summary) -> None:
         if summary.seeds % _TELL_EVERY == 0:
@@ -118,9 +118,9 @@ def _soak(scenarios: list[str], minutes: float, jobs: int) -> bool:
 
 
 def _show(scenario: str, seed: int, request: int | None, trace: Path | None) -> None:
-    from baton.simulation.draw import draw_plan
+    from baton.simulation.plans.draw import draw_plan
+    from baton.simulation.plans.scenarios import SCENARIOS
     from baton.simulation.runner import run_plan
-    from baton.simulation.scenarios import SCENARIOS
 
     outcome, world = run_plan(draw_plan(seed, SCENARIOS[scenario]), recording=True)
     typer.echo(world.plan)

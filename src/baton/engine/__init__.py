@@ -1,14 +1,18 @@
 """The engine of an instance: who may run, which blocks they hold, and what the clients are told.
 
-| file | what |
+| where | what |
 | --- | --- |
-| `blocks` | the ledger: the owner of every KV block |
-| `prefix` | the prefix index: which computed block holds which tokens |
-| `request` | one request and the table of its states |
-| `scheduler` | admission, growth, preemption |
-| `validation` | what a `Submit` must satisfy to be taken |
-| `counters` | what the engine counts |
 | `core` | the state machine: messages in, messages out, the clock an argument |
-| `loop` | the shell: sockets, rings, processes; the only file with I/O but for `tape` |
-| `recording`, `tape`, `replay` | what the core read and decided, on disk, and once more |
+| `parts` | what the core is made of once the workers are ready |
+| `request`, `outbox` | one request and the table of its states; what its gateway is told |
+| `validation` | what a `Submit` must satisfy to be taken |
+| `counters`, `loads` | what the engine counts, and what it tells gateways of its load |
+| `scheduling/` | who is admitted, which blocks they get, who has to give way |
+| `workers/` | the ranks: their handshake, reports of steps, orders to all of them |
+| `handover/` | requests that go to another engine, or come from one |
+| `shell/` | sockets, rings and processes: the only I/O on a request's way |
+| `recording/` | what the core read and decided, on disk, and once more |
+
+All but `shell` and `recording` are pure: no I/O, no clock.  A contract in pyproject.toml checks their
+imports.
 """

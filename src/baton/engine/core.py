@@ -33,18 +33,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from baton.engine.controls import ACTIONS, Controls, OrderFailed, UnexpectedDone
 from baton.engine.counters import Counters
-from baton.engine.courier import Courier, earliest
-from baton.engine.handovers import Handovers
-from baton.engine.handshake import Handshake, HandshakeError
-from baton.engine.machinery import Machinery
+from baton.engine.handover.courier import Courier, earliest
+from baton.engine.handover.handovers import Handovers
 from baton.engine.outbox import Outbox, Outboxes
-from baton.engine.prefix import root_key
+from baton.engine.parts import Machinery
 from baton.engine.request import Event, Request, State
-from baton.engine.scheduler import Admission, Scheduler
-from baton.engine.steps import UnreadableReport, finish
+from baton.engine.scheduling.prefix import root_key
+from baton.engine.scheduling.scheduler import Admission, Scheduler
 from baton.engine.validation import Rejected, check_submit
+from baton.engine.workers.controls import ACTIONS, Controls, OrderFailed, UnexpectedDone
+from baton.engine.workers.handshake import Handshake, HandshakeError
+from baton.engine.workers.steps import UnreadableReport, finish
 from baton.protocol.codec import MalformedMessage, pack_int32
 from baton.protocol.commands import Abort, Admit, Command, CommandBatch, Control, Grants, Grow, Preempt
 from baton.protocol.config import InstanceConfig

@@ -30,8 +30,8 @@ follower and report.  Tokens and rows of a step cost nothing.
 
 from __future__ import annotations
 
-from baton.engine.blocks import Ledger
 from baton.engine.request import Request
+from baton.engine.scheduling.ledger import Ledger
 
 WORTH_TOKENS = 256
 """So many tokens are worth waiting for, however many are left besides."""

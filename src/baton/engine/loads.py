@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from baton.engine.prefix import PrefixIndex
+from baton.engine.scheduling.prefix import PrefixIndex
 from baton.protocol.codec import pack_int64
 from baton.protocol.prefix_keys import short_key
 from baton.protocol.requests import Load

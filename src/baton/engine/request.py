@@ -28,7 +28,7 @@ from baton.protocol.fair_queue import EVERYBODY, Flow, Share
 from baton.protocol.sampling import Sampling, Stopping
 
 if TYPE_CHECKING:
-    from baton.engine.departure import Departure
+    from baton.engine.handover.records import Departure
 
 NEVER = 1 << 62
 """A number of tokens that no request reaches."""

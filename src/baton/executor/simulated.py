@@ -39,7 +39,7 @@ from baton.executor.base import (
     StepResult,
 )
 from baton.executor.simulated_pool import TokenPool
-from baton.model.counter_random import mix
+from baton.model.sampling.counter_random import mix
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.sampling_params import mix_one

@@ -31,6 +31,7 @@ from baton.executor.base import (
 from baton.executor.kv_pool import KvPool, available_memory
 from baton.executor.profiler import StepProfiler
 from baton.ipc.cores import usable_cores
+from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.attention import (
     AttentionBackend,
     AttentionShape,
@@ -38,19 +39,18 @@ from baton.model.attention import (
     CpuAttention,
     attention_backend,
 )
-from baton.model.config import ModelConfig
+from baton.model.checkpoint.config import ModelConfig
+from baton.model.checkpoint.files import LoadError
+from baton.model.checkpoint.fingerprint import fingerprint
+from baton.model.checkpoint.loader import check_numbers, check_weights, is_finite, load_model, load_weights
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.cpu.steps import fused_ops
-from baton.model.files import LoadError
-from baton.model.fingerprint import fingerprint
-from baton.model.int8 import why_not_int8
-from baton.model.layers import Placement
-from baton.model.llama import LlamaForCausalLM
-from baton.model.loader import check_numbers, check_weights, is_finite, load_model, load_weights
-from baton.model.logprobs import token_logprobs
-from baton.model.packed import Weights, best_form
-from baton.model.parallel import TensorParallel
-from baton.model.sampler import Sampler
+from baton.model.layers.layers import Placement
+from baton.model.layers.parallel import TensorParallel
+from baton.model.sampling.logprobs import token_logprobs
+from baton.model.sampling.sampler import Sampler
+from baton.model.weights.int8 import why_not_int8
+from baton.model.weights.packed import Weights, best_form
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.transfer.base import PoolView

@@ -1,9 +1,13 @@
 """The gateway: OpenAI's API in front of instances, without torch.
 
-app, routes_*, schemas, reading, prompts    HTTP in; helpers/: long bodies and chat templates, in processes
-render_*, formats, responses       HTTP out
-generation, sequence               one request as text; what the Python API uses too
-tokenizer, detokenizer, chat_template
-cluster, member, requests_table, routing, digest    what is decided about instances and requests, without I/O
-cluster_client, instance_client, engine_channel, inbox    the instances over ZeroMQ
+| where | what |
+| --- | --- |
+| `http/` | the application: routes, rights, bodies in and responses out |
+| `api/` | OpenAI's request and response bodies |
+| `text/` | tokenizer, chat templates, text from tokens, stop strings |
+| `generation/` | a request as one or many sequences of text; the Python API uses it too |
+| `cluster/` | what is decided about instances and requests; pure |
+| `instances/` | its shell: sockets to instances, timers, orders to all of them |
+| `helpers/` | processes that read long bodies and render templates |
+| `errors`, `served_model`, `sharing`, `directories` | what all of them use |
 """

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.gateway.access import Access, key_id
+from baton.gateway.http.access import Access, key_id
 from baton.protocol.fair_queue import EVERYBODY, MAX_WEIGHT, MIN_WEIGHT, Flow
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import socket
 import sys
 import time
 
-from baton.gateway.cluster_client import ClusterClient
 from baton.gateway.errors import ApiError
-from baton.gateway.instance_client import InstanceClient
+from baton.gateway.instances.client import ClusterClient
+from baton.gateway.instances.connection import InstanceClient
 from baton.launch.plan import Plan
 from baton.version import __version__
 

@@ -28,11 +28,11 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
-from baton.gateway.cluster_client import ClusterClient
-from baton.gateway.generation import Generator
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.generation.generation import Generator
+from baton.gateway.instances.client import ClusterClient
+from baton.gateway.text.tokenizer import Tokenizer
+from baton.launch.instances.supervisor import InstanceFailed, Supervisor
 from baton.launch.plan import Plan
-from baton.launch.supervisor import InstanceFailed, Supervisor
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from baton.gateway.member import Label
+from baton.gateway.cluster.member import Label
 from baton.ipc.cores import usable_cores
 from baton.launch.limits import OptionError
 from baton.launch.options import ClusterOptions

@@ -15,11 +15,11 @@ from baton.gateway.served_model import ServedModel
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions, cost_parts
 from baton.launch.options.flag import parse_bytes
-from baton.model.config import ModelConfig, UnsupportedModel
-from baton.model.files import check_files, has_tokenizer
-from baton.model.fingerprint import fingerprint
-from baton.model.generation_config import read_generation_config
-from baton.model.hub import EMBEDDED_MODEL, resolve_model
+from baton.model.checkpoint.config import ModelConfig, UnsupportedModel
+from baton.model.checkpoint.files import check_files, has_tokenizer
+from baton.model.checkpoint.fingerprint import fingerprint
+from baton.model.checkpoint.generation_config import read_generation_config
+from baton.model.checkpoint.hub import EMBEDDED_MODEL, resolve_model
 from baton.protocol.config import CostModel, Dtype, InstanceConfig
 
 _DTYPES: dict[str, Dtype] = {

@@ -25,24 +25,24 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 
-from baton.gateway.access import Access
-from baton.gateway.cluster_client import ClusterClient
+from baton.gateway.http.access import Access
+from baton.gateway.instances.client import ClusterClient
 from baton.gateway.sharing import SharingOptions, WeightsError, read_weights
 from baton.ipc.process import process_age_s
 from baton.launch.announce import announce
 from baton.launch.cluster_options import InstancePlan, check_cluster, plan_instances
 from baton.launch.descriptors import raise_descriptor_limit
-from baton.launch.fleet import Fleet
+from baton.launch.http.listening import listen
+from baton.launch.instances.fleet import Fleet
+from baton.launch.instances.supervisor import InstanceFailed
 from baton.launch.limits import OptionError
-from baton.launch.listening import listen
 from baton.launch.options import RightsOptions, ServeOptions, UserOptions
 from baton.launch.options.sources import Chosen
 from baton.launch.plan import Plan, make_plan
-from baton.launch.supervisor import InstanceFailed
 from baton.observe.logs import configure_logging
 
 if TYPE_CHECKING:
-    from baton.launch.http import HttpServer
+    from baton.launch.http.http_server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ async def _serve(served: _Served, listener: socket.socket, started: float) -> No
 
 def _make_http(served: _Served, client: ClusterClient, stopping: asyncio.Event) -> HttpServer:
     """While the instances load, on their cores.  Raises as `create_app`."""
-    from baton.launch.http import make_http
+    from baton.launch.http.http_server import make_http
 
     options = served.chosen.options
     config = served.instances[0].config if served.instances else served.plan.instance

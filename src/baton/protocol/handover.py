@@ -2,10 +2,10 @@
 
 P is the prefilling engine, D the decoding one; an engine can be P of one request and D of another at the
 same time.  Each engine listens on one peer socket (ROUTER) and keeps one connection (DEALER) to each peer
-that it speaks to, whose routing id begins with its own incarnation and proves it (`engine/callers.py`): so
-every message comes with the incarnation of its sender, and a restarted peer is another peer.  Messages of one
-sender arrive in order, or the connection is lost, which ends every hand-over between the two (`peer lost` in
-the tables below).
+that it speaks to, whose routing id begins with its own incarnation and proves it
+(`engine/handover/callers.py`): so every message comes with the incarnation of its sender, and a restarted
+peer is another peer.  Messages of one sender arrive in order, or the connection is lost, which ends every
+hand-over between the two (`peer lost` in the tables below).
 
 A hand-over is (P's incarnation, `id`, `attempt`).  P counts ids and never uses one twice; `attempt` grows
 with every `Reserve` of the same request.  Nothing that names another attempt than the current one has any

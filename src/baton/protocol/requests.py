@@ -107,9 +107,10 @@ class Cancel(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
 
 class Query(msgspec.Struct, tag="query", array_like=True, frozen=True):
     """Asks or orders; see `QueryReply`.  `check_weights` is answered when all ranks have looked whether a
-    checkpoint could take the place of theirs, and locks the instance for its asker (`engine/controls.py`),
-    until `update_weights`, `release_weights` or a deadline.  `update_weights` is answered when all ranks have
-    the new weights, `start_profile` and `stop_profile` when all ranks have done it; all others at once."""
+    checkpoint could take the place of theirs, and locks the instance for its asker
+    (`engine/workers/controls.py`), until `update_weights`, `release_weights` or a deadline.
+    `update_weights` is answered when all ranks have the new weights, `start_profile` and `stop_profile`
+    when all ranks have done it; all others at once."""
 
     id: int
     what: QueryKind

@@ -14,7 +14,8 @@ class Weights(msgspec.Struct, array_like=True, frozen=True):
 
     generation: int = 0
     name: str = ""
-    """Tells checkpoints apart, wherever their files are (`model/fingerprint.py`); "": those of the start."""
+    """Tells checkpoints apart, wherever their files are (`model/checkpoint/fingerprint.py`); "": those of the
+    start."""
     path: str = ""
     """The directory that the gateway was told."""
 

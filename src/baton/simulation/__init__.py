@@ -1,25 +1,15 @@
 """The simulator: a whole cluster in one thread, from one seed, with faults, under a virtual clock.
 
-| file | what |
+| where | what |
 | --- | --- |
-| `events` | the virtual clock, timers and who owns them |
-| `network` | ordered connections that delay, stall and break |
-| `plan` | what a seed stands for: configuration, requests, faults |
-| `scenarios` | named kinds of plans |
-| `worker` | the ranks: the production token loop behind virtual rings and tickets |
-| `instance` | one incarnation: the production engine core and its ranks |
-| `gateway` | the production in-flight table, and the clients behind it |
-| `world` | all of them, the supervisor, the end of a run |
-| `faults` | what each kind of fault does, and to whom |
-| `monitor`, `books`, `watch_*` | the invariants, and where each is checked |
-| `explain` | who waits for whom |
-| `describe` | messages in a few words |
-| `oracle` | what every request must be answered |
-| `timeline` | what happened, for people and for Perfetto |
-| `shrink` | a failing plan made smaller |
-| `report` | what a person is shown of a failing seed |
-| `runner` | many seeds, several processes, the summary |
-| `explorer`, `explored*`, `machines`, `copying` | every interleaving of small scenarios |
+| `world`, `events` | all parties and the end of a run; the virtual clock, timers and who owns them |
+| `plans/` | what a seed stands for: configuration, requests, faults; a failing one made smaller |
+| `parties/` | the processes: production state machines behind virtual sockets and rings |
+| `wires/` | connections, rings and transfers that delay, stall and break |
+| `faults/` | what each kind of fault does, and to whom |
+| `checks/` | the invariants, where each is checked, and what every request must be answered |
+| `explorer/` | every interleaving of small scenarios |
+| `runner`, `report`, `timeline`, `describe` | many seeds, and what people are shown of one |
 
 See docs/simulation.md.
 """

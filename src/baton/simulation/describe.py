@@ -43,7 +43,7 @@ from baton.protocol.requests import (
 
 if TYPE_CHECKING:
     from baton.engine.core import EngineCore
-    from baton.simulation.instance import EngineProcess
+    from baton.simulation.parties.instance import EngineProcess
 
 
 def to_engine(message: ToEngine) -> str:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton.simulation.draw import draw_plan
-from baton.simulation.plan import Plan, Shape
+from baton.simulation.plans.draw import draw_plan
+from baton.simulation.plans.plan import Plan, Shape
 from baton.simulation.world import Outcome, World
 
 _CHUNK = 8

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from baton.engine.request import Request, State
 from baton.protocol.codec import unpack_int32
 from baton.protocol.commands import Admit, CommandBatch
-from baton.simulation.books import Books, Violation
-from baton.simulation.looks import salt_of, well
+from baton.simulation.checks.books import Books, Violation
+from baton.simulation.checks.looks import salt_of, well
 
 if TYPE_CHECKING:
-    from baton.simulation.instance import EngineProcess, Instance
+    from baton.simulation.parties.instance import EngineProcess, Instance
     from baton.simulation.world import World
 
 

@@ -1,7 +1,7 @@
 """A whole cluster in one thread: instances, a supervisor, gateways, clients, and what goes wrong.
 
 Theory.  `World(plan).run()` schedules the plan's requests and faults, then fires timers until none is left.
-What a fault does to whom stands in `faults.py` and `cluster_faults.py`.  Faults stop at `plan.faults_end`:
+What a fault does to whom stands in `single.py` and `cluster.py`.  Faults stop at `plan.faults_end`:
 stalls end, partitions heal, a pause is resumed, what drains takes part again, crashes no longer happen, and
 the supervisor (`supervisor.py`) starts again what is down.  From then on somebody must get something at least
 every `PATIENCE_S` virtual seconds, until every client has its answer and nothing is left to happen at all;
@@ -18,24 +18,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
-from baton.gateway.member import Label
+from baton.gateway.cluster.member import Label
 from baton.protocol.handover import PoolSource
 from baton.protocol.weights import Weights
-from baton.simulation import cluster_faults  # noqa: F401  (it adds its faults to the table)
-from baton.simulation.client import Client
+from baton.simulation.checks.explain import explain
+from baton.simulation.checks.monitor import Monitor, Violation
 from baton.simulation.describe import number_in
 from baton.simulation.events import Events, Party
-from baton.simulation.explain import explain
-from baton.simulation.faults import resume, strike
-from baton.simulation.instance import EngineProcess, Instance
-from baton.simulation.monitor import Monitor, Violation
-from baton.simulation.new_weights import check_weights
-from baton.simulation.peers import Network
-from baton.simulation.plan import Fault, Plan
-from baton.simulation.registrar import check_found
-from baton.simulation.supervisor import Supervisor
+from baton.simulation.faults import cluster_kinds  # noqa: F401  (it adds its faults to the table)
+from baton.simulation.faults.kinds import resume, strike
+from baton.simulation.parties.client import Client
+from baton.simulation.parties.instance import EngineProcess, Instance
+from baton.simulation.parties.new_weights import check_weights
+from baton.simulation.parties.registrar import check_found
+from baton.simulation.parties.supervisor import Supervisor
+from baton.simulation.parties.worker import RankProcess
+from baton.simulation.plans.plan import Fault, Plan
 from baton.simulation.timeline import Timeline
-from baton.simulation.worker import RankProcess
+from baton.simulation.wires.peers import Network
 
 PATIENCE_S = 5.0
 """Virtual seconds without any progress, after the faults stopped, that are a failure."""

@@ -18,9 +18,9 @@ import traceback
 
 import msgspec
 
+from baton.gateway.api.reading import Reader, Settings
 from baton.gateway.encoding import Encoding
 from baton.gateway.helpers.child import Helper
-from baton.gateway.reading import Reader, Settings
 from baton.ipc.process import ParentGone, die_with_parent
 
 

@@ -36,7 +36,7 @@ def _kernels(shape: KernelShape) -> Kernels | None:
 
         return NativeKernels(shape, library)
     try:
-        from baton.model.cpu.numba_kernels import NumbaKernels
+        from baton.model.cpu.numba.kernels import NumbaKernels
     except ImportError:
         return None
     return NumbaKernels(shape)

@@ -1,4 +1,4 @@
-"""What attention needs of its kernels.  Two sets exist: C++ (`native_kernels`) and numba (`numba_kernels`).
+"""What attention needs of its kernels.  Two sets exist: C++ (`native_kernels`) and numba (`numba.kernels`).
 
 Theory.  The backend (`model.attention.cpu_backend`) turns a step into arrays of work, once; for each layer it
 hands the kernels these arrays, the address of the layer in the pool, and the tensors of the layer.  Layouts:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from baton.model.cpu.library import INT, POINTER, Native
-from baton.model.fused import Activations
-from baton.model.own_memory import own_memory
-from baton.model.quantized import Quantized, quantize_rows
+from baton.model.layers.fused import Activations
+from baton.model.layers.own_memory import own_memory
+from baton.model.weights.quantized import Quantized, quantize_rows
 
 _LANES = {"avx512bf16": 16, "avx512": 16}
 """Instruction sets for which the kernel is worth using, and their float32 a vector."""

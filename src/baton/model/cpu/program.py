@@ -27,7 +27,7 @@ from baton.model.cpu.native_kernels import NativeKernels
 from baton.model.cpu.steps import NativeOps
 
 if TYPE_CHECKING:
-    from baton.model.llama import Block, LlamaForCausalLM
+    from baton.model.architectures.llama import Block, LlamaForCausalLM
 
 OPERATIONS = (
     "embedding",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from baton.model.cpu.library import FLOAT, INT, POINTER, Native, native
-from baton.model.fused import Activations, FusedOps, Result, addresses
-from baton.model.quantized import Unscaled
+from baton.model.layers.fused import Activations, FusedOps, Result, addresses
+from baton.model.weights.quantized import Unscaled
 
 _MAX_ROW = 1 << 16
 """Elements of a row that is quantized: kernels keep it on their stack as float32."""
@@ -85,7 +85,7 @@ def fused_ops(dtype: torch.dtype, device: torch.device, longest_row: int, int8: 
     if library is not None:
         return FusedOps(int8) if longest_row > _MAX_ROW else NativeOps(library, dtype, int8)
     try:
-        from baton.model.cpu.numba_ops import NumbaOps
+        from baton.model.cpu.numba.ops import NumbaOps
     except ImportError:
         return FusedOps(int8)
     return NumbaOps(dtype, int8)

@@ -4,7 +4,7 @@
 // microseconds, more while weights stream through the caches and evict the interpreter: with a small model, as much as
 // the work itself.  So Python describes the model once, as addresses and sizes (`Model`; model/cpu/program.py has its
 // twin), and for each step what it reads and writes (`Step`), and this file plans the step and calls the kernels in the
-// order of model/llama.py with the same arguments.  Results are the same, bit for bit.
+// order of model/architectures/llama.py with the same arguments.  Results are the same, bit for bit.
 //
 // Memory.  Activations live in an arena that Python owns; `Buffers` divides it for the step's tokens.  What attention
 // needs and what the MLP needs lie in the same place, as they are never needed together:

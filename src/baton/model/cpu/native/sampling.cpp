@@ -1,4 +1,4 @@
-// From logits to tokens, one row after the other: what model/sampler.py does, without its temporaries.
+// From logits to tokens, one row after the other: what model/sampling/sampler.py does, without its temporaries.
 //
 // A row is one request's logits over the vocabulary, float32 or bfloat16.  It is looked at in chunks of 1,024,
 // which are widened to float32 on the way.  What a row asks for decides how often it is read:

@@ -1,0 +1,153 @@
+"""What is known of requests on their way between two engines: the records that the state machines change.
+
+A `Departure` is a request that this engine prefills for another one, with an `Attempt` for each decoder that
+it asks (`departures.py`, `attempts.py`); an `Arrival` is one that another engine prefills for this one
+(`arrivals.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from baton.engine.outbox import Outbox
+from baton.engine.request import Request
+from baton.protocol.handover import InstanceSource
+from baton.protocol.requests import Target
+from baton.protocol.silence import Silence
+
+TRUST = 0.95
+"""Of a lease: clocks need not run equally fast."""
+
+
+class Phase(Enum):
+    ASKING = "asking"
+    CREDIT = "credit"
+    RESERVED = "reserved"
+    HANDED = "handed"
+    ENDING = "ending"
+
+
+@dataclass(slots=True, eq=False)
+class Departure:
+    """A request on its way out."""
+
+    id: int
+    request: Request
+    decoders: tuple[Target, ...]
+    aside: Outbox = field(default_factory=lambda: Outbox(b"", aside=True))
+    """What was sampled and sent to nobody yet."""
+    following: int = 0
+    """Index of the decoder to ask next."""
+    number: int = 0
+    """Of the last attempt."""
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    current: Attempt | None = None
+    """The one that asks, has a reservation or was handed over to."""
+    credit_until: float | None = None
+    placed: bool = False
+    """Whether it counts towards `max_preparing`."""
+    over: bool = False
+    """It stays, or is gone; attempts may still be ending."""
+    complete: int = 0
+    """Leading pages that are computed in the current epoch."""
+    layers: int = 0
+    """Of all other pages: so many layers are computed."""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    departure: Departure
+    number: int
+    target: Target
+    since: float
+    """When the phase began."""
+    phase: Phase = Phase.ASKING
+    lease: Silence | None = None
+    """Since this engine last heard that D counts on the pages; None before D has reserved."""
+    named: int = 0
+    """Leading pages that D may be reading."""
+    kept: list[int] = field(default_factory=list)
+    """The blocks of these pages, once they are exported."""
+    window: Window | None = None
+    """That of the decoder when it was asked, while it is asked."""
+    grant: bytes = b""
+    """With which D fetches pages of this attempt."""
+    granted: int = 0
+    """Leading pages of the request that were granted."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Its name in the ledger."""
+        return ("to", self.departure.id, self.number)
+
+
+@dataclass(slots=True)
+class Window:
+    """How many requests may be asking one decoder."""
+
+    size: int
+    asking: int = 0
+
+
+class Stage(Enum):
+    RESERVED = "reserved"
+    FETCHING = "fetching"
+    READY = "ready"
+    CLOSING = "closing"
+
+
+class Reply(Enum):
+    """What P is told when an arrival is over."""
+
+    NOTHING = "nothing"
+    CANCEL = "cancel"
+    CANCELLED = "cancelled"
+    TAKEN = "taken"
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    peer: Target
+    id: int
+    attempt: int
+    request: Request
+    source: InstanceSource
+    lease_s: float
+    num_cached: int
+    """Leading pages that were here already."""
+    num_pages: int
+    since: float
+    """When the stage began."""
+    stage: Stage = Stage.RESERVED
+    lease_from: float | None = None
+    """When the last message was sent that P is known to have received and that renews the lease."""
+    reserved_at: float = 0.0
+    listed: float | None = None
+    """Stamp of the first `Renew` that named it."""
+    pages: list[int] = field(default_factory=list)
+    """P's blocks, as far as they were named."""
+    asked: int = 0
+    """Leading pages that were asked for, or are here."""
+    layers: int = 0
+    """Of all other pages: so many layers were asked for."""
+    fetches: dict[int, set[int]] = field(default_factory=dict)
+    """Fetch → ranks that have not ended it."""
+    handed: bool = False
+    handed_at: float = 0.0
+    moved: float = 0.0
+    """When a page came last."""
+    closing: Silence | None = None
+    """With the ranks, once they were told to end its fetches."""
+    grant: bytes = b""
+    """What is shown to P's page servers."""
+    reply: Reply = Reply.NOTHING
+    reason: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """Its name in the ledger."""
+        return ("from", self.peer.incarnation, self.id, self.attempt)
+
+    def holds_lease(self, now: float) -> bool:
+        return self.lease_from is not None and now < self.lease_from + TRUST * self.lease_s

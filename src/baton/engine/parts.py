@@ -1,0 +1,123 @@
+"""What an engine is made of once its workers are ready, and what it says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from baton.engine.counters import Counters
+from baton.engine.handover.courier import Courier
+from baton.engine.handover.handovers import Handovers
+from baton.engine.loads import Loads, Speeds, Turnover
+from baton.engine.outbox import Outboxes
+from baton.engine.scheduling.backlog import Backlog
+from baton.engine.scheduling.ledger import Ledger
+from baton.engine.scheduling.prefix import PrefixIndex
+from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.validation import Limits
+from baton.engine.workers.handshake import Agreed
+from baton.engine.workers.steps import StepReader
+from baton.protocol.config import InstanceConfig
+from baton.protocol.requests import Load
+
+PREFILL_STEPS_AHEAD = 2
+"""The step that runs, of which nothing was reported yet, and the one that follows it without a pause."""
+
+KEYS_SHOWN = 20
+"""Of those that wait, so many API keys are told apart in statistics."""
+
+
+class Machinery:
+    """Scheduler, hand-overs, the reader of step reports and load reports, over one ledger.
+
+    `number()` counts the requests of this engine; `violation(sender, what)` is told what cannot be.
+    """
+
+    def __init__(
+        self,
+        config: InstanceConfig,
+        num_ranks: int,
+        agreed: Agreed,
+        courier: Courier,
+        outboxes: Outboxes,
+        counters: Counters,
+        number: Callable[[], int],
+        violation: Callable[[str, str], None],
+        secret: bytes,
+    ) -> None:
+        ledger = Ledger(agreed.num_blocks, config.max_num_seqs)
+        prefix = PrefixIndex(ledger) if config.enable_prefix_caching else None
+        self.limits = Limits(agreed.num_blocks, agreed.block_size, config.max_model_len, agreed.vocab_size)
+        self.scheduler = Scheduler(
+            ledger,
+            prefix,
+            block_size=agreed.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            admission_headroom=config.admission_headroom,
+            prefill_ahead=PREFILL_STEPS_AHEAD * config.max_num_batched_tokens,
+        )
+        self.backlog = Backlog()
+        self.turnover = Turnover()
+        self.handovers = Handovers(
+            config,
+            num_ranks,
+            self.limits,
+            courier,
+            self.scheduler,
+            outboxes,
+            counters,
+            agreed.source if courier.endpoint else None,
+            number,
+            violation,
+            secret,
+        )
+        self.speeds = Speeds()
+        self.loads = Loads(config.load_interval_s, prefix, self.measure)
+        self.steps = StepReader(
+            self.scheduler, outboxes, counters, violation, self.handovers.departures, self.speeds
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for admission, those in preparation included."""
+        return self.scheduler.num_waiting + self.handovers.departures.num_preparing
+
+    def gauges(self) -> dict[str, Any]:
+        """For statistics."""
+        return (
+            self.scheduler.gauges()
+            | self.handovers.gauges()
+            | {
+                "waiting": self.num_waiting,
+                "waiting_by_key": self.backlog.counts(KEYS_SHOWN),
+            }
+        )
+
+    def describe_ledger(self, now: float) -> dict[str, Any]:
+        """Who owns which blocks, and which hand-over waits for what."""
+        shot = self.scheduler.ledger.snapshot(self._holder, lambda key: self.handovers.describe(key, now))
+        return shot | {"handovers": self.handovers.waits(now)}
+
+    def _holder(self, slot: int) -> str:
+        request = self.scheduler.slots[slot]
+        return f"slot {slot}" if request is None else f"slot {slot}: {request.name or request.id}"
+
+    def measure(self) -> Load:
+        """How busy the instance is now, without keys."""
+        scheduler = self.scheduler
+        waiting = [*scheduler.waiting_requests(), *self.handovers.departures.preparing()]
+        tokens = sum(len(request.tokens) for request in waiting)
+        running = 0
+        for request in scheduler.slots:
+            if request is not None:
+                running += 1
+                tokens += max(len(request.tokens) - request.num_generated - request.computed, 0)
+        return Load(
+            waiting=len(waiting),
+            running=running,
+            waiting_tokens=tokens,
+            free_blocks=scheduler.ledger.available,
+            prefill_tokens_per_s=self.speeds.prefill_tokens_per_s,
+            decode_step_s=self.speeds.decode_step_s,
+        )

@@ -1,0 +1,1 @@
+"""Recordings: what the core read and decided, on disk (`recorder`, `tape`), and once more (`replay`)."""

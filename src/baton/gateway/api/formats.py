@@ -1,0 +1,286 @@
+"""OpenAI's response shapes that both endpoints share: log-probabilities, usage, server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+import msgspec
+
+from baton.gateway.generation.generation import Generation
+from baton.gateway.text.tokenizer import Tokenizer
+from baton.protocol.sampling import TokenLogprobs
+
+_LOWEST = -9999.0
+"""Instead of minus infinity, which JSON cannot say."""
+
+encode = msgspec.json.encode
+_T = TypeVar("_T")
+
+DONE = b"data: [DONE]\n\n"
+NO_USAGE = b',"usage":null'
+"""Of a chunk, where the counts come at the end."""
+
+
+Part = tuple[int, bytes]
+"""Of an answer, and how much work it was: one for each name of a token that was looked up."""
+TURN = 256
+"""Work between two looks at other requests: about a millisecond."""
+
+
+async def in_turns(parts: Iterable[Part]) -> bytes:
+    """All of it.  Whenever it was much work, others have a turn."""
+    pieces: list[bytes] = []
+    work = 0
+    for weight, data in parts:
+        pieces.append(data)
+        work += weight
+        if work >= TURN:
+            work = 0
+            await asyncio.sleep(0)
+    return b"".join(pieces)
+
+
+def event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+def usage(generation: Generation) -> dict[str, Any]:
+    """Token counts so far."""
+    return _usage(generation.num_prompt, generation.num_generated, generation.num_cached)
+
+
+def _usage(prompt: int, generated: int, cached: int | None) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + generated,
+        "completion_tokens": generated,
+        "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
+    }
+
+
+@dataclass(slots=True)
+class StreamUsage:
+    """`stream_options`: where a stream tells its token counts.
+
+    With `continuous` each chunk tells the tokens of the chunks up to itself, of all choices together; the
+    renderer says what each chunk brings (`add`).
+    """
+
+    generation: Generation
+    head: dict[str, Any]
+    """What every chunk begins with."""
+    include: bool
+    continuous: bool
+    _prompt: int = 0
+    _generated: int = 0
+
+    def __post_init__(self) -> None:
+        self._prompt = self.generation.num_prompt if self.continuous else 0
+
+    def add(self, tokens: int) -> None:
+        """The chunk that is rendered now brings so many."""
+        self._generated += tokens
+
+    @property
+    def changes(self) -> bool:
+        """Each chunk has another count."""
+        return self.continuous
+
+    def in_chunk(self) -> bytes:
+        """The member of a chunk with choices, with its leading comma; empty if usage is not wanted."""
+        if self.continuous:
+            return b',"usage":' + encode(_usage(self._prompt, self._generated, self.generation.num_cached))
+        return NO_USAGE if self.include else b""
+
+    def at_end(self) -> bytes:
+        """The event after all choices have ended; empty if usage is not wanted."""
+        if not self.include:
+            return b""
+        return event(encode({**self.head, "choices": [], "usage": usage(self.generation)}))
+
+
+@dataclass(slots=True, frozen=True)
+class TokenNames:
+    """How tokens are named in log-probabilities."""
+
+    tokenizer: Tokenizer
+    as_ids: bool
+    """'token_id:17' instead of the text, which may be a part of a character."""
+
+    def __call__(self, token: int) -> str:
+        return f"token_id:{token}" if self.as_ids else self.tokenizer.token_text(token)
+
+
+def finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else _LOWEST
+
+
+class TextOffsets:
+    """Where in a choice's text each token begins, in characters: `text_offset` of /v1/completions.
+
+    A token begins where the text of those before it ends, so one that completes no character, or is not
+    shown, takes no room.  One for each choice; it is told all tokens, in order.
+    """
+
+    __slots__ = ("_detokenizer", "_given", "_length")
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
+        """`prompt`: what comes before the generated tokens."""
+        self._detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=skip_special_tokens)
+        self._length = 0
+        """Of the text that the tokens so far stand for."""
+        self._given = 0
+        """Of the text that the client has: less while a stop string may be coming, or after one."""
+
+    def prompt(self, ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterator[int]:
+        """Those of an echoed prompt, whose text may lack special tokens (a BOS that the tokenizer added)."""
+        self._length = end = len(text)
+        detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
+
+        def places() -> Iterator[int]:
+            offset = 0
+            for token in ids:
+                place = min(offset, end)
+                if token not in tokenizer.special_ids or text.startswith(tokenizer.token_text(token), offset):
+                    offset += len(detokenizer.push((token,)))
+                yield place
+
+        return places()
+
+    def generated(self, ids: Sequence[int], text: str, *, ended: bool) -> Iterator[int]:
+        """`text`: what the client gets with these tokens, an echoed prompt included."""
+        self._given += len(text)
+        return self._places(ids, ended)
+
+    def _places(self, ids: Sequence[int], ended: bool) -> Iterator[int]:
+        for token in ids:
+            place = self._length
+            self._length += len(self._detokenizer.push((token,)))
+            yield min(place, self._given) if ended else place
+
+
+class CompletionLogprobs:
+    """The `logprobs` object of /v1/completions, as JSON: four aligned lists, which grow slice by slice."""
+
+    __slots__ = ("_names", "_num_top", "_offsets", "_tokens", "_tops", "_values")
+
+    def __init__(self, names: TokenNames, num_top: int) -> None:
+        """With at most `num_top` alternatives each."""
+        self._names = names
+        self._num_top = num_top
+        self._tokens: list[bytes] = []
+        self._values: list[bytes] = []
+        self._tops: list[bytes] = []
+        self._offsets: list[bytes] = []
+
+    def add(
+        self, items: Iterable[tuple[int, TokenLogprobs | None]], offsets: Iterator[int]
+    ) -> Iterator[Part]:
+        """Takes (token, its log-probabilities) pairs: empty parts, for the work."""
+        pairs, size = iter(items), slice_size(self._num_top)
+        while some := list(islice(pairs, size)):
+            self._take(some, list(islice(offsets, len(some))))
+            yield len(some) * (self._num_top + 1), b""
+
+    def encoded(self) -> bytes:
+        return b"".join(
+            (
+                b'{"tokens":[',
+                b",".join(self._tokens),
+                b'],"token_logprobs":[',
+                b",".join(self._values),
+                b'],"top_logprobs":[',
+                b",".join(self._tops),
+                b'],"text_offset":[',
+                b",".join(self._offsets),
+                b"]}",
+            )
+        )
+
+    def _take(self, items: list[tuple[int, TokenLogprobs | None]], offsets: list[int]) -> None:
+        names, num_top = self._names, self._num_top
+        tokens: list[str] = []
+        values: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        for token, logprobs in items:
+            name = names(token)
+            tokens.append(name)
+            if logprobs is None:
+                values.append(None)
+                tops.append(None)
+                continue
+            values.append(finite(logprobs.logprob))
+            top: dict[str, float] = {}
+            for other, value in logprobs.top[:num_top]:
+                top.setdefault(names(other), finite(value))
+            top.setdefault(name, finite(logprobs.logprob))
+            tops.append(top)
+        self._tokens.append(encode(tokens)[1:-1])
+        self._values.append(encode(values)[1:-1])
+        self._tops.append(encode(tops)[1:-1])
+        self._offsets.append(encode(offsets)[1:-1])
+
+
+def slice_size(num_top: int) -> int:
+    """Positions of log-probabilities that are a turn's work."""
+    return max(1, TURN // (num_top + 1))
+
+
+def chat_logprobs(items: Sequence[TokenLogprobs], names: TokenNames, num_top: int) -> Iterator[Part]:
+    """The `logprobs` object of /v1/chat/completions, as JSON."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = names.tokenizer.token_bytes(token)
+        return {"token": names(token), "logprob": finite(logprob), "bytes": list(data)}
+
+    def full(item: TokenLogprobs) -> dict[str, Any]:
+        tops = [entry(token, logprob) for token, logprob in item.top[:num_top]]
+        return {**entry(item.token, item.logprob), "top_logprobs": tops}
+
+    yield 0, b'{"content":'
+    yield from _listed((num_top + 1, [full(item) for item in some]) for some in _slices(items, num_top))
+    yield 0, b',"refusal":null}'
+
+
+def prompt_logprobs(items: Sequence[TokenLogprobs | None], names: TokenNames, num_top: int) -> Iterator[Part]:
+    """vLLM's extension, as JSON: for each prompt token after the first, by id, `num_top` and the token
+    itself."""
+
+    def full(item: TokenLogprobs | None) -> dict[str, dict[str, Any]] | None:
+        if item is None:
+            return None
+        entries = {
+            str(token): {
+                "logprob": finite(logprob),
+                "rank": rank,
+                "decoded_token": names.tokenizer.token_text(token),
+            }
+            for rank, (token, logprob) in enumerate(item.top[:num_top], 1)
+        }
+        entries[str(item.token)] = {
+            "logprob": finite(item.logprob),
+            "rank": item.rank,
+            "decoded_token": names.tokenizer.token_text(item.token),
+        }
+        return entries
+
+    yield from _listed((num_top + 1, [full(item) for item in some]) for some in _slices(items, num_top))
+
+
+def _slices(items: Sequence[_T], num_top: int) -> Iterator[Sequence[_T]]:
+    size = slice_size(num_top)
+    return (items[first : first + size] for first in range(0, len(items), size))
+
+
+def _listed(slices: Iterable[tuple[int, list[Any]]]) -> Iterator[Part]:
+    """One JSON list of what is in all of them; with each comes the work for one item."""
+    opening = b"["
+    for weight, some in slices:
+        yield weight * len(some), opening + encode(some)[1:-1]
+        opening = b","
+    yield 0, b"[]" if opening == b"[" else b"]"

@@ -1,0 +1,302 @@
+"""A request's body, read: its fields, and apart from them the prompts, which may be nearly all of it.
+
+Pure, and the same wherever it runs: short bodies are read on the event loop, long ones and every conversation
+(chat templates are somebody else's program) in a helper (`helpers/`).  Helpers encode long texts and decode
+many ids, too.  A helper's answer is small: fields, texts, packed token ids that are known to be the model's;
+what cannot fit is refused there.
+
+An error of the prompts (`Found.failure`) waits until they are asked for, so that other fields are checked
+first, wherever the body was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from baton.gateway.api.messages import ContentFormat, read_messages
+from baton.gateway.api.schemas import (
+    ChatFields,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    decode_body,
+    decode_prompt,
+)
+from baton.gateway.encoding import LONG_TEXT, MANY_TOKENS, Encoding, Source, TextTooLong
+from baton.gateway.errors import BadRequest, ContextTooLong
+from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError
+from baton.protocol.codec import pack_int32, unpack_int32
+
+Job = Literal["completion", "chat", "tokenize", "detokenize"]
+JOBS: tuple[Job, ...] = ("completion", "chat", "tokenize", "detokenize")
+KINDS: dict[Job, type[msgspec.Struct]] = {
+    "completion": CompletionRequest,
+    "chat": ChatRequest,
+    "tokenize": TokenizeRequest,
+    "detokenize": DetokenizeRequest,
+}
+_APART = frozenset({"prompt", "messages", "chat_template_kwargs", "tokens"})
+"""Fields that an answer does not repeat."""
+
+CHARACTERS_PER_TOKEN = 256
+"""A text of more characters than this times the context cannot fit; it is refused unread."""
+_ALWAYS_MESSAGES = 1024
+"""So many are allowed even if the context has fewer tokens."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What reading depends on besides the body."""
+
+    max_model_len: int
+    vocab_size: int = 0
+    """0: unknown."""
+    template: str | None = None
+    content_format: ContentFormat = "string"
+    special_tokens: dict[str, str] = {}
+    encoding: Source | None = None
+    """How helpers encode texts; None: not at all."""
+    cpu_s: float = 3.0
+    """CPU time that a helper may spend on a body ..."""
+    cpu_s_per_byte: float = 5e-7
+    """... and so much for each byte of it: what tokenizers take."""
+    memory: int = 256 << 20
+    """Bytes that it may need for one ..."""
+    memory_per_byte: int = 64
+    """... and so many for each byte of the body: what JSON's smallest values become."""
+    nice: int = 10
+    """By how much a helper lowers its priority once a body turns out to be costly."""
+
+
+class Failure(msgspec.Struct, array_like=True, frozen=True):
+    """A `BadRequest` on its way between processes."""
+
+    message: str
+    param: str | None
+    code: str | None
+
+    @classmethod
+    def of(cls, error: BadRequest | ChatTemplateError) -> Failure:
+        if isinstance(error, ChatTemplateError):
+            return cls(str(error), "messages", None)
+        return cls(error.message, error.param, error.code)
+
+    def error(self) -> BadRequest:
+        return BadRequest(self.message, param=self.param, code=self.code)
+
+
+class Found(msgspec.Struct, array_like=True):
+    """The prompts of a body: texts, or token ids; or why there are none."""
+
+    texts: list[str] = []
+    ids: list[bytes] = []
+    """Packed int32, each from 0 to the vocabulary's end, and short enough for the context; where there are
+    texts too, those of them, of any length.  (Of ids to decode that were many, the text alone.)"""
+    field: str = "prompt"
+    """Where they stood."""
+    failure: Failure | None = None
+
+    @property
+    def is_long(self) -> bool:
+        """It takes long to encode the texts, or to decode the ids."""
+        if self.field == "tokens":
+            return any(len(ids) > 4 * MANY_TOKENS for ids in self.ids)
+        return not self.ids and sum(map(len, self.texts)) >= LONG_TEXT
+
+    def check(self) -> None:
+        """Raises `BadRequest`."""
+        if self.failure is not None:
+            raise self.failure.error()
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """What a helper found in a body."""
+
+    fields: bytes = b"{}"
+    """Those that were given, as JSON (which knows integers of any size)."""
+    found: Found = msgspec.field(default_factory=Found)
+    unknown: list[str] = []
+    """Names of fields that nobody knows."""
+    failure: Failure | None = None
+    """The body is refused."""
+
+
+class Reader:
+    """Reads bodies by these settings.  The template is compiled when it is first needed.
+
+    `encoding` None: what is long is left to whoever can take its time.
+    """
+
+    def __init__(self, settings: Settings, encoding: Encoding | None = None) -> None:
+        self.settings = settings
+        self._encoding = encoding
+        self._template: ChatTemplate | None = None
+
+    def read(self, job: Job, body: bytes) -> tuple[Any, Found, list[str]]:
+        """(the body as a struct of `KINDS[job]`, its prompts, unknown names).  Raises `BadRequest`."""
+        request, unknown = decode_body(body, KINDS[job])
+        try:
+            found = self._find(job, request)
+            if self._encoding is not None and found.is_long:
+                self._convert(job, request, found, self._encoding)
+            return request, found, unknown
+        except (BadRequest, ChatTemplateError) as error:
+            return request, Found(failure=Failure.of(error)), unknown
+
+    def answer(self, job: Job, body: bytes) -> bytes:
+        """What `read` finds, as an encoded `Answer`.  Never raises for what a client sent."""
+        try:
+            request, found, unknown = self.read(job, body)
+        except BadRequest as error:
+            return msgspec.msgpack.encode(Answer(failure=Failure.of(error)))
+        fields = {
+            name: value
+            for name in request.__struct_fields__
+            if name not in _APART
+            and (value := getattr(request, name)) is not None
+            and not isinstance(value, msgspec.Raw)
+        }
+        return msgspec.msgpack.encode(Answer(msgspec.json.encode(fields), found, unknown))
+
+    def _find(self, job: Job, request: Any) -> Found:
+        match job:
+            case "completion":
+                return self._prompts(decode_prompt(request.prompt))
+            case "detokenize":
+                return self._tokens(request.tokens)
+            case "tokenize":
+                if (request.prompt is None) == (request.messages is None):
+                    raise BadRequest("prompt: give either prompt or messages", param="prompt")
+                if request.prompt is not None:
+                    return self._prompts(request.prompt)
+        return self._conversation(request)
+
+    def _convert(self, job: Job, request: Any, found: Found, encoding: Encoding) -> None:
+        """Encodes what was found, or decodes it."""
+        if found.field == "tokens":
+            found.texts = [encoding.decode(unpack_int32(found.ids[0]), skip_special_tokens=False)]
+            found.ids = []
+            return
+        special = request.add_special_tokens
+        if special is None:
+            special = found.field == "prompt"  # (a template writes them itself)
+        limit = self.settings.max_model_len
+        try:
+            rows = encoding.encode_all(found.texts, add_special_tokens=special, limit=limit)
+        except TextTooLong as error:
+            raise text_too_long(found.field, error.length, limit) from None
+        if job != "tokenize":
+            for row in rows:
+                check_not_empty(row)
+                check_ids("prompt", row, self.settings.vocab_size)
+        found.ids = [pack_int32(row) for row in rows]
+
+    def _prompts(self, prompt: str | list[str] | list[int] | list[list[int]] | None) -> Found:
+        if isinstance(prompt, str):
+            prompt = [prompt]
+        if not prompt:
+            raise BadRequest(
+                "prompt: give a text, a list of texts, a list of token ids, or a list of such lists",
+                param="prompt",
+            )
+        many: list[Any] = prompt  # (what its first item is, all are)
+        if isinstance(many[0], str):
+            for text in many:
+                self._check_text("prompt", text)
+            return Found(texts=many)
+        rows = many if isinstance(many[0], list) else [many]
+        for row in rows:
+            check_prompt(row, self.settings.max_model_len, self.settings.vocab_size)
+        return Found(ids=[pack_int32(row) for row in rows])
+
+    def _tokens(self, tokens: list[int] | None) -> Found:
+        if tokens is None:
+            raise BadRequest("tokens: it is missing; give a list of token ids", param="tokens")
+        check_ids("tokens", tokens, self.settings.vocab_size)
+        return Found(ids=[pack_int32(tokens)], field="tokens")
+
+    def _conversation(self, request: ChatFields) -> Found:
+        count, most = len(request.messages or ()), max(self.settings.max_model_len, _ALWAYS_MESSAGES)
+        if count > most:
+            raise ContextTooLong(
+                self.settings.max_model_len,
+                f"your {count} messages cannot fit",
+                f"Please reduce the length of the messages, to at most {most}",
+                param="messages",
+            )
+        messages = read_messages(request.messages, self.settings.content_format)
+        if self._template is None:
+            self._template = self._compile()
+        text = self._template.render(
+            messages,
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final_message=bool(request.continue_final_message),
+            variables=request.chat_template_kwargs,
+        )
+        self._check_text("messages", text)
+        return Found(texts=[text], field="messages")
+
+    def _compile(self) -> ChatTemplate:
+        if self.settings.template is None:
+            raise no_template()
+        return ChatTemplate(self.settings.template, self.settings.special_tokens)
+
+    def _check_text(self, field: str, text: str) -> None:
+        if len(text) > self.settings.max_model_len * CHARACTERS_PER_TOKEN:
+            raise text_too_long(field, len(text), self.settings.max_model_len)
+
+
+def decode_answer(job: Job, data: bytes) -> tuple[Any, Found, list[str]]:
+    """What a helper's `Reader.read` returned.  Raises `BadRequest`."""
+    answer = _ANSWERS.decode(data)
+    if answer.failure is not None:
+        raise answer.failure.error()
+    return _FIELDS[job].decode(answer.fields), answer.found, answer.unknown
+
+
+_ANSWERS = msgspec.msgpack.Decoder(Answer)
+_FIELDS: dict[Job, msgspec.json.Decoder[Any]] = {
+    job: msgspec.json.Decoder(kind) for job, kind in KINDS.items()
+}
+
+
+def check_prompt(prompt: Sequence[int], max_model_len: int, vocab_size: int) -> None:
+    """Raises `BadRequest` for a prompt that is empty, too long, or of ids that the model does not know."""
+    check_not_empty(prompt)
+    if len(prompt) >= max_model_len:
+        raise ContextTooLong(
+            max_model_len,
+            f"your prompt resulted in {len(prompt)} tokens, which leaves no room for an answer",
+            f"Please reduce the length of the prompt, to at most {max_model_len - 1} tokens",
+            param="prompt",
+        )
+    check_ids("prompt", prompt, vocab_size)
+
+
+def check_not_empty(prompt: Sequence[int]) -> None:
+    if not prompt:
+        raise BadRequest("prompt: it is empty; give at least one token", param="prompt")
+
+
+def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    size = vocab_size or 1 << 31
+    if ids and (min(ids) < 0 or max(ids) >= size):
+        raise BadRequest(f"{field}: token ids must be from 0 to {size - 1}", param=field)
+
+
+def no_template() -> ChatTemplateError:
+    return ChatTemplateError(
+        "messages: the model has no chat template; use /v1/completions, or a model that was trained for chat"
+    )
+
+
+def text_too_long(field: str, length: int, max_model_len: int) -> BadRequest:
+    return ContextTooLong(
+        max_model_len,
+        f"your {field} of {length} characters cannot fit",
+        f"Please reduce the length of the {field}",
+        param=field,
+    )

@@ -1,0 +1,390 @@
+"""Request bodies: OpenAI's fields and vLLM's extensions, decoded by msgspec.
+
+Every field may be null, which means "not given".  A wrong type is a `BadRequest` that names the field.
+Fields that would change the answer and that Baton does not support are refused by name; fields that are
+unknown are accepted, with one warning a name in the log.
+
+A body may hold millions of small values, and a decoder does nothing else until it is through, so long ones
+are read in a helper (`reading.py`).  What nobody reads is only skimmed (`Raw`), and a prompt of too many
+lists is refused before one is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from baton.gateway.api import fields as f
+from baton.gateway.api.fields import MAX_SEQUENCES
+from baton.gateway.errors import BadRequest
+
+log = logging.getLogger(__name__)
+
+_MAX_WARNED = 1000
+_NEUTRAL_BYTES = 64
+"""No value of an unsupported field that asks for nothing is written longer."""
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What both endpoints have; names and meanings as in `SamplingParams`."""
+
+    model: str | None = None
+    n: f.Choices | None = None
+    temperature: f.Temperature | None = None
+    top_p: f.TopP | None = None
+    top_k: f.TopK | None = None
+    min_p: f.MinP | None = None
+    presence_penalty: f.Penalty | None = None
+    frequency_penalty: f.Penalty | None = None
+    repetition_penalty: f.RepetitionPenalty | None = None
+    logit_bias: f.LogitBias | None = None
+    stop: f.Stop | None = None
+    stop_token_ids: f.StopTokenIds | None = None
+    ignore_eos: bool | None = None
+    max_tokens: f.TokenCount | None = None
+    min_tokens: f.TokenCount | None = None
+    seed: f.Seed | None = None
+    prompt_logprobs: f.Logprobs | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: f.Priority | None = None
+    cache_salt: f.CacheSalt | None = None
+    request_id: f.RequestId | None = None
+    user: str | None = None
+    metadata: f.Ignored = f.nothing()
+    service_tier: f.Ignored = f.nothing()
+    store: f.Ignored = f.nothing()
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields that `SamplingParams` knows by the same names."""
+        return {name: getattr(self, name) for name in _SAMPLING_NAMES}
+
+
+_SAMPLING_NAMES = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "max_tokens",
+    "min_tokens",
+    "seed",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    prompt: f.Prompt = f.nothing()
+    """A text, a list of texts, a list of token ids, or a list of lists of token ids; see `decode_prompt`."""
+    best_of: f.Choices | None = None
+    echo: bool | None = None
+    logprobs: f.Logprobs | None = None
+
+
+class ChatFields(Protocol):
+    """How messages become a prompt."""
+
+    messages: list[dict[str, Any]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    messages: f.Messages | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_completion_tokens: f.AtLeastOne | None = None
+    logprobs: bool | None = None
+    top_logprobs: f.Logprobs | None = None
+    parallel_tool_calls: f.Ignored = f.nothing()
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    messages: f.Messages | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class UpdateWeightsRequest(msgspec.Struct):
+    path: f.Directory | None = None
+    """Directory of a checkpoint, on the server."""
+
+
+class StartProfileRequest(msgspec.Struct):
+    directory: f.Directory | None = None
+    """Where each rank writes its trace, on the server."""
+
+
+class JoinRequest(msgspec.Struct, kw_only=True):
+    """An instance registers itself, or says that it still lives."""
+
+    incarnation: f.Incarnation | None = None
+    endpoint: f.Endpoint | None = None
+    """Of its engine's socket for gateways, as this server reaches it: `tcp://HOST:PORT`, `ipc://PATH`."""
+    label: f.Label | None = None
+    ttl_s: f.Ttl | None = None
+    """It counts as lost if it does not register again within so many seconds."""
+    model: str | None = None
+    """What it serves; compared with the names of what is served here, if it is given."""
+    secret: str | None = None
+    """What the engine proves itself with (`protocol/proof.py`)."""
+    process: str | None = None
+    """Of whoever registers; the same for each incarnation that it starts.  Another process cannot take a name
+    while the instance that has it is there."""
+    checkpoint: str | None = None
+    """Tells apart what it loads; compared, if both sides know it."""
+    dtype: str | None = None
+    """In which it computes, or `simulated`; compared, if both sides know it."""
+
+
+class InstanceRequest(msgspec.Struct, kw_only=True):
+    label: f.Label | None = None
+    state: f.InstanceState | None = None
+    """`draining` or `active`."""
+    move_after_s: f.MoveAfter | None = None
+    """With `draining`: what still runs after so many seconds is continued elsewhere."""
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[f.TokenId] | None = None
+    model: str | None = None
+
+
+_STRUCTURED = (
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+    "structural_tag",
+)
+_OTHER = (
+    "allowed_token_ids",
+    "audio",
+    "bad_words",
+    "chat_template",
+    "documents",
+    "kv_transfer_params",
+    "logits_processors",
+    "mm_processor_kwargs",
+    "prediction",
+    "prompt_embeds",
+    "suffix",
+    "truncate_prompt_tokens",
+    "web_search_options",
+)
+_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "tools": (([],), "tool calls are not supported yet; leave it out"),
+    "tool_choice": (("none", "auto"), "tool calls are not supported yet; leave it out"),
+    "functions": (([],), "function calls are not supported; leave it out"),
+    "function_call": (("none", "auto"), "function calls are not supported; leave it out"),
+    "response_format": (({"type": "text"},), "only {'type': 'text'} is supported yet"),
+    "modalities": ((["text"],), "only text is generated; leave it out"),
+    "use_beam_search": ((False,), "beam search is not supported; leave it out"),
+    "echo": ((False,), "is for /v1/completions; leave it out"),
+    "best_of": ((1,), "is for /v1/completions; leave it out"),
+    **dict.fromkeys(_STRUCTURED, ((), "structured output is not supported yet; leave it out")),
+    **dict.fromkeys(_OTHER, ((), "is not supported; leave it out")),
+}
+"""field → (values that ask for nothing, why it is refused).  null asks for nothing too."""
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
+_PATH = re.compile(r" - at `\$\.?(.*?)`$")
+
+_LIMIT = re.compile(r"Expected `(\w+)` (of length )?(>=|<=|>|<) (\S+)$")
+_SIGNS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+_NUMBER_BYTES = 32
+"""No integer of a request is written longer."""
+_HALF_PAIR = re.compile(
+    rb"\\u[dD][89aAbB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89aAbB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _Reader(NamedTuple):
+    """How one kind of body is read: takes longer to make than a body to read."""
+
+    names: frozenset[str]
+    """Of its fields."""
+    integers: frozenset[str]
+    """Of those that are a whole number."""
+    decoder: msgspec.json.Decoder[Any]
+
+
+@cache
+def _reader(kind: type[msgspec.Struct]) -> _Reader:
+    fields = msgspec.structs.fields(kind)
+    integers = {
+        field.encode_name
+        for field in fields
+        if any(isinstance(one, msgspec.inspect.IntType) for one in _alternatives(field.type))
+    }
+    return _Reader(
+        frozenset(field.encode_name for field in fields), frozenset(integers), msgspec.json.Decoder(kind)
+    )
+
+
+def _alternatives(kind: Any) -> list[msgspec.inspect.Type]:
+    """What a field may be: the members of a union, without what is said of them."""
+    known = msgspec.inspect.type_info(kind)
+    members = known.types if isinstance(known, msgspec.inspect.UnionType) else (known,)
+    return [one.type if isinstance(one, msgspec.inspect.Metadata) else one for one in members]
+
+
+class UnknownFields:
+    """Warns of field names that nobody knows, once each."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def warn(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._warned and len(self._warned) < _MAX_WARNED:
+                self._warned.add(name)
+                log.warning("ignoring the unknown request field %r (said once)", name[:100])
+
+
+def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
+    """(the body, names in it that nobody knows).  Raises `BadRequest`."""
+    try:
+        fields = _FIELDS.decode(body)
+    except msgspec.ValidationError:
+        raise BadRequest("the body must be a JSON object") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _not_json(body, error) from None
+    reader = _reader(kind)
+    changed = False
+    unknown: list[str] = []
+    for name, value in fields.items():
+        if name not in reader.names:
+            if not _is_refused(name, value) and len(unknown) < _MAX_WARNED:
+                unknown.append(name)
+        elif name in reader.integers and (whole := _whole(value)) is not None:
+            fields[name], changed = whole, True
+    try:
+        decoded: T = reader.decoder.decode(msgspec.json.encode(fields) if changed else body)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        path = _PATH.search(message)
+        name = path[1].replace("[...]", "") if path else ""
+        text = _reworded(_PATH.sub("", message))
+        field = re.split(r"[.\[]", name)[0]
+        raise BadRequest(f"{name or 'body'}: {text}", param=field or None) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _not_json(body, error) from None
+    return decoded, unknown
+
+
+def _reworded(text: str) -> str:
+    """What msgspec says of a value beyond its limits, in the words of other errors."""
+    found = _LIMIT.match(text)
+    if found is None:
+        return text.replace("`", "")
+    kind, length, sign, limit = found.groups()
+    what = {"str": "characters", "array": "items"}.get(kind, "entries") if length else ""
+    return f"must be {'of ' if length else ''}{_SIGNS[sign]} {limit.removesuffix('.0')} {what}".rstrip()
+
+
+def _is_refused(name: str, raw: msgspec.Raw) -> bool:
+    """Whether the field is one that is known as not supported; it asks for nothing then.  Raises `BadRequest`
+    if it does."""
+    if name not in _UNSUPPORTED:
+        return False
+    neutral, reason = _UNSUPPORTED[name]
+    data = bytes(raw)
+    try:
+        value = msgspec.json.decode(data) if len(data) <= _NEUTRAL_BYTES else data
+    except msgspec.MsgspecError:  # a number out of range
+        value = data
+    # (0 is not false: a type that is not the field's asks for something that is not known.)
+    asks_nothing = any(type(value) is type(one) and value == one for one in neutral)
+    if value is not None and not asks_nothing:
+        raise BadRequest(f"{name}: {reason}", param=name, code="unsupported_parameter")
+    return True
+
+
+def _whole(raw: msgspec.Raw) -> msgspec.Raw | None:
+    """`1.0` as `1`, for clients whose language has one kind of number; None: it stays as it is."""
+    data = bytes(raw)
+    if len(data) > _NUMBER_BYTES or not (b"." in data or b"e" in data or b"E" in data):
+        return None
+    try:
+        value = msgspec.json.decode(data)
+    except msgspec.MsgspecError:  # a number out of range: the decoder of the body says so
+        return None
+    if not isinstance(value, float) or not value.is_integer():
+        return None
+    return msgspec.Raw(msgspec.json.encode(int(value)))
+
+
+def _not_json(body: bytes, error: Exception) -> BadRequest:
+    if _HALF_PAIR.search(body):
+        return BadRequest(
+            "the body is not JSON: a text has half of a surrogate pair, which is no character "
+            "(\\ud800 to \\udfff without its other half); leave it out"
+        )
+    return BadRequest(f"the body is not JSON: {error}")
+
+
+def decode_prompt(raw: msgspec.Raw) -> str | list[str] | list[int] | list[list[int]] | None:
+    """The `prompt` of a completion request; None if it was not given.  Raises `BadRequest`."""
+    data = bytes(raw)
+    if not data or data == b"null":
+        return None
+    kind: Any = str
+    begin = _LIST.match(data)
+    if begin is not None:
+        kind = {b'"': list[str], b"[": list[list[int]]}.get(begin[1], list[int])
+        if begin[1] == b"[" and data.count(b"[") - 1 > MAX_SEQUENCES:
+            raise _bad_prompt(f"at most {MAX_SEQUENCES} prompts; send several requests")
+    try:
+        prompt: str | list[str] | list[int] | list[list[int]] = msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        text = _PATH.sub("", str(error)).replace("`", "")
+        raise _bad_prompt(
+            f"give a text, a list of texts, a list of token ids, or a list of such lists: {text}"
+        ) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _not_json(data, error) from None
+    if kind == list[str] and len(prompt) > MAX_SEQUENCES:
+        raise _bad_prompt(f"at most {MAX_SEQUENCES} prompts, not {len(prompt)}; send several requests")
+    return prompt
+
+
+def _bad_prompt(what: str) -> BadRequest:
+    return BadRequest(f"prompt: {what}", param="prompt")

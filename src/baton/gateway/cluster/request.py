@@ -1,0 +1,202 @@
+"""One sequence on its way through the cluster: what is asked, where it is, and what came of it.  No I/O.
+
+The buffers are filled by the table of requests (`table.py`) and emptied by the consumer, which is
+woken through its inbox (`inbox.py`); here only what the table needs of an inbox is known.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from baton.gateway.errors import ApiError
+from baton.protocol.fair_queue import EVERYBODY, Flow
+from baton.protocol.reports import PromptLogprobs
+from baton.protocol.requests import Finished, Submit, Target
+from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.protocol.silence import Silence
+
+
+class Consumer(Protocol):
+    """Who wants the output of some sequences."""
+
+    def add(self, request: EngineRequest) -> None:
+        """Notes that a sequence has news."""
+
+    def wake(self) -> None:
+        """The message that brought news is through."""
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What came for one sequence since the last look."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    """Aligned with `tokens`, or empty where none were asked for."""
+    prompt_logprobs: list[PromptLogprobs]
+    finished: Finished | None
+    error: ApiError | None
+    """Instead of `finished`: no more will come."""
+
+
+@dataclass(slots=True, eq=False)
+class EngineRequest:
+    """One sequence on its way through the cluster, over as many instances as it takes.
+
+    What follows `id` belongs to the cluster's table (`table.py`), and the buffers to both sides.
+    """
+
+    name: str
+    prompt: bytes
+    """Packed int32."""
+    sampling: Sampling
+    stopping: Stopping
+    priority: int
+    cache_salt: str
+    inbox: Consumer
+    patient: bool = False
+    """Its consumer wants to hear of its end alone; tokens wait until then, and the instance knows that."""
+    flow: Flow = EVERYBODY
+    id: int = -1
+    """The id under which instances know it now; another one after each loss."""
+    at: str = ""
+    """The instance that has it, as far as is known; "" while it waits for one."""
+    plan: tuple[str, ...] = ()
+    """The instances that may have it under this id, the one that prefills first."""
+    heard: bool = False
+    """Output came under this id: from here on it stays with the instance that sent it."""
+    gone: set[str] = field(default_factory=set)
+    """Instances of the plan that were lost since it was sent, and may be there again."""
+    work: int = 0
+    """Tokens to compute under this id, those in the prefix cache left out: an estimate."""
+    losses: int = 0
+    fruitless: int = 0
+    """Losses in a row without a token in between."""
+    known: int = 0
+    """Tokens that it had at the last loss."""
+    refused_by: set[str] = field(default_factory=set)
+    """Instances that had no room for it; forgotten when it waits for room."""
+    retry_after_s: float = 0.0
+    """The shortest time that one of them said its queue will take; 0: none said so."""
+    keys: dict[int, array[int]] = field(default_factory=dict)
+    """Block size → `short_keys` of the prompt, once it was placed; shared by all sequences of one prompt."""
+    absence: Silence | None = None
+    """While it waits for an instance: whether one comes."""
+    timed: float | None = None
+    """Its entry in the table's heap of deadlines."""
+    first_at: float | None = None
+    """When its first token came, on the cluster's clock."""
+    num_cached: int = 0
+    """Prompt tokens from the prefix cache, known with the first token."""
+    prompt_position: int = 1
+    """The prompt position whose log-probabilities come next: those before came, maybe of a lost instance."""
+    has_news: bool = False
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    """All that came, of all instances."""
+    taken: int = 0
+    """So many of them the consumer has."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Of the tokens that the consumer does not have; None if there are none."""
+    prompt_logprobs: list[PromptLogprobs] | None = None
+    finished: Finished | None = None
+    error: ApiError | None = None
+    consumer: Any = None
+    """Whatever the consumer wants to find here."""
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def last_token(self) -> int | None:
+        """The last token that came; None before the first."""
+        return self.tokens[-1] if self.tokens else None
+
+    def take_tokens(self) -> list[int] | None:
+        """The tokens that came since the last look, if nothing else came; None: call `take`."""
+        if (
+            self.finished is not None
+            or self.logprobs is not None
+            or self.prompt_logprobs is not None
+            or self.error is not None
+        ):
+            return None
+        new = self.tokens[self.taken :].tolist()
+        self.taken += len(new)
+        return new
+
+    def take(self) -> Chunk:
+        """Everything that came since the last look."""
+        new = self.tokens[self.taken :].tolist()
+        self.taken += len(new)
+        chunk = Chunk(new, self.logprobs or [], self.prompt_logprobs or [], self.finished, self.error)
+        self.logprobs = self.prompt_logprobs = None
+        return chunk
+
+    def add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        """Of the token that came last without any."""
+        if self.logprobs is None:
+            self.logprobs = []
+        self.logprobs.append(logprobs)
+
+    def submit(self, decoders: tuple[Target, ...] = ()) -> Submit:
+        """The message that asks an engine for it, or for the rest of it."""
+        sampling = self.sampling
+        generated = b""
+        if self.num_generated:
+            generated = self.tokens.tobytes()
+            if sampling.prompt_logprobs is not None:  # they came before the first token
+                sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        return Submit(
+            id=self.id,
+            name=self.name,
+            prompt=self.prompt,
+            sampling=sampling,
+            stopping=self.stopping,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            generated=generated,
+            decoders=decoders,
+            patient=self.patient,
+            flow=self.flow,
+        )
+
+    def add_prompt_logprobs(self, run: PromptLogprobs) -> bool:
+        """Takes the positions that did not come before; False if there are none."""
+        known = self.prompt_position - run.first
+        if known >= len(run.positions):
+            return False
+        if known > 0:
+            run = msgspec.structs.replace(run, first=self.prompt_position, positions=run.positions[known:])
+        self.prompt_position = run.first + len(run.positions)
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = []
+        self.prompt_logprobs.append(run)
+        self.notify()
+        return True
+
+    def renew(self) -> None:
+        """It ended before it began, and may be sent again as if it never had been."""
+        self.finished = None
+        self.losses = self.fruitless = 0
+        self.refused_by.clear()
+        self.retry_after_s = 0.0
+
+    def end(self, finished: Finished) -> None:
+        self.finished = finished
+        self.notify()
+        self.inbox.wake()
+
+    def fail(self, error: ApiError) -> None:
+        self.error = error
+        self.notify()
+        self.inbox.wake()
+
+    def notify(self) -> None:
+        """Puts the sequence among the news.  Whoever calls this wakes the consumer afterwards."""
+        if not self.has_news:
+            self.inbox.add(self)

@@ -1,0 +1,48 @@
+"""What a request may cost altogether.  Each field has bounds of its own; here is their product bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.gateway.api.fields import MAX_SEQUENCES
+from baton.gateway.errors import BadRequest
+from baton.protocol.sampling_params import SamplingParams
+
+MAX_PROMPT_TOKENS = 1 << 24
+"""Of one request: each prompt's tokens times n.  128 answers to a prompt of 131,072 tokens."""
+MAX_BESIDE_PROMPTS = 1 << 20
+"""Of one request: prompts times n times what each of these sequences carries beside its prompt, in characters
+of stop strings, stop tokens and biased tokens.  4,096 sequences with 256 of them; 3 with all that the fields
+take."""
+
+
+def check_cost(prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
+    """Raises `BadRequest`, which names the fields and the limit."""
+    sequences = len(prompts) * params.n
+    if sequences > MAX_SEQUENCES:
+        raise BadRequest(
+            f"prompt: {len(prompts)} prompts with n = {params.n} are more than {MAX_SEQUENCES} "
+            "sequences; send several requests",
+            param="prompt",
+        )
+    tokens = params.n * sum(map(len, prompts))
+    if tokens > MAX_PROMPT_TOKENS:
+        raise BadRequest(
+            f"prompt, n: {tokens} prompt tokens over all {sequences} sequences are more than "
+            f"{MAX_PROMPT_TOKENS}; send several requests",
+            param="prompt",
+        )
+    parts = {
+        "stop": sum(map(len, params.stop_strings)),
+        "stop_token_ids": len(params.stop_token_ids or ()),
+        "logit_bias": len(params.logit_bias or ()),
+    }
+    cost = sequences * sum(parts.values())
+    if cost > MAX_BESIDE_PROMPTS:
+        raise BadRequest(
+            f"prompt, n, stop, stop_token_ids, logit_bias: {sequences} sequences with {parts['stop']} "
+            f"characters of stop strings, {parts['stop_token_ids']} stop tokens and {parts['logit_bias']} "
+            f"biased tokens each cost {cost}, more than {MAX_BESIDE_PROMPTS}; send several requests, or less "
+            "of these",
+            param=max(parts, key=lambda name: parts[name]),
+        )

@@ -1,0 +1,556 @@
+"""From prompts and `SamplingParams` to a stream of text, tokens and log-probabilities.  No HTTP.
+
+A `Generator` belongs to a served model; `start` submits one API request, which is a `Generation` of
+prompts × n `Sequence`s, in that order.  Its consumer calls `next` until `done` and always calls `close`
+at the end, which cancels what still runs, counts and logs the request.
+
+A request may have more sequences than the instances let wait, so they are submitted through a window: as
+many as they run at once, the next ones as those before them end.  If the instances' queues are full
+when the request comes, that is the answer.  If it is full later, when work would be thrown away, the window
+shrinks to what was taken and the sequence is submitted again, for at most `QUEUE_FULL_S` without success.
+
+A `Generator` can hold back what is new until what is there has ended (`hold`, `drained`, `release`), and a
+generation can be ended from this side with what it has (`abort`): both are for pauses (`pausing.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from msgspec.structs import replace
+
+from baton.gateway.api.reading import check_prompt
+from baton.gateway.cluster.request import Chunk, EngineRequest
+from baton.gateway.errors import ApiError, Overloaded, RequestCancelled
+from baton.gateway.generation.costs import check_cost
+from baton.gateway.generation.inbox import Inbox
+from baton.gateway.generation.sequence import Completion, Sequence, Shared, Update
+from baton.gateway.instances.client import ClusterClient, Limits
+from baton.gateway.served_model import ServedModel
+from baton.gateway.text.prompts import is_packed
+from baton.gateway.text.tokenizer import Tokenizer
+from baton.observe.metrics import Metrics
+from baton.protocol.codec import pack_int32
+from baton.protocol.fair_queue import EVERYBODY, Flow
+from baton.protocol.requests import Finished
+from baton.protocol.sampling_params import SamplingParams, choice_seed, draw_seed, resolve
+
+log = logging.getLogger(__name__)
+
+QUEUE_FULL_S = 60.0
+"""How long a request that has begun tries to have its other sequences accepted."""
+AGAIN_S = 1.0
+"""Between two such tries, while nothing of the request runs."""
+MAX_HELD = 1024
+"""Requests that may be held back."""
+
+
+class Generation:
+    """One API request in progress."""
+
+    __slots__ = (
+        "_aborted",
+        "_begun",
+        "_cached",
+        "_client",
+        "_closed",
+        "_error",
+        "_first_token",
+        "_full_since",
+        "_make",
+        "_metrics",
+        "_n",
+        "_on_close",
+        "_pending",
+        "_running",
+        "_sent",
+        "_widest",
+        "_window",
+        "arrived",
+        "held",
+        "inbox",
+        "request_id",
+        "sequences",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        client: ClusterClient,
+        metrics: Metrics | None,
+        make: Callable[[Sequence, Inbox], EngineRequest],
+        *,
+        n: int,
+        arrived: float,
+        window: int,
+        on_close: Callable[[Generation], None],
+    ) -> None:
+        self.request_id = request_id
+        self.sequences: list[Sequence] = []
+        self.inbox = Inbox(client.turn)
+        self.arrived = arrived
+        """`time.monotonic()` when the request came."""
+        self.held = False
+        """Nothing of it is submitted now."""
+        self._on_close = on_close
+        self._aborted = False
+        self._client = client
+        self._metrics = metrics
+        self._make = make
+        """What is sent of a sequence; made when it is sent."""
+        self._n = n
+        self._running = 0
+        self._pending: deque[Sequence] = deque()
+        """Not submitted yet."""
+        self._sent = 0
+        """Submitted and not ended; at most `_window`, if nothing waits for room."""
+        self._window = self._widest = window
+        self._begun = False
+        """Something came of it."""
+        self._full_since: float | None = None
+        self._first_token: float | None = None
+        self._cached = (0, 0)
+        """(the first sequence of which the cached tokens are not counted yet, those counted)."""
+        self._closed = False
+        self._error: str | None = None
+
+    def add(self, sequence: Sequence) -> None:
+        self.sequences.append(sequence)
+        self._running += 1
+        self._pending.append(sequence)
+
+    def feed(self) -> None:
+        """Submits as many sequences as the window has room for."""
+        while self._pending and self._sent < self._window and not (self._closed or self.held):
+            self._sent += 1
+            sequence = self._pending.popleft()
+            if sequence.request is None:
+                sequence.submitted(self._make(sequence, self.inbox))
+            assert sequence.request is not None
+            self._client.enqueue(sequence.request)
+
+    @property
+    def done(self) -> bool:
+        """Every sequence has ended."""
+        return self._running == 0
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens, once for each prompt."""
+        return sum(len(sequence.prompt) for sequence in self.sequences[:: self._n])
+
+    @property
+    def num_generated(self) -> int:
+        return sum(sequence.num_generated for sequence in self.sequences)
+
+    @property
+    def num_cached(self) -> int | None:
+        """Prompt tokens from the prefix cache (by the first choice of each prompt); None while unknown."""
+        number, total = self._cached
+        while number < len(self.sequences):
+            cached = self.sequences[number].num_cached
+            if cached is None:
+                self._cached = number, total
+                return None
+            number, total = number + self._n, total + cached
+        self._cached = number, total
+        return total
+
+    async def next(self, timeout_s: float | None = None) -> list[Update]:
+        """The next updates; none after `timeout_s`, if all is done, or now and then if it takes long.
+
+        Raises `ApiError` if a sequence failed (the others are cancelled then), `RequestCancelled` after
+        `cancel`.
+        """
+        if self.done:
+            return []
+        if self.stalled:
+            timeout_s = AGAIN_S if timeout_s is None else min(timeout_s, AGAIN_S)
+        return self._advance(await self.inbox.wait(timeout_s))
+
+    def take(self) -> list[Update]:
+        """The updates that have come, without waiting; for who listens to the inbox.  Raises as `next`."""
+        return [] if self.done else self._advance(self.inbox.take())
+
+    @property
+    def stalled(self) -> bool:
+        """The queue was full, and nothing will come by itself: `next` tries again after a while."""
+        return not self._sent
+
+    def _advance(self, news: list[EngineRequest]) -> list[Update]:
+        updates: list[Update] = []
+        refused: list[Sequence] = []
+        now = time.monotonic()
+        for request in news:
+            sequence: Sequence = request.consumer
+            if sequence.finish_reason is not None:
+                continue
+            tokens = request.take_tokens()
+            if tokens is not None:
+                update = sequence.take(tokens)
+            else:
+                chunk = request.take()
+                if self._must_wait(chunk, now):
+                    request.renew()
+                    refused.append(sequence)
+                    continue
+                try:
+                    update = sequence.advance(chunk)
+                except ApiError as error:
+                    self._error = error.code or type(error).__name__
+                    self.close()
+                    raise
+            if update.finish_reason is not None:
+                self._running -= 1
+                self._sent -= 1
+                self._window = min(self._window + 1, self._widest)
+                self._full_since = None
+                self._client.cancel(request)
+            if update.token_ids:
+                self._observe(sequence, request, len(update.token_ids), now)
+            if update.finish_reason is not None:
+                self._count(sequence, now)
+                sequence.settle()
+            updates.append(update)
+            self._begun = True
+        if refused:
+            self._pending.extendleft(reversed(refused))
+        if self._aborted and self._pending:
+            updates += [sequence.abort() for sequence in self._pending]
+            self._running -= len(self._pending)
+            self._pending.clear()
+        if self._pending and (self._sent or not refused):
+            self.feed()
+        return updates
+
+    def _must_wait(self, chunk: Chunk, now: float) -> bool:
+        """The queue had no room for this sequence of a request that has begun; it is to be tried again."""
+        if chunk.finished is None or chunk.finished.code != "queue_full" or chunk.tokens:
+            return False
+        if not (self._begun or any(one.request and one.request.tokens for one in self.sequences)):
+            return False  # (tokens of patient sequences may have come without any news of them)
+        self._full_since = self._full_since or now
+        if now - self._full_since > QUEUE_FULL_S:
+            return False
+        self._sent -= 1
+        self._window = max(1, self._sent)
+        return True
+
+    async def collect(self) -> list[Completion]:
+        """Runs to the end and closes.  Raises as `next` does."""
+        completions = self.completions()
+        try:
+            while not self.done:
+                self.gather(await self.next(), completions)
+        finally:
+            self.close()
+        return completions
+
+    def completions(self) -> list[Completion]:
+        """Of each sequence, with nothing in it yet: for `gather`."""
+        return [Completion(sequence.index) for sequence in self.sequences]
+
+    def gather(self, updates: list[Update], completions: list[Completion]) -> None:
+        """Appends what is new."""
+        for update in updates:
+            completion = completions[update.index]
+            if update.text:
+                completion.pieces.append(update.text)
+            completion.token_ids += update.token_ids
+            completion.logprobs += update.logprobs
+            completion.finish_reason = update.finish_reason
+            completion.stop_reason = update.stop_reason
+
+    def abort(self) -> int:
+        """The server ends the request: its consumer gets what there is, with the reason "abort".  Returns how
+        many sequences that concerns."""
+        if self._closed or self.done:
+            return 0
+        self._aborted, self.held = True, False
+        for sequence in self.sequences:
+            request = sequence.request
+            if request is not None and request.finished is None and request.error is None:
+                self._client.cancel(request)
+                request.end(Finished(request.id, "aborted", num_cached=request.num_cached))
+        self.inbox.wake()
+        return self._running
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more: `next` raises `RequestCancelled`."""
+        self.inbox.close()
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what still runs, counts and logs.  Always call it; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._on_close(self)
+        now = time.monotonic()
+        self._pending.clear()
+        unsent: Counter[tuple[str, int]] = Counter()
+        for sequence in self.sequences:
+            if sequence.settled:
+                continue
+            if sequence.request is not None:
+                self._client.cancel(sequence.request)
+                self._count(sequence, now)
+            else:
+                unsent[self._reason(sequence), len(sequence.prompt)] += 1
+            sequence.settle()
+        for (reason, prompt), count in unsent.items():
+            if self._metrics is not None:
+                seconds = now - self.arrived
+                self._metrics.finished(reason, seconds=seconds, prompt=prompt, generated=0, count=count)
+        if self._metrics is not None:
+            self._metrics.choices(self._n)
+        self._log(now)
+
+    def _reason(self, sequence: Sequence) -> str:
+        return sequence.finish_reason or ("error" if self._error else "abort")
+
+    def _count(self, sequence: Sequence, now: float) -> None:
+        """A sequence that was submitted is over: at once, as 4,096 of them take long together."""
+        request = sequence.request
+        if self._metrics is None or request is None:
+            return
+        self._metrics.finished(
+            self._reason(sequence),
+            seconds=now - self.arrived,
+            prompt=len(sequence.prompt),
+            generated=sequence.num_generated,
+            max_tokens=request.stopping.max_tokens,
+            queued_s=sequence.queued_s,
+            first_s=sequence.first_tokens_at - self.arrived if sequence.first_tokens_at else None,
+            decode_s=sequence.last_tokens_at - sequence.first_tokens_at,
+            key=request.flow.key,
+        )
+
+    def _observe(self, sequence: Sequence, request: EngineRequest, count: int, now: float) -> None:
+        """So many tokens of the sequence have come."""
+        if request.patient and request.first_at is not None:
+            self._observe_all(sequence, count, request.first_at, now)
+            return
+        metrics, last, sequence.last_tokens_at = self._metrics, sequence.last_tokens_at, now
+        if last:
+            if metrics is not None:
+                metrics.more_tokens(count, now - last)
+            return
+        sequence.first_tokens_at = now
+        if self._first_token is None:
+            self._first_token = now
+        if metrics is not None:
+            metrics.first_tokens(count, len(sequence.prompt), now - self.arrived)
+
+    def _observe_all(self, sequence: Sequence, count: int, first: float, now: float) -> None:
+        """All tokens of a patient sequence are taken at its end; the first one came at `first`."""
+        sequence.last_tokens_at = now
+        if self._first_token is None or first < self._first_token:
+            self._first_token = first
+        if self._metrics is not None:
+            self._metrics.first_tokens(1, len(sequence.prompt), first - self.arrived)
+            if count > 1:
+                self._metrics.all_tokens(count - 1, max(0.0, now - first))
+
+    def _log(self, now: float) -> None:
+        if not log.isEnabledFor(logging.INFO):
+            return
+        reasons = {sequence.finish_reason or self._error or "cancelled" for sequence in self.sequences}
+        ttft = "-" if self._first_token is None else f"{self._first_token - self.arrived:.3f}"
+        log.info(
+            "%s prompt=%d generated=%d cached=%s ttft=%s total=%.3f %s",
+            self.request_id,
+            self.num_prompt,
+            self.num_generated,
+            "-" if self.num_cached is None else self.num_cached,
+            ttft,
+            now - self.arrived,
+            ",".join(sorted(reasons)) or "cancelled",
+        )
+
+
+class Generator:
+    """Starts generations on the cluster for one served model."""
+
+    def __init__(
+        self,
+        served: ServedModel,
+        tokenizer: Tokenizer,
+        client: ClusterClient,
+        *,
+        metrics: Metrics | None = None,
+    ) -> None:
+        if not served.eos_token_ids and tokenizer.eos_token_id is not None:
+            # (Neither config.json nor generation_config.json names one: the tokenizer's own ends a text.)
+            served = dataclasses.replace(served, eos_token_ids=(tokenizer.eos_token_id,))
+        self.served = served
+        self.tokenizer = tokenizer
+        self.client = client
+        self.metrics = metrics
+        self._unseeded = 0
+        """Numbers the sequences whose seed comes from the server's."""
+        self._open: set[Generation] = set()
+        self._holding = False
+        self._drained: asyncio.Future[None] | None = None
+        """Set when nothing is open but what is held back."""
+
+    @property
+    def open(self) -> list[Generation]:
+        """Those that have not been closed."""
+        return list(self._open)
+
+    @property
+    def num_held(self) -> int:
+        return sum(generation.held for generation in self._open)
+
+    def hold(self) -> None:
+        """What starts from now on is held back until `release`; what is open goes on."""
+        self._holding = True
+
+    def release(self) -> None:
+        """What was held back is submitted, in the order of its coming."""
+        self._holding = False
+        held = [generation for generation in self._open if generation.held]
+        for generation in sorted(held, key=lambda one: one.arrived):
+            generation.held = False
+            generation.feed()
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Waits until nothing is open but what is held back; False: that took longer than `timeout_s`."""
+        self._drained = asyncio.get_running_loop().create_future()
+        self._check_drained()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._drained
+        except TimeoutError:
+            return False
+        finally:
+            self._drained = None
+        return True
+
+    def _closed(self, generation: Generation) -> None:
+        self._open.discard(generation)
+        if self._drained is not None:
+            self._check_drained()
+
+    def _check_drained(self) -> None:
+        waiter = self._drained
+        if waiter is not None and not waiter.done() and all(one.held for one in self._open):
+            waiter.set_result(None)
+
+    def start(
+        self,
+        prompts: Seq[Seq[int]],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        flow: Flow = EVERYBODY,
+        drop_output: bool = False,
+        patient: bool = False,
+        arrived: float | None = None,
+    ) -> Generation:
+        """Submits prompts × `params.n` sequences.
+
+        `drop_output`: only the prompt is of interest.  `patient`: only the end of each sequence is, so tokens
+        may come late, unless a stop string has to be looked for in them.  Raises `BadRequest`,
+        `InvalidParameter`, `InstanceUnavailable`, or `Overloaded` if too many are held back already.
+        """
+        self.client.check_ready()
+        if self._holding and self.num_held >= MAX_HELD:
+            raise Overloaded(
+                f"the server is about to pause, and {MAX_HELD} requests wait for it to go on",
+                code="paused",
+                retry_after_s=5,
+            )
+        for prompt in prompts:
+            if not is_packed(prompt):
+                check_prompt(prompt, self.served.max_model_len, self.served.vocab_size)
+        check_cost(prompts, params)
+        count = len(prompts) * params.n
+        seed = self._seeds(params, count)
+        arrived = time.monotonic() if arrived is None else arrived
+        limits = self.client.limits
+        patient = patient and not params.stop_strings
+        sampling, stopping = resolve(
+            params,
+            seed=0,
+            room=self.served.max_model_len,
+            eos_token_ids=self.served.eos_token_ids,
+            vocab_size=self.served.vocab_size,
+        )
+        packed = [pack_int32(prompt) for prompt in prompts]
+        rooms = [self._room(len(prompt), params, limits) for prompt in prompts]
+        self.client.check_size(max(map(len, packed)), sampling, stopping, request_id, cache_salt)
+
+        keys: list[dict[int, array[int]]] = [{} for _ in packed]
+
+        def make(sequence: Sequence, inbox: Inbox) -> EngineRequest:
+            index, number = sequence.index, sequence.index // params.n
+            most = min(stopping.max_tokens, rooms[number])
+            return self.client.prepare(
+                packed[number],
+                replace(sampling, seed=seed(index)),
+                replace(stopping, max_tokens=most, min_tokens=min(stopping.min_tokens, most)),
+                inbox=inbox,
+                name=request_id if count == 1 else f"{request_id}-{index}",
+                priority=priority,
+                cache_salt=cache_salt,
+                flow=flow,
+                patient=patient,
+                keys=keys[number],
+            )
+
+        generation = Generation(
+            request_id,
+            self.client,
+            self.metrics,
+            make,
+            n=params.n,
+            arrived=arrived,
+            window=max(1, limits.max_num_seqs if limits else 1),
+            on_close=self._closed,
+        )
+        shared = Shared(
+            params,
+            stopping.stop_token_ids,
+            self.tokenizer,
+            self.served.eos_token_ids,
+            drop_output=drop_output,
+        )
+        for index in range(count):
+            generation.add(Sequence(index, prompts[index // params.n], shared))
+        generation.held = self._holding
+        self._open.add(generation)
+        generation.feed()
+        return generation
+
+    def _room(self, num_prompt: int, params: SamplingParams, limits: Limits | None) -> int:
+        """Tokens that may follow the prompt; without `max_tokens`, also no more than the KV pool holds."""
+        room = self.served.max_model_len - num_prompt
+        if params.max_tokens is not None or limits is None:
+            return room
+        # The last token is never fed to the model, so it needs no KV.
+        pool = limits.kv_tokens + 1 - num_prompt
+        return min(room, pool) if pool >= 1 else room
+
+    def _seeds(self, params: SamplingParams, count: int) -> Callable[[int], int]:
+        """That of sequence number i, once.  With a seed of the user every prompt has the same n seeds."""
+        given, served = params.seed, self.served.seed
+        if given is not None:
+            return lambda index: choice_seed(given, index % params.n)
+        if served is None:
+            return lambda index: draw_seed()
+        first, self._unseeded = self._unseeded, self._unseeded + count
+        return lambda index: choice_seed(served, first + index)
+
+
+__all__ = ["Completion", "Generation", "Generator", "RequestCancelled", "Update"]

@@ -1,0 +1,276 @@
+"""One sequence of a request: turns what the engine sends into text, counts and an end.  No I/O.
+
+A sequence ends at a stop token or at `max_tokens` in the worker, or here when a stop string is complete.
+The text of a stop token is left out (unless `include_stop_str_in_output`), its id is counted and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+from baton.gateway.cluster.request import Chunk, EngineRequest
+from baton.gateway.errors import ApiError, BadRequest, InstanceUnavailable, InternalError, Overloaded
+from baton.gateway.sharing import retry_after
+from baton.gateway.text.detokenizer import Detokenizer, StopStrings, StopTables
+from baton.gateway.text.tokenizer import Tokenizer
+from baton.protocol.requests import Finished
+from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.sampling_params import SamplingParams
+
+EndReason = Literal["stop", "length", "abort"]
+"""`abort`: the server ended it; see `pausing.py`."""
+
+
+@dataclass(slots=True)
+class Update:
+    """What is new of one sequence."""
+
+    index: int
+    """Number of the sequence in its `Generation`."""
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    """Aligned with `token_ids`, or empty where none were asked for."""
+    finish_reason: EndReason | None
+    stop_reason: int | str | None
+    """The stop string, or the id of a stop token that the user named; None for the end-of-text tokens."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """One sequence, complete."""
+
+    index: int
+    pieces: list[str] = field(default_factory=list)
+    """Of the text, as they came."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: EndReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def text(self) -> str:
+        """The pieces, joined when they are asked for: adding each to a string would copy it each time."""
+        if len(self.pieces) > 1:
+            self.pieces[:] = ["".join(self.pieces)]
+        return self.pieces[0] if self.pieces else ""
+
+
+_END_REASONS: dict[str, EndReason] = {"stop": "stop", "length": "length", "aborted": "abort"}
+"""Of good ends.  `aborted` is what this side ended (`Generation.abort`); what it cancels tells it nothing."""
+
+
+class Shared:
+    """What the sequences of one request have in common: made once, however many they are."""
+
+    __slots__ = ("drop_output", "eos", "params", "stop_ids", "stops", "tokenizer")
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        stop_token_ids: Collection[int],
+        tokenizer: Tokenizer,
+        eos_token_ids: Collection[int],
+        *,
+        drop_output: bool = False,
+    ) -> None:
+        self.params = params
+        self.stop_ids = _ids(tuple(stop_token_ids))
+        self.tokenizer = tokenizer
+        self.eos = _ids(tuple(eos_token_ids))
+        self.drop_output = drop_output
+        self.stops = StopTables(params.stop_strings) if params.stop_strings else None
+
+
+class Sequence:
+    """One sequence: turns the engine's chunks into updates.  It weighs little until it is `submitted`."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_drop_output",
+        "_eos",
+        "_last_token",
+        "_params",
+        "_shared",
+        "_stop_ids",
+        "_stops",
+        "finish_reason",
+        "first_tokens_at",
+        "index",
+        "last_tokens_at",
+        "num_cached",
+        "num_generated",
+        "prompt",
+        "prompt_logprobs",
+        "queued_s",
+        "request",
+        "settled",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        prompt: Seq[int],
+        shared: Shared,
+    ) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        """One for each prompt token, the first None; empty unless asked for.  Complete with the first
+        update."""
+        self.num_generated = 0
+        self.num_cached: int | None = None
+        """Prompt tokens from the prefix cache; None until the end."""
+        self.queued_s: float | None = None
+        self.finish_reason: EndReason | None = None
+        self.first_tokens_at = self.last_tokens_at = 0.0
+        """When tokens came first and last (`time.monotonic()`); 0 before that."""
+        self.request: EngineRequest | None = None
+        """None until it is submitted, and once it is settled."""
+        self.settled = False
+        """It is over, and nothing is asked of it any more but what came of it."""
+        self._shared = shared
+        self._params = shared.params
+        self._eos = shared.eos
+        self._stop_ids = shared.stop_ids
+        self._drop_output = shared.drop_output
+        self._last_token = -1
+        self._detokenizer: Detokenizer | None = None
+        self._stops: StopStrings | None = None
+
+    def submitted(self, request: EngineRequest) -> None:
+        """It is about to run, as this request."""
+        self.request = request
+        request.consumer = self
+        params, stops = self._params, self._shared.stops
+        if params.detokenize:
+            self._detokenizer = self._shared.tokenizer.detokenizer(
+                self.prompt, skip_special_tokens=params.skip_special_tokens
+            )
+        if stops is not None:
+            self._stops = StopStrings(stops, include=params.include_stop_str_in_output)
+
+    def settle(self) -> None:
+        """Lets go what it needed to run: a request may have thousands of sequences that are over."""
+        self.settled = True
+        self.request = self._detokenizer = self._stops = None
+
+    def advance(self, chunk: Chunk) -> Update:
+        """Raises `ApiError` if the sequence failed."""
+        if chunk.error is not None:
+            raise chunk.error
+        if chunk.finished is not None:
+            error = _failure(chunk.finished)
+            if error is not None:
+                raise error
+            assert self.request is not None  # (something came for it)
+            self.request.num_cached = chunk.finished.num_cached
+            self.queued_s = chunk.finished.queued_s
+        self._take_prompt_logprobs(chunk)
+        update = self._update(chunk.tokens)
+        if chunk.logprobs:
+            update.logprobs = chunk.logprobs[: len(update.token_ids)]
+        if update.finish_reason is None and chunk.finished is not None:
+            self._end(chunk.finished, update)
+        return self._given(update)
+
+    def take(self, tokens: list[int]) -> Update:
+        """`advance` for tokens and nothing else: what happens nearly always."""
+        update = self._update(tokens)
+        if update.finish_reason is None and not self._drop_output:
+            return update
+        return self._given(update)
+
+    def abort(self) -> Update:
+        """It ends before it was submitted."""
+        self.finish_reason = "abort"
+        return Update(self.index, "", [], [], "abort", None)
+
+    def _update(self, tokens: list[int]) -> Update:
+        """What tokens bring, and the end if they complete a stop string."""
+        text, taken, stop = self._take_tokens(tokens)
+        if taken < len(tokens):
+            tokens = tokens[:taken]
+        self.num_generated += taken
+        if taken:
+            self._last_token = tokens[-1]
+        return Update(self.index, text, tokens, [], None if stop is None else "stop", stop)
+
+    def _given(self, update: Update) -> Update:
+        """Notes the end; without output where none is wanted."""
+        self.finish_reason = update.finish_reason
+        if self.finish_reason is not None and self.request is not None:
+            self.num_cached = min(self.request.num_cached, len(self.prompt))
+        if self._drop_output:
+            self.num_generated = 0
+            update.text, update.token_ids, update.logprobs, update.stop_reason = "", [], [], None
+            if self.finish_reason == "stop":
+                update.finish_reason = self.finish_reason = "length"
+        return update
+
+    def _take_tokens(self, tokens: list[int]) -> tuple[str, int, str | None]:
+        """(text, how many tokens belong to the sequence, the stop string that ended it)."""
+        detokenizer = self._detokenizer
+        if detokenizer is None or not tokens:
+            return "", len(tokens), None
+        visible = tokens
+        if tokens[-1] in self._stop_ids and not self._params.include_stop_str_in_output:
+            visible = tokens[:-1]
+        if self._stops is None:
+            return detokenizer.push(visible), len(tokens), None
+        pieces: list[str] = []
+        for number, token in enumerate(visible, 1):
+            piece = detokenizer.push((token,))
+            if self.num_generated + number <= self._params.min_tokens:
+                pieces.append(self._stops.skip(piece))
+                continue
+            given, stop = self._stops.push(piece)
+            pieces.append(given)
+            if stop is not None:
+                return "".join(pieces), number, stop
+        return "".join(pieces), len(tokens), None
+
+    def _end(self, finished: Finished, update: Update) -> None:
+        """The engine says that it is over: gives what was held back and the reason."""
+        update.finish_reason = _END_REASONS[finished.reason]
+        if finished.reason == "stop" and (self._params.ignore_eos or self._last_token not in self._eos):
+            update.stop_reason = self._last_token
+        if self._detokenizer is not None:
+            held = self._detokenizer.finish()
+            if self._stops is not None:
+                given, stop = self._stops.push(held)
+                held = given + self._stops.finish()
+                if stop is not None:
+                    update.finish_reason, update.stop_reason = "stop", stop
+            update.text += held
+
+    def _take_prompt_logprobs(self, chunk: Chunk) -> None:
+        for run in chunk.prompt_logprobs:
+            if not self.prompt_logprobs:
+                self.prompt_logprobs = [None] * len(self.prompt)
+            self.prompt_logprobs[run.first : run.first + len(run.positions)] = run.positions
+
+
+@lru_cache(maxsize=256)
+def _ids(tokens: tuple[int, ...]) -> frozenset[int]:
+    """One set for all sequences with the same ids: what many streams look at stays in the cache."""
+    return frozenset(tokens)
+
+
+def _failure(finished: Finished) -> ApiError | None:
+    """The error that an end of the engine stands for, None for a good end."""
+    if finished.reason in _END_REASONS:
+        return None
+    message = finished.message or f"the instance ended the request: {finished.code or finished.reason}"
+    match finished.code:
+        case "queue_full":
+            return Overloaded(message, code="queue_full", retry_after_s=retry_after(finished.retry_after_s))
+        case "never_fits" | "bad_request":
+            return BadRequest(message, code=finished.code)
+        case "shutting_down":
+            return InstanceUnavailable(message, code="shutting_down", retry_after_s=5)
+    return InternalError(message, code=finished.code or finished.reason)

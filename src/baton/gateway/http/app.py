@@ -1,0 +1,153 @@
+"""The HTTP application: OpenAI's API on a cluster of instances.
+
+`create_app` puts the parts together; what happens to a request is in `routes_*.py`, how errors look in
+`errors.py` and `middleware.py`.  Nothing here starts or watches instances: their supervisors do, on
+the same event loop, through the `ClusterClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from baton.gateway.errors import ApiError, BadRequest, MethodNotAllowed, NotFound
+from baton.gateway.generation.generation import Generator
+from baton.gateway.http.access import Access
+from baton.gateway.http.context import Gateway
+from baton.gateway.http.middleware import GatewayMiddleware, error_response
+from baton.gateway.http.responses import SEND
+from baton.gateway.http.routes.chat import chat_routes
+from baton.gateway.http.routes.cluster import cluster_routes
+from baton.gateway.http.routes.completions import completion_routes
+from baton.gateway.http.routes.docs import docs_routes
+from baton.gateway.http.routes.server import server_routes
+from baton.gateway.http.routes.tokens import token_routes
+from baton.gateway.instances.client import ClusterClient, Requirements
+from baton.gateway.served_model import ServedModel
+from baton.gateway.sharing import Sharing, SharingOptions
+from baton.gateway.text.chat_template import ChatTemplateError
+from baton.gateway.text.tokenizer import Tokenizer
+from baton.observe.metrics import Metrics
+from baton.protocol.sampling_params import InvalidParameter
+from baton.version import __version__
+
+
+def create_app(
+    served: ServedModel,
+    client: ClusterClient,
+    *,
+    access: Access | None = None,
+    sharing: SharingOptions | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> FastAPI:
+    """The application for one served model.
+
+    `access`: who may do what; None: no keys.  `sharing`: how users share the server.  `tokenizer`: if it is
+    loaded already.
+
+    Raises `TokenizerError` or `ChatTemplateError` if it cannot be loaded, and `WeightsError`.
+    """
+    access = access or Access()
+    tokenizer = tokenizer or Tokenizer.from_directory(served.tokenizer)
+    metrics = Metrics(served.name)
+    gateway = Gateway(
+        served=served,
+        tokenizer=tokenizer,
+        client=client,
+        generator=Generator(served, tokenizer, client, metrics=metrics),
+        metrics=metrics,
+        access=access,
+        sharing=Sharing(access, sharing),
+    )
+    client.require(Requirements(served.max_model_len, served.vocab_size))
+    client.cluster.start_name = served.checkpoint
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        gateway.close()
+
+    app = _Application(
+        title="Baton",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.gateway = gateway
+    app.include_router(completion_routes(gateway))
+    app.include_router(chat_routes(gateway))
+    app.include_router(token_routes(gateway))
+    app.include_router(server_routes(gateway))
+    app.include_router(cluster_routes(gateway))
+    app.include_router(docs_routes())
+    _add_error_handlers(app)
+    app.add_middleware(GatewayMiddleware, access=access, metrics=metrics)
+    if access.allowed_origins:
+        # Around the keys: a browser asks first whether it may send them.
+        app.add_middleware(
+            CORSMiddleware, allow_origins=access.allowed_origins, allow_methods=["*"], allow_headers=["*"]
+        )
+    return app
+
+
+class _Application(FastAPI):
+    """Keeps the server's `send` for who writes many pieces; reads `/health/` as `/health`.
+
+    The slash is taken off before anything looks at the path: what protects a route sees the path that is
+    routed.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            scope["path"] = scope["path"].rstrip("/") or "/"
+        scope[SEND] = send
+        await super().__call__(scope, receive, send)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Every error leaves in OpenAI's shape."""
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(_: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(InvalidParameter)
+    async def on_invalid_parameter(_: Request, error: InvalidParameter) -> Response:
+        return error_response(BadRequest(str(error), param=error.field))
+
+    @app.exception_handler(ChatTemplateError)
+    async def on_template_error(_: Request, error: ChatTemplateError) -> Response:
+        return error_response(BadRequest(str(error), param="messages"))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_validation_error(_: Request, error: RequestValidationError) -> Response:
+        return error_response(BadRequest(str(error)))
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        if error.status_code == 404:
+            return error_response(NotFound(f"there is nothing at {path}", code="not_found"))
+        if error.status_code == 405:
+            response = error_response(MethodNotAllowed(f"{request.method} is not allowed at {path}"))
+            response.headers.update(error.headers or {})
+            return response
+        failure = BadRequest(str(error.detail))
+        failure.status = error.status_code
+        return error_response(failure)
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_disconnect(_: Request, __: ClientDisconnect) -> Response:
+        """Nobody reads this; it keeps a client that left during its upload out of the error log."""
+        return Response(status_code=400)

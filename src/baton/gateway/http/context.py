@@ -1,0 +1,186 @@
+"""What all routes of one application share, and how they read a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from baton.gateway.api.reading import Found, Job, Reader, Settings, decode_answer
+from baton.gateway.api.schemas import (
+    SamplingFields,
+    StreamOptions,
+    UnknownFields,
+    decode_body,
+)
+from baton.gateway.errors import BadRequest, ContextTooLong, NotFound
+from baton.gateway.generation.generation import Generator
+from baton.gateway.helpers.metrics import HelperStats
+from baton.gateway.helpers.pool import LONG_BODY, Helpers
+from baton.gateway.http.access import Access
+from baton.gateway.http.bodies import Bodies
+from baton.gateway.instances.client import ClusterClient
+from baton.gateway.instances.pausing import Pausing
+from baton.gateway.served_model import ServedModel
+from baton.gateway.sharing import Sharing
+from baton.gateway.text.tokenizer import Tokenizer
+from baton.observe.metrics import Metrics
+
+_MIN_BODY_BYTES = 4 << 20
+_MAX_BODY_BYTES = 16 << 20
+_BODY_BYTES_PER_TOKEN = 256
+_MAX_ORDER_BYTES = 64 << 10
+"""Of the body of an operator's or an instance's request."""
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+@dataclass
+class Gateway:
+    """One served model on a cluster of instances."""
+
+    served: ServedModel
+    tokenizer: Tokenizer
+    client: ClusterClient
+    generator: Generator
+    metrics: Metrics
+    pausing: Pausing = field(init=False)
+    helpers: Helpers = field(init=False)
+    access: Access = field(default_factory=Access)
+    bodies: Bodies = field(default_factory=Bodies)
+    leaving: bool = field(init=False, default=False)
+    """The server will stop soon: load balancers should look for another one."""
+    started_with: Mapping[str, Any] = field(init=False, default_factory=dict)
+    """What /server_info says besides the model: `flags`, `given`, `instance` (`answers.ServerInfo`)."""
+    _reader: Reader = field(init=False)
+    _unknown: UnknownFields = field(default_factory=UnknownFields)
+    sharing: Sharing = field(default_factory=Sharing)
+
+    def __post_init__(self) -> None:
+        self.metrics.registry.register(self.bodies)
+        self.pausing = Pausing(self.client, self.generator)
+        settings = Settings(
+            max_model_len=self.served.max_model_len,
+            vocab_size=self.served.vocab_size,
+            template=self.tokenizer.template_source,
+            content_format=self.tokenizer.content_format
+            if self.served.content_format == "auto"
+            else self.served.content_format,
+            special_tokens=self.tokenizer.special_tokens,
+            encoding=self.tokenizer.encoding.source(),
+        )
+        self.helpers = Helpers(settings)
+        self.metrics.registry.register(HelperStats(self.helpers, self.served.name))
+        self._reader = Reader(settings)
+
+    def close(self) -> None:
+        """Gives up what runs beside the event loop."""
+        self.helpers.close()
+
+    @property
+    def checkpoint(self) -> str:
+        """What tells the weights apart that are served now; "" if nothing does."""
+        weights = self.client.cluster.weights
+        if not weights.generation:
+            return self.served.checkpoint
+        return weights.name if weights.name != weights.path else ""
+
+    async def read(self, request: Request, kind: type[T]) -> T:
+        """The body of a request without prompts, a short one.  Raises what `Body.receive` does, and
+        `BadRequest`."""
+        body = self.bodies.begin()
+        try:
+            decoded, unknown = decode_body(await body.receive(request, _MAX_ORDER_BYTES), kind)
+        finally:
+            body.end()
+        self._unknown.warn(unknown)
+        return decoded
+
+    async def read_prompted(self, request: Request, job: Job) -> tuple[Any, Found]:
+        """(the body as a struct of `reading.KINDS[job]`, its prompts).  Raises `BadRequest`, or what
+        `Body.receive` and `Helpers.answer` do.
+
+        A conversation is read in a helper, because of the model's template, and so is every long body, and
+        one whose texts take long to encode, or whose ids to decode.
+        """
+        body = self.bodies.begin()
+        try:
+            data = await body.receive(request, self.max_body_bytes)
+            found: Found | None = None
+            if len(data) < LONG_BODY and job in ("completion", "detokenize"):
+                decoded, found, unknown = self._reader.read(job, data)
+            if found is None or found.is_long:
+                decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, data))
+        finally:
+            body.end()
+        self._unknown.warn(unknown)
+        return decoded, found
+
+    @property
+    def max_body_bytes(self) -> int:
+        """What a request's body may weigh: it follows the context, within bounds."""
+        wanted = _BODY_BYTES_PER_TOKEN * self.served.max_model_len
+        return min(max(wanted, _MIN_BODY_BYTES), _MAX_BODY_BYTES)
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer under.  Raises `NotFound` for a model that is not served."""
+        if asked is None or asked == "":
+            return self.served.name
+        if asked not in self.served.names:
+            names = ", ".join(repr(name) for name in self.served.names)
+            raise NotFound(
+                f"model: {asked[:200]!r} is not served here; ask for {names}",
+                param="model",
+                code="model_not_found",
+            )
+        return asked
+
+
+def stream_options(request: SamplingFields) -> StreamOptions:
+    """Raises `BadRequest` where the client gave some for an answer that is not streamed."""
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest(
+            "stream_options: only with stream set to true; set that or leave it out", param="stream_options"
+        )
+    return request.stream_options or StreamOptions()
+
+
+def identity(request: Request, body: SamplingFields, sharing: Sharing) -> dict[str, Any]:
+    """The arguments of `Generator.start` that say who and when.  Raises `BadRequest`."""
+    priority = body.priority or 0
+    best = getattr(request.state, "min_priority", None)
+    if best is not None and priority < best:
+        raise BadRequest(
+            f"priority: {priority} is better (lower) than {best}, the best that users may ask for here",
+            param="priority",
+        )
+    key = getattr(request.state, "key_id", "")
+    return {
+        "request_id": body.request_id or request.state.request_id,
+        "priority": priority,
+        "cache_salt": sharing.salt(key, body.cache_salt or ""),
+        "flow": sharing.flow(key, body.user),
+    }
+
+
+def check_room(asked: int | None, field_name: str, longest: int, max_model_len: int, source: str) -> None:
+    """Refuses a prompt that leaves no room for an answer, and an explicit `max_tokens` that the context
+    cannot hold.  `longest`: tokens of the longest prompt; `source`: the field that it comes from."""
+    room = max_model_len - longest
+    if room < 1:
+        raise ContextTooLong(
+            max_model_len,
+            f"your {source} resulted in {longest} tokens, which leaves no room for an answer",
+            f"Please reduce the length of the {source}, to at most {max_model_len - 1} tokens",
+            param=source,
+        )
+    if asked is not None and asked > room:
+        raise ContextTooLong(
+            max_model_len,
+            f"you requested {longest + asked} tokens ({longest} in the {source}, {asked} in the completion)",
+            f"Please reduce the length of the {source} or completion: {field_name} may be at most {room}",
+            param=field_name,
+        )

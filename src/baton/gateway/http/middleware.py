@@ -1,0 +1,95 @@
+"""What every HTTP request passes: a request id, its rights (`rights.py`), a counter, the last net for errors.
+
+It leaves in the scope's state: `request_id`; `key_id`, which stands for the key that was sent ("": none was
+needed); `min_priority`, the best `priority` that this caller may ask for (None: any).
+
+Pure ASGI: a middleware that wraps responses in tasks and queues would cost more than all the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton.gateway.errors import ApiError, InternalError, Unauthorized
+from baton.gateway.http.access import Access
+from baton.gateway.http.rights import Guard
+from baton.observe.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
+_CLIENT_GONE = 499
+
+
+def error_response(error: ApiError) -> Response:
+    """OpenAI's error shape, with `Retry-After` where waiting helps."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    return Response(
+        msgspec.json.encode(error.body()), error.status, headers=headers, media_type="application/json"
+    )
+
+
+class GatewayMiddleware:
+    """Wraps the application."""
+
+    def __init__(self, app: ASGIApp, *, access: Access, metrics: Metrics) -> None:
+        self._app = app
+        self._guard = Guard(access)
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if REQUEST_ID.match(given) else uuid.uuid4().hex
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            try:
+                caller = self._guard.check(scope, headers)
+            except ApiError as error:
+                await error_response(error)(scope, receive, send_with_id)
+            else:
+                state["key_id"], state["min_priority"] = caller.key, self._guard.min_priority(caller)
+                await self._app(scope, receive, send_with_id)
+        except Exception:
+            log.exception("request %s to %s failed", request_id, scope["path"])
+            if status:
+                raise
+            failure = InternalError(
+                f"internal error; the server's log has it under request {request_id}", code="internal"
+            )
+            await error_response(failure)(scope, receive, send_with_id)
+        finally:
+            self._metrics.http_request(scope["method"], _route(scope), status or _CLIENT_GONE)
+
+
+def _route(scope: dict[str, Any] | Scope) -> str:
+    """The route's template: a label must not have as many values as there are paths."""
+    route = scope.get("route")
+    if route is not None:
+        return str(getattr(route, "path", "unmatched"))
+    # A plain route says only that it matched; those that there are have no parameters.
+    return scope["path"] if "endpoint" in scope else "unmatched"

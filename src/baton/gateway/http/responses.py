@@ -1,0 +1,207 @@
+"""A `Generation` as an HTTP response, whole or as server-sent events.
+
+One class, because both must see the client go away: while the answer is made, a task waits for the
+disconnect and cancels the generation, and with it every sequence, at once.
+
+The status of a stream is decided by its first update, so that a full queue is a 429 and not an event; if
+that takes long the stream begins without it.  Each wake-up by the engine becomes one write, however many
+sequences have news.
+
+While a stream flows no task of it runs: its inbox calls a function that renders what came and writes it, in
+one go with all other streams that got something from the same message.  Only a connection that does not take
+more (its client reads too slowly: the transport's buffer is over its mark) wakes the task, which then waits
+for that connection; meanwhile nothing listens, and tokens coalesce in the inbox.  So a slow client holds a
+buffer and the tokens that it has not read, which `max_tokens` bounds, and delays nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from baton.gateway.api.formats import DONE, Part, encode, event, in_turns
+from baton.gateway.errors import ApiError, InternalError, RequestCancelled
+from baton.gateway.generation.generation import Completion, Generation, Update
+from baton.gateway.http.middleware import error_response
+from baton.gateway.http.stepping import Begun, begin
+
+log = logging.getLogger(__name__)
+
+SEND = "baton.send"
+"""In the scope: the server's own `send`, for the pieces of a body.  Every wrapper around it looks at nothing
+but the start of a response, and would cost each piece another call."""
+
+_FIRST_UPDATE_S = 2.0
+_MANY_LOGPROBS = 16
+"""At once: more of them are rendered by the task, which lets others have a turn."""
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Renderer(Protocol):
+    """Writes one endpoint's shapes for one generation."""
+
+    def whole(self, completions: list[Completion]) -> Iterator[Part]:
+        """The body of an answer that is not streamed."""
+
+    def begin(self) -> bytes:
+        """Events before any update."""
+
+    def chunk(self, update: Update) -> bytes:
+        """The event for an update; empty if it says nothing new."""
+
+    def parts(self, update: Update) -> Iterator[Part]:
+        """The same, for an update that brings much."""
+
+    def end(self) -> bytes:
+        """Events after the last update, without the end mark."""
+
+
+class GenerationResponse(Response):
+    """Answers with a generation, and closes it."""
+
+    def __init__(self, generation: Generation, renderer: Renderer, *, stream: bool) -> None:
+        self.background = None
+        self._generation = generation
+        self._renderer = renderer
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watcher = asyncio.create_task(self._watch(receive), name="disconnect")
+        try:
+            if self._stream:
+                updates = await self._generation.next(_FIRST_UPDATE_S)
+                await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                await self._send_stream(updates, scope.get(SEND, send))
+            else:
+                completions = await self._generation.collect()
+                content = await in_turns(self._renderer.whole(completions))
+                body = Response(content, media_type="application/json")
+                await body(scope, receive, send)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+        except RequestCancelled:
+            log.debug("request %s: the client went away", self._generation.request_id)
+        finally:
+            watcher.cancel()
+            self._generation.close()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._generation.cancel()
+
+    async def _send_stream(self, updates: list[Update], send: Send) -> None:
+        """Everything after the headers; errors become the last event."""
+        generation, renderer = self._generation, self._renderer
+        data = renderer.begin()
+        try:
+            data += await _render_much(renderer, updates)
+            while not generation.done:
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                if generation.stalled:
+                    data = await _render_much(renderer, await generation.next())
+                else:
+                    data = await self._flow(send)
+            data += renderer.end() + DONE
+        except ApiError as error:
+            data = event(encode(error.body()))
+        except RequestCancelled:
+            raise
+        except Exception:
+            log.exception("request %s failed in the middle of its stream", generation.request_id)
+            failure = InternalError(
+                f"internal error; the server's log has it under request {generation.request_id}",
+                code="internal",
+            )
+            data = event(encode(failure.body()))
+        generation.close()
+        await send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _flow(self, send: Send) -> bytes:
+        """Writes events as they come, until the generation is done or has to be waited for, or the connection
+        took no more and takes some again.  Returns what is not written yet.  Raises as `Generation.next`."""
+        flow = _Flow(self._generation, self._renderer, send)
+        inbox = self._generation.inbox
+        inbox.listen(flow.on_news)
+        try:
+            left = await flow.ended
+        finally:
+            inbox.listen(None)
+        if isinstance(left, bytes):
+            return left
+        if isinstance(left, list):
+            return await _render_much(self._renderer, left)
+        await left
+        return b""
+
+
+class _Flow:
+    """A stream while nobody waits for it."""
+
+    __slots__ = ("_generation", "_renderer", "_send", "ended")
+
+    def __init__(self, generation: Generation, renderer: Renderer, send: Send) -> None:
+        self._generation = generation
+        self._renderer = renderer
+        self._send = send
+        self.ended: asyncio.Future[bytes | list[Update] | Begun] = asyncio.get_running_loop().create_future()
+        """What is to be written, or what is to be rendered first, or a write that waits."""
+
+    def on_news(self) -> None:
+        generation = self._generation
+        left: bytes | list[Update] | Begun | None
+        try:
+            updates = generation.take()
+            if _are_much(updates):
+                left = updates
+            else:
+                left = self._write(_render(self._renderer, updates))
+        except Exception as error:
+            generation.inbox.listen(None)
+            if not self.ended.done():
+                self.ended.set_exception(error)
+            return
+        if left is not None:
+            generation.inbox.listen(None)
+            if not self.ended.done():
+                self.ended.set_result(left)
+
+    def _write(self, data: bytes) -> bytes | Begun | None:
+        """What is left of it: None if all is well and the stream goes on."""
+        if self._generation.done or self._generation.stalled:
+            return data
+        if not data:
+            return None
+        return begin(self._send({"type": "http.response.body", "body": data, "more_body": True}))
+
+
+def _render(renderer: Renderer, updates: list[Update]) -> bytes:
+    if len(updates) == 1:
+        return renderer.chunk(updates[0])
+    return b"".join([renderer.chunk(update) for update in updates])
+
+
+def _are_much(updates: list[Update]) -> bool:
+    """A client that reads slowly finds many log-probabilities at once."""
+    return sum([len(update.logprobs) for update in updates]) > _MANY_LOGPROBS
+
+
+async def _render_much(renderer: Renderer, updates: list[Update]) -> bytes:
+    """`_render` that lets others have a turn."""
+    return await in_turns(part for update in updates for part in renderer.parts(update))
+
+
+def now() -> int:
+    """Unix seconds, as `created` wants them."""
+    return int(time.time())

@@ -1,0 +1,1 @@
+"""The routes, one file for each group; `rights.py` says who may use which."""

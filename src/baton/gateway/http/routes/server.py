@@ -1,0 +1,222 @@
+"""Models, health, version, metrics, and the few switches of the instances."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from baton.gateway.api.formats import encode
+from baton.gateway.api.schemas import StartProfileRequest, UpdateWeightsRequest
+from baton.gateway.directories import below
+from baton.gateway.errors import BadRequest, InstanceUnavailable
+from baton.gateway.http.context import Gateway
+from baton.gateway.instances.client import QueryKind
+from baton.gateway.instances.orders import checked
+from baton.gateway.instances.pausing import PAUSE_MODES
+from baton.gateway.instances.weights import update_weights as update
+from baton.observe.metrics import CONTENT_TYPE, InstanceSample
+from baton.version import __version__
+
+_SCRAPE_DEADLINE_S = 1.0
+_SWITCH_DEADLINE_S = 10.0
+_ORDER_DEADLINE_S = 1800.0
+"""Of profiles: the instance bounds each part by its step_timeout_s, and fails then."""
+
+
+def server_routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter()
+    client, served = gateway.client, gateway.served
+
+    def model_card(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": served.created,
+            "owned_by": "baton",
+            "root": served.root or str(served.tokenizer),
+            "parent": None,
+            "max_model_len": served.max_model_len,
+        }
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [model_card(name) for name in served.names]})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        return _json(model_card(gateway.model_name(name)))
+
+    @router.api_route("/health", methods=["GET", "HEAD"])
+    async def health() -> Response:
+        """The server is alive, whether or not it can serve."""
+        return _json({"status": "alive"})
+
+    @router.api_route("/ready", methods=["GET", "HEAD"])
+    async def ready() -> Response:
+        """200 if a request would be served now, else 503 with the reason.  After the start of the server:
+        when all its instances are ready.  From the notice that it will stop: never again."""
+        if gateway.leaving:
+            body = {"status": "stopping", "reason": "the server will stop soon"}
+            return _json(body, 503, {"retry-after": "5"})
+        try:
+            client.check_ready()
+            client.check_settled()
+        except InstanceUnavailable as error:
+            headers = {"retry-after": str(error.retry_after_s or 5)}
+            return _json({"status": client.state, "reason": error.message}, 503, headers)
+        reason = gateway.pausing.reason
+        if reason is not None:
+            return _json({"status": "paused", "reason": reason}, 503, {"retry-after": "5"})
+        return _json({"status": "ready"})
+
+    @router.get("/version")
+    async def version() -> Response:
+        return _json({"version": __version__})
+
+    @router.get("/server_info")
+    async def server_info() -> Response:
+        """How the server was started.  Secrets are not in it."""
+        model = {
+            "names": served.names,
+            "root": served.root or str(served.tokenizer),
+            "tokenizer": str(served.tokenizer),
+            "max_model_len": served.max_model_len,
+            "vocab_size": served.vocab_size,
+            "dtype": served.dtype,
+            "checkpoint": served.checkpoint,
+        }
+        return _json({"version": __version__, "model": model, **gateway.started_with})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus text; without an engine's part if it does not answer within a second."""
+        stats = await client.query_each("stats", _SCRAPE_DEADLINE_S)
+        samples = {}
+        for entry in client.describe():
+            answer = stats.get(entry["name"])
+            samples[entry["name"]] = InstanceSample(
+                stats=answer if isinstance(answer, dict) else None,
+                label=entry["label"],
+                ready=entry["state"] == "ready",
+                draining=entry["draining"],
+                in_flight=entry["in_flight"],
+                restarts=entry["restarts"],
+                paused=entry["paused"],
+            )
+        table = client.cluster.table
+        data = gateway.metrics.render(
+            samples,
+            handed_over=table.num_handed_over,
+            continued=table.num_continued,
+            held=gateway.generator.num_held,
+        )
+        return Response(data, headers={"content-type": CONTENT_TYPE})
+
+    @router.get("/stats")
+    async def stats(instance: str | None = None) -> Response:
+        """What the engine of one instance counts, or of all."""
+        return _json(await (client.query_one(instance, "stats") if instance else client.query("stats")))
+
+    @router.get("/debug/ledger")
+    async def ledger(instance: str | None = None) -> Response:
+        """Who holds the KV blocks, of one instance or of all."""
+        return _json(await (client.query_one(instance, "ledger") if instance else client.query("ledger")))
+
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        return _json(checked(await client.query("reset_prefix_cache", _SWITCH_DEADLINE_S)))
+
+    @router.post("/pause")
+    async def pause(request: Request) -> Response:
+        """See `pausing.py`.  `mode` and `clear_cache` have vLLM's names and defaults."""
+        return _json(await gateway.pausing.pause(**_pause_options(request.query_params)))
+
+    @router.post("/resume")
+    async def resume() -> Response:
+        return _json(await gateway.pausing.resume())
+
+    @router.get("/is_paused")
+    async def is_paused() -> Response:
+        return _json(gateway.pausing.describe())
+
+    @router.post("/update_weights")
+    async def update_weights(request: Request) -> Response:
+        """Other weights of the same model, for all instances or none.  Requests wait and go on with them."""
+        body = await gateway.read(request, UpdateWeightsRequest)
+        path = await asyncio.to_thread(below, gateway.access.weights_dir, "--weights-dir", "path", body.path)
+        return _json(await update(client, path))
+
+    @router.post("/start_profile")
+    async def start_profile(request: Request) -> Response:
+        body = await gateway.read(request, StartProfileRequest)
+        path = await asyncio.to_thread(
+            below, gateway.access.profile_dir, "--profile-dir", "directory", body.directory
+        )
+        return _json(await order("start_profile", "directory", path))
+
+    @router.post("/stop_profile")
+    async def stop_profile() -> Response:
+        """Each rank writes its trace into the directory, before this is answered."""
+        return _json(await order("stop_profile", None))
+
+    async def order(what: QueryKind, field: str | None, argument: str = "") -> dict[str, Any]:
+        return checked(await client.query(what, _ORDER_DEADLINE_S, argument, everybody=True), field)
+
+    return router
+
+
+_PAUSE_OPTIONS = ("mode", "clear_cache", "wait_for_inflight_requests", "timeout_s", "resume_after_s")
+_MAX_PAUSE_S = 86_400.0
+
+
+def _pause_options(given: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of `Pausing.pause`.  Raises `BadRequest`."""
+    for name in given:
+        if name not in _PAUSE_OPTIONS:
+            raise BadRequest(
+                f"{name[:50]}: is no option; there are {', '.join(_PAUSE_OPTIONS)}", param=name[:50]
+            )
+    mode: Any = given.get("mode", "wait" if _truth(given, "wait_for_inflight_requests", False) else "abort")
+    if mode not in PAUSE_MODES:
+        raise BadRequest(f"mode: {mode[:50]!r} must be one of {', '.join(PAUSE_MODES)}", param="mode")
+    return {
+        "mode": mode,
+        "clear_cache": _truth(given, "clear_cache", mode != "keep"),
+        "timeout_s": _seconds(given, "timeout_s", _ORDER_DEADLINE_S),
+        "resume_after_s": _seconds(given, "resume_after_s", None),
+    }
+
+
+def _truth(given: Mapping[str, str], name: str, default: bool) -> bool:
+    text = given.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise BadRequest(f"{name}: {text[:50]!r} must be true or false", param=name)
+    return text.lower() in ("true", "1")
+
+
+_Default = TypeVar("_Default", float, None)
+
+
+def _seconds(given: Mapping[str, str], name: str, default: _Default) -> float | _Default:
+    text = given.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= _MAX_PAUSE_S:
+        raise BadRequest(
+            f"{name}: {text[:50]!r} must be more than 0 and at most {_MAX_PAUSE_S:g} seconds", param=name
+        )
+    return value
+
+
+def _json(body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(encode(body), status, headers=headers, media_type="application/json")

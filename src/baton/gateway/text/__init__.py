@@ -1,0 +1,1 @@
+"""Between text and tokens: `tokenizer`, `chat_template`, `prompts` in; `detokenizer`, stop strings out."""

@@ -1,0 +1,371 @@
+"""The tokenizer of a model directory: text to ids, ids to text, messages to text.
+
+The fast way needs only `tokenizer.json` (the `tokenizers` library) and the chat template; importing
+transformers takes seconds and is the fallback for directories that have no `tokenizer.json`.
+
+What a token's bytes are follows from the tokenizer's decoder: see `_decoder_of`.  Where that is known,
+streaming text is exact and cheap (`ByteDetokenizer`), and log-probabilities can name exact bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import tokenizers
+
+from baton.gateway.api.messages import ContentFormat
+from baton.gateway.api.reading import no_template
+from baton.gateway.encoding import Backend, Encoding
+from baton.gateway.text.chat_template import ChatTemplate, content_format
+from baton.gateway.text.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    FallbackDetokenizer,
+    WindowDetokenizer,
+)
+from baton.model.checkpoint.files import has_tokenizer
+
+log = logging.getLogger(__name__)
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+
+
+class TokenizerError(ValueError):
+    """The directory holds no tokenizer that can be used."""
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _Description(msgspec.Struct):
+    """What is of interest in a tokenizer.json."""
+
+    decoder: dict[str, Any] | None = None
+    added_tokens: list[_Added] = []
+
+
+_Found = TypeVar("_Found")
+
+
+class _OfTokens(dict[int, _Found]):
+    """Something of each token; found when it is first asked for."""
+
+    def __init__(self, find: Callable[[int], _Found]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, token: int) -> _Found:
+        found = self[token] = self._find(token)
+        return found
+
+
+class Tokenizer:
+    """Immutable after loading; encoding is safe from any thread."""
+
+    def __init__(self, backend: Backend, description: _Description, config: Mapping[str, Any]) -> None:
+        self._backend = backend
+        self.special_ids = frozenset(token.id for token in description.added_tokens if token.special)
+        self.special_tokens = _special_tokens(config)
+        """`bos_token` and the like → text."""
+        self._decoder = _decoder_of(description.decoder)
+        self._bytes = _OfTokens(self._find_bytes)
+        visible = _OfTokens(lambda token: b"" if token in self.special_ids else self._bytes[token])
+        self._bytes_of, self._visible_of = self._bytes.__getitem__, visible.__getitem__
+        self._texts = _OfTokens(lambda token: self._bytes[token].decode("utf-8", "replace"))
+        pieces = _OfTokens(self._find_piece)
+        shown = _OfTokens[str | int](lambda token: "" if token in self.special_ids else pieces[token])
+        self._piece_of, self._visible_piece_of = pieces.__getitem__, shown.__getitem__
+        self.encoding = Encoding(backend)
+        bos = self.special_tokens.get("bos_token")
+        if config.get("add_bos_token") is True and bos is not None:
+            bos_id = backend.token_to_id(bos)
+            if bos_id is not None and bos_id not in self.encode(""):
+                self.encoding = Encoding(backend, [bos_id])
+        self.template_source: str | None = config.get("chat_template") or None
+        self.content_format: ContentFormat = "string"
+        """How the template wants a message's content; see `chat_template.content_format`."""
+        if self.template_source is not None:
+            self.content_format = content_format(self.template_source)
+
+    @classmethod
+    def from_directory(cls, directory: Path | str) -> Tokenizer:
+        """Raises `TokenizerError` or `ChatTemplateError` with the file and the reason."""
+        directory = Path(directory)
+        config = _read_config(directory)
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            return _from_transformers(directory, config)
+        try:
+            data = path.read_bytes()
+            backend = tokenizers.Tokenizer.from_buffer(data)
+            description = msgspec.json.decode(data, type=_Description)
+        except Exception as error:  # the library raises plain Exception
+            raise TokenizerError(f"{path} cannot be read: {error}") from None
+        if not backend.get_vocab_size():
+            raise TokenizerError(f"{path}: its vocabulary is empty")
+        backend.no_truncation()
+        backend.no_padding()
+        _add_missing(backend, description, config)
+        return cls(backend, description, config)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """That of `eos_token`; None if there is none."""
+        token = self.special_tokens.get("eos_token")
+        return None if token is None else self._backend.token_to_id(token)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens (a BOS, say) as the model's tokenizer adds them."""
+        return self.encoding.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self.encoding.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token(self, token: int) -> str | None:
+        """The vocabulary's own name of an id (with its marks for spaces), None if it has none."""
+        return self._backend.id_to_token(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for, special ones too; empty for an unknown id."""
+        return self._bytes[token]
+
+    def token_text(self, token: int) -> str:
+        """A token on its own; U+FFFD where it is a part of a character."""
+        return self._texts[token]
+
+    def detokenizer(self, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
+        """Streaming text of what follows `context` (the prompt's ids; empty: the start of a text)."""
+        if self._decoder is None:
+            return WindowDetokenizer(
+                lambda ids: self._backend.decode(ids, skip_special_tokens=False),
+                context,
+                hidden=self.special_ids if skip_special_tokens else (),
+            )
+        if self._decoder.falls_back:
+            return FallbackDetokenizer(
+                self._visible_piece_of if skip_special_tokens else self._piece_of,
+                context,
+                strip_first_space=self._decoder.strips,
+            )
+        return ByteDetokenizer(self._visible_of if skip_special_tokens else self._bytes_of, context)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt's text; see `ChatTemplate.render`.  In this process: a server renders in a helper."""
+        if self.chat_template is None:
+            raise no_template()
+        return self.chat_template.render(messages, **options)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """Compiled when it is first needed."""
+        source = self.template_source
+        return None if source is None else ChatTemplate(source, self.special_tokens)
+
+    def _find_piece(self, token: int) -> str | int:
+        """For `FallbackDetokenizer`."""
+        byte = _byte_of(self._backend.id_to_token(token) or "")
+        return self._bytes[token].decode() if byte is None else byte
+
+    def _find_bytes(self, token: int) -> bytes:
+        content = self._backend.id_to_token(token)
+        if content is None:
+            return b""
+        if self._decoder is not None:
+            return self._decoder.to_bytes(content)
+        return self._backend.decode([token], skip_special_tokens=False).encode()
+
+
+class _Decoder(NamedTuple):
+    """A decoder whose tokens stand for fixed bytes."""
+
+    to_bytes: Callable[[str], bytes]
+    """How a vocabulary's entry becomes bytes."""
+    falls_back: bool = False
+    """Entries are texts, but for those that are a byte: see `FallbackDetokenizer`."""
+    strips: bool = False
+    """A text's first space is dropped."""
+
+
+def _decoder_of(decoder: Mapping[str, Any] | None) -> _Decoder | None:
+    """None if it is none of those that are known."""
+    if decoder is None:
+        return None
+    steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _Decoder(_byte_level)
+    fallback = "ByteFallback"
+    if kinds.count(fallback) != 1:
+        return None
+    replaces = strips = False
+    for number, step in enumerate(steps):
+        before = kinds[:number]
+        match step:
+            case {"type": "Replace", "pattern": {"String": "▁"}, "content": " "} if (
+                "ByteFallback" not in before
+            ):
+                replaces = True
+            case {"type": "ByteFallback" | "Fuse"}:
+                pass
+            case {"type": "Strip", "content": " ", "start": 1, "stop": 0} if "Fuse" in before:
+                strips = True
+            case _:
+                return None
+    return _Decoder(_spaced if replaces else _plain, True, strips)
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for each byte: itself if it is one, else the next from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return alphabet
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def _byte_level(content: str) -> bytes:
+    try:
+        return bytes([_ALPHABET[character] for character in content])
+    except KeyError:  # an added token with characters of its own
+        return content.encode()
+
+
+def _byte_of(content: str) -> int | None:
+    """The byte that an entry such as `<0xE6>` stands for."""
+    byte = _BYTE_TOKEN.match(content)
+    return int(byte[1], 16) if byte else None
+
+
+def _plain(content: str) -> bytes:
+    byte = _byte_of(content)
+    return content.encode() if byte is None else bytes([byte])
+
+
+def _spaced(content: str) -> bytes:
+    return _plain(content.replace("▁", " "))
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json with `chat_template` as one string."""
+    config: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = directory / name
+        if path.is_file():
+            try:
+                config.update(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+            except msgspec.MsgspecError as error:
+                raise TokenizerError(f"{path} cannot be read: {error}") from None
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named ones
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        config["chat_template"] = named.get("default")
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        config["chat_template"] = path.read_text(encoding="utf-8")
+    return config
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _add_missing(backend: tokenizers.Tokenizer, description: _Description, config: Mapping[str, Any]) -> None:
+    """Adds what tokenizer_config.json says of tokens and tokenizer.json does not, as transformers does.
+
+    That is tokens of `added_tokens_decoder`, and that `eos_token` and the like are special.  A name of the
+    latter kind that has no id at all is left out: the model cannot know the id that it would be given.
+    """
+    known = {token.content for token in description.added_tokens}
+    stated = config.get("added_tokens_decoder")
+    entries: list[tuple[int, dict[str, Any]]] = []
+    for key, entry in (stated if isinstance(stated, dict) else {}).items():
+        if isinstance(entry, dict) and isinstance(entry.get("content"), str) and key.isdecimal():
+            entries.append((int(key), entry))
+    for token_id, entry in sorted(entries, key=lambda pair: pair[0]):
+        content = entry["content"]
+        if content in known:
+            continue
+        free = backend.token_to_id(content) is None
+        if free and token_id != backend.get_vocab_size():
+            log.warning(
+                "tokenizer_config.json: %r has the id %d, but the next one of tokenizer.json is %d; left out",
+                content,
+                token_id,
+                backend.get_vocab_size(),
+            )
+            continue
+        flags = {name: entry[name] for name in _ADDED_FLAGS if isinstance(entry.get(name), bool)}
+        _add(backend, description, tokenizers.AddedToken(content, **flags))
+        known.add(content)
+    more = config.get("additional_special_tokens")
+    named = [*_special_tokens(config).values(), *(more if isinstance(more, list) else ())]
+    for content in named:
+        if isinstance(content, str) and content not in known and backend.token_to_id(content) is not None:
+            _add(backend, description, tokenizers.AddedToken(content, special=True, normalized=False))
+            known.add(content)
+
+
+def _add(backend: tokenizers.Tokenizer, description: _Description, token: tokenizers.AddedToken) -> None:
+    (backend.add_special_tokens if token.special else backend.add_tokens)([token])
+    token_id = backend.token_to_id(token.content)
+    if token_id is not None:
+        description.added_tokens.append(_Added(token_id, token.content, token.special))
+
+
+def _from_transformers(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
+    """For directories without tokenizer.json: a SentencePiece model, say, which transformers converts."""
+    if not has_tokenizer(directory):
+        raise TokenizerError(f"{directory} has no tokenizer: neither tokenizer.json nor tokenizer.model")
+    # What it logs meanwhile are guesses at what is wrong; the error says it.
+    from transformers.utils import logging as transformers_logging
+
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    try:
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        raise TokenizerError(
+            f"{directory} has no tokenizer.json, and its tokenizer cannot be converted "
+            f"({_first_line(error)}); save it with save_pretrained of transformers' fast tokenizer"
+        ) from None
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise TokenizerError(
+            f"{directory}: no tokenizer.json, and {type(loaded).__name__} has no fast form; convert it "
+            "with save_pretrained of a fast tokenizer"
+        )
+    if not backend.get_vocab_size(with_added_tokens=False):
+        raise TokenizerError(f"{directory}: the tokenizer's vocabulary is empty; its files are incomplete")
+    backend.no_truncation()
+    backend.no_padding()
+    description = msgspec.json.decode(backend.to_str(), type=_Description)
+    return Tokenizer(backend, description, config)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip().rstrip(".:") if lines else type(error).__name__

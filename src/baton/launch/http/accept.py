@@ -1,0 +1,151 @@
+"""Accepts connections: as many as there is room for, and then each in the place of one that is dispensable.
+
+The event loop's own server would accept whatever comes until descriptors run out, and then throw away
+everybody who waits.  Here the listener is read a few connections a turn, and before descriptors run out: the
+number of a new descriptor is the lowest that is free, so it says how many are left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from baton.launch.http.limits import Connections
+from baton.launch.http.protocol import Connection, refusal
+
+log = logging.getLogger(__name__)
+
+_BATCH = 32
+"""Connections accepted in one turn of the event loop."""
+RESERVED_DESCRIPTORS = 2 * _BATCH
+"""Kept free: what a turn accepts before those whose place it takes are gone, and for the rest of the
+process."""
+_FULL_PAUSE_S = 0.1
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Acceptor:
+    """Accepts from `listener` until `close`.  `descriptors`: how many the process may have open."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make: Callable[[], Connection],
+        table: Connections[Connection],
+        descriptors: int,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._make = make
+        self._table = table
+        self._max_count = table.limits.limit_concurrency or descriptors
+        self._max_descriptor = max(descriptors - RESERVED_DESCRIPTORS, descriptors // 2)
+        self._opening: set[asyncio.Task[Any]] = set()
+        self._refusing = ""
+        self._paused: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # (inherited by connections)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+        self._loop.add_reader(listener.fileno(), self._accept)
+
+    def refuse(self, why: str) -> None:
+        """From now on each new connection is answered 503 with this."""
+        self._refusing = why
+
+    def close(self) -> None:
+        """Refuses who waits to be accepted (the kernel would reset them), and listens no more."""
+        if self._listener.fileno() < 0:
+            return
+        if self._paused is not None:
+            self._paused.cancel()
+        self._loop.remove_reader(self._listener.fileno())
+        self._refusing = self._refusing or "the server shuts down"
+        while self._accept_one():
+            pass
+        self._listener.close()
+
+    # -- inside
+
+    def _accept(self) -> None:
+        for _ in range(_BATCH):
+            if not self._accept_one():
+                return
+
+    def _accept_one(self) -> bool:
+        """False: there is none, or no room for any."""
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            if error.errno not in _SHORT:
+                return True  # it left while it waited
+            self._make_room()
+            self._pause()
+            return False
+        connection.setblocking(False)
+        if self._refusing:
+            _answer(connection, refusal(503, self._refusing, retry_after_s=2))
+        elif self._has_room(connection) or self._make_room():
+            self._open(connection)
+        else:
+            self._table.note("full")
+            message = "the server has as many connections as it may; try again"
+            _answer(connection, refusal(503, message, retry_after_s=1))
+        return True
+
+    def _has_room(self, connection: socket.socket) -> bool:
+        count = self._table.count + self._table.coming
+        return count < self._max_count and connection.fileno() < self._max_descriptor
+
+    def _make_room(self) -> bool:
+        """Ends the connection that is missed least."""
+        victim = self._table.dispensable(self._loop.time())
+        if victim is None:
+            return False
+        victim.cut("shed")
+        return True
+
+    def _open(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._table.comes()
+        task = self._loop.create_task(self._connect(connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        made = self._make()
+        try:
+            await self._loop.connect_accepted_socket(lambda: made, connection)
+        except Exception as error:
+            log.debug("a connection could not be taken over: %s", error)
+            connection.close()
+            if not made.opened:
+                self._table.lost()
+
+    def _pause(self) -> None:
+        """No descriptor is left: the listener stays readable, and must not be asked all the time."""
+        fd = self._listener.fileno()
+        self._loop.remove_reader(fd)
+        self._paused = self._loop.call_later(_FULL_PAUSE_S, self._resume, fd)
+
+    def _resume(self, fd: int) -> None:
+        self._paused = None
+        self._loop.add_reader(fd, self._accept)
+
+
+def _answer(connection: socket.socket, data: bytes) -> None:
+    """As much as goes at once, to somebody for whom there is no room."""
+    with contextlib.suppress(OSError):
+        connection.send(data)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1 << 16)  # (what was not read would reset the connection, and the answer be lost)
+    connection.close()

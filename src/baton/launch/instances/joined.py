@@ -1,0 +1,269 @@
+"""`baton serve --instance --join HOST:PORT`: one instance, without HTTP, that takes part in another server.
+
+Theory.  The process runs a supervisor for its instance, as a server does, and a gateway client that sends no
+requests: it is how the supervisor sees that the engine is well.  The server connects to the engine by
+itself, at the address that it is told when the instance registers: where both are on one host, and `--host`
+names no address that others reach, that is the socket in a private directory, and so it is for other
+instances. Then nothing of the instance listens for anybody but this user.
+
+A registration (`registration.py`) is an HTTP request that is repeated each third of its time to live, and at
+once when there is a new incarnation.  While the server is away it is repeated with growing pauses, and
+what the instance computes goes on; when the server comes back it finds the instance again.
+
+How it ends:
+
+| what happens | what the process does |
+| --- | --- |
+| SIGINT, SIGTERM | drains (below), leaves the cluster, stops the engine, exits with 0 |
+| the same again | leaves the cluster, kills the engine, exits with 0 |
+| the server refuses the instance (other model, name taken, wrong key) | says so, exits with 1 |
+| the instance cannot be started, or dies too often | leaves the cluster, says so, exits with 1 |
+
+To drain is to ask the server to send nothing more, and to wait until nothing is there.  What still runs after
+`--shutdown-timeout` is continued by the server elsewhere.  The registration is renewed meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import uvloop
+
+from baton.gateway.cluster.member import INSTANCE_NAME
+from baton.gateway.errors import InstanceUnavailable
+from baton.gateway.instances.client import ClusterClient
+from baton.gateway.instances.connection import InstanceClient
+from baton.launch.announce import say
+from baton.launch.cluster_options import (
+    bracketed,
+    check_cluster,
+    check_reachable,
+    configure,
+    is_loopback,
+)
+from baton.launch.instances.registration import Refused, Registrar, Registration, Server, ServerAway
+from baton.launch.instances.supervisor import InstanceFailed, Supervisor
+from baton.launch.limits import OptionError
+from baton.launch.options import ServeOptions
+from baton.launch.plan import Plan, make_plan
+from baton.observe.logs import configure_logging
+from baton.protocol.weights import Weights
+from baton.version import __version__
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MOVING_S = 5.0
+"""What the server may take to move the rest, after `--shutdown-timeout`."""
+_LOOK_S = 0.1
+_TTL_S = 10.0
+"""A registration that is not renewed for so long is void."""
+
+
+def run_joined(options: ServeOptions) -> None:
+    """Runs until a signal.  Raises `ValueError` for wrong options, `InstanceFailed` when it cannot go on."""
+    server = _check(options)
+    private = is_loopback(options.host) and is_loopback(server.host)
+    if not private:
+        options = replace(options, peer_host=options.peer_host or options.host)
+    check_cluster(options)
+    configure_logging(options.log_level, "instance")
+    plan = make_plan(options)
+    name = options.name or f"{options.label}-{_host_name()}-{os.getpid()}"
+    config = msgspec.structs.replace(configure(plan.instance, options, instances=1), name=name)
+    plan = replace(plan, instance=config)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_Joined(plan, options, server, private=private).run())
+
+
+class _Joined:
+    """The process, on its event loop."""
+
+    def __init__(self, plan: Plan, options: ServeOptions, server: Server, *, private: bool) -> None:
+        self._plan = plan
+        self._options = options
+        self._client = ClusterClient(on_fatal=self._on_fatal)
+        self._link: InstanceClient = self._client.add(plan.instance.name, options.label)
+        self._secret = self._link.secret = secrets.token_hex(32)
+        self._supervisor = Supervisor(
+            plan.instance,
+            self._link,
+            max_restarts=options.max_restarts,
+            public="" if private else f"tcp://{bracketed(options.host)}:0",
+            heartbeat_idle=True,
+            secret=self._secret,
+        )
+        self._registrar = Registrar(server, plan.instance.name, _TTL_S)
+        self._registration = Registration(
+            incarnation="",
+            endpoint="",
+            label=options.label,
+            model=plan.served.name if options.served_model_name else None,
+            process=secrets.token_hex(8),
+            secret=self._secret,
+            checkpoint=plan.served.checkpoint,
+            dtype=plan.served.dtype,
+        )
+        self._weights = Weights()
+        self._leaving = asyncio.Event()
+        self._impatient = asyncio.Event()
+        self._fatal: str | None = None
+
+    async def run(self) -> None:
+        started = time.monotonic()
+        self._stop_on_signals()
+        await self._unless_refused(self._registrar.look())
+        if self._registrar.weights.generation and self._registrar.checkpoint == self._plan.served.checkpoint:
+            # The same weights, from a directory of its own: pages of them are of use to the others.
+            self._weights = self._registrar.weights
+            self._supervisor.name_weights(self._weights)
+        say(f"Baton {__version__} loads {self._plan.served.name} for {self._registrar.server.url}")
+        supervising = asyncio.create_task(self._supervisor.run(), name="supervisor")
+        registering = asyncio.create_task(self._register(started), name="registration")
+        leaving = asyncio.create_task(self._leaving.wait(), name="leaving")
+        tasks: tuple[asyncio.Task[Any], ...] = (supervising, registering, leaving)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done():
+                await self._drain(supervising)
+            for task in (supervising, registering):
+                if task.done():
+                    task.result()  # raises why
+            if self._fatal is not None:
+                raise InstanceFailed(self._fatal)
+        finally:
+            registering.cancel()
+            await asyncio.gather(registering, return_exceptions=True)
+            await self._registrar.leave()
+            await self._client.close()
+            if self._impatient.is_set():
+                self._supervisor.kill()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _register(self, started: float) -> None:
+        """Keeps the server informed.  Raises `InstanceFailed` when it does not want this instance."""
+        link, told = self._link, False
+        while True:
+            await self._client.wait_for(lambda: link.state == "ready")
+            incarnation = link.incarnation
+            endpoint = self._supervisor.public or link.endpoint
+            registration = self._registration._replace(incarnation=incarnation, endpoint=endpoint)
+            pause = await self._unless_refused(self._registrar.renew(registration))
+            self._use_weights(self._registrar.weights)
+            if not told and self._registrar.connected:
+                told = True
+                seconds = time.monotonic() - started
+                welcome = link.welcome
+                say(
+                    f"  {self._plan.instance.name}  {welcome.detail if welcome else ''}",
+                    f"  joined {self._registrar.server.url} as {self._options.label}; "
+                    f"it is reached at {endpoint}  (ready in {seconds:.1f} s)",
+                )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._client.wait_for(partial(self._restarted, incarnation))
+
+    def _use_weights(self, weights: Weights) -> None:
+        """The server has decided that all instances have other weights: later incarnations load them."""
+        if weights.newer(self._weights):
+            self._weights = weights
+            self._supervisor.use_weights(weights)
+            checkpoint = weights.name if weights.name != weights.path else ""
+            self._registration = self._registration._replace(checkpoint=checkpoint)
+
+    async def _unless_refused(self, asking: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await asking
+        except Refused as error:
+            raise InstanceFailed(f"{self._registrar.server.url} refuses the instance: {error}") from None
+
+    def _restarted(self, incarnation: str) -> bool:
+        return self._link.state == "ready" and self._link.incarnation != incarnation
+
+    async def _drain(self, supervising: asyncio.Task[None]) -> None:
+        """Returns when nothing is there any more, or it has taken too long, or somebody is impatient."""
+        patience = asyncio.create_task(self._impatient.wait())
+        drained = asyncio.create_task(self._until_drained(self._options.shutdown_timeout))
+        try:
+            await asyncio.wait(
+                (patience, drained, supervising),
+                timeout=self._options.shutdown_timeout + _MOVING_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            patience.cancel()
+            drained.cancel()
+            await asyncio.gather(patience, drained, return_exceptions=True)
+
+    async def _until_drained(self, move_after_s: float) -> None:
+        if self._link.state != "ready":
+            return
+        try:
+            await self._registrar.drain(move_after_s)
+            while not await self._registrar.drained():
+                await asyncio.sleep(_LOOK_S)
+        except (Refused, ServerAway) as error:
+            log.warning("leaving without the server: %s", error)
+        # Other servers, and hand-overs that end here: the engine knows.
+        while await self._occupied():
+            await asyncio.sleep(_LOOK_S)
+
+    async def _occupied(self) -> bool:
+        try:
+            stats = await self._link.query("stats")
+        except InstanceUnavailable:
+            return False
+        blocks = stats.get("blocks", {})
+        kept = (stats.get("running"), stats.get("waiting"), blocks.get("exported"), blocks.get("reserved"))
+        return any(kept)
+
+    def _on_fatal(self, reason: str) -> None:
+        self._fatal = reason
+        self._leaving.set()
+
+    def _stop_on_signals(self) -> None:
+        def on_signal() -> None:
+            if self._leaving.is_set():
+                self._impatient.set()
+            self._leaving.set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+
+
+def _check(options: ServeOptions) -> Server:
+    if not options.instance:
+        raise OptionError("--join: only for a single instance without HTTP; give --instance as well")
+    if options.join is None:
+        raise OptionError("--instance: give the server to take part in, --join HOST:PORT")
+    if options.prefill or options.decode or options.mixed is not None:
+        raise OptionError(
+            "--prefill, --decode, --mixed: a server's; an instance that joins is one, give it a --label"
+        )
+    if options.name is not None and not INSTANCE_NAME.match(options.name):
+        raise OptionError(
+            f"--name {options.name}: give 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first"
+        )
+    check_reachable("--host", options.host)
+    return Server.parse(options.join, options.admin_key[0] if options.admin_key else None)
+
+
+def _host_name() -> str:
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().split(".")[0])[:32] or "host"

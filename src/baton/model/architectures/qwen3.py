@@ -1,0 +1,42 @@
+"""Qwen3: Llama whose query and key heads are normalized, each over its head_dim, before rotation."""
+
+from __future__ import annotations
+
+from baton.model.architectures.llama import Attention, LlamaForCausalLM
+from baton.model.attention import AttentionBackend
+from baton.model.checkpoint.config import ModelConfig
+from baton.model.cpu.kernels import HeadNorms
+from baton.model.layers.layers import Layer, Piece, Placement
+
+
+class HeadNormWeights(Layer):
+    """One RMSNorm weight [head_dim] for all query heads and one for all key heads."""
+
+    def __init__(self, name: str, head_dim: int, placement: Placement) -> None:
+        super().__init__()
+        self.queries = placement.empty(head_dim)
+        self.keys = placement.empty(head_dim)
+        self.pieces = [
+            Piece(f"{name}.q_norm.weight", (head_dim,), "queries"),
+            Piece(f"{name}.k_norm.weight", (head_dim,), "keys"),
+        ]
+
+
+class Qwen3Attention(Attention):
+    def __init__(
+        self,
+        name: str,
+        layer: int,
+        config: ModelConfig,
+        placement: Placement,
+        backend: AttentionBackend,
+        max_model_len: int,
+    ) -> None:
+        super().__init__(name, layer, config, placement, backend, max_model_len)
+        self.head_norm_weights = HeadNormWeights(name, config.head_dim, placement)
+        weights = self.head_norm_weights
+        self.head_norms = HeadNorms(weights.queries, weights.keys, config.norm_eps)
+
+
+class Qwen3ForCausalLM(LlamaForCausalLM):
+    attention_class = Qwen3Attention

@@ -1,0 +1,1 @@
+"""The CPU's kernels in numba, for machines where there was no C++ compiler."""

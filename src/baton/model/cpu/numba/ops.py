@@ -1,0 +1,56 @@
+"""The operations of `fused` by numba kernels (`steps`), where there is no C++ build."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.model.cpu.kernels import address_of
+from baton.model.cpu.numba.kernels import kernel, run_task
+from baton.model.cpu.numba.task import NEXT, NORM_EPS, TASK_BYTES, X
+from baton.model.layers.fused import Activations, FusedOps, Result, addresses
+from baton.model.weights.quantized import Unscaled
+
+_ELEMENTS_OF_A_THREAD = 16384
+_SIX, _SEVEN = struct.Struct("=6q"), struct.Struct("=7q")
+
+
+class NumbaOps(FusedOps):
+    """For contiguous tensors of one dtype, bfloat16 or float32, on a CPU."""
+
+    def __init__(self, dtype: torch.dtype, int8: bool = False) -> None:
+        super().__init__(int8)
+        self._kind = "pairs" if dtype == torch.bfloat16 else "singles"
+        self._task = np.zeros(TASK_BYTES // 8, np.int64)
+        self._address = address_of(self._task)
+        self._fields = memoryview(self._task)  # type: ignore[arg-type]
+        self._eps = self._task.view(np.float32)[NORM_EPS // 4 :]
+        self._scratch = np.empty(0, np.uint8)
+
+    def add_norm(self, x: Tensor, y: Result | None, weight: Tensor, eps: float) -> Activations:
+        self._eps[0] = eps
+        return self._run("add_norm", x, y, weight, *x.shape)
+
+    def silu_mul(self, gate_up: Result) -> Activations:
+        values = gate_up.values if isinstance(gate_up, Unscaled) else gate_up
+        return self._run("silu_mul", values, gate_up, None, values.shape[0], values.shape[1] // 2)
+
+    def quantize(self, x: Tensor) -> Activations:
+        return self._run("quantize", x.contiguous(), None, None, *x.shape) if self.int8 else x
+
+    def _run(
+        self, name: str, x: Tensor, y: Result | None, weight: Tensor | None, rows: int, n: int
+    ) -> Activations:
+        threads = min(1 + rows * n // _ELEMENTS_OF_A_THREAD, torch.get_num_threads())
+        room = threads * (n + 16) * 4 + 64
+        if self._scratch.nbytes < room:
+            self._scratch = np.zeros(room, np.uint8)
+        out = self._result(x, rows, n)
+        weights, _ = addresses(weight)
+        _SIX.pack_into(self._fields, NEXT, 0, 0, rows, 0, address_of(self._scratch), 0)
+        _SEVEN.pack_into(self._fields, X, x.data_ptr(), *addresses(y), weights, *addresses(out), n)
+        run_task(kernel(f"{name}_{self._kind}").address, self._address, threads)
+        return out

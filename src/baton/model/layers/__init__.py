@@ -1,0 +1,1 @@
+"""The parts that models are made of, each cut for its tensor-parallel rank."""

@@ -1,0 +1,90 @@
+"""What happens to activations between two products, each as one operation: here in plain PyTorch.
+
+* `add_norm`: the residual stream takes up what the last sublayer gave, and is normalized for the next one;
+* `silu_mul`: SwiGLU, silu(gate) * up;
+* `quantize`, `scaled`: into and out of int8 products (see `quantized`), where no other operation does it.
+
+With int8 weights the first two quantize their result and accept an unscaled product.  `cpu.steps` (C++) and
+`cpu.numba.ops` (where that was not built) do the same with one pass over memory each; this file serves every
+other device and dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.model.weights.quantized import Quantized, Unscaled, quantize_activations
+
+Activations = Tensor | Quantized
+"""What a product takes."""
+Result = Tensor | Unscaled
+"""What a product gives."""
+
+
+class FusedOps:
+    """`int8`: results are quantized, for layers with int8 weights."""
+
+    def __init__(self, int8: bool = False) -> None:
+        self.int8 = int8
+
+    def add(self, x: Tensor, y: Result | None) -> None:
+        """x += y, both [T, hidden]; nothing if y is None."""
+        if y is not None:
+            x.add_(self.scaled(y) if isinstance(y, Unscaled) else y)
+
+    def add_norm(self, x: Tensor, y: Result | None, weight: Tensor, eps: float) -> Activations:
+        """x += y in place, then RMSNorm(x): x / sqrt(mean(x²) + eps) * weight over the last dimension.
+
+        x, y and the result are [T, hidden].
+        """
+        self.add(x, y)
+        return self.quantize(F.rms_norm(x, weight.shape, weight, eps))
+
+    def silu_mul(self, gate_up: Result) -> Activations:
+        """[T, 2 n], gates first → [T, n]"""
+        gate, up = self.dequantize(gate_up).chunk(2, dim=-1)
+        return self.quantize(_silu(gate).mul_(up))
+
+    def quantize(self, x: Tensor) -> Activations:
+        """[T, K] as the products take it."""
+        return quantize_activations(x) if self.int8 else x
+
+    def dequantize(self, found: Result, bias: Tensor | None = None) -> Tensor:
+        """What a product gave, as it is.  `bias` is for an unscaled one, which has none."""
+        return self.scaled(found, bias) if isinstance(found, Unscaled) else found
+
+    def scaled(self, found: Unscaled, bias: Tensor | None = None) -> Tensor:
+        """values * scale of the row + bias, in the dtype of `values`, which may be overwritten."""
+        out = found.values.float().mul_(found.scales.unsqueeze(1))
+        if bias is not None:
+            out += bias
+        return out.to(found.values.dtype)
+
+    def _result(self, like: Tensor, rows: int, n: int) -> Activations:
+        """Room for what a kernel gives: [rows, n] of the dtype of `like`, or quantized."""
+        if not self.int8:
+            return torch.empty((rows, n), dtype=like.dtype)
+        return Quantized(torch.empty((rows, n), dtype=torch.uint8), torch.empty(rows, dtype=torch.float32))
+
+    def take_rows(self, elements: Tensor, row_places: Tensor, column_places: Tensor, rows: Tensor) -> Tensor:
+        """[t, k] = elements[row_places[rows[t]] + column_places[k]]"""
+        return elements.take(row_places[rows].unsqueeze(1) + column_places)
+
+
+def _silu(x: Tensor) -> Tensor:
+    if x.device.type != "cpu":
+        return F.silu(x)
+    # PyTorch's silu and sigmoid have two forms that differ in the last bit; where an element lies says which.
+    exact = x.float()
+    return exact.div(exact.neg().exp_().add_(1.0)).to(x.dtype)
+
+
+def addresses(item: Tensor | Unscaled | Quantized | None) -> tuple[int, int]:
+    """Of the values and of the scales, for a kernel; 0 for what there is not."""
+    if item is None:
+        return 0, 0
+    if isinstance(item, Tensor):
+        return item.data_ptr(), 0
+    return item.values.data_ptr(), item.scales.data_ptr()

@@ -1,0 +1,350 @@
+"""The parts that models are made of, each cut for its tensor-parallel rank when it is built.
+
+Theory.  A layer holds exactly the slice of its weight that this rank needs, in the dtype that it is served
+in, and says in `pieces` which checkpoint tensor fills which part of it.  The loader visits one layer after
+the other, asks it for tensors to fill (`open`), copies slices of the mapped file straight into them, and
+gives them back (`close`).  A layer whose weight is served in another form than it is read in (`packed`)
+makes that form then, so that at most one layer is in memory twice.
+
+* column parallel: output features are cut; each rank computes its own outputs. No communication.
+* row parallel: input features are cut; each rank has a partial sum, completed by one all-reduce.
+* several matrices of the same input (q, k, v; gate, up) are one matrix, that is, one product.
+* vocabulary parallel: ceil(V / n) rows a rank; rows past V are zeros.
+
+Between two products of a step there are a few microseconds of work at small batches, and the weights that
+stream by evict the interpreter from the caches.  So these are plain objects, and a call goes straight to
+the kernel: `torch.nn.Module` costs more for each call and attribute than the arithmetic of a norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.model.cpu.library import native
+from baton.model.cpu.linear import NativeInt8Product, NativeProduct, serves
+from baton.model.layers.fused import Activations, FusedOps, Result
+from baton.model.layers.own_memory import own_memory
+from baton.model.layers.parallel import TensorParallel
+from baton.model.weights.int8 import Int8Product
+from baton.model.weights.packed import OneDnnProduct, PackedRows, PlainProduct, Weights, rows_of
+from baton.model.weights.steady import Sizes, find_sizes
+
+Product = PlainProduct | NativeProduct | OneDnnProduct | NativeInt8Product | Int8Product
+Library = TypeVar("Library", PlainProduct, OneDnnProduct, Int8Product)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where parameters live and how products are computed with them."""
+
+    parallel: TensorParallel
+    dtype: torch.dtype
+    device: torch.device
+    weights: Weights = "plain"
+    ops: FusedOps = field(default_factory=FusedOps)
+    sizes: dict[tuple[int, int, bool], Sizes] = field(default_factory=dict)
+    """Found already, by outputs, inputs and whether there is a bias."""
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=self.dtype, device=self.device)
+
+    def buffer(self, *shape: int) -> Tensor:
+        """For a weight that is about to be packed."""
+        if self.device.type != "cpu":
+            return self.empty(*shape)
+        return own_memory(math.prod(shape), self.dtype).view(shape)
+
+    def product(self, weight: Tensor, bias: Tensor | None) -> Product:
+        if self.weights == "int8":
+            library = native()
+            if library is not None and serves(library, torch.int8):
+                return NativeInt8Product(library, weight, bias)
+            return self._steady(Int8Product(weight, bias, self.ops), weight, bias)
+        if self.weights == "packed":
+            library = native()
+            assert library is not None
+            return NativeProduct(library, weight, bias)
+        if self.weights == "onednn":
+            return self._steady(OneDnnProduct(weight, bias), weight, bias)
+        plain = PlainProduct(weight, bias)
+        return self._steady(plain, weight, bias) if self.device.type == "cpu" else plain
+
+    def _steady(self, product: Library, weight: Tensor, bias: Tensor | None) -> Library:
+        """So that a row of its result does not depend on the number of rows."""
+        key = (*weight.shape, bias is not None)
+        if key not in self.sizes:
+            self.sizes[key] = find_sizes(
+                product.at_once, weight.shape[1], weight.dtype, int8=self.weights == "int8"
+            )
+        product.sizes = self.sizes[key]
+        return product
+
+
+@dataclass(frozen=True)
+class Piece:
+    """[start, stop) along `dim` of the checkpoint tensor `source` fills `parameter` from row `row` on.
+
+    `shape` is the whole source tensor's.  `transform` reorders the slice's elements before the copy.
+    """
+
+    source: str
+    shape: tuple[int, ...]
+    parameter: str
+    row: int = 0
+    dim: int = 0
+    start: int = 0
+    stop: int | None = None
+    transform: Callable[[Tensor], Tensor] | None = None
+
+
+class Module:
+    """A part of a model; its parts are its attributes, and the items of those that are lists."""
+
+    def layers_within(self) -> Iterator[Layer]:
+        """Everything in it that is to be loaded, each once, in the order of use."""
+        seen: set[int] = set()
+        waiting: list[object] = [self]
+        while waiting:
+            part = waiting.pop()
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            if isinstance(part, Layer):
+                yield part
+            if isinstance(part, Module):
+                waiting.extend(reversed(vars(part).values()))
+            elif isinstance(part, list):
+                waiting.extend(reversed(part))
+
+
+class Layer(Module):
+    """A part with parameters of its own to be loaded, one time or several."""
+
+    copies = False
+    """What `close` gets may be the mapped file itself: the layer makes its own form of it, and keeps that."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Those that stay as they are filled, by the names in `pieces`."""
+        found = {name: getattr(self, name, None) for name in {piece.parameter for piece in self.pieces}}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def open(self) -> dict[str, Tensor]:
+        """Tensors for the loader to fill, by the names of parameters in `pieces`."""
+        return self.parameters()
+
+    def close(self, filled: dict[str, Tensor]) -> None:
+        """All pieces of what `open` gave are in place; the layer works from now on."""
+
+    def weight_bytes(self) -> int:
+        return sum(item.numel() * item.element_size() for item in self.parameters().values())
+
+
+class RMSNorm(Layer):
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension, computed in float32."""
+
+    def __init__(self, name: str, size: int, eps: float, placement: Placement) -> None:
+        super().__init__()
+        self.weight = placement.empty(size)
+        self.eps = eps
+        self.ops = placement.ops
+        self.pieces = [Piece(f"{name}.weight", (size,), "weight")]
+
+    def __call__(self, x: Tensor, y: Result | None = None) -> Activations:
+        """Adds y to x, in place, and normalizes the sum for a product."""
+        return self.ops.add_norm(x, y, self.weight, self.eps)
+
+
+class Matrix(Layer):
+    """[T, in] → [T, out], for the slice of a weight [out, in] that this rank has.
+
+    A plain weight is a parameter; another form is made in `close` and known to `product` only.
+    """
+
+    product: Product
+    multiply: Callable[[Activations], Result]
+    """[T, in] → [T, out]"""
+
+    def __init__(self, out_features: int, in_features: int, bias: bool, placement: Placement) -> None:
+        super().__init__()
+        self._placement = placement
+        self._shape = (out_features, in_features)
+        self.bias = placement.empty(out_features) if bias else None
+        self.copies = placement.weights != "plain"
+        self.weight = None if self.copies else placement.empty(*self._shape)
+
+    @property
+    def added_bias(self) -> Tensor | None:
+        """What the product adds."""
+        return self.bias
+
+    def open(self) -> dict[str, Tensor]:
+        filled = super().open()
+        if "weight" not in filled:
+            filled["weight"] = self._placement.buffer(*self._shape)
+        return filled
+
+    def close(self, filled: dict[str, Tensor]) -> None:
+        self.product = self._placement.product(filled["weight"], self.added_bias)
+        self.multiply = self.product.multiply
+
+    def weight_bytes(self) -> int:
+        bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
+        return self.product.nbytes + bias
+
+
+class Linear(Matrix):
+    """One or several matrices of the same input, cut by output features: [T, in] → [T, out of this rank].
+
+    `parts`: (name, whole output size, first and last+1 row of this rank) of each matrix.
+    """
+
+    def __init__(
+        self,
+        parts: list[tuple[str, int, int, int]],
+        in_features: int,
+        bias: bool,
+        placement: Placement,
+        transforms: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    ) -> None:
+        super().__init__(sum(stop - start for _, _, start, stop in parts), in_features, bias, placement)
+        row = 0
+        for name, size, start, stop in parts:
+            change = (transforms or {}).get(name)
+            shape = (size, in_features)
+            self.pieces.append(Piece(f"{name}.weight", shape, "weight", row, 0, start, stop, change))
+            if bias:
+                self.pieces.append(Piece(f"{name}.bias", (size,), "bias", row, 0, start, stop, change))
+            row += stop - start
+
+
+def column_parallel(
+    names: list[str], size: int, in_features: int, bias: bool, placement: Placement
+) -> Linear:
+    """Matrices of `size` outputs each, cut evenly over the ranks."""
+    parallel = placement.parallel
+    share = size // parallel.size
+    first = parallel.rank * share
+    return Linear([(name, size, first, first + share) for name in names], in_features, bias, placement)
+
+
+class RowParallelLinear(Matrix):
+    """[T, in of this rank] → [T, out], the same on each rank.  The bias is added once, by rank 0."""
+
+    def __init__(
+        self, name: str, in_features: int, out_features: int, bias: bool, placement: Placement
+    ) -> None:
+        self.parallel = placement.parallel
+        share = in_features // self.parallel.size
+        first = self.parallel.rank * share
+        super().__init__(out_features, share, bias, placement)
+        shape = (out_features, in_features)
+        self.pieces = [Piece(f"{name}.weight", shape, "weight", 0, 1, first, first + share)]
+        if bias:
+            self.pieces.append(Piece(f"{name}.bias", (out_features,), "bias"))
+
+    @property
+    def added_bias(self) -> Tensor | None:
+        return self.bias if self.parallel.rank == 0 else None
+
+    def close(self, filled: dict[str, Tensor]) -> None:
+        super().close(filled)
+        if self.parallel.size > 1:
+            self.multiply = self._multiply_and_add_up
+
+    def _multiply_and_add_up(self, x: Activations) -> Tensor:
+        return self.parallel.all_reduce(self._placement.ops.dequantize(self.product.multiply(x)))
+
+
+class VocabParallelEmbedding(Layer):
+    """The table [vocab, hidden], for `lookup` (token ids [T] → [T, hidden]), as output `head`, or for both.
+
+    For both, a packed table is in memory once if its rows can be read back, and so is a plain one.
+    """
+
+    def __init__(
+        self, name: str, vocab_size: int, hidden_size: int, placement: Placement, lookup: bool, head: bool
+    ) -> None:
+        super().__init__()
+        self.parallel = placement.parallel
+        self.share = -(-vocab_size // self.parallel.size)
+        self.first = self.parallel.rank * self.share
+        self.vocab_size = vocab_size
+        self._placement = placement
+        self._hidden_size = hidden_size
+        self._lookup = lookup
+        self._head = head
+        self._rows: PackedRows | None = None
+        self.product: Product | None = None
+        self.weight: Tensor | None = None
+        if placement.weights == "plain" or not head:
+            self.weight = placement.empty(self.share, hidden_size)
+        self.copies = self.weight is None
+        self.filled = max(min(self.first + self.share, vocab_size) - self.first, 0)
+        if self.filled:
+            shape, stop = (vocab_size, hidden_size), self.first + self.filled
+            self.pieces = [Piece(f"{name}.weight", shape, "weight", 0, 0, self.first, stop)]
+
+    def open(self) -> dict[str, Tensor]:
+        weight: Tensor | None = self.weight
+        if weight is None:
+            weight = self._placement.buffer(self.share, self._hidden_size)
+        weight[self.filled :] = 0
+        return {"weight": weight}
+
+    def close(self, filled: dict[str, Tensor]) -> None:
+        table = filled["weight"]
+        if not self._head:
+            return
+        self._rows = self.product = None  # the old one goes before the new one comes
+        self.product = self._placement.product(table, None)
+        if not self._lookup or self._placement.weights == "plain":
+            return
+        self.weight = None
+        if isinstance(self.product, (NativeProduct, OneDnnProduct)):
+            self._rows = rows_of(self.product, table, self._placement.ops)
+        if self._rows is None:
+            self.weight = table.clone()
+
+    def weight_bytes(self) -> int:
+        packed = self.product is not None and self._placement.weights != "plain"
+        return super().weight_bytes() + (self.product.nbytes if packed and self.product else 0)
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """Token ids [T] → [T, hidden]"""
+        if self.parallel.size == 1:
+            return self._look_up(tokens)
+        local = tokens - self.first
+        foreign = (local < 0) | (local >= self.share)
+        found = self._look_up(local.masked_fill(foreign, 0))
+        return self.parallel.all_reduce(found.masked_fill(foreign.unsqueeze(-1), 0.0))
+
+    def _look_up(self, rows: Tensor) -> Tensor:
+        if self._rows is not None:
+            return self._rows(rows)
+        assert self.weight is not None
+        return F.embedding(rows, self.weight)
+
+    def addresses(self) -> tuple[int, int | None, int | None]:
+        """Of the elements and, where a row is not in one piece, of `PackedRows.places`."""
+        if self._rows is not None:
+            return self._rows.addresses()
+        assert self.weight is not None
+        return self.weight.data_ptr(), None, None
+
+    def logits(self, hidden: Activations) -> Tensor | None:
+        """[n, hidden], normalized → [n, vocab] in the model's dtype on rank 0, None on the others."""
+        assert self.product is not None
+        whole = self.parallel.gather_columns(self._placement.ops.dequantize(self.product.multiply(hidden)))
+        if whole is None or whole.shape[1] == self.vocab_size:
+            return whole
+        return whole[:, : self.vocab_size]

@@ -1,0 +1,1 @@
+"""From logits to tokens: every sampling parameter, batched, and each row as if it were alone."""

@@ -1,0 +1,1 @@
+"""How a linear layer holds its weight, and multiplies by it: as it is, packed, or in eight bits."""

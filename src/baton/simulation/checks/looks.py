@@ -1,0 +1,65 @@
+"""Looks into engines that no engine has into another one; what the watches share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from baton.engine.handover.records import Attempt
+from baton.engine.scheduling.ledger import Ledger
+from baton.simulation import describe
+
+if TYPE_CHECKING:
+    from baton.simulation.parties.instance import EngineProcess
+    from baton.simulation.world import World
+
+
+def arrivals_of(engine: EngineProcess) -> Any:
+    """The side of D.  The engine is ready."""
+    handovers: Any = engine.core._handovers
+    return handovers.arrivals
+
+
+def attempts_of(engine: EngineProcess) -> dict[tuple[int, int], Attempt]:
+    """The side of P: by (id, attempt).  The engine is ready."""
+    handovers: Any = engine.core._handovers
+    found: dict[tuple[int, int], Attempt] = handovers.departures.attempts._attempts
+    return found
+
+
+def ledger_state(ledger: Ledger) -> tuple[Any, ...]:
+    """All that it holds.  Equal states are equally right or wrong."""
+    books: Any = ledger
+    outside = [(key, *table) for key, table in (*books._reserved.items(), *books._exported.items())]
+    return (
+        books._refs.copy(),
+        bytes(books._known),
+        books._free.copy(),
+        list(books._cached),
+        [table.copy() for table in books._tables],
+        len(books._reserved),
+        outside,
+    )
+
+
+def salt_of(world: World, name: str) -> str:
+    """Of the request of this name."""
+    number = describe.number_in(name)
+    return "" if number is None else world.client(number).spec.salt
+
+
+def well(engine: EngineProcess) -> bool:
+    """It lives, is ready and goes on."""
+    core: Any = engine.core
+    return engine.alive and core.ready and core.failure is None and not core.closing
+
+
+def quiet(world: World, one: EngineProcess, other: EngineProcess) -> bool:
+    """Two engines that have spoken with each other, never lost each other, and between which nothing is on
+    its way or waits to be read: each knows what the other one knows."""
+    here, there = one.instance.name, other.instance.name
+    if not well(one) or not well(other) or frozenset((here, there)) in world.network.broken:
+        return False
+    out, back = one.peers.link(there), other.peers.link(here)
+    if out is None or back is None or out.in_flight or back.in_flight:
+        return False
+    return not one.peers.pending and not other.peers.pending

@@ -1,0 +1,293 @@
+"""One rank: the production token loop, slots, log, rounds and fetcher, with virtual memory between processes.
+
+Theory.  `WorkerLoop`, `LeaderRounds`, `FollowerRounds`, `CommandLog`, `Slots` and `Fetcher` are those of
+production.  What is virtual is what they would share with other processes (`rings.py`), what a step takes
+(`gate.py`) and where pages come from (`transfers.py`).
+
+A rank that would sleep in `poll()` returns from `run_once` instead, and is run again when something becomes
+visible to it: that is all that the virtual ends change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from baton.executor.base import ControlRefused, Int32Array, OnLayers, StepBatch, StepResult
+from baton.executor.simulated import SimulatedExecutor
+from baton.ipc.doorbell import Doorbell
+from baton.ipc.ring import RingReader, RingWriter
+from baton.ipc.ticket import TicketReader, TicketWriter
+from baton.protocol.reports import REPORTS, Fetched, Report, WorkerFailed, WorkerReady
+from baton.protocol.sampling import Sampling, Stopping
+from baton.simulation.checks.oracle import weights_salt
+from baton.simulation.events import Party
+from baton.simulation.plans.plan import POISON
+from baton.simulation.wires.gate import PartialPages
+from baton.simulation.wires.network import Delays
+from baton.simulation.wires.rings import Bell, Blocked, Leader, LogEnd, ReportEnd, TicketEnd, WatchedReports
+from baton.simulation.wires.transfers import VirtualTransfers
+from baton.worker.command_log import CommandLog
+from baton.worker.loop import WorkerLoop
+from baton.worker.rounds import FollowerRounds, LeaderRounds
+from baton.worker.slots import Slots
+
+if TYPE_CHECKING:
+    from baton.simulation.parties.instance import Instance
+
+
+class DeviceLost(RuntimeError):
+    """The accelerator of a rank is gone: what a plan's `fail_rank` raises in the middle of a step."""
+
+
+class Executor(SimulatedExecutor):
+    """The simulated executor, which can refuse a request and lose its device."""
+
+    lost = False
+    member = ""
+    weights = ""
+    """The path of those that it has."""
+    broke: Callable[[], None] = staticmethod(lambda: None)
+    """Called when it cannot load what it is to have."""
+
+    def admit(
+        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+    ) -> None:
+        if tokens[0] == POISON:
+            raise ValueError(f"token {POISON} is poison")
+        super().admit(slot, tokens, num_prompt, sampling, stopping)
+        self._salts[slot] ^= np.uint64(weights_salt(self.weights))
+
+    def check_weights(self, directory: str) -> str:
+        if directory == "bad" or directory.endswith(f"?{self.member}"):
+            raise ControlRefused("these weights do not fit")
+        return ""
+
+    def update_weights(self, directory: str) -> None:
+        if directory == "bad":
+            raise ControlRefused("these weights do not fit")
+        if directory.endswith(f"!{self.member}"):
+            self.broke()
+            raise ControlRefused("the disk is gone")
+        self.weights = directory
+
+    def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
+        if self.lost:
+            raise DeviceLost("the device fell off the bus")
+        return super().execute(batch, on_layers)
+
+
+class RankProcess(Party):
+    """The process of one rank of one incarnation."""
+
+    instance: Instance
+    rank: int
+    executor: Executor
+
+    def __init__(self, instance: Instance, rank: int, random: Random) -> None:
+        world = instance.world
+        super().__init__(f"{instance.name}.rank{rank}", world.draw_rate(random), random.uniform(0, 1e4))
+        self.instance = instance
+        self.rank = rank
+        self._kind = f"rank of {instance.index}"
+        self._world = world
+        self._events = world.events
+        self._jitter = random.random
+        self._log_delays = Delays(random, 1e-6, 2e-4)
+        self._log_free = 0.0
+        self._visible_at: list[float] = []
+        self._ticket_free = 0.0
+        self._scheduled = False
+        self._loading = True
+        self._cost = 0.0
+        config = instance.config
+        self.executor = cast(Executor, Executor.from_config(config, rank))
+        self.executor.member, self.executor.weights = instance.member, config.weights.path
+        self.executor.broke = partial(instance.excuses.append, "it could not load new weights")
+        self.pages = PartialPages(world.events, self.executor.pool.array())
+        self.transfers = VirtualTransfers(self, random)
+        info = self.executor.info
+        self.slots = Slots(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+        )
+        self.log_end = LogEnd(instance.records)
+        self.log = CommandLog(cast(RingReader, self.log_end))
+        self.ticket_end = TicketEnd(self._ticket_taken)
+        self.report_end = ReportEnd(world.plan.report_room, self._send_report, self.wake)
+        watched = WatchedReports(self.report_end, self._write_report, self._ring)
+        report_end = cast(RingWriter, watched)
+        self.loop = WorkerLoop(
+            rank=rank,
+            slots=self.slots,
+            executor=self.executor,
+            commands=self.log,
+            rounds=self._rounds(report_end),
+            reports=report_end,
+            transfers=self.transfers if config.peer_endpoint else None,
+            observer=self._observe,
+            clock=self._worked,
+        )
+
+    def _rounds(self, reports: RingWriter) -> LeaderRounds | FollowerRounds:
+        instance = self.instance
+        if self.rank > 0:
+            return FollowerRounds(self.log, reports, cast(TicketReader, self.ticket_end))
+        alone = instance.config.tensor_parallel_size == 1
+        return Leader(
+            self.log,
+            reports,
+            cast(Doorbell, Bell()),
+            0,
+            tickets=None if alone else cast(TicketWriter, instance.tickets),
+        )
+
+    # -- what becomes visible
+
+    def log_grew(self) -> None:
+        """The engine has written a record: it becomes visible after a while."""
+        at = max(self._events.now + self._log_delays.next(), self._log_free)
+        self._log_free = at
+        self._visible_at.append(at)
+        self._events.at(at, self, self._log_visible)
+
+    def ticket_written(self, round_: int, sequence: int) -> None:
+        at = max(self._events.now + self._log_delays.next(), self._ticket_free)
+        if sequence:
+            at = max(at, self._visible_at[sequence - 1])
+        self._ticket_free = at
+        self._events.at(at, self, self._ticket_visible, round_, sequence)
+
+    def _log_visible(self) -> None:
+        self.log_end.publish()
+        self.wake()
+
+    def _ticket_visible(self, round_: int, sequence: int) -> None:
+        self.ticket_end.visible[round_] = sequence
+        self.wake()
+
+    def _ticket_taken(self) -> None:
+        leader = self.instance.ranks[0]
+        if leader.alive:
+            leader.wake()
+
+    # -- life
+
+    def load(self) -> None:
+        """The model is loaded: says so and begins."""
+        info = self.executor.info
+        self._loading = False
+        self.loop.emit(
+            WorkerReady(
+                self.rank,
+                info.num_blocks,
+                info.block_size,
+                info.tile,
+                info.block_bytes,
+                info.vocab_size,
+                source=self.transfers.source() if self.instance.config.peer_endpoint else None,
+            )
+        )
+        self.wake()
+
+    def wake(self) -> None:
+        if not self._scheduled and not self._loading:
+            self._scheduled = True
+            self._events.after(1e-6, self, self._run)
+
+    def _run(self) -> None:
+        self._scheduled = False
+        if self.rank == 0 and self.instance.tickets.ends and self.instance.tickets.full:
+            return  # a follower that takes a ticket wakes it
+        try:
+            stepped = self.loop.run_once()
+        except Blocked:
+            return
+        except DeviceLost as error:
+            self.report_end.append(REPORTS.encode(WorkerFailed(self.rank, f"DeviceLost: {error}")))
+            self.report_end.force()
+            self._world.supervisor.rank_died(self, "said that it failed and exited")
+            return
+        self._world.monitor.worker.after_round(self)
+        if self.slots.shutdown:
+            self._world.note(self, "leaves")
+            self.report_end.force()
+            self.die()
+        elif stepped:
+            cost = (self.executor.virtual_seconds - self._cost) * (0.8 + 0.4 * self._jitter())
+            self._cost = self.executor.virtual_seconds
+            self._scheduled = True
+            self.pages.begins(cost)
+            self.instance.gate.begins(self.rank, self.loop.steps, cost)
+            self._events.after(cost, self, self._run)
+        elif self._has_work():
+            self.wake()
+
+    def _has_work(self) -> bool:
+        if self.rank == 0:
+            return self.log_end.has_news
+        return self.ticket_end.taken + 1 in self.ticket_end.visible
+
+    def _worked(self) -> float:
+        return self.executor.virtual_seconds
+
+    def die(self) -> None:
+        """All its threads end."""
+        self.alive = self.transfers.party.alive = False
+
+    def fetched(self, report: Fetched) -> None:
+        """Its transfer thread says that a fetch is over."""
+        record = REPORTS.encode(report)
+        self._reporting(record)
+        self.report_end.write(record)
+
+    def _write_report(self, record: bytes, ring: bool) -> bool:
+        report = self._reporting(record)
+        if self.rank == 0:
+            return self.instance.gate.write(report, record, ring)
+        return self.report_end.write(record, ring)
+
+    def _ring(self) -> None:
+        if self.rank == 0:
+            self.instance.gate.ring()
+
+    def _last_chunks(self, batch: StepBatch) -> list[int]:
+        """Blocks that this step writes and that are to be handed over layer by layer."""
+        slots = set(self.slots.last_chunks(batch)[0])
+        size = self.executor.info.block_size
+        blocks: list[int] = []
+        for row, slot in enumerate(batch.slots.tolist()):
+            if slot in slots:
+                start, count = int(batch.starts[row]), int(batch.counts[row])
+                blocks += batch.block_tables[row, start // size : (start + count - 1) // size + 1].tolist()
+        return blocks
+
+    def _observe(self, applied: int, batch: StepBatch) -> None:
+        if self.slots.hands_over and self.executor.pool.num_layers > 1:
+            self.pages.remember(self._last_chunks(batch))
+        self._world.monitor.worker.before_step(self, applied, batch)
+
+    def _reporting(self, record: bytes) -> Report:
+        self._world.message_passed(self._kind, self.rank, self)
+        report = REPORTS.decode(record)
+        self._world.monitor.worker.reported(self, report)
+        return report
+
+    def _send_report(self, record: bytes) -> None:
+        self.instance.report_channels[self.rank].send(record)
+
+    def describe(self) -> str:
+        """For people: what it does now."""
+        slots: Any = self.slots
+        open_slots = ", ".join(f"{slot} (epoch {slots._epoch[slot]})" for slot in self.slots.open_slots())
+        waits = "paused" if self.slots.paused else "running" if self._scheduled else "asleep"
+        return (
+            f"{self.name}: {waits}, log applied up to {self.log.applied}, open slots: {open_slots or 'none'}"
+        )

@@ -1,0 +1,3 @@
+"""What a seed stands for: `plan` its shape, `draw` from a seed, `scenarios` the named kinds; `shrink` makes a
+plan smaller.
+"""

@@ -1,0 +1,1 @@
+"""What lies between the parties: ordered connections, rings, links between engines, transfers of pages."""

@@ -1,0 +1,235 @@
+"""/openapi.json says what is served: schemathesis sends what it allows, and what it does not."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis import GenerationMode
+from schemathesis import checks as general
+from schemathesis.config import GenerationConfig, ProjectConfig, ProjectsConfig, SchemathesisConfig
+
+from baton.gateway.api import answers
+from baton.gateway.api.schemas import ChatRequest, CompletionRequest, decode_body
+from baton.gateway.errors import BadRequest
+from baton.gateway.http.openapi import ROUTES, make_document
+from baton.protocol.sampling_params import FIELDS, InvalidParameter, SamplingParams
+from tests.gateway.conftest import END
+from tests.gateway.echo_engine import EchoEngine
+from tests.gateway.harness import GatewayServer
+
+CHECKS = [
+    general.not_a_server_error,
+    general.status_code_conformance,
+    general.content_type_conformance,
+    general.response_schema_conformance,
+    general.unsupported_method,
+]
+SMALLEST_VOCABULARY = 300
+
+
+@pytest.fixture(scope="module")
+def server(byte_level, vocab) -> Iterator[GatewayServer]:
+    with GatewayServer(byte_level, eos=END, vocab=vocab) as server:
+        yield server
+
+
+def what_the_test_server_takes() -> dict[str, Any]:
+    """The document, with what a model decides narrowed down, so that not nearly every request is too long."""
+    document = make_document()
+    schemas = document["components"]["schemas"]
+    for name in ("ChatRequest", "CompletionRequest", "TokenizeRequest", "DetokenizeRequest"):
+        properties = schemas[name]["properties"]
+        properties["model"] = {"enum": ["tiny", "alias", None]}
+        for field in ("stop_token_ids", "prompt", "tokens"):
+            narrow(properties.get(field), "maximum", SMALLEST_VOCABULARY - 1)
+        for field in ("max_tokens", "max_completion_tokens", "min_tokens"):
+            narrow(properties.get(field), "maximum", 12)
+        narrow(properties.get("n"), "maximum", 3)
+        narrow(properties.get("logit_bias"), "propertyNames", {"pattern": "^[0-9]{1,2}$"})
+    chat = schemas["ChatRequest"]["properties"]
+    text = {"type": "string", "maxLength": 20}
+    message = {
+        "type": "object",
+        "properties": {"role": {"enum": ["system", "user", "tool"]}, "content": text},
+        "required": ["role", "content"],
+        "additionalProperties": False,
+    }
+    chat["messages"] = {"type": "array", "items": message, "minItems": 1, "maxItems": 3}
+    chat["logprobs"] = {"const": True}  # (`top_logprobs` needs it)
+    chat["continue_final_message"] = {"const": False}
+    for name in ("ChatRequest", "CompletionRequest"):
+        properties = schemas[name]["properties"]
+        properties["stream_options"] = properties["prompt_logprobs"] = {
+            "type": "null"
+        }  # (each with `stream`)
+        properties["max_tokens"] = {"type": "integer", "minimum": 12, "maximum": 20}
+    del schemas["CompletionRequest"]["properties"]["best_of"]  # (must be n)
+    tokenize = schemas["TokenizeRequest"]
+    del tokenize["properties"]["messages"]  # (or prompt)
+    tokenize["properties"]["prompt"], tokenize["required"] = text, ["prompt"]
+    schemas["InstanceRequest"]["properties"] = {"label": {"enum": ["prefill", "decode", "mixed"]}}
+    schemas["InstanceRequest"]["required"] = ["label"]
+    for name, field in (("UpdateWeightsRequest", "path"), ("StartProfileRequest", "directory")):
+        schemas[name]["properties"][field] = {"enum": ["/a", "/b/c"]}
+    for path, methods in document["paths"].items():
+        known = {"name": ["tiny", "alias"] if path.startswith("/v1") else ["instance-0"]}
+        known["instance"] = ["instance-0"]
+        for operation in methods.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["name"] in known:
+                    parameter["schema"] = {"enum": known[parameter["name"]]}
+    return document
+
+
+def narrow(schema: Any, key: str, value: Any) -> None:
+    """Sets a limit of all integers, or of objects, in a field's schema."""
+    if isinstance(schema, list):
+        for one in schema:
+            narrow(one, key, value)
+    elif isinstance(schema, dict):
+        if schema.get("type") == ("object" if key == "propertyNames" else "integer"):
+            schema[key] = value
+        for part in ("anyOf", "items"):
+            narrow(schema.get(part), key, value)
+
+
+def load(document: dict[str, Any], mode: GenerationMode) -> schemathesis.BaseSchema:
+    generation = GenerationConfig(modes=[mode], deterministic=True)
+    projects = ProjectsConfig(default=ProjectConfig(generation=generation))
+    config = SchemathesisConfig(seed=1, projects=projects)
+    # (Not PUT: an instance that joins makes the server connect to whatever address was made up.)
+    return schemathesis.openapi.from_dict(document, config=config).exclude(method="PUT")
+
+
+seen: Counter[tuple[str, int]] = Counter()
+"""(operation, status) → how often."""
+bounded = settings(
+    max_examples=15, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None
+)
+allowed = load(what_the_test_server_takes(), GenerationMode.POSITIVE)
+forbidden = load(make_document(), GenerationMode.NEGATIVE)
+
+
+@allowed.parametrize()
+@bounded
+def test_what_is_allowed_is_answered_as_described(case: schemathesis.Case, server: GatewayServer) -> None:
+    response = case.call(base_url=server.url, timeout=60)
+    seen[f"{case.method} {case.path}", response.status_code] += 1
+    case.validate_response(response, checks=CHECKS)
+
+
+@forbidden.parametrize()
+@bounded
+def test_what_is_not_allowed_is_refused(case: schemathesis.Case, server: GatewayServer) -> None:
+    response = case.call(base_url=server.url, timeout=60)
+    case.validate_response(response, checks=[*CHECKS, general.negative_data_rejection])
+
+
+def test_the_requests_were_eventful() -> None:
+    """Of what is allowed, each route answered something with 200 (the server's own instance cannot leave)."""
+    if not seen:
+        pytest.skip("the test of what is allowed did not run")
+    answered = {name for (name, status) in seen if status == 200}
+    asked = {name for (name, _) in seen}
+    assert asked - answered == {"DELETE /cluster/instances/{name}"}
+    assert len(asked) == len(ROUTES) - 1
+    for name in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        assert seen[f"POST {name}", 200] > seen[f"POST {name}", 400], seen
+
+
+def routes_of(routes: list[Any]) -> list[Any]:
+    """Those of included routers, too."""
+    found = []
+    for route in routes:
+        inner = getattr(route, "original_router", None)
+        found += [route] if inner is None else routes_of(inner.routes)
+    return found
+
+
+def test_every_route_is_described(server: GatewayServer) -> None:
+    there = {
+        (method.lower(), route.path)
+        for route in routes_of(server.app.routes)
+        for method in route.methods
+        if method != "HEAD"
+    }
+    assert {(route.method, route.path) for route in ROUTES} == there
+    with server.http() as http:
+        assert http.get("/openapi.json").json() == make_document()
+
+
+def test_the_page_needs_nothing_from_elsewhere(server: GatewayServer) -> None:
+    with server.http() as http:
+        page = http.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert 'fetch("openapi.json")' in page.text
+    assert not re.findall(r"""(?:https?:)?//[a-z]|(?:src|@import|url)\s*[=(]""", page.text)
+
+
+@pytest.mark.parametrize("extra", [{}, {"logprobs": True, "top_logprobs": 2}, {"return_token_ids": True}])
+def test_events_have_the_shape_that_is_described(server: GatewayServer, extra: dict[str, Any]) -> None:
+    """Strictly: a key too many fails, too."""
+    body = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 3, "n": 2, **extra}
+    with server.http() as http:
+        chat = http.post(
+            "/v1/chat/completions", json={**body, "messages": [{"role": "user", "content": "a"}]}
+        )
+        body["logprobs"] = 1 if "logprobs" in body else None
+        text = http.post("/v1/completions", json={**body, "prompt": "a", "top_logprobs": None})
+    for response, kind in ((chat, answers.ChatCompletionChunk), (text, answers.CompletionChunk)):
+        *events, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+        assert last == "[DONE]"
+        chunks = [msgspec.json.decode(event, type=kind) for event in events]
+        assert chunks[-1].usage.completion_tokens == 6
+
+
+def test_an_instance_that_joins_is_described(server: GatewayServer) -> None:
+    engine = EchoEngine(incarnation="far.1", vocab=server.engine.vocab)
+    body = {"endpoint": engine.endpoint, "incarnation": "far.1", "ttl_s": 30, "secret": engine.secret}
+    with server.http() as http:
+        joined = http.put("/cluster/instances/far", json=body).raise_for_status()
+        assert msgspec.convert(joined.json(), answers.Instance).name == "far"
+        msgspec.convert(http.get("/cluster/instances").json(), answers.Instances)
+        http.delete("/cluster/instances/far").raise_for_status()
+    engine.die()
+
+
+LIMITED = sorted(
+    (name, key, limit)
+    for kind in ("ChatRequest", "CompletionRequest")
+    for name, schema in make_document()["components"]["schemas"][kind]["properties"].items()
+    if name in FIELDS and (kind, name) != ("ChatRequest", "logprobs")
+    for member in schema.get("anyOf", [schema])
+    for key, limit in member.items()
+    if key in ("minimum", "maximum", "exclusiveMinimum")
+)
+
+
+@pytest.mark.parametrize(("name", "key", "limit"), sorted(set(LIMITED)))
+def test_limits_are_those_of_the_python_api(name: str, key: str, limit: float) -> None:
+    """The body's decoder and `SamplingParams` agree on every limit that is told."""
+    step = -1 if key == "minimum" else 1
+    beyond = limit if key == "exclusiveMinimum" else limit + step
+    kind = CompletionRequest if name == "logprobs" else ChatRequest
+    if (name, key) != ("max_tokens", "minimum"):  # (0 means: score the prompt only)
+        within = 0.5 if key == "exclusiveMinimum" else limit
+        SamplingParams(**{name: within, **({"max_tokens": None} if name == "min_tokens" else {})})
+        with pytest.raises(InvalidParameter, match=name):
+            SamplingParams(**{name: beyond})
+    if (name, key) == ("seed", "maximum"):  # (beyond what msgspec can limit: the parameters do)
+        return
+    with pytest.raises(BadRequest, match=f"^{name}: must be (at least|at most|more than) ") as caught:
+        decode_body(msgspec.json.encode({name: beyond}), kind)
+    assert caught.value.param == name
+
+
+def test_limits_were_found() -> None:
+    assert len(set(LIMITED)) > 15

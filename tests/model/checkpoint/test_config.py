@@ -1,0 +1,278 @@
+"""config.json and generation_config.json, of every style, and the errors of what cannot be served."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.model.checkpoint.config import (
+    SUPPORTED_ARCHITECTURES,
+    ModelConfig,
+    ModelNotFound,
+    UnsupportedModel,
+)
+from baton.model.checkpoint.generation_config import read_generation_config
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 256,
+}
+
+
+def parse(**changes: Any) -> ModelConfig:
+    raw = {**BASE, **changes}
+    return ModelConfig.from_dict({key: value for key, value in raw.items() if value != "absent"}, "/m")
+
+
+def test_defaults() -> None:
+    config = parse(num_key_value_heads="absent")
+    assert (config.num_kv_heads, config.head_dim, config.dtype) == (8, 8, "float32")
+    assert config.layer_windows == (None,) * 4
+    assert config.rope.theta == 10_000
+    assert config.rope.type == "default"
+    assert config.eos_token_ids == ()
+    assert not any((config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm))
+
+
+def test_both_styles_of_rotary_parameters() -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 64
+    old = parse(rope_theta=5e5, rope_scaling={**scaling, "rope_type": "llama3"})
+    older = parse(rope_theta=5e5, rope_scaling={**scaling, "type": "llama3"})
+    new = parse(rope_parameters={**scaling, "rope_type": "llama3", "rope_theta": 5e5})
+    assert old.rope == older.rope == new.rope
+    assert (new.rope.theta, new.rope.type, new.rope.parameters["factor"]) == (5e5, "llama3", 8.0)
+    assert parse(rope_parameters={"rope_theta": 7.0, "rope_type": "default"}).rope.theta == 7.0
+    assert parse(rope_scaling=None, rope_theta=7.0).rope.theta == 7.0
+    yarn = parse(rope_scaling={"type": "yarn", "original_max_position_embeddings": 64})
+    assert yarn.rope.parameters["factor"] == 4.0
+
+
+def test_what_differs_between_architectures() -> None:
+    qwen2 = parse(architectures=["Qwen2ForCausalLM"], sliding_window=32)
+    assert (qwen2.qkv_bias, qwen2.output_bias) == (True, False)
+    assert qwen2.layer_windows == (None,) * 4  # use_sliding_window is absent
+    windowed = parse(
+        architectures=["Qwen2ForCausalLM"], sliding_window=32, use_sliding_window=True, max_window_layers=3
+    )
+    assert windowed.layer_windows == (None, None, None, 32)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert parse(
+        architectures=["Qwen3ForCausalLM"], sliding_window=9, use_sliding_window=True, layer_types=kinds
+    ).layer_windows == (9, None, 9, None)
+    assert parse(architectures=["Qwen3ForCausalLM"]).qk_norm
+    assert parse(architectures=["MistralForCausalLM"], sliding_window=None).layer_windows == (None,) * 4
+    assert parse(architectures=["MistralForCausalLM"], sliding_window=16).layer_windows == (16,) * 4
+    ernie = parse(architectures=["Ernie4_5ForCausalLM"], use_bias=True)
+    assert ernie.qkv_bias
+    assert ernie.output_bias
+    assert ernie.mlp_bias
+    assert ernie.rope.theta == 500_000
+    assert ernie.tie_word_embeddings
+
+
+def test_a_window_matters_only_below_the_served_length() -> None:
+    config = parse(architectures=["MistralForCausalLM"], sliding_window=64)
+    assert config.window_of(0, 65) == 64
+    assert config.window_of(0, 64) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"architectures": ["FooForCausalLM"]},
+            "'/m' is a 'FooForCausalLM'; Baton serves: LlamaForCausalLM, MistralForCausalLM, "
+            "Qwen2ForCausalLM, Qwen3ForCausalLM, Ernie4_5ForCausalLM",
+        ),
+        ({"architectures": "absent"}, "names no architecture"),
+        ({"hidden_size": "absent"}, "'hidden_size'"),
+        ({"hidden_act": "gelu"}, 'hidden_act "gelu"'),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"rope_scaling": {"type": "mrope"}}, "'mrope'"),
+        ({"rope_scaling": {"type": "linear"}}, "no 'rope_scaling.factor'; it must be a number"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+        ({"num_key_value_heads": 3}, "3 KV heads"),
+        ({"num_attention_heads": 7}, "hidden_size 64"),
+        ({"head_dim": 7}, "head_dim 7"),
+        ({"vocab_size": None}, "vocab_size null: it must be an integer from 1 to"),
+        ({"vocab_size": "100"}, 'vocab_size "100": it must be an integer'),
+        ({"architectures": "LlamaForCausalLM"}, 'architectures "LlamaForCausalLM": it must be a list'),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures"),
+        ({"quantization_config": "int4"}, 'quantization_config "int4": it must be a JSON object'),
+        ({"quantization_config": {"quant_method": 3}}, "quantization_config.quant_method 3"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0: it must be an integer from 1"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers 0"),
+        ({"num_hidden_layers": True}, "num_hidden_layers true"),
+        ({"hidden_size": 0}, "hidden_size 0"),
+        ({"hidden_size": 64.5}, "hidden_size 64.5"),
+        ({"hidden_size": 10**30}, "hidden_size 1000000000000000000000000000000"),
+        ({"intermediate_size": -1}, "intermediate_size -1"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings 1000000000000"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000"),
+        ({"rms_norm_eps": "small"}, 'rms_norm_eps "small": it must be a number'),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ({"rope_theta": 0}, "rope_theta 0"),
+        ({"rope_scaling": "yarn"}, 'rope_scaling "yarn": it must be a JSON object'),
+        ({"rope_scaling": {"type": "yarn", "factor": "4"}}, 'rope_scaling.factor "4"'),
+        ({"rope_scaling": {"type": ["yarn"]}}, 'rope_scaling.type ["yarn"]'),
+        ({"eos_token_id": [[1], 2]}, "eos_token_id [[1], 2]: it must be a token id"),
+        ({"eos_token_id": "</s>"}, 'eos_token_id "</s>"'),
+        ({"tie_word_embeddings": "yes"}, 'tie_word_embeddings "yes": it must be true or false'),
+        ({"hidden_act": ["silu"]}, "hidden_act"),
+        ({"torch_dtype": 16}, "torch_dtype 16"),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["linear_attention"] * 4},
+            "layer_types must name full_attention or sliding_attention",
+        ),
+        ({"architectures": ["Qwen2ForCausalLM"], "layer_types": "full_attention"}, "layer_types"),
+    ],
+)
+def test_what_cannot_be_served_is_one_clear_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        parse(**changes)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "/m" in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_scaling_that_was_added_by_hand_wins() -> None:
+    """Saved by transformers 5 (`rope_parameters`), then given the YaRN advice of its model card."""
+    saved = {"rope_theta": 1e6, "rope_type": "default"}
+    advice = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    config = parse(rope_parameters=saved, rope_scaling=advice)
+    assert (config.rope.type, config.rope.theta) == ("yarn", 1e6)
+    assert config.rope.parameters == {"factor": 4.0, "original_max_position_embeddings": 64}
+    assert parse(rope_parameters=saved, rope_scaling=None).rope.type == "default"
+    assert parse(rope_parameters=saved, rope_scaling={**advice, "rope_theta": 5.0}).rope.theta == 5.0
+
+
+def test_yarn_stretches_the_context() -> None:
+    advice = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    assert parse(rope_scaling=advice).max_context == 512
+    assert parse(rope_scaling={**advice, "factor": 1.5}).max_context == 256, "never less than the model's own"
+    assert parse().max_context == 256
+    linear = {"rope_type": "linear", "factor": 4.0}
+    assert parse(rope_scaling=linear).max_context == 256, "such files say the stretched context"
+
+
+def test_token_ids_outside_of_the_vocabulary_are_none() -> None:
+    assert parse(eos_token_id=-1).eos_token_ids == ()
+    assert parse(eos_token_id=[7, 100, -1, 99]).eos_token_ids == (7, 99)
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
+def test_fields_that_a_file_leaves_out_are_as_in_transformers(architecture: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    name = architecture.removesuffix("ForCausalLM") + "Config"
+    sizes = {"hidden_size": 1024, "num_attention_heads": 32, "max_position_embeddings": 256}
+    theirs = getattr(transformers, name)(**sizes)
+    ours = parse(architectures=[architecture], num_key_value_heads="absent", **sizes)
+    assert ours.num_kv_heads == (theirs.num_key_value_heads or 32)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 32)
+    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.mlp_bias == bool(getattr(theirs, "mlp_bias", getattr(theirs, "use_bias", False)))
+
+
+@pytest.mark.parametrize(("size", "message"), [(3, "8 attention heads"), (16, "8 attention heads")])
+def test_tensor_parallel_sizes_that_do_not_divide(size: int, message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        parse().check_tensor_parallel(size)
+
+
+def test_tensor_parallel_of_few_kv_heads() -> None:
+    parse(num_key_value_heads=2).check_tensor_parallel(4)
+    config = parse(num_key_value_heads=2)
+    assert [config.kv_heads_of_rank(rank, 4) for rank in range(4)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
+    assert [config.kv_heads_of_rank(rank, 2) for rank in range(2)] == [(0, 1), (1, 2)]
+    with pytest.raises(UnsupportedModel, match="KV heads"):
+        parse(num_attention_heads=12, num_key_value_heads=6, head_dim=8).check_tensor_parallel(4)
+    with pytest.raises(UnsupportedModel, match="97 columns"):
+        parse(intermediate_size=97).check_tensor_parallel(2)
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        ModelConfig.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text("{broken")
+    with pytest.raises(ModelNotFound, match="cannot be read"):
+        ModelConfig.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text(
+        json.dumps({**BASE, "torch_dtype": "bfloat16", "eos_token_id": [3, 4]})
+    )
+    config = ModelConfig.from_directory(tmp_path)
+    assert (config.dtype, config.eos_token_ids) == ("bfloat16", (3, 4))
+
+
+def test_generation_config(tmp_path: Path) -> None:
+    assert read_generation_config(tmp_path, 100).eos_token_ids == ()
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": 5, "temperature": 0.6, "top_k": 20, "do_sample": True}))
+    found = read_generation_config(tmp_path, 100)
+    assert found.eos_token_ids == (5,)
+    assert found.sampling == {"temperature": 0.6, "top_k": 20}
+    path.write_text(json.dumps({"do_sample": False, "temperature": 0.6, "eos_token_id": [5, 6]}))
+    found = read_generation_config(tmp_path, 100)
+    assert found.eos_token_ids == (5, 6)
+    assert found.sampling == {"temperature": 0.0}
+    path.write_text(json.dumps({"top_k": 20.0, "eos_token_id": -1, "temperature": None}))
+    found = read_generation_config(tmp_path, 100)
+    assert (found.eos_token_ids, found.sampling) == ((), {"top_k": 20})
+    assert isinstance(found.sampling["top_k"], int)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": "0.9"}, 'top_p "0.9": it must be a number'),
+        ({"temperature": -1}, "temperature"),
+        ({"top_k": 2.5}, "top_k"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"do_sample": "no"}, "do_sample"),
+    ],
+)
+def test_defaults_that_no_request_could_have_are_refused_at_the_start(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    with pytest.raises(UnsupportedModel) as caught:
+        read_generation_config(tmp_path, 100)
+    assert message in str(caught.value)
+    assert "generation_config.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert read_generation_config(tmp_path, 100, sampling=False).sampling == {}
+
+
+@pytest.mark.parametrize("text", ["[" * 5000 + "]" * 5000, '{"a":' * 5000 + "1" + "}" * 5000, "[]", "3"])
+def test_files_that_are_no_configuration(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelNotFound, match=r"config\.json") as caught:
+        ModelConfig.from_directory(tmp_path)
+    assert len(str(caught.value)) < 300
+
+
+def test_the_launcher_pays_for_no_torch() -> None:
+    code = (
+        "import sys, baton.model.checkpoint.config, baton.model.checkpoint.hub\n"
+        "heavy = {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)

@@ -1,0 +1,118 @@
+"""The native sampling kernel against PyTorch's form of it, for every instruction set that this CPU has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from baton.model.cpu.library import instruction_sets, load
+from baton.model.cpu.sampling import native_kernel
+from baton.model.sampling.sampler import Sampler
+from baton.protocol.sampling import LogitBias, Sampling, Stopping
+
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there is no native library")
+EVERY_BUILD = pytest.mark.parametrize("build", instruction_sets())
+ROWS = 24
+WISHES = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 50, "top_p": 0.9},
+    {"top_k": 1},
+    {"top_k": 3000},
+    {"top_k": 3000, "top_p": 0.8, "min_p": 0.001},
+    {"temperature": 0.8, "top_p": 0.95},
+    {"temperature": 2.5, "top_p": 0.999},
+    {"temperature": 0.6, "min_p": 0.05},
+    {"top_p": 1e-9},
+    {"temperature": 0.02, "top_k": 9000, "top_p": 0.99},
+]
+
+
+def make(build: str, vocab: int, num_slots: int) -> Sampler:
+    """`build`: an instruction set, or "torch"."""
+    return Sampler(vocab, num_slots, None if build == "torch" else native_kernel(load(build)))
+
+
+def draw(sampler: Sampler, logits: Tensor, wishes: list[dict[str, float]]) -> np.ndarray:
+    count = len(logits)
+    for slot in range(count):
+        wanted = Sampling(seed=slot * 977, **wishes[slot % len(wishes)])  # type: ignore[arg-type]
+        sampler.admit(slot, np.array([1, 2], np.int32), 2, wanted, Stopping(9))
+    slots = np.arange(count, dtype=np.int32)
+    tokens, _ = sampler.sample(logits, slots, np.full(count, 7, np.int32))
+    return tokens
+
+
+def random_logits(vocab: int, spread: float, seed: int = 0) -> Tensor:
+    return torch.randn(ROWS, vocab, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+@EVERY_BUILD
+@pytest.mark.parametrize("wish", WISHES, ids=str)
+def test_agrees_with_torch(build: str, wish: dict[str, float]) -> None:
+    """The same tokens; where u falls on the border of two tokens a rounding may decide, which is rare."""
+    different = total = 0
+    for vocab, spread in ((1000, 3.0), (5003, 1.0), (20_011, 3.0), (20_011, 0.02)):
+        for logits in (random_logits(vocab, spread), random_logits(vocab, spread).bfloat16()):
+            found = draw(make(build, vocab, ROWS), logits, [wish])
+            expected = draw(make("torch", vocab, ROWS), logits, [wish])
+            different += int((found != expected).sum())
+            total += ROWS
+    assert different <= total // 100
+
+
+@EVERY_BUILD
+def test_equals_and_masks(build: str) -> None:
+    """Rows of equals, of which ids decide, and rows where nearly everything is impossible."""
+    vocab = 4099
+    logits = torch.zeros(6, vocab)
+    logits[1, 2000:] = -torch.inf
+    logits[2] = -torch.inf
+    logits[2, [5, 4098]] = 1.0
+    logits[3, ::2] = -0.0
+    logits[4] = torch.arange(vocab) % 3
+    logits[5] = torch.linspace(-1, 1, vocab)
+    for wish in WISHES:
+        for rows in (logits, logits.bfloat16()):
+            found = draw(make(build, vocab, 6), rows, [wish])
+            expected = draw(make("torch", vocab, 6), rows, [wish])
+            assert found.tolist() == expected.tolist(), wish
+
+
+@EVERY_BUILD
+def test_a_row_depends_on_nothing_else(build: str) -> None:
+    """Not on the other rows, on where it lies in memory, or on the number of threads."""
+    vocab = 30_001
+    logits = random_logits(vocab, 2.0).bfloat16()
+    sampler = make(build, vocab, ROWS)
+    together = draw(sampler, logits, WISHES)
+    threads = torch.get_num_threads()
+    slots, positions = np.arange(ROWS, dtype=np.int32), np.full(ROWS, 7, np.int32)
+    padded = torch.full((ROWS, vocab + 9), torch.inf, dtype=torch.bfloat16)
+    padded[:, 3 : vocab + 3] = logits
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            tokens, _ = sampler.sample(padded[:, 3 : vocab + 3], slots, positions)
+            assert tokens.tolist() == together.tolist()
+    finally:
+        torch.set_num_threads(threads)
+    alone = [
+        sampler.sample(logits[row : row + 1], slots[row : row + 1], positions[:1])[0][0] for row in slots
+    ]
+    assert alone == together.tolist()
+
+
+@EVERY_BUILD
+def test_edited_rows_and_bfloat16(build: str) -> None:
+    """Rows with penalties are sampled from a copy in float32; the caller's logits stay as they are."""
+    vocab = 2000
+    logits = random_logits(vocab, 2.0).bfloat16()
+    before = logits.clone()
+    best = logits.argmax(dim=-1).tolist()
+    wishes = [{"temperature": 0.0}, {"temperature": 0.0, "logit_bias": LogitBias.of({11: 100.0})}]
+    tokens = draw(make(build, vocab, ROWS), logits, wishes)  # type: ignore[arg-type]
+    assert tokens.tolist() == [11 if row % 2 else best[row] for row in range(ROWS)]
+    assert torch.equal(logits, before)
