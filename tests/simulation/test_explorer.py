@@ -290,6 +290,18 @@ def test_all_kinds_of_content_count():
         assert freeze(one) != freeze(other)
 
 
+def test_views_of_an_array_are_views_of_its_copy():
+    cells = np.arange(24, dtype=np.uint32).reshape(2, 3, 4)
+    things = [cells.reshape(-1), cells, cells[:, 1, ::2], np.int64(5)]
+    flat, whole, part, number = clone(things)
+    flat[:] = 7
+    assert (whole == 7).all()
+    assert part.tolist() == [[7, 7], [7, 7]]
+    assert number == 5
+    assert cells[0, 0, :3].tolist() == [0, 1, 2]
+    assert freeze(things) == freeze(clone(things))
+
+
 def test_what_cannot_be_copied_is_said():
     with pytest.raises(TypeError, match="does not know how to copy a"):
         clone([iter(())])

@@ -39,7 +39,10 @@ IGNORED = {
 }
 """By class: attributes that influence nothing that follows; None: all of them."""
 
-_ATOMS = (int, float, str, bytes, bool, type(None), type, FunctionType, BuiltinFunctionType, BaseException)
+_ATOMS = (
+    *(int, float, str, bytes, bool, type(None), np.generic),
+    *(type, FunctionType, BuiltinFunctionType, BaseException),
+)
 _MAPPINGS = (dict, OrderedDict, Counter)
 _attributes_of: dict[type, tuple[str, ...]] = {}
 
@@ -78,7 +81,7 @@ def _clone(thing: Any, memo: dict[int, Any]) -> Any:
         copy = memo[id(thing)] = thing[:]
         return copy
     if kind is np.ndarray:
-        copy = memo[id(thing)] = thing.copy()
+        copy = memo[id(thing)] = _clone_array(thing, memo)
         return copy
     if kind is MethodType:
         return MethodType(thing.__func__, _clone(thing.__self__, memo))
@@ -90,6 +93,15 @@ def _clone(thing: Any, memo: dict[int, Any]) -> Any:
     for name in _attributes(thing):
         object.__setattr__(copy, name, _clone(getattr(thing, name), memo))
     return copy
+
+
+def _clone_array(thing: np.ndarray[Any, Any], memo: dict[int, Any]) -> np.ndarray[Any, Any]:
+    """A view of an array becomes a view of that one's copy: what is written to one is read from both."""
+    whole = thing.base
+    if type(whole) is not np.ndarray or not whole.flags.c_contiguous:
+        return thing.copy()
+    offset = thing.ctypes.data - whole.ctypes.data
+    return np.ndarray(thing.shape, thing.dtype, _clone(whole, memo), offset, thing.strides)
 
 
 def freeze(thing: Any) -> Hashable:
