@@ -14,8 +14,7 @@ from baton.engine.shell.peers import Peers
 from baton.protocol.handover import PEER, Cancel, Taken
 from baton.protocol.requests import Target
 from tests.conftest import GENEROUS_S
-
-from .introductions import introduce
+from tests.engine.introductions import introduce
 
 DEADLINE_S = GENEROUS_S
 MAX_BYTES = 10_000

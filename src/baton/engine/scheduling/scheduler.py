@@ -68,9 +68,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.engine.in_flight import InFlight, Shared
 from baton.engine.request import NEVER, Event, Request, State
 from baton.engine.scheduling.headroom import Headroom
+from baton.engine.scheduling.in_flight import InFlight, Shared
 from baton.engine.scheduling.ledger import Key, Ledger
 from baton.engine.scheduling.prefix import PrefixIndex, extend_keys
 from baton.engine.scheduling.waiting import WaitingLine

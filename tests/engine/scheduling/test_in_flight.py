@@ -4,9 +4,9 @@ from array import array
 
 import pytest
 
-from baton.engine.in_flight import WORTH_TOKENS
 from baton.engine.outbox import Outbox
 from baton.engine.request import Event, Request, State
+from baton.engine.scheduling.in_flight import WORTH_TOKENS
 from baton.engine.scheduling.ledger import Ledger
 from baton.engine.scheduling.prefix import PrefixIndex, root_key
 from baton.engine.scheduling.scheduler import Decisions, Scheduler
