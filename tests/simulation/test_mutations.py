@@ -12,7 +12,12 @@ import pytest
 from baton.simulation.checks.monitor import Violation
 from baton.simulation.plans.scenarios import SCENARIOS
 from baton.simulation.runner import run_seed
-from tests.simulation import fair_mutations, handover_mutations, room_mutations  # noqa: F401  (they add to the table)
+from tests.simulation import (  # noqa: F401  (they add to the table)
+    fair_mutations,
+    handover_mutations,
+    pace_mutations,
+    room_mutations,
+)
 from tests.simulation.mutations import MUTATIONS, Mutation
 
 LIMIT = 2000

@@ -632,6 +632,9 @@ class EngineCore:
             self._decide(scheduler, now)
             handovers.departures.fill(now)  # an admission makes place for the next one
         handovers.arrivals.grant(now)
+        pace = machinery.costs.take() if machinery.costs is not None else None
+        if pace is not None:
+            self._commands.append(pace)
         control = self._controls.command(scheduler, now)
         if control is not None:
             self._commands.append(control)
@@ -694,4 +697,6 @@ class EngineCore:
             stopping=request.stopping,
             handover=handover,
             patient=request.patient and not handover,  # (who fetches its pages waits for each chunk)
+            priority=request.rank[0],
+            waited=now - request.arrived,
         )

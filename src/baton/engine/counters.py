@@ -19,6 +19,10 @@ class Sizes:
     """One more than `bounds`."""
     sum: int = 0
 
+    def add(self, tokens: int) -> None:
+        self.counts[bisect_left(self.bounds, tokens)] += 1
+        self.sum += tokens
+
     def snapshot(self) -> dict[str, Any]:
         return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.sum}
 
@@ -98,6 +102,8 @@ class Counters:
     step_seconds: float = 0.0
     step_tokens: Sizes = field(default_factory=Sizes)
     """Of each step: prompt tokens that it computed, and tokens that it generated."""
+    step_prompt_tokens: Sizes = field(default_factory=Sizes)
+    """Of each step that computed prompts: their tokens."""
     queue_seconds: float = 0.0
     """Sum over first admissions."""
     violations: int = 0
@@ -128,4 +134,5 @@ class Counters:
         values["rejected"] = dict(self.rejected)
         values["handovers"] = self.handovers.snapshot()
         values["step_tokens"] = self.step_tokens.snapshot()
+        values["step_prompt_tokens"] = self.step_prompt_tokens.snapshot()
         return values

@@ -16,6 +16,7 @@ from baton.engine.scheduling.prefix import PrefixIndex
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.validation import Limits
 from baton.engine.workers.handshake import Agreed
+from baton.engine.workers.step_cost import StepCosts
 from baton.engine.workers.steps import StepReader
 from baton.protocol.config import InstanceConfig
 from baton.protocol.requests import Load
@@ -73,9 +74,16 @@ class Machinery:
             secret,
         )
         self.speeds = Speeds()
+        self.costs = StepCosts() if config.auto_step_tokens else None
         self.loads = Loads(config.load_interval_s, prefix, self.measure)
         self.steps = StepReader(
-            self.scheduler, outboxes, counters, violation, self.handovers.departures, self.speeds
+            self.scheduler,
+            outboxes,
+            counters,
+            violation,
+            self.handovers.departures,
+            self.speeds,
+            self.costs,
         )
 
     @property
@@ -91,6 +99,7 @@ class Machinery:
             | {
                 "waiting": self.num_waiting,
                 "waiting_by_key": self.backlog.counts(KEYS_SHOWN),
+                "step_cost": {} if self.costs is None else self.costs.snapshot(),
             }
         )
 

@@ -22,6 +22,8 @@ from baton.model.checkpoint.generation_config import read_generation_config
 from baton.model.checkpoint.hub import EMBEDDED_MODEL, resolve_model
 from baton.protocol.config import CostModel, Dtype, InstanceConfig
 
+AUTO_STEP_TOKENS = 2048
+"""Of a step at most, where their number is chosen."""
 _DTYPES: dict[str, Dtype] = {
     "half": "float16",
     "float": "float32",
@@ -70,7 +72,10 @@ def make_plan(options: EngineOptions) -> Plan:
         num_blocks=options.num_gpu_blocks_override,
         kv_cache_memory_bytes=_size("--kv-cache-memory-bytes", options.kv_cache_memory_bytes),
         max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_batched_tokens=_most_tokens(options),
+        auto_step_tokens=options.max_num_batched_tokens == "auto",
+        itl_target_s=_seconds(options.itl_target),
+        ttft_target_s=_seconds(options.ttft_target),
         max_waiting=options.max_waiting,
         admission_headroom=options.admission_headroom,
         enable_prefix_caching=options.enable_prefix_caching,
@@ -97,6 +102,16 @@ def make_plan(options: EngineOptions) -> Plan:
         seed=options.seed,
     )
     return Plan(instance, served, model.architecture, options.max_restarts)
+
+
+def _most_tokens(options: EngineOptions) -> int:
+    """Of a step: at least one for each sequence."""
+    given = options.max_num_batched_tokens
+    return max(AUTO_STEP_TOKENS, options.max_num_seqs) if given == "auto" else given
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _is_directory(model: str | None) -> bool:

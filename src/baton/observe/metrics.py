@@ -306,6 +306,15 @@ _INSTANCE_GAUGES: dict[str, tuple[str, Callable[[InstanceSample], float]]] = {
     "instance_paused": ("1 while the instance stands still by /pause.", lambda i: float(i.paused)),
     "instance_requests": ("Sequences of this server that are at the instance.", lambda i: i.in_flight),
 }
+_SIZES = (
+    (
+        "step_tokens",
+        "iteration_tokens_total",
+        "Tokens a step: of prompts that it computed, and generated ones.",
+    ),
+    ("step_prompt_tokens", "iteration_prompt_tokens", "Tokens of prompts, of each step that computed any."),
+)
+"""(key in the engine's statistics, name, text)."""
 _TOTALS = {
     "requests_handed_over": "Requests that another instance decodes than prefilled them.",
     "requests_continued": "Times that a request went on elsewhere after the loss of its instance.",
@@ -326,7 +335,9 @@ class _EngineStats:
             yield from self._gauge(name, text, self._values(read))
         for name, (text, read) in _ENGINE_COUNTERS.items():
             yield from self._counter(name, text, self._values(read))
-        yield from self._step_tokens()
+        for key, name, text in _SIZES:
+            yield from self._sizes(key, name, text)
+        yield from self._step_cost()
         yield from self._cache_config()
         for name, (text, look) in _INSTANCE_GAUGES.items():
             yield from self._gauge(name, text, {key: look(one) for key, one in self.instances.items()})
@@ -361,14 +372,23 @@ class _EngineStats:
             total.add_metric([self._model_name], float(value))
             yield total
 
-    def _step_tokens(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(
-            _PREFIX + "iteration_tokens_total",
-            "Tokens a step: of prompts that it computed, and generated ones.",
-            labels=_LABELS,
+    def _step_cost(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            _PREFIX + "step_cost_seconds",
+            "What the instance has learnt of the time of a step, by part: `Pace`.",
+            labels=[*_LABELS, "part"],
         )
         for instance, sample in self.instances.items():
-            sizes = (sample.stats or {}).get("step_tokens")
+            for part, seconds in ((sample.stats or {}).get("step_cost") or {}).items():
+                family.add_metric([self._model_name, instance, part], float(seconds))
+        if family.samples:
+            yield family
+
+    def _sizes(self, key: str, name: str, text: str) -> Iterator[Metric]:
+        """A histogram of token counts that engines keep."""
+        family = HistogramMetricFamily(_PREFIX + name, text, labels=_LABELS)
+        for instance, sample in self.instances.items():
+            sizes = (sample.stats or {}).get(key)
             if not isinstance(sizes, Mapping):
                 continue
             bounds = [floatToGoString(bound) for bound in (*sizes["bounds"], math.inf)]

@@ -15,6 +15,7 @@ A worker applies a batch whole, between two steps, in order.
 | `Abort`   | the same with reason `aborted` |
 | `Fetch`   | copy these pages of another instance into these blocks (hand-over) |
 | `DropFetch` | stop copying; every fetch is reported as over all the same |
+| `Pace` | what steps take: from now on they are composed by it |
 | `Grant`, `Extend`, `Revoke` | who may fetch which pages of this instance, and until when |
 | `Control` | pause or resume the step loop; new weights; profile; shut down |
 
@@ -51,6 +52,10 @@ class Admit(msgspec.Struct, tag="admit", array_like=True, frozen=True):
     report the layers of the last chunk while it is computed."""
     patient: bool = False
     """As in `Submit`: a step of patient slots alone that closes none of them need not wake the engine."""
+    priority: int = 0
+    """As in `Submit`: smaller ones are computed first."""
+    waited: float = 0.0
+    """Seconds since the request came."""
 
 
 class Grow(msgspec.Struct, tag="grow", array_like=True, frozen=True):
@@ -123,6 +128,36 @@ class Revoke(msgspec.Struct, tag="revoke", array_like=True, frozen=True):
     tokens: list[bytes]
 
 
+class Pace(msgspec.Struct, tag="pace", array_like=True, frozen=True):
+    """What steps take, in seconds (`engine/workers/step_cost.py`)."""
+
+    base: float
+    """Of each step with prompts."""
+    token: float
+    """For each token of a prompt."""
+    pair: float
+    """For each position that such a token attends to."""
+    row: float
+    """For each row that decodes beside."""
+    read: float
+    """For each token of context that such a row reads, in any step."""
+    alone: float
+    """Of each step that only decodes."""
+    alone_row: float
+    """For each row of it."""
+    shortest: float
+    """Of the shortest step that only decodes, of those that are usual."""
+
+    def with_prompts(self, tokens: int, start: int, rows: int, context: int) -> float:
+        """Seconds of a step with so many tokens of a prompt, the first one at position `start`."""
+        pairs = tokens * (start + tokens / 2)
+        return self.base + tokens * self.token + pairs * self.pair + rows * self.row + context * self.read
+
+    def decoding(self, rows: int, context: int) -> float:
+        """Seconds of a step that only decodes."""
+        return self.alone + rows * self.alone_row + context * self.read
+
+
 class Control(msgspec.Struct, tag="control", array_like=True, frozen=True):
     """What concerns the whole worker, between two steps.
 
@@ -146,7 +181,7 @@ class Control(msgspec.Struct, tag="control", array_like=True, frozen=True):
 
 Grants = Grant | Extend | Revoke
 """For the transfer threads alone: they never stand in the log."""
-Command = Admit | Grow | Preempt | Abort | Fetch | DropFetch | Control
+Command = Admit | Grow | Preempt | Abort | Fetch | DropFetch | Pace | Control
 
 
 class CommandBatch(msgspec.Struct, array_like=True, frozen=True):

@@ -45,6 +45,14 @@ class InstanceConfig(msgspec.Struct, frozen=True):
     """So many instances share the machine: the memory that a worker chooses by itself is divided by it."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    auto_step_tokens: bool = False
+    """How many tokens of whose prompts a step computes is chosen by what steps take
+    (`worker/composition.py`), up to `max_num_batched_tokens`; else as many as fit."""
+    itl_target_s: float | None = None
+    """The time to the next token of a stream that a step with prompts keeps to, if chosen so; None: by the
+    time of steps without."""
+    ttft_target_s: float | None = None
+    """A prompt that would miss this time to its first token is cut less; None: there is no such time."""
     max_waiting: int = 1024
     """Requests that may wait for admission; the next one is rejected with `queue_full`."""
     admission_headroom: int | None = None

@@ -81,7 +81,9 @@ class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     prompt_logprobs: list[PromptLogprobs] = []
     closings: list[Closed] = []
     seconds: float = 0.0
-    """Wall time of the step as the leader saw it."""
+    """Wall time of the step as the leader saw it, from composing it to its tokens."""
+    context: int = 0
+    """Tokens of context that the rows that decode read, together."""
 
 
 class LayersDone(msgspec.Struct, tag="layers", array_like=True, frozen=True):

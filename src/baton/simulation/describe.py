@@ -14,6 +14,7 @@ from baton.protocol.commands import (
     DropFetch,
     Fetch,
     Grow,
+    Pace,
     Preempt,
 )
 from baton.protocol.handover import Cancel as PeerCancel
@@ -129,6 +130,8 @@ def number_of_peer(message: PeerMessage) -> int | None:
 def command(command: Command, core: EngineCore | None = None) -> str:
     if isinstance(command, Control):
         return f"Control({command.action})"
+    if isinstance(command, Pace):
+        return f"Pace({command.decoding(1, 0):.2g} s, {command.token:.2g} s a token)"
     if isinstance(command, DropFetch):
         return f"DropFetch({command.ids})"
     if isinstance(command, Fetch):
@@ -160,7 +163,7 @@ def command(command: Command, core: EngineCore | None = None) -> str:
 
 def request_on(engine: EngineProcess, command: Command) -> int | None:
     """The client's number of the request on the command's slot."""
-    if isinstance(command, Control | Fetch | DropFetch):
+    if isinstance(command, Control | Fetch | DropFetch | Pace):
         return None
     request: Any = engine.core.scheduler.slots[command.slot]
     return None if request is None else number_in(request.name)

@@ -1,12 +1,12 @@
 """The slots that decode, as rows of a batch: what a step of one token for each of them needs.
 
 Theory.  Most steps give every decoding slot one token and end none of them.  All that such a step needs is
-kept here row by row, in order of admission, and what has to be asked of all rows (has each a block for its
-token? is one of them at its end?) is a number that goes down by one.
+kept here row by row, in the order in which they began, and what has to be asked of all rows (has each a block
+for its token? is one of them at its end?) is a number that goes down by one.
 
 A slot that enters or leaves does not cost a new set.  `enter` and `leave` note it; `settle`, before the next
-step is composed, writes the tables of those that entered behind the others (slots finish their prompts in the
-order in which they were admitted, so whoever enters comes last) and moves up what is behind those that left.
+step is composed, writes the tables of those that entered behind the others and moves up what is behind those
+that left.
 Only the few numbers of each row are gathered anew.  The tables have a row for every slot there is, so a step
 that also computes prompts lays theirs behind those of the set, and copies none of these.
 """
@@ -50,7 +50,7 @@ class DecodeSet:
         self._gather(np.empty(0, np.int32))
 
     def enter(self, slot: int) -> None:
-        """It has finished its prompt, and was admitted after all that are here."""
+        """It has finished its prompt."""
         self._entering.append(slot)
         self.changed = True
 
@@ -96,6 +96,8 @@ class DecodeSet:
         self.counters: Int32Array = counters[slots]
         self.starts: Int32Array = self.counters[:, COMPUTED].copy()
         self.longest = int(self.starts.max(initial=0))
+        self.context = int(self.starts.sum())
+        """Tokens that they read in the next step, together."""
         self.left = int(self.counters[:, LEFT].min(initial=MAX_TOKEN))
         """Steps until the first of them reaches its `max_tokens`."""
         self.room = 0
@@ -113,6 +115,7 @@ class DecodeSet:
         self.counters += _DECODED
         self.starts = self.starts + 1  # (batches have the one before)
         self.longest += 1
+        self.context += len(self.slots)
         self.left -= 1
         self.room -= 1
 
@@ -122,5 +125,6 @@ class DecodeSet:
         self.counters[rows] += _DECODED
         self.starts = self.counters[:, COMPUTED].copy()
         self.longest = int(self.starts.max(initial=0))
+        self.context += len(slots)
         self.left = int(self.counters[:, LEFT].min(initial=MAX_TOKEN))
         self.room = 0

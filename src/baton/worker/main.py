@@ -35,6 +35,7 @@ from baton.observe.logs import configure_logging
 from baton.protocol.reports import REPORTS, ControlDone, Fetched, WorkerFailed, WorkerReady
 from baton.transfer.service import TransferService
 from baton.worker.command_log import CommandLog
+from baton.worker.composition import composition_of
 from baton.worker.loop import Observer, WorkerLoop, flush_reports
 from baton.worker.rounds import FollowerRounds, LeaderRounds, Rounds
 from baton.worker.slots import Slots
@@ -170,6 +171,7 @@ class Worker:
             slots=Slots(
                 max_num_seqs=config.max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,
+                composition=composition_of(config),
                 max_model_len=config.max_model_len,
                 block_size=executor.info.block_size,
                 num_blocks=executor.info.num_blocks,

@@ -33,6 +33,8 @@ class StepOutcome:
     logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     closings: list[Closed] = field(default_factory=list)
+    context: int = 0
+    """Tokens of context that the decode rows read, together."""
     patient: bool = False
     """Nobody waits for single tokens of its slots."""
 
@@ -53,4 +55,5 @@ class StepOutcome:
             prompt_logprobs=self.prompt_logprobs,
             closings=self.closings,
             seconds=seconds,
+            context=self.context,
         )

@@ -23,8 +23,9 @@ What no correct engine sends is a `ProtocolViolation`, and the worker that gets 
 idea of the slots is no longer the engine's.  Commands are applied between steps, so a Preempt closes at once,
 with all of the epoch's tokens reported before.
 
-A step takes decode rows first (one token each; a slot with no block for its token skips the step), then
-prefill chunks, both in order of admission, up to `max_num_batched_tokens`.
+A step takes decode rows first (one token each; a slot with no block for its token skips the step), in the
+order in which they began to decode, then prefill chunks in order of admission, up to
+`max_num_batched_tokens`; or such chunks as a `Composition` chooses.
 
 What a step needs of all decoding slots stands in arrays with one entry a slot; the decode set keeps it as
 rows of a batch, so a step of hundreds of slots costs a few array operations, and a slot that enters or leaves
@@ -40,8 +41,9 @@ import numpy.typing as npt
 
 from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
 from baton.protocol.codec import MalformedMessage, unpack_int32
-from baton.protocol.commands import Abort, Admit, Command, Control, Grow, Preempt
+from baton.protocol.commands import Abort, Admit, Command, Control, Grow, Pace, Preempt
 from baton.protocol.reports import Closed, CloseReason, PromptLogprobs
+from baton.worker.composition import Composition, Prompt
 from baton.worker.decode_set import (
     COMPUTED,
     IN_SET,
@@ -68,7 +70,8 @@ class ProtocolViolation(RuntimeError):
 
 
 class Slots:
-    """All slots of one worker.  Sizes as in `InstanceConfig`."""
+    """All slots of one worker.  Sizes as in `InstanceConfig`; `composition` None: each step takes as many
+    tokens of prompts as fit, in order of admission."""
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class Slots:
         max_model_len: int,
         block_size: int,
         num_blocks: int,
+        composition: Composition | None = None,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -104,6 +108,7 @@ class Slots:
         self._num_prompt: dict[int, int] = {}  # of those in PREFILL that want prompt log-probabilities
         self._prefilling: list[int] = []  # in order of admission
         self._decode = DecodeSet(self._counters, self._tables, self._epoch, self._stops, self._patient)
+        self._composition = composition
 
     # (Views, made when they are needed: a copy of the slots has its own.)
 
@@ -139,6 +144,9 @@ class Slots:
             case Abort():
                 if self._is_open(command):
                     return self._close(command.slot, CloseReason.ABORTED)
+            case Pace():
+                if self._composition is not None:
+                    self._composition.pace = command
             case Control():
                 self._control(command)
         return None
@@ -182,6 +190,18 @@ class Slots:
         if command.handover:
             self._handovers.add(slot)
         self._prefilling.append(slot)
+        if self._composition is not None:
+            self._composition.admit(
+                Prompt(
+                    slot,
+                    command.num_computed,
+                    length - command.num_computed,
+                    command.priority,
+                    length > command.num_prompt,
+                    command.patient,
+                    command.waited,
+                )
+            )
         return Admitted(slot, tokens, command.num_prompt, command.sampling, command.stopping)
 
     def _grow(self, command: Grow) -> None:
@@ -253,7 +273,8 @@ class Slots:
         tokens: Int32Array = self._last.take(rows)
         num_decodes = len(rows)
         if self._prefilling and budget > num_decodes:
-            return self._with_prefill(step, budget - num_decodes, rows, starts, tokens, tables)
+            pieces = self._pieces(budget - num_decodes, num_decodes)
+            return self._with_prefill(step, pieces, rows, starts, tokens, tables)
         if not num_decodes:
             return None
         longest = decode.longest if rows is decode.slots else int(starts.max())
@@ -262,16 +283,31 @@ class Slots:
             step, rows, starts, counts, tokens, samples, tables[:num_decodes, :width], num_decodes
         )
 
+    def _pieces(self, room: int, rows: int) -> list[tuple[int, int]]:
+        """(slot, tokens) of the prompts that the next step computes, `room` tokens at most, beside so many
+        rows of the decode set."""
+        if self._composition is not None:
+            decode = self._decode
+            return self._composition.choose(rows, decode.context, bool(rows) and not decode.patient, room)
+        pieces: list[tuple[int, int]] = []
+        for slot in self._prefilling:
+            if room == 0:
+                break
+            count = min(len(self._tokens[slot]) - int(self._computed[slot]), room)
+            pieces.append((slot, count))
+            room -= count
+        return pieces
+
     def _with_prefill(
         self,
         step: int,
-        budget: int,
+        pieces: list[tuple[int, int]],
         rows: Int32Array,
         starts: Int32Array,
         tokens: Int32Array,
         tables: Int32Array,
     ) -> StepBatch:
-        """The decode rows given, followed by prefill chunks of `budget` tokens together."""
+        """The decode rows given, followed by these (slot, tokens) of prompts."""
         num_decodes = len(rows)
         slots: list[int] = []
         first: list[int] = []
@@ -279,11 +315,8 @@ class Slots:
         samples: list[bool] = []
         parts = [tokens]
         targets: dict[int, Int32Array] = {}
-        for slot in self._prefilling:
-            if budget == 0:
-                break
+        for slot, count in pieces:
             start, text = int(self._computed[slot]), self._tokens[slot]
-            count = min(len(text) - start, budget)
             if slot in self._num_prompt and start + 1 < len(text):
                 targets[num_decodes + len(slots)] = text[start + 1 : start + count + 1]
             slots.append(slot)
@@ -291,7 +324,6 @@ class Slots:
             counts.append(count)
             samples.append(start + count == len(text))
             parts.append(text[start : start + count])
-            budget -= count
         size = num_decodes + len(slots)
         all_starts = np.concatenate((starts, np.array(first, np.int32)))
         all_counts = np.concatenate((np.ones(num_decodes, np.int32), np.array(counts, np.int32)))
@@ -327,16 +359,25 @@ class Slots:
             )
         self._last[sampled] = result.tokens
         if plain:
+            context = decode.context
             decode.advance()
             counters = decode.counters
-            outcome = StepOutcome(sampled, decode.epochs, result.tokens, patient=decode.patient)
+            outcome = StepOutcome(
+                sampled, decode.epochs, result.tokens, context=context, patient=decode.patient
+            )
             stops = decode.stops
         else:
             self._computed[batch.slots] += batch.counts
             counters = self._counters[sampled]
             counters += _SAMPLED
             patient = bool(self._patient[batch.slots].all())
-            outcome = StepOutcome(sampled, self._epoch[sampled], result.tokens, patient=patient)
+            outcome = StepOutcome(
+                sampled,
+                self._epoch[sampled],
+                result.tokens,
+                context=int(batch.starts[: batch.num_decodes].sum()),
+                patient=patient,
+            )
             stops = self._stops[sampled]
             if batch.num_decodes < len(decode.slots):
                 decode.advance_some(batch.slots[: batch.num_decodes])
@@ -391,6 +432,10 @@ class Slots:
 
     def _commit_prefill(self, batch: StepBatch, outcome: StepOutcome) -> None:
         """Notes the progress of prefill rows; those that sampled decode from now on."""
+        if self._composition is not None and batch.num_decodes < len(batch.slots):
+            prompts = slice(batch.num_decodes, None)
+            pieces = list(zip(batch.slots[prompts].tolist(), batch.counts[prompts].tolist(), strict=True))
+            self._composition.computed(pieces, batch.num_decodes, outcome.context)
         for row in range(batch.num_decodes, len(batch.slots)):
             slot = int(batch.slots[row])
             outcome.prefill.append((slot, int(self._epoch[slot]), int(self._computed[slot])))
@@ -430,6 +475,8 @@ class Slots:
 
     def _leave_prefill(self, slot: int) -> None:
         self._prefilling.remove(slot)
+        if self._composition is not None:
+            self._composition.leave(slot)
         del self._tokens[slot]
         self._num_prompt.pop(slot, None)
 

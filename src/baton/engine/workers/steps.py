@@ -21,6 +21,7 @@ from baton.engine.outbox import Outboxes
 from baton.engine.request import Event, IllegalTransition, Request, State
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.workers.rows import Rows
+from baton.engine.workers.step_cost import StepCosts
 from baton.protocol.codec import INT32, MalformedMessage, unpack_int32
 from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport
 from baton.protocol.requests import Finished, FinishReason
@@ -52,10 +53,12 @@ class StepReader:
         violation: Callable[[str, str], None],
         departures: Departures | None = None,
         speeds: Speeds | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._departures = departures
         self._speeds = speeds
+        self._costs = costs
         self._outboxes = outboxes
         self._counters = counters
         self._violation = violation
@@ -69,12 +72,15 @@ class StepReader:
     def read(self, report: StepReport, now: float = 0.0) -> None:
         """Applies one report.  Raises `UnreadableReport`, before anything was applied."""
         rows, tokens, logprobs = self._find_rows(report)
-        prefilled = 0
+        prefilled = pairs = finished = 0
         if report.prefill_slots or report.prefill_epochs or report.prefill_computed:
             chunks = _unpack(report.prefill_slots, report.prefill_epochs, report.prefill_computed)
-            prefilled = self._add_computed(*chunks)
+            prefilled, pairs, finished = self._add_computed(*chunks)
+            self._counters.step_prompt_tokens.add(prefilled)
         if report.step:
             self._counters.count_step(prefilled + len(tokens), report.seconds)
+            if self._costs is not None and not report.prompt_logprobs:  # (these take time of their own)
+                self._costs.add(prefilled, pairs, len(tokens) - finished, report.context, report.seconds)
             if self._speeds is not None:
                 self._speeds.step(prefilled, report.seconds)
         for run in report.prompt_logprobs:
@@ -103,17 +109,23 @@ class StepReader:
             return None
         return request
 
-    def _add_computed(self, slots: array[int], epochs: array[int], computed: array[int]) -> int:
-        """Pieces of prompts.  Returns how many tokens they have."""
-        prefilled = 0
+    def _add_computed(
+        self, slots: array[int], epochs: array[int], computed: array[int]
+    ) -> tuple[int, int, int]:
+        """Pieces of prompts.  Returns how many tokens they have, how many positions those attend to, and how
+        many of the prompts are through."""
+        prefilled = pairs = finished = 0
         for slot, epoch, num_tokens in zip(slots, epochs, computed, strict=True):
             request = self._occupant(slot, epoch)
             if request is not None:
-                prefilled += num_tokens - request.computed
+                piece = num_tokens - request.computed
+                prefilled += piece
+                pairs += piece * (request.computed + piece // 2)
+                finished += num_tokens >= len(request.tokens)
                 self._scheduler.computed(request, num_tokens)
                 if request.departure is not None and self._departures is not None:
                     self._departures.computed(request, num_tokens)
-        return prefilled
+        return prefilled, pairs, finished
 
     def _find_rows(self, report: StepReport) -> tuple[Rows, array[int], list[tuple[int, TokenLogprobs]]]:
         """The rows that are open, with their tokens and log-probabilities.  Raises `UnreadableReport`."""

@@ -93,8 +93,31 @@ class MemoryOptions(Options):
     title: ClassVar[str] = "Memory and batching"
 
     max_num_seqs: int = flag(256, "Sequences in one step at most.", least=1, most=1 << 16, unit="sequences")
-    max_num_batched_tokens: int = flag(
-        2048, "Tokens in one step at most (chunked prefill).", least=1, most=1 << 22, unit="tokens"
+    max_num_batched_tokens: int | Literal["auto"] = flag(
+        "auto",
+        "Tokens in one step at most (chunked prefill). auto: how much of whose prompts a step computes "
+        "follows what steps take here, up to 2048.",
+        least=1,
+        most=1 << 22,
+        unit="tokens",
+    )
+    itl_target: float | None = flag(
+        None,
+        "Milliseconds from one token of a stream to its next that steps with prompts keep to, with "
+        "--max-num-batched-tokens auto.",
+        least=0.01,
+        most=MAX_SECONDS,
+        unit="milliseconds",
+        unset="8 times the shortest step, or 3 times a step without prompts",
+    )
+    ttft_target: float | None = flag(
+        None,
+        "Milliseconds to the first token: a prompt that would miss them by what streams beside it are "
+        "spared is computed sooner, with --max-num-batched-tokens auto.",
+        least=0.01,
+        most=MAX_SECONDS,
+        unit="milliseconds",
+        unset="none",
     )
     max_waiting: int = flag(
         1024,
@@ -128,7 +151,14 @@ class MemoryOptions(Options):
     enable_prefix_caching: bool = flag(True, "Share the KV of common prompt beginnings.")
 
     def check(self) -> None:
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        for name in ("itl_target", "ttft_target"):
+            if getattr(self, name) is not None and self.max_num_batched_tokens != "auto":
+                option = f"--{name.replace('_', '-')}"
+                raise OptionError(
+                    f"{option} {getattr(self, name):g}: has no effect with --max-num-batched-tokens "
+                    f"{self.max_num_batched_tokens}; give auto there, or leave {option} away"
+                )
+        if self.max_num_batched_tokens != "auto" and self.max_num_batched_tokens < self.max_num_seqs:
             raise OptionError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens}: a step needs room for one token of "
                 f"each sequence; give at least --max-num-seqs ({self.max_num_seqs}), or lower that"

@@ -9,7 +9,7 @@ from baton.engine.handover.records import Stage
 from baton.engine.request import State
 from baton.engine.scheduling.ledger import LedgerError
 from baton.protocol.codec import unpack_int32, unpack_int64
-from baton.protocol.commands import Admit, CommandBatch, Control, DropFetch, Fetch, Grow
+from baton.protocol.commands import Admit, CommandBatch, Control, DropFetch, Fetch, Grow, Pace
 from baton.protocol.reports import Report, StepReport
 from baton.protocol.requests import Cancel, FromEngine, Hello, Outputs, Submit, ToEngine
 from baton.simulation import describe
@@ -61,7 +61,7 @@ class EngineWatch:
         books.sequence = batch.sequence
         books.batches.append(batch)
         for command in batch.commands:
-            if isinstance(command, Control | Fetch | DropFetch):
+            if isinstance(command, Control | Fetch | DropFetch | Pace):
                 continue
             slot, epoch = command.slot, command.epoch
             held = books.at_engine.get(slot)

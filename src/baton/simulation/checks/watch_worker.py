@@ -12,6 +12,7 @@ from baton.protocol.commands import Admit
 from baton.protocol.reports import Report, StepReport
 from baton.simulation import describe
 from baton.simulation.checks.books import Books, Violation
+from baton.simulation.checks.watch_pace import PaceWatch
 
 if TYPE_CHECKING:
     from baton.simulation.parties.instance import Instance
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 
 
 class WorkerWatch:
-    """The rules `owner`, `agreement` and `closing-1` to `-3`."""
+    """The rules `owner`, `agreement` and `closing-1` to `-3`; those of `watch_pace.py` are asked here."""
 
     def __init__(self, world: World, books: Callable[[Instance], Books]) -> None:
         self._world = world
         self._books = books
+        self._pace: dict[str, PaceWatch] = {}
+        """By incarnation."""
 
     def before_step(self, rank: RankProcess, applied: int, batch: StepBatch) -> None:
         """A rank is about to run a step."""
@@ -44,6 +47,7 @@ class WorkerWatch:
         if len(rank.instance.ranks) > 1:
             books.digests[batch.step] = digest
         self._check_owners(rank, batch, books)
+        self._pace.setdefault(rank.instance.name, PaceWatch()).before_step(rank, batch)
         self._world.steps += 1
         if self._world.recording:
             self._world.note(rank, f"step {batch.step}: {describe.batch(batch)} (log {applied})")

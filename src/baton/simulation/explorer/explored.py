@@ -30,6 +30,7 @@ from baton.simulation.explorer.explored_gateway import NOW
 from baton.simulation.explorer.machines import Broken
 from baton.simulation.wires.transfers import describe_pool
 from baton.worker.command_log import CommandLog
+from baton.worker.composition import composition_of
 from baton.worker.loop import WorkerLoop
 from baton.worker.rounds import Rounds
 from baton.worker.slots import Slots
@@ -228,6 +229,7 @@ class Worker:
         self.slots = Slots(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            composition=composition_of(config),
             max_model_len=config.max_model_len,
             block_size=config.block_size,
             num_blocks=config.num_blocks or 0,

@@ -32,6 +32,7 @@ from baton.simulation.wires.network import Delays
 from baton.simulation.wires.rings import Bell, Blocked, Leader, LogEnd, ReportEnd, TicketEnd, WatchedReports
 from baton.simulation.wires.transfers import VirtualTransfers
 from baton.worker.command_log import CommandLog
+from baton.worker.composition import composition_of
 from baton.worker.loop import WorkerLoop
 from baton.worker.rounds import FollowerRounds, LeaderRounds
 from baton.worker.slots import Slots
@@ -114,6 +115,7 @@ class RankProcess(Party):
         self.slots = Slots(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            composition=composition_of(config),
             max_model_len=config.max_model_len,
             block_size=info.block_size,
             num_blocks=info.num_blocks,

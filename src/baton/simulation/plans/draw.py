@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from msgspec.structs import replace as replace_in
+
 from baton.gateway.cluster.member import Label
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping
@@ -48,7 +50,10 @@ def draw_plan(seed: int, shape: Shape) -> Plan:
         if random.random() < shape.client_chance * (0.5 if kind == "floods" else 1.0)
     }
     labels = random.choice(shape.clusters)
-    instances = _draw_instances(random, shape, labels, clients_on)
+    instances = tuple(
+        _draw_pace(Random((seed << 8) + place), one)
+        for place, one in enumerate(_draw_instances(random, shape, labels, clients_on))
+    )
     num_gateways = random.randint(1, shape.max_gateways)
     requests = _draw_requests(random, shape, instances[0], num_gateways, clients_on)
     if shape.flows:
@@ -136,6 +141,19 @@ def _draw_instances(
             )
         )
     return tuple(instances)
+
+
+def _draw_pace(random: Random, instance: InstanceConfig) -> InstanceConfig:
+    """Half of the instances choose how much of whose prompts a step computes."""
+    if random.random() < 0.5:
+        return instance
+    return replace_in(
+        instance,
+        auto_step_tokens=True,
+        max_num_batched_tokens=random.choice((instance.max_num_batched_tokens, 64)),
+        itl_target_s=random.choice((None, None, 0.001, 0.02)),
+        ttft_target_s=random.choice((None, None, 0.05)),
+    )
 
 
 def _draw_requests(
