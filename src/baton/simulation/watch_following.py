@@ -1,7 +1,8 @@
 """What is checked of requests that wait for blocks which another request computes.
 
-The watch takes nothing from the books of `engine/scheduling/in_flight.py`.  Who follows has a slot of which the worker
-has not been told.  Each block that it shares is one of these, and the watch finds out which for itself:
+The watch takes nothing from the books of `engine/scheduling/in_flight.py`.  Who follows has a slot of which
+the worker has not been told.  Each block that it shares is one of these, and the watch finds out which for
+itself:
 
 | the block | is |
 | --- | --- |
