@@ -10,7 +10,10 @@ import pytest
 
 from baton.gateway.errors import RequestCancelled
 from baton.gateway.generation.inbox import Inbox, Turn
+from baton.gateway.generation.sequence import Update
+from baton.gateway.http import responses
 from baton.gateway.http.stepping import begin
+from baton.protocol.sampling import TokenLogprobs
 from tests.gateway.harness import GatewayServer
 
 
@@ -285,3 +288,47 @@ def _generated(server: GatewayServer) -> float:
     with server.http() as http:
         lines = http.get("/metrics").text.splitlines()
     return float(next(x for x in lines if x.startswith("baton:generation_tokens_total")).split()[-1])
+
+
+class _Written:
+    """A generation, its inbox, a renderer and a connection in one; counts the work for an update."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *turns: list[Update]) -> None:
+        self.done = self.stalled = False
+        self.inbox = self
+        self.turns, self.sent, self.weighed = list(turns), [], 0
+        weigh = responses._are_much
+
+        def counted(updates: list[Update]) -> bool:
+            self.weighed += 1
+            return weigh(updates)
+
+        monkeypatch.setattr(responses, "_are_much", counted)
+
+    def take(self) -> list[Update]:
+        return self.turns.pop(0)
+
+    def listen(self, listener: object) -> None:
+        pass
+
+    def chunk(self, update: Update) -> bytes:
+        return update.text.encode()
+
+    async def send(self, message: dict[str, object]) -> None:
+        self.sent.append(message["body"])
+
+
+async def test_an_update_of_text_is_written_and_not_weighed(monkeypatch):
+    found = TokenLogprobs(1, -0.5, 1)
+    text = [Update(0, letter, [1], [], None, None) for letter in "abc"]
+    much = Update(0, "d", [1] * 2000, [found] * 2000, None, None)
+    written = _Written(monkeypatch, text[:1], text[1:2], [], text, [much])
+    flow = responses._Flow(written, written, written.send)
+    for _ in range(2):
+        flow.on_news()
+    assert (written.sent, written.weighed) == ([b"a", b"b"], 0)
+    flow.on_news()
+    flow.on_news()
+    assert (written.sent, written.weighed) == ([b"a", b"b", b"abc"], 2)
+    flow.on_news()
+    assert await flow.ended == [much]

@@ -19,8 +19,10 @@ from baton.gateway.api import reading, schemas
 from baton.gateway.api.reading import Reader, Settings, decode_answer
 from baton.gateway.encoding import Encoding
 from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
-from baton.gateway.helpers import pool
+from baton.gateway.helpers import child, pool
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
+from baton.gateway.helpers.wire import ANSWER, GOES_ON, JOB
+from baton.gateway.helpers.wire import HELLO as HELLO_HEAD
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer
 
@@ -418,3 +420,32 @@ def test_long_texts_are_encoded_and_many_ids_decoded_elsewhere(
         assert "40000 characters" in dense["message"]
     assert here == []
     assert helpers.num_jobs == before + 8
+
+
+class Connection:
+    """A gateway that has sent these bytes and then closes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.sent: list[bytes] = []
+
+    def recv_into(self, room: memoryview) -> int:
+        part, self._data = self._data[: len(room)], self._data[len(room) :]
+        room[: len(part)] = part
+        return len(part)
+
+    def sendall(self, data: bytes) -> None:
+        self.sent.append(data)
+
+
+def test_an_answer_wakes_the_gateway_once(settings, monkeypatch):
+    monkeypatch.setattr(child.signal, "signal", lambda *_: None)
+    connection = Connection(JOB.pack(0, 3) + b"abc" + JOB.pack(0, 2) + b"de")
+    helper = child.Helper(connection, Reader(settings))
+    monkeypatch.setattr(helper, "_answer", lambda job, body: (body.upper(), True))
+    helper.run()
+    assert connection.sent == [
+        HELLO_HEAD.pack(os.getpid()),
+        ANSWER.pack(GOES_ON, 3) + b"ABC",
+        ANSWER.pack(GOES_ON, 2) + b"DE",
+    ]

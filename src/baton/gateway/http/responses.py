@@ -159,14 +159,19 @@ class _Flow:
         """What is to be written, or what is to be rendered first, or a write that waits."""
 
     def on_news(self) -> None:
+        """What happens for nearly every token: one update of text, to be written at once."""
         generation = self._generation
-        left: bytes | list[Update] | Begun | None
+        left: bytes | list[Update] | Begun | None = None
         try:
             updates = generation.take()
-            if _are_much(updates):
+            if (len(updates) != 1 or updates[0].logprobs) and _are_much(updates):
                 left = updates
             else:
-                left = self._write(_render(self._renderer, updates))
+                data = _render(self._renderer, updates)
+                if generation.done or generation.stalled:
+                    left = data
+                elif data:
+                    left = begin(self._send({"type": "http.response.body", "body": data, "more_body": True}))
         except Exception as error:
             generation.inbox.listen(None)
             if not self.ended.done():
@@ -176,14 +181,6 @@ class _Flow:
             generation.inbox.listen(None)
             if not self.ended.done():
                 self.ended.set_result(left)
-
-    def _write(self, data: bytes) -> bytes | Begun | None:
-        """What is left of it: None if all is well and the stream goes on."""
-        if self._generation.done or self._generation.stalled:
-            return data
-        if not data:
-            return None
-        return begin(self._send({"type": "http.response.body", "body": data, "more_body": True}))
 
 
 def _render(renderer: Renderer, updates: list[Update]) -> bytes:
