@@ -8,8 +8,8 @@ import time
 import openai
 import pytest
 
-from baton.gateway import generation
 from baton.gateway.cluster.request import EngineRequest
+from baton.gateway.generation import generation
 from baton.gateway.generation.inbox import Inbox
 from tests.gateway.harness import GatewayServer
 

@@ -62,12 +62,12 @@ from baton.simulation.checks.books import Books, Violation
 from baton.simulation.checks.watch_clients import ClientWatch
 from baton.simulation.checks.watch_engine import EngineWatch
 from baton.simulation.checks.watch_fairness import FairnessWatch
+from baton.simulation.checks.watch_following import FollowWatch
 from baton.simulation.checks.watch_gateway import GatewayWatch
 from baton.simulation.checks.watch_handover import HandoverWatch
 from baton.simulation.checks.watch_order import OrderWatch
 from baton.simulation.checks.watch_room import RoomWatch
 from baton.simulation.checks.watch_worker import WorkerWatch
-from baton.simulation.watch_following import FollowWatch
 
 if TYPE_CHECKING:
     from baton.protocol.commands import CommandBatch
