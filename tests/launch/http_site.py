@@ -75,6 +75,12 @@ class Site:
         self.engine.die()
 
     def connect(self, data: bytes = b"", receive_buffer: int | None = None) -> socket.socket:
+        """Where times are short, the server sees the connection together with `data`, however slow we are."""
+        if self._limits.timeout_head < 1.0:
+            return self.call(lambda: self._connect(data, receive_buffer))
+        return self._connect(data, receive_buffer)
+
+    def _connect(self, data: bytes, receive_buffer: int | None) -> socket.socket:
         connection = socket.socket()
         if receive_buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)

@@ -134,7 +134,7 @@ def test_a_client_that_does_not_read_is_cut(quick: Site):
 
 def test_an_early_answer_is_read(byte_level: Path):
     """Who uploads without a key hears so at once, also if the rest of the body follows."""
-    with Site(byte_level, access=Access(("key",)), limits=QUICK) as site:
+    with Site(byte_level, access=Access(("key",))) as site:
         with site.connect(completion(b"x" * 100_000)[:1000]) as connection:
             assert status(connection.recv(1 << 16)) == 401
             connection.sendall(completion(b"x" * 100_000)[1000:])
