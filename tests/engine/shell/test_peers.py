@@ -1,4 +1,5 @@
-"""Connections between engines: real sockets, and real processes where death matters."""
+"""Connections between engines: real sockets, and real processes where death matters.  See
+`test_peers_contract.py` for what the simulator has as well."""
 
 import os
 import select
@@ -86,39 +87,6 @@ def side(request, tmp_path):
             one.close()
 
 
-def test_messages_come_in_order_with_the_name_of_their_sender(side):
-    p, d = side("p"), side("d")
-    for number in range(500):
-        assert p.send(d, Taken(number, 1))
-    d.until(lambda: len(d.messages) == 500, p)
-    assert d.messages == [("p", Taken(number, 1)) for number in range(500)]
-    d.send(p, Cancel(1, 1, False))
-    p.until(lambda: p.messages, d)
-    assert p.messages == [("d", Cancel(1, 1, False))]
-    assert not p.lost
-    assert not d.lost
-
-
-def test_many_peers(side):
-    hub, others = side("hub"), [side(f"o{number}") for number in range(20)]
-    for other in others:
-        other.send(hub, Taken(1, 1))
-        hub.send(other, Taken(2, 1))
-    hub.until(lambda: len(hub.messages) == 20 and all(o.messages for o in others), *others)
-    assert {peer for peer, _ in hub.messages} == {other.name for other in others}
-
-
-def test_nobody_there_is_known_at_once(side, tmp_path):
-    p, gone = side("p"), side("gone")
-    gone.close()
-    for number in range(3):
-        assert p.send(gone, Taken(number, 1))
-    p.until(lambda: p.lost, deadline_s=1.0)
-    assert p.lost == [("gone", side.kind == "ipc")]
-    p.send(gone, Taken(1, 1))
-    p.until(lambda: len(p.lost) == 2, deadline_s=1.0)
-
-
 def test_an_address_that_is_none_is_refused_when_sending(side):
     p = side("p")
     assert not p.peers.send(Target("x", "carrier-pigeon"), Taken(1, 1), 0.0)
@@ -137,20 +105,6 @@ def test_somebody_who_does_not_speak_the_protocol_is_given_up_in_time(side, monk
     assert p.lost == [("mute", False)]
 
 
-def test_after_a_loss_the_next_message_makes_a_new_connection(side):
-    p, d = side("p"), side("d")
-    p.send(d, Taken(1, 1))
-    d.until(lambda: d.messages, p)
-    endpoint = d.peers.endpoint
-    d.close()
-    p.until(lambda: p.lost)
-    d = Side("d", endpoint)
-    p.send(d, Taken(2, 1))
-    d.until(lambda: d.messages, p)
-    assert d.messages == [("p", Taken(2, 1))]
-    d.close()
-
-
 def test_a_peer_that_connects_again_has_lost_what_was_before(side):
     """Only the connection broke: the listener cannot know what was on its way, but that some may be lost."""
     p, d = side("p"), side("d")
@@ -165,23 +119,6 @@ def test_a_peer_that_connects_again_has_lost_what_was_before(side):
     assert d.lost == [("p", False)]
     p.until(lambda: not p.peers.next_deadline(), d)
     assert p.lost == [("d", False)], "one who answers a look is not dead"
-
-
-def test_a_message_that_makes_no_sense_ends_the_connection_on_both_sides(side):
-    p, d = side("p"), side("d")
-    p.send(d, Taken(1, 1))
-    d.until(lambda: d.messages, p)
-    (link,) = p.peers._links.values()
-    link.socket.send(b"\xc1 nonsense")
-    p.send(d, Taken(2, 1))
-    p.until(lambda: p.lost, d)
-    assert len(d.violations) == 1
-    assert d.violations[0][0] == "peer p"
-    assert d.lost == [("p", False)]
-    assert d.messages == [("p", Taken(1, 1))], "nothing is believed after what made no sense"
-    p.send(d, Taken(3, 1))
-    d.until(lambda: len(d.messages) == 2, p)
-    assert d.messages[-1] == ("p", Taken(3, 1))
 
 
 def test_a_sender_without_a_name_is_refused(side):
