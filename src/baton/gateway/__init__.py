@@ -8,6 +8,6 @@
 | `generation/` | a request as one or many sequences of text; the Python API uses it too |
 | `cluster/` | what is decided about instances and requests; pure |
 | `instances/` | its shell: sockets to instances, timers, orders to all of them |
-| `helpers/` | processes that read long bodies and render templates |
+| `helpers/` | processes that read long bodies, render templates, tokenize long texts |
 | `errors`, `served_model`, `sharing`, `directories` | what all of them use |
 """

@@ -17,12 +17,12 @@ import pytest
 
 from baton.gateway.api import reading, schemas
 from baton.gateway.api.reading import Reader, Settings, decode_answer
-from baton.gateway.encoding import Encoding
 from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
 from baton.gateway.helpers import child, pool
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.helpers.wire import ANSWER, GOES_ON, JOB
 from baton.gateway.helpers.wire import HELLO as HELLO_HEAD
+from baton.gateway.text.encoding import Encoding
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer
 
@@ -306,6 +306,25 @@ def test_metrics(roomy: GatewayServer):
     assert value("helper_jobs_total") == before + 1
     assert (value("helper_losses_total"), value("helper_refusals_total")) == (0, 0)
     assert value("helper_jobs_waiting") == 0
+
+
+def test_helpers_for_long_bodies_give_way_to_everything_else(settings: Settings):
+    """From the beginning, and not only when they have worked for a while; others have this one's priority."""
+    settings = msgspec.structs.replace(settings, nice=3)
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+
+    async def work(helpers: Helpers) -> list[list[int]]:
+        found = []
+        for body in (HELLO, HELLO[:-1] + b" " * LONG_BODY + b"}"):
+            before = set(descendants(os.getpid()))
+            await helpers.answer("chat", body)
+            new = set(helpers_of(helpers)) - before
+            found.append([os.getpriority(os.PRIO_PROCESS, pid) for pid in new])
+            await helpers.answer("chat", body)
+            assert set(helpers_of(helpers)) - before == new, "it serves more than one job"
+        return found
+
+    assert run(settings, work) == [[here], [here + 3]]
 
 
 @pytest.fixture(scope="module")

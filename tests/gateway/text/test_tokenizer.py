@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from baton.gateway.api.messages import read_messages
-from baton.gateway.encoding import Encoding, Source, TextTooLong
 from baton.gateway.errors import BadRequest
 from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError
+from baton.gateway.text.encoding import Encoding, Source, TextTooLong
 from baton.gateway.text.tokenizer import Tokenizer, TokenizerError
 from tests.gateway.conftest import BOS, END
 

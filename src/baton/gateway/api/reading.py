@@ -26,9 +26,9 @@ from baton.gateway.api.schemas import (
     decode_body,
     decode_prompt,
 )
-from baton.gateway.encoding import LONG_TEXT, MANY_TOKENS, Encoding, Source, TextTooLong
 from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError
+from baton.gateway.text.encoding import LONG_TEXT, MANY_TOKENS, Encoding, Source, TextTooLong
 from baton.protocol.codec import pack_int32, unpack_int32
 
 Job = Literal["completion", "chat", "tokenize", "detokenize"]

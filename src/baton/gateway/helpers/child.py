@@ -4,6 +4,7 @@ A template is somebody else's program, and a body somebody else's data.  So a jo
 so much memory beyond what the process has, and a job that is not short gives way to everything else:
 
 * after `NICE_AFTER_S` of CPU time the process lowers its priority (for good, so it ends after the answer);
+  one for long bodies, a *patient* one, has a low priority from the beginning;
 * after `Settings.cpu_s`, and a little for each byte, a signal raises `OverTime` wherever the interpreter is,
   until it gets through;
 * `HARD_S` later the kernel ends the process, if all that was within one native call;
@@ -42,12 +43,16 @@ class OverTime(BaseException):
 class Helper:
     """Serves one connection until the gateway closes it."""
 
-    def __init__(self, connection: socket.socket, reader: Reader) -> None:
+    def __init__(self, connection: socket.socket, reader: Reader, *, patient: bool = False) -> None:
         self._connection = connection
         self._settings = reader.settings
         self._reader = reader
         self._memory = _address_space()
-        self._nice = False
+        self._patient = patient
+        self._lowered = False
+        """A job took long, and others should not wait for what comes next."""
+        if patient:
+            os.nice(self._settings.nice)
         signal.signal(signal.SIGVTALRM, self._on_slow)
         signal.signal(signal.SIGPROF, _on_over_time)
 
@@ -62,7 +67,7 @@ class Helper:
             if body is None:
                 return
             answer, healthy = self._answer(JOBS[number], bytes(body))
-            ends = self._nice or not healthy or size > _LARGE_BODY
+            ends = self._lowered or not healthy or size > _LARGE_BODY
             # (In one piece: the gateway wakes up once.)
             self._connection.sendall(ANSWER.pack(ENDS if ends else GOES_ON, len(answer)) + answer)
             if ends:
@@ -89,12 +94,12 @@ class Helper:
         resource.setrlimit(resource.RLIMIT_AS, (self._memory + memory, hard))
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + cpu_s + HARD_S), hard))
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0 if self._nice else NICE_AFTER_S)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0 if self._patient or self._lowered else NICE_AFTER_S)
         signal.setitimer(signal.ITIMER_PROF, cpu_s, _AGAIN_S)
 
     def _on_slow(self, *_: Any) -> None:
-        if not self._nice:
-            self._nice = True
+        if not self._lowered:
+            self._lowered = True
             os.nice(self._settings.nice)
 
     def _receive(self, size: int) -> bytearray | None:

@@ -19,8 +19,9 @@ import traceback
 import msgspec
 
 from baton.gateway.api.reading import Reader, Settings
-from baton.gateway.encoding import Encoding
 from baton.gateway.helpers.child import Helper
+from baton.gateway.helpers.wire import PATIENT
+from baton.gateway.text.encoding import Encoding
 from baton.ipc.process import ParentGone, die_with_parent
 
 
@@ -39,7 +40,7 @@ def serve(control: socket.socket, reader: Reader) -> None:
         code = 1
         try:
             die_with_parent(parent)
-            Helper(socket.socket(fileno=descriptor), reader).run()
+            Helper(socket.socket(fileno=descriptor), reader, patient=data == PATIENT).run()
             code = 0
         except (OSError, ParentGone):  # the gateway has gone, or has given this helper up
             code = 0

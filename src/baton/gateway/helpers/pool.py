@@ -32,7 +32,7 @@ import msgspec
 
 from baton.gateway.api.reading import JOBS, Job, Settings
 from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
-from baton.gateway.helpers.wire import ANSWER, ENDS, HELLO, JOB
+from baton.gateway.helpers.wire import ANSWER, ENDS, HELLO, JOB, PATIENT, PROMPT
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class Helpers:
         self._settings = msgspec.msgpack.encode(settings)
         self._parent: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._short = _Lane(self, _SHORT_HELPERS, _SHORT_SLOW, _SHORT_S, keeps=1)
-        self._long = _Lane(self, _LONG_HELPERS, _LONG_SLOW, _LONG_S, keeps=0)
+        self._short = _Lane(self, PROMPT, _SHORT_HELPERS, _SHORT_SLOW, _SHORT_S, keeps=1)
+        self._long = _Lane(self, PATIENT, _LONG_HELPERS, _LONG_SLOW, _LONG_S, keeps=0)
         self._closed = False
         self.num_jobs = 0
         """Jobs that a helper has answered."""
@@ -135,13 +135,13 @@ class Helpers:
         try:
             ours.setblocking(False)
             try:
-                self._send(theirs)
+                self._send(lane.kind, theirs)
             except OSError:  # it has died just now
                 if self._parent is not None:
                     self._parent.kill()
                     self._parent.wait()
                 self.start()
-                self._send(theirs)
+                self._send(lane.kind, theirs)
         except BaseException:
             ours.close()
             raise
@@ -151,9 +151,9 @@ class Helpers:
         _, link = await loop.create_unix_connection(lambda: _Link(lane), sock=ours)
         return link
 
-    def _send(self, connection: socket.socket) -> None:
+    def _send(self, kind: bytes, connection: socket.socket) -> None:
         assert self._control is not None
-        socket.send_fds(self._control, [b"f"], [connection.fileno()])
+        socket.send_fds(self._control, [kind], [connection.fileno()])
 
     def close(self) -> None:
         """Ends all helpers; what waits fails."""
@@ -176,8 +176,12 @@ class _Lane:
     """Helpers for bodies of one size: at most `most`, of which `keeps` stay when there is nothing to do, and
     `most_slow` that have worked on a job for longer than `slow_s`."""
 
-    def __init__(self, owner: Helpers, most: int, most_slow: int, slow_s: float, *, keeps: int) -> None:
+    def __init__(
+        self, owner: Helpers, kind: bytes, most: int, most_slow: int, slow_s: float, *, keeps: int
+    ) -> None:
         self._owner = owner
+        self.kind = kind
+        """Of its helpers, as the parent of them is asked for one."""
         self._most = most
         self._most_slow = most_slow
         self._slow_s = slow_s

@@ -14,3 +14,6 @@ JOB = struct.Struct("<BI")
 ANSWER = struct.Struct("<BI")
 """Whether the helper ends now, bytes of the answer."""
 GOES_ON, ENDS = 0, 1
+
+PROMPT, PATIENT = b"p", b"w"
+"""Asks the parent of the helpers for one: whether it gives way to everything else from the beginning."""

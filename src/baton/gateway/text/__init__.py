@@ -1,1 +1,1 @@
-"""Between text and tokens: `tokenizer`, `chat_template`, `prompts` in; `detokenizer`, stop strings out."""
+"""Between text and tokens: `tokenizer`, `encoding`, `chat_template`, `prompts` in; `detokenizer` out."""

@@ -21,7 +21,6 @@ import tokenizers
 
 from baton.gateway.api.messages import ContentFormat
 from baton.gateway.api.reading import no_template
-from baton.gateway.encoding import Backend, Encoding
 from baton.gateway.text.chat_template import ChatTemplate, content_format
 from baton.gateway.text.detokenizer import (
     ByteDetokenizer,
@@ -29,6 +28,7 @@ from baton.gateway.text.detokenizer import (
     FallbackDetokenizer,
     WindowDetokenizer,
 )
+from baton.gateway.text.encoding import Backend, Encoding
 from baton.model.checkpoint.files import has_tokenizer
 
 log = logging.getLogger(__name__)
