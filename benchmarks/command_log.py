@@ -38,9 +38,10 @@ from baton.executor.simulated import SimulatedExecutor
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader, create_ring
 from baton.ipc.ticket import TicketReader, TicketWriter, create_tickets
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import COMMANDS, Admit, CommandBatch, Control
-from baton.protocol.config import CostModel, InstanceConfig
+from baton.protocol.config import CostModel
 from baton.protocol.sampling import Sampling, Stopping
 from baton.worker.command_log import CommandLog
 from baton.worker.rounds import SPIN_S
@@ -55,7 +56,7 @@ BACKGROUND_TOKENS = 16_384
 SLOTS = 256
 SYSTEMS = ("command log", "manager, TCP", "manager, unix socket")
 
-CONFIG = InstanceConfig(
+CONFIG = instance_config(
     model="",
     executor="simulated",
     max_model_len=BACKGROUND_TOKENS + 1,

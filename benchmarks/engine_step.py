@@ -36,6 +36,7 @@ from _common import Table, machine, percentile, print_machine, write_json
 from baton.engine.core import EngineCore
 from baton.engine.shell.loop import EngineLoop
 from baton.executor.base import ExecutorInfo, Int32Array, StepBatch, StepResult
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import COMMANDS, Admit
 from baton.protocol.config import CostModel, InstanceConfig
@@ -54,7 +55,7 @@ DEADLINE_S = 60
 
 
 def make_config(slots: int, pace_s: float = 0.0) -> InstanceConfig:
-    return InstanceConfig(
+    return instance_config(
         model="",
         executor="simulated",
         max_model_len=TOKENS // slots + 2 * PROMPT,

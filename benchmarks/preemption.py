@@ -22,8 +22,9 @@ import msgspec
 from _common import Table, machine, percentile, print_machine, write_json
 from _instance import instance
 from baton.executor.simulated import simulated_next_token
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
-from baton.protocol.config import CostModel, InstanceConfig
+from baton.protocol.config import CostModel
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Failing, Outputs, Query, QueryReply, Submit
 from baton.protocol.sampling import Sampling, Stopping
 
@@ -34,7 +35,7 @@ BLOCK = 16
 SLOTS = 64
 DEADLINE_S = 300
 COST = CostModel(base=2e-3, per_prefill_token=2e-5, per_decode_sequence=2e-5)
-CONFIG = InstanceConfig(
+CONFIG = instance_config(
     model="",
     executor="simulated",
     max_model_len=1024,

@@ -25,6 +25,7 @@ from _common import Table, machine, percentile, print_machine, write_json
 from _instance import instance
 from baton.engine.recording.recorder import RecordingCore, create_core
 from baton.engine.recording.replay import find_recordings, replay
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import COMMANDS, Admit
 from baton.protocol.config import CostModel, InstanceConfig
@@ -41,7 +42,7 @@ TOKENS = 400
 
 def make_config(slots: int, tokens: int, record: str | None, step_s: float = 0.0) -> InstanceConfig:
     blocks = -(-(2 * PROMPT + tokens) // BLOCK)
-    return InstanceConfig(
+    return instance_config(
         model="",
         executor="simulated",
         max_model_len=blocks * BLOCK,

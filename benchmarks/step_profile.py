@@ -29,6 +29,7 @@ import torch
 from _common import Table, machine, print_machine, write_json
 from baton.executor.base import StepBatch
 from baton.executor.torch_executor import TorchExecutor
+from baton.launch.instance_config import instance_config
 from baton.model.architectures.llama import Block
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.program import Program
@@ -36,7 +37,6 @@ from baton.model.cpu.steps import fused_ops
 from baton.model.layers.layers import Matrix, Placement
 from baton.model.layers.parallel import TensorParallel
 from baton.model.weights.packed import Weights, best_form
-from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping
 
 BLOCK = 64
@@ -180,7 +180,7 @@ def main() -> None:
     print_machine(facts)
     model = ModelConfig.from_directory(given.directory)
     batches = {case: batch_of(case) for case in cases}
-    config = InstanceConfig(
+    config = instance_config(
         model=str(Path(given.directory).absolute()),
         max_model_len=min(4096, model.max_position_embeddings),
         dtype=given.dtype,

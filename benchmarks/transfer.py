@@ -38,6 +38,7 @@ import numpy as np
 
 from _common import Table, machine, percentile, print_machine, write_json
 from baton.executor.simulated_pool import TokenPool
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import (
     COMMANDS,
@@ -77,7 +78,7 @@ def config(transfer: str, **changes: Any) -> InstanceConfig:
         "transfer": transfer,
         "log_level": "warning",
     }
-    return InstanceConfig(**(values | changes))
+    return instance_config(**(values | changes))
 
 
 def make_pool() -> TokenPool:

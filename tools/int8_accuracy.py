@@ -19,8 +19,8 @@ import torch
 
 import baton
 from baton.executor.torch_executor import TorchExecutor
+from baton.launch.instance_config import instance_config
 from baton.model.attention import AttentionStep
-from baton.protocol.config import InstanceConfig
 from tiny_corpus import short_document
 
 EMBEDDED = Path(baton.__file__).parent / "assets" / "baton-tiny"
@@ -34,7 +34,7 @@ def logits_of(
     directory: Path, texts: list[list[int]], dtype: str, quantization: str | None
 ) -> list[torch.Tensor]:
     """[len(text), vocab] float32 of each text."""
-    config = InstanceConfig(
+    config = instance_config(
         model=str(directory),
         max_model_len=LENGTH,
         dtype=dtype,  # type: ignore[arg-type]

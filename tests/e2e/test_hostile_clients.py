@@ -13,8 +13,8 @@ import sys
 import pytest
 
 from baton.gateway.instances.client import ClusterClient
+from baton.launch.instance_config import instance_config
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
-from baton.protocol.config import InstanceConfig
 from tests.e2e.server import Server
 
 SIMULATED = ("--executor", "simulated", "--max-model-len", "512")
@@ -80,7 +80,7 @@ def test_no_room_for_sockets_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     async def run() -> None:
         client = ClusterClient()
         try:
-            supervisor = Supervisor(InstanceConfig(model="", max_model_len=64), client.add())
+            supervisor = Supervisor(instance_config(max_model_len=64), client.add(), max_restarts=5)
             with pytest.raises(InstanceFailed, match=r"No space left on device.*TMPDIR"):
                 await supervisor.run()
         finally:

@@ -16,9 +16,9 @@ import numpy as np
 
 from baton.engine.core import EngineCore
 from baton.executor.simulated import SimulatedExecutor, simulated_next_token
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import CommandBatch, Control, DropFetch, Fetch
-from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PEER
 from baton.protocol.reports import ControlDone, Fetched, LayersDone, StepReport, WorkerReady
 from baton.protocol.requests import Cancel, Finished, Hello, Load, Outputs, Query, QueryReply, Submit, Target
@@ -78,7 +78,7 @@ class Node:
             "simulated_layers": 2,
             "simulated_kv_heads": 2,
         }
-        self.config = InstanceConfig(**{**options, **changes})
+        self.config = instance_config(**{**options, **changes})
         self.cluster, self.name = cluster, name
         self.dead = False
         ranks = range(self.config.tensor_parallel_size)

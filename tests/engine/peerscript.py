@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from baton.engine.core import EngineCore
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import Admit, Command
-from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import InstanceSource, PeerMessage, PoolSource, Reserve
 from baton.protocol.reports import Closed, CloseReason, Fetched, LayersDone, StepReport, WorkerReady
 from baton.protocol.requests import Finished, Hello, Outputs, Query, QueryReply, Submit
@@ -44,7 +44,7 @@ class PeerScript:
             "load_interval_s": 0.0,
             "admission_headroom": 0,
         }
-        self.config = InstanceConfig(**{**options, **changes})
+        self.config = instance_config(**{**options, **changes})
         self.now = 10.0
         self.core = EngineCore(
             self.config,

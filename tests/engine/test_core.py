@@ -8,9 +8,9 @@ import pytest
 
 from baton.engine.core import DYING_S, EngineCore
 from baton.engine.request import TRANSITIONS, Event, IllegalTransition, State
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import Abort, Admit, Control, Grow, Preempt
-from baton.protocol.config import InstanceConfig
 from baton.protocol.fair_queue import Flow
 from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport, WorkerFailed, WorkerReady
 from baton.protocol.requests import Cancel, Failing, Hello, Outputs, Query, QueryReply, Submit, Welcome
@@ -31,7 +31,7 @@ class Script:
             "step_timeout_s": 10.0,
             "load_interval_s": 0.0,
         }
-        self.config = InstanceConfig(**{**options, **changes})
+        self.config = instance_config(**{**options, **changes})
         self.now = 0.0
         self.core = EngineCore(self.config, incarnation="i1", workers=list(range(1, ranks + 1)), now=0.0)
         self.step = 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from baton.engine.core import EngineCore
 from baton.engine.loads import Speeds
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int64
-from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import Reserved
 from baton.protocol.prefix_keys import short_keys
 from baton.protocol.reports import CloseReason, WorkerReady
@@ -42,7 +42,7 @@ class Loaded(PeerScript):
 
 def test_a_gateway_gets_the_whole_after_welcome():
     core = EngineCore(
-        InstanceConfig(model="", max_model_len=64, block_size=4), incarnation="i", workers=[1], now=0.0
+        instance_config(model="", max_model_len=64, block_size=4), incarnation="i", workers=[1], now=0.0
     )
     core.on_message(b"early", Hello("early"), 0.0)
     core.on_report(0, WorkerReady(0, 16, 4, "t", 64, 100, pool_source()), 0.0)

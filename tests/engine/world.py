@@ -13,9 +13,10 @@ from baton.engine.core import EngineCore
 from baton.engine.request import State
 from baton.engine.scheduling.scheduler import Decisions
 from baton.executor.simulated import SimulatedExecutor, simulated_next_token
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import CommandBatch
-from baton.protocol.config import CostModel, InstanceConfig
+from baton.protocol.config import CostModel
 from baton.protocol.reports import StepReport, WorkerReady
 from baton.protocol.requests import (
     Cancel,
@@ -65,7 +66,7 @@ class World:
             "max_waiting": 100,
             "load_interval_s": 0.0,
         }
-        self.config = InstanceConfig(**{**options, **changes})
+        self.config = instance_config(**{**options, **changes})
         self.now = 100.0
         self.core = EngineCore(self.config, incarnation="inc", workers=[4242], now=self.now)
         self.executor = SimulatedExecutor(

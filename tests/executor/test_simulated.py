@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from baton.executor import simulated
 from baton.executor.base import StepBatch, create_executor
 from baton.executor.simulated import SimulatedExecutor, WrongBlock, simulated_next_token, simulated_tokens
-from baton.protocol.config import CostModel, InstanceConfig
+from baton.launch.instance_config import instance_config
+from baton.protocol.config import CostModel
 from baton.protocol.sampling import Sampling, Stopping
 
 VOCAB = 1000
@@ -212,7 +213,7 @@ def test_cost_model_in_virtual_and_in_real_time(monkeypatch):
 
 
 def test_made_from_a_configuration():
-    config = InstanceConfig(
+    config = instance_config(
         model="", max_model_len=100, executor="simulated", block_size=16, max_num_seqs=3, vocab_size=50
     )
     assert create_executor(config, 0, "").info.num_blocks == 3 * 7

@@ -9,11 +9,12 @@ import pytest
 from baton.executor.base import create_executor
 from baton.executor.simulated import SimulatedExecutor, simulated_tokens
 from baton.executor.simulated_pool import TokenPool
-from baton.protocol.config import CostModel, InstanceConfig
+from baton.launch.instance_config import instance_config
+from baton.protocol.config import CostModel
 from tests.executor.driver import Driver
 
 VOCAB = 1 << 20
-CONFIG = InstanceConfig(
+CONFIG = instance_config(
     model="", executor="simulated", max_model_len=256, block_size=8, num_blocks=64, vocab_size=VOCAB
 )
 PROMPT = [17, 0, 3, 999, 5, 4, 3, 2, 1, 0, VOCAB - 1, 8, 8, 8, 7, 6, 5, 4, 3]

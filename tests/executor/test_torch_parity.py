@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from baton.executor.torch_executor import TorchExecutor
+from baton.launch.instance_config import instance_config
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, TokenLogprobs
 from tests.executor.driver import Driver, Request
@@ -29,7 +30,7 @@ def config_for(directory: Path, **changes: Any) -> InstanceConfig:
         "max_num_seqs": 16,
         "num_threads": 1,
     }
-    return InstanceConfig(**{**settings, **changes})
+    return instance_config(**{**settings, **changes})
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS))

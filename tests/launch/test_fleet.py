@@ -14,11 +14,11 @@ import uvloop
 
 from baton.gateway.instances.client import ClusterClient
 from baton.launch.cluster_options import InstancePlan
+from baton.launch.instance_config import instance_config
 from baton.launch.instances.fleet import Fleet
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
-from baton.protocol.config import InstanceConfig
 
-CONFIG = InstanceConfig(
+CONFIG = instance_config(
     model="", executor="simulated", vocab_size=100, max_model_len=64, num_blocks=9, peer_endpoint="ipc://*"
 )
 DEADLINE_S = 60.0
@@ -117,7 +117,7 @@ async def _stand_still_and_stop() -> None:
 
 async def test_a_process_that_no_signal_reaches_is_not_waited_for(monkeypatch, caplog):
     monkeypatch.setattr("baton.launch.instances.supervisor._KILL_S", 0.02)
-    supervisor = Supervisor(CONFIG, ClusterClient().add("a"))
+    supervisor = Supervisor(CONFIG, ClusterClient().add("a"), max_restarts=5)
     process = SimpleNamespace(kill=lambda: None, pid=4711)
     await asyncio.wait_for(supervisor._kill(process, asyncio.get_running_loop().create_future()), DEADLINE_S)
     assert "process 4711 was killed and does not end" in caplog.text

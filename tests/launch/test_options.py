@@ -5,20 +5,36 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from baton import LLM
 from baton.cli.main import app
+from baton.gateway.http.access import Access
+from baton.gateway.http.bodies import DEFAULT_LIMIT_BYTES
+from baton.gateway.sharing import SharingOptions
 from baton.launch.arguments import choose_arguments
+from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
-from baton.launch.options import EngineOptions, ServeOptions, flags_of
+from baton.launch.options import (
+    EngineOptions,
+    HttpOptions,
+    RightsOptions,
+    ServeOptions,
+    UserOptions,
+    flags_of,
+)
 from baton.launch.options.document import COMMAND, document
 from baton.launch.options.flag import HIDDEN
 from baton.launch.options.sources import Chosen, choose
+from baton.launch.plan import make_plan
+from baton.launch.server import make_access, make_sharing
+from baton.protocol.config import InstanceConfig
 
 DOCS = Path(__file__).parents[2] / "docs" / "flags.md"
 
@@ -247,6 +263,30 @@ def test_defaults_are_the_same_everywhere():
     differ = [one.name for one in flags_of(ServeOptions) if one.default_in(quiet=True) != one.default]
     assert differ == ["max_waiting", "log_level"]
     assert choose_arguments({}).options.max_num_seqs == chosen.options.max_num_seqs == 256
+
+
+def test_what_flags_set_has_no_other_default():
+    fields = {one.name: one for one in msgspec.structs.fields(InstanceConfig)}
+    renamed = {"num_blocks": "num_gpu_blocks_override", "lease_s": "kv_lease"}
+    flags = {one.name for one in flags_of(ServeOptions)}
+    theirs = [
+        one
+        for name, one in fields.items()
+        if {name, name.removesuffix("_s"), renamed.get(name)} & flags and name not in ("model", "name")
+    ]
+    assert len(theirs) > 20
+    for one in theirs:
+        given = one.name in ("simulated_cost", "transfer_host")  # (made of several flags, or of none)
+        assert given or one.default in (msgspec.NODEFAULT, None), one.name
+    config = make_plan(EngineOptions()).instance
+    assert (
+        config.max_num_seqs == instance_config(max_model_len=8).max_num_seqs == EngineOptions().max_num_seqs
+    )
+    # The gateway's own parts, as tests make them, are as a server's without flags.
+    access = make_access(RightsOptions())
+    assert replace(access, host_name="localhost") == Access()
+    assert make_sharing(UserOptions(), access) == SharingOptions()
+    assert HttpOptions().max_body_memory == DEFAULT_LIMIT_BYTES
 
 
 def test_every_flag_says_what_it_is():

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from baton.ipc.memory import create_memory
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import DropFetch, Fetch, Grant
-from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import InstanceSource
 from baton.protocol.ranks import heads_of_rank
 from baton.protocol.reports import Fetched
@@ -42,7 +42,7 @@ class Geometry(msgspec.Struct, frozen=True):
     """The source changes its pages all the time."""
 
     def config(self):
-        return InstanceConfig(
+        return instance_config(
             model="",
             max_model_len=64,
             transfer=self.transfer,

@@ -8,8 +8,8 @@ from array import array
 from baton.executor.simulated import simulated_tokens
 from baton.ipc.process import wait_any
 from baton.ipc.ring import RETRY_S
+from baton.launch.instance_config import instance_config
 from baton.protocol.commands import COMMANDS, TRANSFERS, CommandBatch, Control, TransferBatch
-from baton.protocol.config import InstanceConfig
 from baton.protocol.reports import REPORTS, ControlDone, StepReport, WorkerFailed, WorkerReady
 from baton.worker.wiring import GroupWiring, worker_argv
 
@@ -30,7 +30,7 @@ def make_config(**changes):
         "step_timeout_s": 60.0,
         "log_level": "warning",
     }
-    return InstanceConfig(**(values | changes))
+    return instance_config(**(values | changes))
 
 
 class Group:

@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Literal
 
 from baton.gateway.served_model import ServedModel
+from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
-from baton.launch.options.engine import EngineOptions, cost_parts
-from baton.launch.options.flag import parse_bytes
+from baton.launch.options.engine import EngineOptions
 from baton.model.checkpoint.config import ModelConfig, UnsupportedModel
 from baton.model.checkpoint.files import check_files, has_tokenizer
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.checkpoint.generation_config import read_generation_config
 from baton.model.checkpoint.hub import EMBEDDED_MODEL, resolve_model
-from baton.protocol.config import CostModel, Dtype, InstanceConfig
+from baton.protocol.config import Dtype, InstanceConfig
 
-AUTO_STEP_TOKENS = 2048
-"""Of a step at most, where their number is chosen."""
 _DTYPES: dict[str, Dtype] = {
     "half": "float16",
     "float": "float32",
@@ -60,33 +58,15 @@ def make_plan(options: EngineOptions) -> Plan:
     if options.executor == "torch":
         _check_tensor_parallel(options, model)
     device = _device(options)
-    instance = InstanceConfig(
+    instance = instance_config(
+        options,
         model=str(directory),
         max_model_len=max_model_len,
-        executor=options.executor,
         device=device,
         dtype=_dtype(options.dtype, model.dtype, device),
         quantization=_quantization(options, device),
-        tensor_parallel_size=options.tensor_parallel_size,
-        block_size=options.block_size,
-        num_blocks=options.num_gpu_blocks_override,
-        kv_cache_memory_bytes=_size("--kv-cache-memory-bytes", options.kv_cache_memory_bytes),
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=_most_tokens(options),
-        auto_step_tokens=options.max_num_batched_tokens == "auto",
-        itl_target_s=_seconds(options.itl_target),
-        ttft_target_s=_seconds(options.ttft_target),
-        max_waiting=options.max_waiting,
-        admission_headroom=options.admission_headroom,
-        enable_prefix_caching=options.enable_prefix_caching,
-        num_threads=options.num_threads,
-        step_timeout_s=options.step_timeout,
-        startup_timeout_s=options.startup_timeout,
         record=_record_directory(options.record),
-        record_max_bytes=_size("--record-max-bytes", options.record_max_bytes) or 0,
         vocab_size=model.vocab_size,
-        simulated_cost=CostModel(*cost_parts(options.simulated_cost or "0")),
-        log_level=options.log_level,
     )
     served = ServedModel(
         names=options.served_model_name or (options.model or EMBEDDED_MODEL,),
@@ -102,16 +82,6 @@ def make_plan(options: EngineOptions) -> Plan:
         seed=options.seed,
     )
     return Plan(instance, served, model.architecture, options.max_restarts)
-
-
-def _most_tokens(options: EngineOptions) -> int:
-    """Of a step: at least one for each sequence."""
-    given = options.max_num_batched_tokens
-    return max(AUTO_STEP_TOKENS, options.max_num_seqs) if given == "auto" else given
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
 
 
 def _is_directory(model: str | None) -> bool:
@@ -213,7 +183,3 @@ def _cpu_has_bf16() -> bool:
     except OSError:
         return False
     return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags))
-
-
-def _size(flag: str, value: int | str | None) -> int | None:
-    return None if value is None else parse_bytes(flag, value)

@@ -21,31 +21,33 @@ class CostModel(msgspec.Struct, frozen=True):
     """For each token of context that a row reads."""
 
 
-class InstanceConfig(msgspec.Struct, frozen=True):
+class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the engine and the workers of one instance need to know.
 
-    Sizes are in tokens unless the name says bytes or blocks.
+    Sizes are in tokens unless the name says bytes or blocks.  What a flag sets has no default here but None,
+    "not given": the default of a flag stands with the flag (`launch/options/`), and
+    `launch/instance_config.py` makes a configuration from flags.
     """
 
     model: str
     """Directory of the checkpoint (config.json, *.safetensors), or "" with the simulated executor."""
     max_model_len: int
-    executor: Literal["torch", "simulated"] = "torch"
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Dtype = "bfloat16"
+    executor: Literal["torch", "simulated"]
+    device: Literal["cpu", "cuda"]
+    dtype: Dtype
     """Of activations and the KV cache; also of weights, unless these are quantized."""
     quantization: Literal["int8"] | None = None
-    tensor_parallel_size: int = 1
-    block_size: int = 32
+    tensor_parallel_size: int
+    block_size: int
     num_blocks: int | None = None
     """KV blocks of the pool; None: as many as `kv_cache_memory_bytes` hold."""
     kv_cache_memory_bytes: int | None = None
     """Over all ranks of the instance; None: chosen by the worker from what is free."""
     memory_shares: int = 1
     """So many instances share the machine: the memory that a worker chooses by itself is divided by it."""
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    auto_step_tokens: bool = False
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    auto_step_tokens: bool
     """How many tokens of whose prompts a step computes is chosen by what steps take
     (`worker/composition.py`), up to `max_num_batched_tokens`; else as many as fit."""
     itl_target_s: float | None = None
@@ -53,16 +55,16 @@ class InstanceConfig(msgspec.Struct, frozen=True):
     time of steps without."""
     ttft_target_s: float | None = None
     """A prompt that would miss this time to its first token is cut less; None: there is no such time."""
-    max_waiting: int = 1024
+    max_waiting: int
     """Requests that may wait for admission; the next one is rejected with `queue_full`."""
     admission_headroom: int | None = None
     """Tokens of growth of everything that runs, for which an admission leaves room; None: adapts."""
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool
     num_threads: int | None = None
     """Compute threads of one worker; None: the cores divided among the ranks."""
-    step_timeout_s: float = 120.0
+    step_timeout_s: float
     """Requests run and no report came for so long: the instance fails."""
-    startup_timeout_s: float = 600.0
+    startup_timeout_s: float
     """Loading the model takes longer, at the start or at run time: the instance fails."""
     vocab_size: int = 0
     """Only for the simulated executor."""
@@ -81,25 +83,25 @@ class InstanceConfig(msgspec.Struct, frozen=True):
     """What people and the gateway call the instance; unique in its cluster."""
     peer_endpoint: str = ""
     """Where the engine listens for other engines (`ipc://…`, `tcp://host:0`); "": no hand-over."""
-    transfer: Literal["auto", "shared_memory", "tcp", "nixl"] = "auto"
+    transfer: Literal["auto", "shared_memory", "tcp", "nixl"]
     """How pages are fetched; auto: shared memory on one host, else TCP; NIXL for pools in device memory."""
     transfer_host: str = "127.0.0.1"
     """Address under which the page server of a worker can be reached by other hosts."""
-    transfer_checksums: bool = False
+    transfer_checksums: bool
     """Compare a checksum of each page after copying."""
-    max_preparing: int = 64
+    max_preparing: int
     """Requests for which the engine may be asking or holding another one's reservation before it has admitted
     them itself."""
     reserve_timeout_s: float = 1.0
     """A decode instance that has not answered `Reserve` for so long is passed over."""
     credit_wait_s: float = 2.0
     """A request that every decode instance refused waits so long for credit, then decodes where it is."""
-    lease_s: float = 10.0
+    lease_s: float
     """How long pages stay for another instance that says nothing; D renews each third of it."""
     load_interval_s: float = 0.05
     """`Load` is sent at most so often; 0: never."""
     record: str | None = None
     """Directory for recordings of all that the engine reads; None: nothing is recorded."""
-    record_max_bytes: int = 1 << 30
+    record_max_bytes: int
     """Of all recordings in that directory together; a recording ends when it is reached."""
-    log_level: str = "info"
+    log_level: str

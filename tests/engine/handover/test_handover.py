@@ -13,8 +13,8 @@ from baton.engine.handover.courier import Courier
 from baton.engine.recording.recorder import RecordingCore
 from baton.engine.recording.replay import replay_all
 from baton.executor.simulated import simulated_next_token
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32
-from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import Handoff, Progress, Reserve, Reserved, Taken
 from baton.protocol.reports import WorkerReady
 from baton.protocol.requests import Hello, Query, Submit, Target
@@ -196,7 +196,7 @@ def test_a_recorded_hand_over_is_replayed_byte_for_byte(tmp_path):
 
 def test_a_replay_notices_another_message_to_an_engine(tmp_path, monkeypatch):
     p = RecordingCore(
-        InstanceConfig(model="", max_model_len=64, block_size=4, record=str(tmp_path), load_interval_s=0.0),
+        instance_config(model="", max_model_len=64, block_size=4, record=str(tmp_path), load_interval_s=0.0),
         incarnation="p",
         workers=[1],
         now=1.0,

@@ -7,15 +7,16 @@ import msgspec
 import pytest
 
 from baton.executor.simulated import simulated_tokens
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
-from baton.protocol.config import CostModel, InstanceConfig
+from baton.protocol.config import CostModel
 from baton.protocol.requests import Outputs, Query, QueryReply, Submit, Target, Welcome
 from baton.protocol.sampling import Sampling, Stopping
 from tests.engine.instance import Gateway, Instance
 from tests.engine.introductions import introduce
 
 DEADLINE_S = 60.0
-CONFIG = InstanceConfig(
+CONFIG = instance_config(
     model="",
     executor="simulated",
     vocab_size=1000,

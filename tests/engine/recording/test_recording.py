@@ -32,8 +32,8 @@ from baton.engine.recording.recorder import (
 from baton.engine.recording.replay import describe, find_recordings, replay
 from baton.engine.recording.tape import MAGIC, DamagedRecording, TapeReader, TapeWriter, segment
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32
-from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import Taken
 from baton.protocol.reports import StepReport, WorkerFailed, WorkerReady
 from baton.protocol.requests import Cancel, Hello, Query, Submit
@@ -44,7 +44,7 @@ from tests.e2e.test_kill import wait_metric
 from tests.e2e.workload import make_jobs, together
 from tests.engine.world import World
 
-CONFIG = InstanceConfig(
+CONFIG = instance_config(
     model="", executor="simulated", max_model_len=64, block_size=4, max_num_seqs=4, step_timeout_s=10.0
 )
 READY = WorkerReady(0, num_blocks=16, block_size=4, tile="t", block_bytes=64, vocab_size=100)

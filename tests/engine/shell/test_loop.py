@@ -15,16 +15,16 @@ from baton.engine.shell.loop import EngineLoop
 from baton.executor.simulated import simulated_tokens
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader, RingWriter, create_ring
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import COMMANDS
-from baton.protocol.config import InstanceConfig
 from baton.protocol.proof import answer, claim
 from baton.protocol.reports import REPORTS, StepReport, WorkerReady
 from baton.protocol.requests import Cancel, Failing, Hello, Outputs, Query, QueryReply, Submit, Welcome
 from baton.protocol.sampling import Sampling, Stopping
 from tests.engine.instance import Gateway, Instance
 
-CONFIG = InstanceConfig(
+CONFIG = instance_config(
     model="",
     executor="simulated",
     vocab_size=1000,
@@ -169,7 +169,7 @@ def test_idle_means_asleep(instance, gateway):
 
 def test_tcp_works_too_and_several_ranks():
     instance = Instance(
-        InstanceConfig(
+        instance_config(
             model="",
             executor="simulated",
             vocab_size=1000,
@@ -208,7 +208,7 @@ def test_a_killed_worker_is_named_in_failing_with_its_signal():
 
 
 def test_a_worker_that_cannot_start_is_named_with_what_it_said():
-    config = InstanceConfig(model="", executor="simulated", vocab_size=0, max_model_len=64, num_blocks=9)
+    config = instance_config(model="", executor="simulated", vocab_size=0, max_model_len=64, num_blocks=9)
     instance = Instance(config)
     gateway = Gateway(instance.loop.endpoint)
     try:
@@ -234,7 +234,7 @@ class Puppet:
         command_fd, report_fd = create_ring(4096, 1), create_ring(1 << 16, 1)
         self.reports = RingWriter(report_fd, [self.bell])
         self.commands = RingReader(command_fd, 0, self.bell)
-        config = InstanceConfig(model="", max_model_len=2048, **changes)
+        config = instance_config(model="", max_model_len=2048, **changes)
         self.loop = EngineLoop(
             config,
             incarnation="i",
@@ -415,9 +415,9 @@ def test_sigterm_ends_the_process_with_0(tmp_path):
     program = f"""
 import subprocess, sys
 from baton.engine.shell.loop import EngineLoop
-from baton.protocol.config import InstanceConfig
+from baton.launch.instance_config import instance_config
 from baton.worker.wiring import GroupWiring, worker_argv
-config = InstanceConfig(model="", executor="simulated", vocab_size=9, max_model_len=64, num_blocks=9)
+config = instance_config(model="", executor="simulated", vocab_size=9, max_model_len=64, num_blocks=9)
 group = GroupWiring(config, "{tmp_path}/r")
 wiring = group.worker(0)
 worker = subprocess.Popen(worker_argv(wiring), pass_fds=wiring.descriptors())

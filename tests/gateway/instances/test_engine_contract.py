@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
+from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
-from baton.protocol.config import CostModel, InstanceConfig
+from baton.protocol.config import CostModel
 from baton.protocol.requests import Cancel, Finished, Outputs, Query, QueryReply, Submit, Welcome
 from baton.protocol.sampling import Sampling, Stopping
 from tests.engine.instance import Gateway, Instance
@@ -33,7 +34,7 @@ class Both:
             self.echo = EchoEngine(vocab=VOCAB)
             endpoint, self.close_engine = self.echo.endpoint, self.echo.die
         else:
-            config = InstanceConfig(
+            config = instance_config(
                 model="",
                 executor="simulated",
                 simulated_cost=CostModel(0.002),

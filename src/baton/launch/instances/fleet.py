@@ -23,7 +23,7 @@ class Fleet:
     """Registers the instances with the gateway's client at once, and runs them while `run` runs."""
 
     def __init__(
-        self, instances: Sequence[InstancePlan], client: ClusterClient, *, max_restarts: int = 5
+        self, instances: Sequence[InstancePlan], client: ClusterClient, *, max_restarts: int
     ) -> None:
         self.supervisors = {
             plan.config.name: Supervisor(

@@ -75,7 +75,7 @@ class Supervisor:
         config: InstanceConfig,
         client: InstanceClient,
         *,
-        max_restarts: int = 5,
+        max_restarts: int,
         public: str = "",
         heartbeat_idle: bool = False,
         secret: str = "",

@@ -29,6 +29,7 @@ from baton.simulation.explorer.explored import Engine, Worker, check_pair
 from baton.simulation.explorer.explored_gateway import Gateway
 from baton.simulation.explorer.machines import Broken, Machines, Messages
 from baton.simulation.explorer.scenarios import Scenario
+from baton.simulation.plans.plan import simulated_config
 
 DEAD = -1
 VOCAB = 50
@@ -53,19 +54,22 @@ class State(NamedTuple):
 
 def explored_config(scenario: Scenario) -> InstanceConfig:
     """Of an instance of this scenario."""
-    return InstanceConfig(
-        model="",
-        executor="simulated",
+    return simulated_config(
         vocab_size=VOCAB,
+        tensor_parallel_size=1,
         max_model_len=16,
         block_size=scenario.block_size,
         num_blocks=scenario.num_blocks,
         max_num_seqs=scenario.num_slots,
         max_num_batched_tokens=scenario.step_tokens,
+        auto_step_tokens=False,
         max_waiting=8,
         load_interval_s=0.0,
         admission_headroom=0,
         enable_prefix_caching=scenario.prefix_caching,
+        step_timeout_s=120.0,
+        max_preparing=64,
+        lease_s=10.0,
     )
 
 

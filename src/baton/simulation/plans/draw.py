@@ -33,6 +33,7 @@ from baton.simulation.plans.plan import (
     Plan,
     RequestSpec,
     Shape,
+    simulated_config,
 )
 
 _INITIALS: dict[Label, str] = {"mixed": "m", "prefill": "p", "decode": "d"}
@@ -113,15 +114,14 @@ def _draw_instances(
         spare = shape.spare_blocks if index not in full else (0, 0)
         name = f"{_INITIALS[label]}{labels[:index].count(label)}"
         instances.append(
-            InstanceConfig(
-                model="",
+            simulated_config(
                 max_model_len=max_model_len,
-                executor="simulated",
                 tensor_parallel_size=random.choice((1, 1, 1, 2, 2, 3)[: 3 + max_ranks]),
                 block_size=block_size,
                 num_blocks=max(1, longest + random.randint(*spare)),
                 max_num_seqs=1 if index in full else random.choice(shape.slots),
                 max_num_batched_tokens=random.choice(shape.step_tokens),
+                auto_step_tokens=False,
                 max_waiting=max_waiting,
                 admission_headroom=headroom,
                 enable_prefix_caching=caching,

@@ -8,7 +8,7 @@ its own that is keyed by (seed, channel), so they change little when a part of t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from baton.gateway.cluster.member import Label
 from baton.protocol.config import InstanceConfig
@@ -264,3 +264,19 @@ class Plan:
             f"{config.max_preparing}, reserve timeout {config.reserve_timeout_s:g} s, credit wait "
             f"{config.credit_wait_s:g} s, threshold {self.threshold}, {self.page_s:g} s a page"
         )
+
+
+def simulated_config(**fields: Any) -> InstanceConfig:
+    """The configuration of an instance with a simulated executor.  Nothing reads what is said here alone."""
+    unread: dict[str, Any] = {
+        "model": "",
+        "executor": "simulated",
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "startup_timeout_s": 600.0,
+        "transfer": "auto",
+        "transfer_checksums": False,
+        "record_max_bytes": 1 << 30,
+        "log_level": "info",
+    }
+    return InstanceConfig(**{**unread, **fields})

@@ -1,0 +1,66 @@
+"""From flags to the configuration of an instance, without a look at a checkpoint or the machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.launch.options.cluster import ClusterOptions
+from baton.launch.options.engine import EngineOptions, cost_parts
+from baton.launch.options.flag import parse_bytes
+from baton.protocol.config import CostModel, InstanceConfig
+
+AUTO_STEP_TOKENS = 2048
+"""Of a step at most, where their number is chosen."""
+
+
+def instance_config(options: EngineOptions | None = None, **resolved: Any) -> InstanceConfig:
+    """The flags of an instance, and `resolved`: fields of `InstanceConfig` that depend on something else.
+
+    Tests and benchmarks take the flags' defaults and give what they need to be otherwise.
+    """
+    options = options or EngineOptions()
+    cluster = ClusterOptions()  # (`cluster_options.configure` has those that were given)
+    memory = options.kv_cache_memory_bytes
+    fields: dict[str, Any] = {
+        "model": "",
+        "executor": options.executor,
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "quantization": options.quantization,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "block_size": options.block_size,
+        "num_blocks": options.num_gpu_blocks_override,
+        "kv_cache_memory_bytes": memory and parse_bytes("--kv-cache-memory-bytes", memory),
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": _most_tokens(options),
+        "auto_step_tokens": options.max_num_batched_tokens == "auto",
+        "itl_target_s": _seconds(options.itl_target),
+        "ttft_target_s": _seconds(options.ttft_target),
+        "max_waiting": options.max_waiting,
+        "admission_headroom": options.admission_headroom,
+        "enable_prefix_caching": options.enable_prefix_caching,
+        "num_threads": options.num_threads,
+        "step_timeout_s": options.step_timeout,
+        "startup_timeout_s": options.startup_timeout,
+        "simulated_cost": CostModel(*cost_parts(options.simulated_cost or "0")),
+        "record": options.record,
+        "record_max_bytes": parse_bytes("--record-max-bytes", options.record_max_bytes),
+        "log_level": options.log_level,
+        "transfer": cluster.transfer,
+        "transfer_checksums": cluster.transfer_checksums,
+        "max_preparing": cluster.max_preparing,
+        "lease_s": cluster.kv_lease,
+    }
+    if "max_num_batched_tokens" in resolved:  # a number: as with the flag
+        fields["auto_step_tokens"] = False
+    return InstanceConfig(**{**fields, **resolved})
+
+
+def _most_tokens(options: EngineOptions) -> int:
+    """Of a step: at least one for each sequence."""
+    given = options.max_num_batched_tokens
+    return max(AUTO_STEP_TOKENS, options.max_num_seqs) if given == "auto" else given
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
