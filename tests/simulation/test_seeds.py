@@ -31,6 +31,7 @@ FIXED = {
     "credits": range(0, 20),
     "order": range(0, 30),
     "alike": range(0, 20),
+    "bursts": range(0, 40),
     "lease-end": range(0, 20),
     "retired": range(0, 20),
     "early": range(0, 20),

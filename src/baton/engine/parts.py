@@ -57,6 +57,7 @@ class Machinery:
             max_model_len=config.max_model_len,
             admission_headroom=config.admission_headroom,
             prefill_ahead=PREFILL_STEPS_AHEAD * config.max_num_batched_tokens,
+            in_order=not config.auto_step_tokens,
         )
         self.backlog = Backlog()
         self.turnover = Turnover()

@@ -252,6 +252,20 @@ def test_one_that_wants_prompt_logprobs_is_followed_where_nobody_was_before():
     assert bench.admits() == {leaf: 32}, "which is gone, and the other one has computed all of it"
 
 
+def test_nobody_follows_whom_the_worker_may_choose_later():
+    bench = Bench(num_blocks=400, in_order=False)
+    low = bench.add(range(33), priority=1)
+    bench.decide()
+    urgent, also = bench.add(range(33)), bench.add(range(33))
+    decisions = bench.decide()
+    assert [one.request for one in decisions.admitted] == [urgent]
+    assert decisions.following == [also]
+    assert bench.table(also)[:8] == bench.table(urgent)[:8] != bench.table(low)[:8]
+    long, short = bench.add([*SYSTEM, *range(100)]), bench.add([*SYSTEM, 1])
+    assert list(bench.admits()) == [long, short]
+    assert states(low, urgent, also, long, short).count("running") == 4
+
+
 def test_little_is_not_waited_for():
     bench = Bench(num_blocks=400)
     bench.add(range(4 * WORTH_TOKENS // 4))

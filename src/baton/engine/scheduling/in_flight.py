@@ -22,6 +22,9 @@ final, and the command log says nothing of who follows whom.
   requests that got their slots before it, so nobody waits in a circle, and the first of a chain is a request
   that the worker computes: it has all blocks that its prompt needs, and prompts are computed in the order of
   admission, so it is through with the shared part before the follower would be, whatever their priorities.
+  Where the worker chooses whose prompt comes first (`in_order` False), nobody follows a request that it may
+  choose later: one of a worse priority, one without tokens if it has some itself, or one with more than twice
+  as much to compute.
 * *No wait without an end.*  A filler progresses, or is closed: both are what `EngineCore` times.
 
 Each operation costs O(1) a block of the request, on admission and when the block is reported, and O(1) a
@@ -52,9 +55,12 @@ class Shared:
 
 
 class InFlight:
-    """The fillers of one engine and those that follow them, by slot."""
+    """The fillers of one engine and those that follow them, by slot.
 
-    def __init__(self, ledger: Ledger, block_size: int) -> None:
+    `in_order`: the worker computes prompts in the order in which it was given them."""
+
+    def __init__(self, ledger: Ledger, block_size: int, *, in_order: bool = True) -> None:
+        self._in_order = in_order
         self._ledger = ledger
         self._block_size = block_size
         self._fillers: dict[bytes, Request] = {}
@@ -69,15 +75,17 @@ class InFlight:
         waiting for.  The request's keys are known up to there."""
         fillers, keys, gateway = self._fillers, request.keys, request.gateway.name or ""
         blocks, behind = shared.blocks, shared.behind
+        left = len(request.tokens) - shared.final * self._block_size
         for index in range(shared.final, limit):
             filler = fillers.get(keys[index])
             if filler is None or (filler.origin and filler.origin != gateway):
+                break
+            if not self._comes_before(filler, request, left):
                 break
             blocks.append(self._ledger.table(filler.slot)[index])
             behind[filler.slot] = index
             shared.origin = shared.origin or filler.origin
         awaited = (len(blocks) - shared.final) * self._block_size
-        left = len(request.tokens) - shared.final * self._block_size
         if awaited < min(left / 4, WORTH_TOKENS):
             del blocks[shared.final :]
             behind.clear()
@@ -88,7 +96,9 @@ class InFlight:
         request.fills, request.fills_to = first, full
         fillers = self._fillers
         for key in request.keys[first:full]:
-            fillers.setdefault(key, request)
+            filler = fillers.setdefault(key, request)
+            if filler is not request and not self._comes_before(filler, request, request.uncomputed):
+                fillers[key] = request
 
     def follow(self, request: Request, behind: dict[int, int]) -> None:
         """A request with a slot awaits these."""
@@ -138,6 +148,13 @@ class InFlight:
     def forget(self) -> None:
         """Nobody new follows those that compute now."""
         self._fillers.clear()
+
+    def _comes_before(self, filler: Request, request: Request, left: int) -> bool:
+        """Whether the worker computes what the filler has left before so many tokens of this one."""
+        if self._in_order:
+            return True
+        mine, theirs = [(one.rank[0], one.num_generated == 0) for one in (request, filler)]
+        return theirs <= mine and filler.uncomputed <= 2 * left
 
     def _let_go(self, followers: dict[int, int], filler: int, follower: int) -> None:
         del followers[follower]

@@ -111,7 +111,8 @@ class Scheduler:
     """Schedules requests on `max_num_seqs` slots over the blocks of one ledger.
 
     `prefix` None: no prefix caching.  `max_model_len` bounds every request (`validation`).  `prefill_ahead`:
-    tokens of prompts that the worker is given ahead of computing them; None: no bound.
+    tokens of prompts that the worker is given ahead of computing them; None: no bound.  `in_order`: it
+    computes them in the order in which it was given them.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Scheduler:
         max_model_len: int,
         admission_headroom: int | None = None,
         prefill_ahead: int | None = None,
+        in_order: bool = True,
     ) -> None:
         self.ledger = ledger
         self.prefix = prefix
@@ -153,7 +155,7 @@ class Scheduler:
         self._uncomputed = 0
         """The sum over those that run of what is left to compute of their prompts."""
         self._wanting: dict[int, Request] = {}
-        self._in_flight = InFlight(ledger, block_size)
+        self._in_flight = InFlight(ledger, block_size, in_order=in_order)
         self._following: dict[int, int] = {}
         """Slot of each request that follows → the tokens that others were to compute for it."""
         self._ready: list[int] = []

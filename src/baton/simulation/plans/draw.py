@@ -57,6 +57,8 @@ def draw_plan(seed: int, shape: Shape) -> Plan:
     )
     num_gateways = random.randint(1, shape.max_gateways)
     requests = _draw_requests(random, shape, instances[0], num_gateways, clients_on)
+    if shape.bursts is not None:
+        requests = _draw_bursts(random, shape.bursts, instances[0], requests)
     if shape.flows:
         requests = _draw_floods(random, shape, instances[0], requests)
     faults = [
@@ -200,6 +202,44 @@ def _draw_floods(
             )
         )
     return tuple(floods)
+
+
+def _draw_bursts(
+    random: Random, sizes: tuple[int, int], config: InstanceConfig, requests: tuple[RequestSpec, ...]
+) -> tuple[RequestSpec, ...]:
+    """The same requests in bursts.  Those of one come within moments, or while the first is computed."""
+    bursts: list[RequestSpec] = []
+    longest = config.max_model_len - 4
+    impatient, brief = random.choice((0.0, 0.3, 0.6)), random.choice((8, 48))
+    while len(bursts) < len(requests):
+        of_one = requests[len(bursts) : len(bursts) + random.randint(*sizes)]
+        length = random.randint(config.block_size, min(longest, 2 * config.max_num_batched_tokens))
+        common = [random.randrange(POISON) for _ in range(length)]
+        salt, within = random.choice(("", "", "tenant")), random.choice((0.0, 0.0, 0.002, 0.02))
+        own = random.choice((0, 0, config.block_size + 1))  # (it is followed too)
+        tails = [[random.randrange(POISON) for _ in range(own)] for _ in range(2)]
+        for spec in of_one:
+            odd = random.random() < 0.2
+            prompt = [*common, *random.choice(tails)][:longest]
+            if odd:
+                prompt[random.randrange(len(prompt)) :] = [random.randrange(POISON)]
+            most = min(spec.stopping.max_tokens, brief, config.max_model_len - len(prompt))
+            bursts.append(
+                replace(
+                    spec,
+                    at=of_one[0].at + random.uniform(0.0, within),
+                    prompt=tuple(prompt),
+                    stopping=Stopping(
+                        most, min(spec.stopping.min_tokens, most), spec.stopping.stop_token_ids
+                    ),
+                    salt=salt if random.random() < 0.9 else "other",
+                    cancel_after_s=random.choice((0.005, 0.02, 0.06)) * random.random()
+                    if random.random() < impatient
+                    else None,
+                    cancel_after_tokens=None,
+                )
+            )
+    return tuple(bursts)
 
 
 def _draw_request(

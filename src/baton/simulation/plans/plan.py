@@ -199,6 +199,8 @@ class Shape:
     slots: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 8)
     flows: tuple[Flow, ...] = ()
     """Each request is of one of these, and all of one flow are of the same size and come in a flood."""
+    bursts: tuple[int, int] | None = None
+    """Requests come in bursts of so many, each with one beginning; most are the same to the last token."""
 
 
 @dataclass(frozen=True)

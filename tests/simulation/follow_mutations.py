@@ -1,0 +1,130 @@
+"""Deliberate defects of requests that wait for what another one computes; see `mutations.py`."""
+
+from __future__ import annotations
+
+from baton.engine.request import State
+from baton.engine.scheduling.in_flight import InFlight
+from baton.engine.scheduling.prefix import extend_keys, root_key
+from baton.engine.scheduling.scheduler import Scheduler
+from tests.simulation.mutations import Patch, mutation
+
+
+@mutation("a block is shared a moment before it is computed", "pages", scenario="bursts")
+def shared_too_soon(patch: Patch) -> None:
+    computed = InFlight.computed
+    patch.setattr(InFlight, "computed", lambda self, request, full: computed(self, request, full + 1))
+
+
+@mutation("who follows a request that goes believes that all was computed", "pages", scenario="bursts")
+def believed(patch: Patch) -> None:
+    leave = InFlight.leave
+    release = Scheduler.release
+
+    def wrong_leave(self, request):
+        self.believers = leave(self, request)
+        for slot in self.believers:
+            self._behind.pop(slot, None)
+        return []
+
+    def wrong_release(self, request):
+        release(self, request)
+        self._ready += [slot for slot in self._in_flight.believers if slot in self._following]
+
+    patch.setattr(InFlight, "leave", wrong_leave)
+    patch.setattr(Scheduler, "release", wrong_release)
+
+
+@mutation("who follows a request that goes is forgotten", "follow", "liveness", scenario="bursts")
+def forgotten(patch: Patch) -> None:
+    leave = InFlight.leave
+
+    def wrong(self, request):
+        leave(self, request)
+        return []
+
+    patch.setattr(InFlight, "leave", wrong)
+
+
+@mutation(
+    "of those that follow one that goes only the first is thought of", "follow", "liveness", scenario="bursts"
+)
+def only_the_first(patch: Patch) -> None:
+    leave = InFlight.leave
+    patch.setattr(InFlight, "leave", lambda self, request: leave(self, request)[:1])
+
+
+@mutation("what one that follows has is given back twice", "ledger", "crash", scenario="bursts")
+def freed_twice(patch: Patch) -> None:
+    vacate = Scheduler._vacate
+
+    def wrong(self, request):
+        table = list(self.ledger.table(request.slot)) if request.slot in self._following else []
+        orphans = vacate(self, request)
+        self.ledger._let_go(table)
+        return orphans
+
+    patch.setattr(Scheduler, "_vacate", wrong)
+
+
+@mutation(
+    "who stops following keeps the blocks that it shares",
+    "ledger",
+    "owner",
+    "end",
+    "crash",
+    scenario="bursts",
+)
+def kept(patch: Patch) -> None:
+    vacate = Scheduler._vacate
+
+    def wrong(self, request):
+        shared = list(self.ledger.table(request.slot))[: request.indexed]
+        if request.slot in self._following:
+            self.ledger._exported[f"leak {request.name} {request.epoch}"] = shared
+            for block in shared:
+                self.ledger._refs[block] += 1
+        return vacate(self, request)
+
+    patch.setattr(Scheduler, "_vacate", wrong)
+
+
+@mutation("what is computed for one salt is followed by another", "salt", scenario="bursts")
+def other_salt(patch: Patch) -> None:
+    find = InFlight.find
+
+    def wrong(self, request, shared, limit):
+        find(self, request, shared, limit)
+        if request.cache_salt and not shared.behind:
+            keys, request.keys = request.keys, []
+            extend_keys(request.keys, root_key(""), request.tokens, self._block_size, limit)
+            find(self, request, shared, limit)
+            request.keys = keys
+
+    patch.setattr(InFlight, "find", wrong)
+
+
+@mutation("what those that follow may grow by is not reckoned", "room", scenario="bursts")
+def growth_of_followers(patch: Patch) -> None:
+    growth = Scheduler._growth
+
+    def wrong(self):
+        hidden = {slot: self.slots[slot] for slot in self._following}
+        for slot in hidden:
+            self.slots[slot] = None
+        total = growth(self)
+        for slot, request in hidden.items():
+            self.slots[slot] = request
+        return total
+
+    patch.setattr(Scheduler, "_growth", wrong)
+
+
+@mutation("one that follows and is cancelled stays", "follow", "cancel", "end", scenario="bursts")
+def cancelled_follower_stays(patch: Patch) -> None:
+    release = Scheduler.release
+
+    def wrong(self, request):
+        if not (request.state is State.GONE and request.slot in self._following):
+            release(self, request)
+
+    patch.setattr(Scheduler, "release", wrong)
