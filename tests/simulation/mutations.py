@@ -49,16 +49,18 @@ class Mutation:
     scenario: str = "standard"
     start: int = 0
     """Where the test begins, if it would take long from the first seed on.  (The table counts from 0.)"""
+    new: bool = False
+    """A rule that was there before finds it by something that it has learnt since; see `old_rules.py`."""
 
 
 MUTATIONS: list[Mutation] = []
 
 
 def mutation(
-    name: str, *rules: str, scenario: str = "standard", start: int = 0
+    name: str, *rules: str, scenario: str = "standard", start: int = 0, new: bool = False
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     def add(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        MUTATIONS.append(Mutation(name, rules, apply, scenario, start))
+        MUTATIONS.append(Mutation(name, rules, apply, scenario, start, new))
         return apply
 
     return add

@@ -97,7 +97,9 @@ def promised_slot_not_kept(patch: Patch) -> None:
     patch.setattr(Credits, "promised_slots", property(lambda self: 0))
 
 
-@mutation("a reservation that its client gave up is kept until P says so", "cancel", scenario="1p1d")
+@mutation(
+    "a reservation that its client gave up is kept until P says so", "cancel", scenario="1p1d", new=True
+)
 def reservation_of_a_cancelled(patch: Patch) -> None:
     patch.setattr(Arrivals, "cancel_request", lambda self, outbox, id, now: None)
 

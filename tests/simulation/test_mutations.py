@@ -18,6 +18,7 @@ from tests.simulation import (  # noqa: F401  (they add to the table)
     handover_mutations,
     pace_mutations,
     room_mutations,
+    stranger_mutations,
 )
 from tests.simulation.mutations import MUTATIONS, Mutation
 

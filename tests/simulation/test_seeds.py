@@ -33,6 +33,7 @@ FIXED = {
     "alike": range(0, 20),
     "bursts": range(0, 40),
     "lease-end": range(0, 20),
+    "strangers": range(0, 30),
     "retired": range(0, 20),
     "early": range(0, 20),
     "fair": range(0, 40),

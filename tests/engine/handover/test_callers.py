@@ -14,6 +14,7 @@ from baton.protocol.commands import Admit, Extend, Grant, Revoke
 from baton.protocol.handover import (
     PEER,
     Cancel,
+    Cancelled,
     Handoff,
     Progress,
     Refused,
@@ -23,6 +24,8 @@ from baton.protocol.handover import (
     Taken,
 )
 from baton.protocol.passes import gateway_key, pair_key, plan_pass
+from baton.protocol.reports import CloseReason
+from baton.protocol.requests import Cancel as gateway_cancel
 from baton.protocol.requests import Hello, Submit
 from baton.protocol.sampling import Stopping
 from tests.engine.peerscript import LEASE_S, SAMPLING, PeerScript, instance_source, reserve
@@ -206,6 +209,40 @@ def test_p_grants_the_pages_of_the_request_to_its_decoder_until_it_is_over():
     assert p.core.take_grants() == [Extend([asked.grant], LEASE_S)]
     p.hear("d", Cancel(asked.id, 1, by_p=False))
     assert p.core.take_grants() == [Revoke([asked.grant])]
+
+
+def test_pages_that_were_not_named_are_nobodys_to_read_once_the_slot_is_released():
+    """The grant is of all pages of the request, and only those that were named stay."""
+    p = PeerScript()
+    p.submit(1, "d")
+    ((_, asked),) = p.take()
+    p.hear("d", Reserved(asked.id, 1, 0))
+    (admit,) = p.orders()
+    p.prefilled(admit, 4)
+    p.core.take_grants()
+    p.tell(gateway_cancel(1))
+    assert p.core.take_grants() == [], "the blocks are the request's until its slot is closed"
+    p.close(admit, CloseReason.ABORTED)
+    assert p.owned == (0, 1, 0)
+    assert p.core.take_grants() == [Revoke([asked.grant])], "two of three blocks are free"
+    p.hear("d", Renew(1.0, [(asked.id, 1)]))
+    p.hear("d", Cancelled(asked.id, 1, by_p=True))
+    assert p.core.take_grants() == []
+    assert p.owned == (0, 0, 0)
+
+
+def test_all_pages_of_a_request_that_is_handed_over_stay_granted():
+    p = PeerScript()
+    p.submit(1, "d")
+    ((_, asked),) = p.take()
+    p.hear("d", Reserved(asked.id, 1, 0))
+    (admit,) = p.orders()
+    p.first_token(admit)
+    (grant,) = p.core.take_grants()
+    assert grant.pages == pack_int32(unpack_int32(admit.blocks)[:3])
+    assert p.owned == (0, 3, 0)
+    p.lose("d")
+    assert p.core.take_grants() == [], "it may have heard of the request, and fetch"
 
 
 def test_another_attempt_is_another_grant():

@@ -177,8 +177,13 @@ class Attempts:
         self._alarm.note(self.deadline(attempt))
 
     def export(self, attempt: Attempt, count: int) -> None:
-        """The first blocks of the request's slot stay as they are when it is released."""
+        """The first blocks of the request's slot stay as they are when it is released.  If D may read more of
+        them, which is so where the attempt ends before all were named, it may read nothing any more: the
+        others can be anybody's now, and D is only to say that it reads nothing."""
         slot = attempt.departure.request.slot
+        if attempt.granted > count:
+            self._revoked.append(attempt.grant)
+            attempt.granted = 0
         attempt.kept = self._scheduler.ledger.export(slot, attempt.key, count)
 
     def tell(self, attempt: Attempt, reason: str) -> None:

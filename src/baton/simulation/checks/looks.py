@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.handover.records import Attempt
@@ -24,6 +25,15 @@ def attempts_of(engine: EngineProcess) -> dict[tuple[int, int], Attempt]:
     handovers: Any = engine.core._handovers
     found: dict[tuple[int, int], Attempt] = handovers.departures.attempts._attempts
     return found
+
+
+def owns(engine: EngineProcess, attempt: Attempt, pages: Iterable[int]) -> bool:
+    """P still has these pages for this attempt, which is not over."""
+    ledger, request = engine.core.scheduler.ledger, attempt.departure.request
+    held = ledger._exported.get(attempt.key)
+    if held is None and request.slot >= 0:
+        held = list(ledger.table(request.slot))
+    return held is not None and set(pages) <= set(held)
 
 
 def ledger_state(ledger: Ledger) -> tuple[Any, ...]:

@@ -51,6 +51,10 @@ Of hand-overs (`watch_handover.py`):
 | `credit` | who waits for credit is remembered where it waits, while nothing is on its way; each turn |
 | `promise` | room and places are kept only for who waits, and a credit ends in time; each turn |
 | `stream` | the tokens of one id come from one instance; each `Outputs` |
+| `ticket` | D keeps room for exactly those whom a gateway has named in its plan; each answer |
+| `link` | an engine reads exactly what comes on the newest connection of each peer; each message |
+| `grant` | P grants pages of attempts that D has and renews, and they are theirs; each grant, each turn |
+| | page servers serve what was granted and no more; each page |
 """
 
 from __future__ import annotations
@@ -67,6 +71,7 @@ from baton.simulation.checks.watch_gateway import GatewayWatch
 from baton.simulation.checks.watch_handover import HandoverWatch
 from baton.simulation.checks.watch_order import OrderWatch
 from baton.simulation.checks.watch_room import RoomWatch
+from baton.simulation.checks.watch_strangers import StrangerWatch
 from baton.simulation.checks.watch_worker import WorkerWatch
 
 if TYPE_CHECKING:
@@ -92,6 +97,7 @@ class Monitor:
         self.order = OrderWatch(world)
         self.fairness = FairnessWatch(world)
         self.gateways = GatewayWatch(world)
+        self.strangers = StrangerWatch(world)
         self.clients = ClientWatch(world)
 
     def books(self, instance: Instance) -> Books:
@@ -120,10 +126,12 @@ class Monitor:
         """Before the core takes in what another engine sent."""
         self.handover.reads(engine, peer, message, now)
         self.room.reads(engine, peer, message)
+        self.strangers.reads(engine, peer, message)
         self.order.reads(engine, peer, message)
 
     def peer_has_read(self, engine: EngineProcess, peer: str, message: PeerMessage) -> None:
         """After it."""
+        self.strangers.tickets.has_read(engine, peer, message)
         self.order.has_read(engine, peer, message)
         self.room.decided(engine)
 
@@ -131,6 +139,7 @@ class Monitor:
         self.handover.sends(engine, to, message, now)
         self.room.sends(engine, to.incarnation, message, now)
         self.order.sends(engine, to.incarnation, message)
+        self.strangers.sends(engine, to, message)
 
     def before_flush(self, engine: EngineProcess) -> None:
         self.order.before(engine)
@@ -152,6 +161,7 @@ class Monitor:
         self.fairness.after_turn(engine)
         self.room.after_turn(engine, now)
         self.gateways.after_turn(engine)
+        self.strangers.grants.after_turn(engine)
 
     # -- a gateway reads and sends
 
@@ -164,6 +174,7 @@ class Monitor:
         self.clients.gateway_sends(gateway, to, message)
         self.order.gateway_sends(message)
         self.gateways.sends(gateway, to, message)
+        self.strangers.tickets.gateway_sends(gateway, to, message)
 
     def after_gateway(self, gateway: GatewayProcess) -> None:
         """After each call of the cluster, when all that it wanted sent was sent."""

@@ -29,7 +29,7 @@ from baton.protocol.reports import Fetched, Report
 from baton.protocol.requests import Target
 from baton.simulation import describe
 from baton.simulation.checks.books import Books, Named, OpenFetch, Violation
-from baton.simulation.checks.looks import arrivals_of, attempts_of, quiet
+from baton.simulation.checks.looks import arrivals_of, attempts_of, owns, quiet
 
 if TYPE_CHECKING:
     from baton.simulation.parties.instance import EngineProcess, Instance
@@ -197,7 +197,8 @@ class HandoverWatch:
         source = self._world.engine_of(fetch.peer)
         if source is None or not source.alive or not source.core.ready or source.core.failure is not None:
             return
-        if not _owns(source, arrival.id, arrival.attempt, fetch.pages):
+        attempt = attempts_of(source).get((arrival.id, arrival.attempt))
+        if attempt is None or not owns(source, attempt, fetch.pages):
             raise Violation(
                 "lease",
                 f"{engine.instance.name} uses pages {fetch.pages} of {fetch.peer} for "
@@ -317,18 +318,6 @@ def _fetching(engine: EngineProcess, number: int) -> Arrival | None:
 def _arrival(engine: EngineProcess, peer: str, number: int, attempt: int) -> Arrival | None:
     found: Arrival | None = arrivals_of(engine)._arrivals.get((peer, number, attempt))
     return found
-
-
-def _owns(engine: EngineProcess, number: int, count: int, pages: list[int]) -> bool:
-    """P still has these pages for this attempt."""
-    attempt = _attempt(engine, number, count)
-    if attempt is None:
-        return False
-    ledger, request = engine.core.scheduler.ledger, attempt.departure.request
-    held = ledger._exported.get(attempt.key)
-    if held is None and request.slot >= 0:
-        held = list(ledger.table(request.slot))
-    return held is not None and set(pages) <= set(held)
 
 
 def _still(engine: EngineProcess, key: tuple[int, int], named: Named) -> bool:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from baton.engine.handover.records import TRUST, Stage
 from baton.gateway.cluster.member import LABELS
-from baton.protocol.handover import Renew, Reserve
+from baton.protocol.handover import PEER, Cancel, Renew, Reserve
+from baton.protocol.passes import gateway_key, plan_pass
 from baton.protocol.sampling import Sampling, Stopping
 from baton.simulation.checks.looks import arrivals_of, attempts_of, well
 from baton.simulation.faults.kinds import fault, stall
 from baton.simulation.parties.worker import RankProcess
 from baton.simulation.plans.plan import Fault
+from baton.simulation.wires.peers import Stranger
 
 if TYPE_CHECKING:
     from baton.simulation.world import World
@@ -42,6 +44,16 @@ def _break_peer(world: World, fault: Fault, random: Random) -> None:
     for link in links:
         world.struck(fault, link.wire)
         link.cut()
+
+
+@fault("linger_peer")
+def _linger_peer(world: World, fault: Fault, random: Random) -> None:
+    """The connections between two instances break, and what was sent on them is read later, maybe after what
+    is sent on the next ones."""
+    for link in world.network.between(fault.instance, fault.target):
+        if link.is_open and not link.broken:
+            world.struck(fault, link.wire)
+            link.linger(world.events.now + fault.amount)
 
 
 @fault("stall_peer")
@@ -92,6 +104,16 @@ def _strange_peer(world: World, fault: Fault, random: Random) -> None:
     number, known = random.randrange(1, 40), world.gateways[0].cluster.name
     source = engine.core._handovers.source if engine.core._handovers else None
     now = engine.local(world.events.now)
+    request, ticket = 1_000_000 + number, b""
+    plans = [
+        plan for plan in world.monitor.strangers.tickets.plans.items() if plan[0][0] == engine.instance.name
+    ]
+    if (
+        plans and random.random() < 0.7
+    ):  # with the word of a gateway that it gave to another one, or for another
+        (_, known, request, _), ticket = random.choice(plans)
+        if random.random() < 0.5:
+            ticket = plan_pass(gateway_key(engine.instance.secret), known, request + 1, "x.1")
     if source is None or random.random() < 0.3:
         engine.core.on_peer("x.1", Renew(1.0, [(number, 1)]), now)
     else:
@@ -99,20 +121,68 @@ def _strange_peer(world: World, fault: Fault, random: Random) -> None:
             number,
             1,
             endpoint="sim://nobody",
-            gateway=random.choice((known, "nobody")),
-            request=1_000_000 + number,
+            gateway=random.choice((known, known, known, "nobody"))
+            if ticket
+            else random.choice((known, "nobody")),
+            request=request,
             name="stranger",
-            prompt=random.choice((b"", b"\1\0\0\0" * random.randrange(1, 30))),
+            prompt=random.choice((b"\1\0\0\0" * random.randrange(1, 30), ticket and b"\1\0\0\0")),
             generated=b"",
             sampling=Sampling(seed=1),
             stopping=Stopping(3),
             priority=0,
             cache_salt="",
             source=source,
-            lease_s=random.choice((0.0, 0.3)),
+            lease_s=random.choice((0.3, 0.3 if ticket else 0.0)),
+            ticket=ticket,
         )
+        world.monitor.peer_reads(engine, "x.1", reserve, now)
         engine.core.on_peer("x.1", reserve, now)
+        world.monitor.peer_has_read(engine, "x.1", reserve)
     engine.wake()
+
+
+@fault("strange_link")
+def _strange_link(world: World, fault: Fault, random: Random) -> None:
+    """Somebody connects as an engine, with what he has seen of its connections elsewhere or made up."""
+    engine = world.instances[fault.instance].engine
+    if not engine.alive or not engine.listening or not engine.core.ready:
+        return
+    made_up = random.randbytes(16).hex()
+    links = [link for link in world.network.links if link.source is not engine]
+    if links and random.random() < 0.8:
+        link = random.choice(links)
+        peer, number, session, proof = link.routing_id.decode().rsplit("/", 3)
+        if link.target is engine:  # the session or the proof is not that of the peer
+            number = str(int(number) + random.choice((-1, 0, 1, 5)))
+            session, proof = random.choice(((made_up, proof), (session, made_up), (made_up, made_up)))
+    else:
+        others = [other.name for other in world.instances if other.engine is not engine]
+        peer, number, session, proof = random.choice((*others, "x.1")), "1", made_up, made_up
+    stranger = Stranger(f"{peer}/{number}/{session}/{proof}".encode(), peer, int(number))
+    world.struck(fault, engine)
+    message = random.choice((Renew(1.0, [(1, 1)]), Cancel(1, 1, by_p=True), Cancel(1, 1, by_p=False)))
+    engine.peers.arrived(stranger, PEER.encode(message))
+
+
+_SNOOPS = 40
+
+
+@fault("strange_reader")
+def _strange_reader(world: World, fault: Fault, random: Random) -> None:
+    """Somebody asks a page server for pages again and again, with tokens that he has seen or made up."""
+    rank = random.choice(world.instances[fault.instance].ranks)
+    world.struck(fault, rank)
+    _snoop(world, rank, random, [random.randbytes(16)], _SNOOPS)
+
+
+def _snoop(world: World, rank: RankProcess, random: Random, seen: list[bytes], left: int) -> None:
+    seen += [token for token in world.monitor.strangers.grants.tokens(rank) if token not in seen]
+    if rank.alive and not world.plan.one_host and rank.transfers.party.stalled_until <= world.events.now:
+        page = random.randrange(rank.executor.info.num_blocks)
+        rank.transfers.serves(random.choice(seen), (page,))
+    if left and world.events.now < world.plan.faults_end:
+        world.events.after(0.02 * random.random(), world.people, _snoop, world, rank, random, seen, left - 1)
 
 
 def _rank(world: World, fault: Fault) -> RankProcess:

@@ -168,7 +168,10 @@ class EngineProcess(Party):
                 world.message_passed("engine", self.instance.index, self)
                 world.monitor.commanded(self, batch)
                 self.instance.append(COMMANDS.encode(batch))
-            self.instance.grant(self.core.take_grants())
+            grants = self.core.take_grants()
+            if grants:
+                world.monitor.strangers.grants.given(self, grants)
+                self.instance.grant(grants)
             lost = []
             for identity, message in messages:
                 connection = self.connections.get(identity)

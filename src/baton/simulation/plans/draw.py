@@ -83,7 +83,7 @@ def draw_plan(seed: int, shape: Shape) -> Plan:
         faults_end=shape.seconds + 0.5,
         requests=requests,
         faults=tuple(faults),
-        one_host=random.random() < 0.5,
+        one_host=random.random() < 0.5 and not shape.far,
         page_s=random.choice((1e-5, 1e-4, 2e-3, 2e-2)),
         threshold=random.choice((0, 0, 0, 8, None)),
         kinds=(*faults_on, *sorted(clients_on)),
@@ -322,7 +322,7 @@ def _draw_faults(
             target = random.choice([other for other in range(len(instances)) if other != instance])
         if kind.startswith("crash"):
             at, amount = 0.0, float(int(2 ** random.uniform(0.0, 9.0)))
-        elif kind.startswith("stall") or kind in ("freeze", "slow_fetch"):
+        elif kind.startswith("stall") or kind in ("freeze", "slow_fetch", "linger_peer"):
             amount = random.choice((0.01, 0.1, 1.0)) * random.random()
         elif kind == "hang_rank":
             amount = 1.5 * STEP_TIMEOUT_S

@@ -57,6 +57,9 @@ FaultKind = Literal[
     "relabel",
     "drain",
     "lease_edge",
+    "strange_link",
+    "strange_reader",
+    "linger_peer",
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = FaultKind.__args__  # type: ignore[attr-defined]
 RARE: frozenset[FaultKind] = frozenset(
@@ -86,7 +89,9 @@ GATEWAY_FAULTS: frozenset[FaultKind] = frozenset(
 """Those whose target is a gateway or its connection."""
 CLUSTER_FAULTS: frozenset[FaultKind] = frozenset(FAULT_KINDS[FAULT_KINDS.index("break_peer") :])
 """Those that need several instances."""
-PEER_FAULTS: frozenset[FaultKind] = frozenset(("break_peer", "stall_peer", "slow_peer", "partition"))
+PEER_FAULTS: frozenset[FaultKind] = frozenset(
+    ("break_peer", "linger_peer", "stall_peer", "slow_peer", "partition")
+)
 """Those between two instances: `instance` and `target`."""
 SINGLE_FAULTS: tuple[FaultKind, ...] = tuple(kind for kind in FAULT_KINDS if kind not in CLUSTER_FAULTS)
 
@@ -183,6 +188,8 @@ class Shape:
     """Budgets of a step."""
     reserve_timeout_s: tuple[float, ...] = (0.02, 0.1, 0.5)
     lease_s: tuple[float, ...] = (0.2, 0.5, 2.0)
+    far: bool = False
+    """The instances are never on one host."""
     ttl_s: tuple[float, ...] = ()
     """Instances register with their gateways, and renew that within so long; empty: they need not."""
     always: tuple[FaultKind, ...] = ()

@@ -92,12 +92,16 @@ class Network:
 class Link:
     """From one engine to one incarnation of another."""
 
+    strange = False
+
     def __init__(
         self, world: World, source: EngineProcess, to: Target, number: int, routing_id: bytes
     ) -> None:
         self.source = source
         self.to = to
         self.routing_id = routing_id
+        self.number = number
+        self.claims = source.instance.name
         self.target: EngineProcess | None = world.listening(to.endpoint)
         self.over = False
         """Its owner sends nothing on it any more."""
@@ -132,6 +136,13 @@ class Link:
             self._note_broken()
             self.wire.alive = False
             self._notice(0.05 * self._random.random())
+
+    def linger(self, until: float) -> None:
+        """It breaks for its owner, and what was sent lies before its reader, who comes to it at `until`."""
+        self.broken = True
+        self._note_broken()
+        self.wire.stalled_until = max(self.wire.stalled_until, until)
+        self._notice(0.01 * self._random.random())
 
     def refused(self) -> None:
         """Its reader closes it, which takes a moment to travel."""
@@ -170,6 +181,21 @@ class Link:
             self.target.peers.arrived(self, data)
 
 
+class Stranger:
+    """A connection of somebody who is no engine, and says with its id that he is one."""
+
+    strange = True
+
+    def __init__(self, routing_id: bytes, claims: str, number: int) -> None:
+        self.routing_id = routing_id
+        self.claims = claims
+        self.number = number
+        self.wire = Party("stranger")
+
+    def refused(self) -> None:
+        """He does not care."""
+
+
 class _Loss(NamedTuple):
     peer: str
     dead: bool
@@ -185,7 +211,7 @@ class Peers:
         self._numbers = 0
         self._links: dict[str, Link] = {}
         self._callers = Callers(engine.instance.name, engine.instance.secret)
-        self.inbox: deque[tuple[Link, bytes]] = deque()
+        self.inbox: deque[tuple[Link | Stranger, bytes]] = deque()
         self._losses: deque[_Loss] = deque()
 
     @property
@@ -206,7 +232,7 @@ class Peers:
             self._world.network.links.append(link)
         link.send(PEER.encode(message))
 
-    def arrived(self, link: Link, data: bytes) -> None:
+    def arrived(self, link: Link | Stranger, data: bytes) -> None:
         self.inbox.append((link, data))
         self._engine.wake()
 
@@ -233,11 +259,12 @@ class Peers:
         for loss in losses:
             self._lost(loss.peer, now, loss.dead)
 
-    def _take(self, link: Link, data: bytes, now: float) -> None:
+    def _take(self, link: Link | Stranger, data: bytes, now: float) -> None:
         core = self._engine.core
         heard = self._callers.hear(link.routing_id)
+        self._world.monitor.strangers.links.heard(self._engine, link, heard)
         if heard.refusal:
-            if heard.stranger:
+            if heard.stranger and not link.strange:
                 raise Violation("stranger", f"{self._engine.name} refuses {link.wire.name}: {heard.refusal}")
             link.refused()
         peer = heard.peer
@@ -248,7 +275,8 @@ class Peers:
         try:
             message = PEER.decode(data)
         except MalformedMessage as error:
-            self._callers.refuse(link.routing_id, str(error))
+            refusal = self._callers.refuse(link.routing_id, str(error))
+            self._world.monitor.strangers.links.heard(self._engine, link, refusal)
             core.violation(f"peer {peer}", str(error))
             self._world.monitor.engine.refused_malformed(self._engine)
             link.refused()

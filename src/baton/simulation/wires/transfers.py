@@ -100,7 +100,7 @@ class VirtualTransport:
                 yield from self._show(there, copy)
                 granted = True
             found = there.pages.seen(page, copy.first_layer, copy.num_layers)
-            if not by_memory and there.transfers.grants.why_not(copy.grant, self._world.events.now, (page,)):
+            if not by_memory and not there.transfers.serves(copy.grant, (page,)):
                 found = np.zeros_like(found)
             if not by_memory:
                 yield Wait(-1, READ, self._world.plan.usual_delay * self._random.random())
@@ -175,9 +175,23 @@ class VirtualTransfers:
         if grants and not self._world.plan.one_host:
             self._granting.send(grants)
 
+    def serves(self, token: bytes, pages: Sequence[int]) -> bool:
+        """Whether its page server serves these to who shows this token."""
+        now = self._world.events.now
+        if self.grants.why_not(token, now, pages):
+            return False
+        self._world.monitor.strangers.grants.serves(self._rank, token, pages, now)
+        return True
+
     def _grant(self, grants: Sequence[Grants]) -> None:
         for command in grants:
             self.grants.apply(command, self._world.events.now)
+            self._world.monitor.strangers.grants.applied(self._rank, command, self._world.events.now)
+
+    @property
+    def granting(self) -> bool:
+        """Its page server has not heard of all that its engine granted."""
+        return self._granting.in_flight > 0
 
     @property
     def under_way(self) -> int:
