@@ -117,8 +117,9 @@ class Arrivals:
         """Returns why the instance cannot go on, if so."""
         if self.credits.expire(now):
             self._promise()
-        for peer in [peer for peer, at in self._renew_at.items() if now >= at]:
-            self._renew(peer, now)
+        if self._renew_at:
+            for peer in [peer for peer, at in self._renew_at.items() if now >= at]:
+                self._renew(peer, now)
         if not self._alarm.due(now):
             return None
         for arrival in list(self._arrivals.values()):

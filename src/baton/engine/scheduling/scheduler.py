@@ -400,11 +400,13 @@ class Scheduler:
                 self._serve_wants(decisions)  # from what those had that followed
         if self._ready and not self.paused and not self.draining:
             self._begin_ready(decisions)
-        if self.line and not self._wanting and not self.paused and not self.draining:
+        waits = bool(self.line)
+        if waits and not self._wanting and not self.paused and not self.draining:
             self._admit(decisions)
-        if self.line and not self._contended:
+            waits = bool(self.line)
+        if waits and not self._contended:
             self.line.settle(self.slots, charge=False)  # what nobody waited for is free
-        self._contended = bool(self.line)
+        self._contended = waits
         return decisions
 
     def _serve_wants(self, decisions: Decisions) -> None:
