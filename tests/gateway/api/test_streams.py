@@ -294,7 +294,7 @@ class _Written:
     """A generation, its inbox, a renderer and a connection in one; counts the work for an update."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *turns: list[Update]) -> None:
-        self.done = self.stalled = False
+        self.flows = True
         self.inbox = self
         self.turns, self.sent, self.weighed = list(turns), [], 0
         weigh = responses._are_much

@@ -177,7 +177,12 @@ class Generation:
 
     def take(self) -> list[Update]:
         """The updates that have come, without waiting; for who listens to the inbox.  Raises as `next`."""
-        return [] if self.done else self._advance(self.inbox.take())
+        return self._advance(self.inbox.take()) if self._running else []
+
+    @property
+    def flows(self) -> bool:
+        """Neither `done` nor `stalled`."""
+        return self._running != 0 and self._sent != 0
 
     @property
     def stalled(self) -> bool:

@@ -168,7 +168,7 @@ class _Flow:
                 left = updates
             else:
                 data = _render(self._renderer, updates)
-                if generation.done or generation.stalled:
+                if not generation.flows:
                     left = data
                 elif data:
                     left = begin(self._send({"type": "http.response.body", "body": data, "more_body": True}))
