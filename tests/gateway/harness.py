@@ -109,7 +109,7 @@ class GatewayServer:
     def reset(self) -> None:
         """Between tests: no behaviour, no memory."""
         self.engine.behaviour = Behaviour()
-        self.engine.submits.clear()
+        self.engine.submits = []
         self.engine.cancels.clear()
 
     def openai(self, **options: Any) -> OpenAI:
