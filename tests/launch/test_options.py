@@ -130,7 +130,7 @@ def test_a_program_s_argument_goes_before_the_environment(monkeypatch, tmp_path)
         ("max-num-seqs: true", "max-num-seqs True: give sequences"),
         ("revision: 12345", "revision 12345: give a text"),
         ("dtype: float8", "dtype float8: give one of auto, bfloat16"),
-        ("dtype: {a: b}", "dtype {'a': 'b'}: give one of auto"),
+        ("dtype: {a: b}", "dtype: a table; every flag is a key of its own"),
         ("fair-queuing: maybe", "fair-queuing maybe: give true or false"),
         ("served-model-name: [1]", "served-model-name [1]: give texts"),
         ("api-key: 12345", f"api-key {HIDDEN}: give texts"),

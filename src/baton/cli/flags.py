@@ -84,7 +84,7 @@ def _parameter(one: Flag, quiet: bool, model_option: bool) -> inspect.Parameter:
     text = f"{declared.help} Default: {one.default_in_words(quiet=quiet)}."
     kind: Any = bool if one.is_switch else list[str] if one.many else str
     if one.name == "model" and not model_option:
-        info: Any = typer.Argument(help=text, metavar="[MODEL]", show_default=False)
+        info: Any = typer.Argument(help=text, metavar="MODEL", show_default=False)
     else:
         names = [f"{one.option}/--no-{one.option[2:]}" if one.is_switch else one.option]
         short = "-m" if one.name == "model" else declared.short

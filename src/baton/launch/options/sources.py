@@ -168,6 +168,10 @@ def _from_file(path: str, every: tuple[Flag, ...]) -> dict[str, tuple[object, Or
     found: dict[str, tuple[object, Origin]] = {}
     for key, value in read_config(path).items():
         name = key.replace("-", "_")
+        if isinstance(value, dict):
+            raise OptionError(
+                f"{path}: {shortened(key)}: a table; every flag is a key of its own, outside of tables"
+            )
         if name not in names:
             dashes = "-" in key or "_" not in key
             written = {one.replace("_", "-") if dashes else one: one for one in names}
