@@ -97,7 +97,8 @@ def test_a_full_queue_with_nothing_running_is_asked_again(
             server.engine.behaviour.room = 0
         return lambda i: prompt[0]
 
-    server.engine.submits = asked = Submits()
+    asked = Submits()
+    monkeypatch.setattr(server.engine, "submits", asked)
     server.engine.behaviour.answer = answer
     done = server.openai().completions.create(
         model="tiny",
