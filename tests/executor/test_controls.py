@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.executor import profiler, torch_executor
-from baton.executor.base import ControlRefused, create_executor
+from baton.executor.base import ControlRefused
+from baton.executor.loading import create_executor
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.checkpoint.loader import LoadError
 from tests.executor.driver import Driver

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.executor.base import ControlRefused, create_executor
+from baton.executor.base import ControlRefused
+from baton.executor.loading import create_executor
 from baton.executor.torch_executor import TorchExecutor
 from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.loader import is_finite

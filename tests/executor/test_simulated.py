@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.executor import simulated
-from baton.executor.base import StepBatch, create_executor
+from baton.executor.base import StepBatch
+from baton.executor.loading import create_executor
 from baton.executor.simulated import SimulatedExecutor, WrongBlock, simulated_next_token, simulated_tokens
 from baton.launch.instance_config import instance_config
 from baton.protocol.config import CostModel

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton.executor.base import create_executor
+from baton.executor.loading import create_executor
 from baton.executor.simulated import SimulatedExecutor, simulated_tokens
 from baton.executor.simulated_pool import TokenPool
 from baton.launch.instance_config import instance_config

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from baton.executor import torch_executor
-from baton.executor.base import StepBatch, StepResult, create_executor
+from baton.executor.base import StepBatch, StepResult
 from baton.executor.kv_pool import KvPool, available_memory
+from baton.executor.loading import create_executor
 from baton.executor.torch_executor import ExecutorError, TorchExecutor
 from baton.model.checkpoint.config import ModelNotFound, UnsupportedModel
 from baton.protocol.sampling import Sampling, Stopping

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.executor.base import create_executor
+from baton.executor.loading import create_executor
 from baton.protocol.sampling import Sampling
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import config_for, prompt_of

@@ -9,7 +9,6 @@ Implementations: `torch_executor` (CPU, CUDA) and `simulated` (no torch; the ora
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,7 +16,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.transfer.base import PoolView
 
@@ -135,24 +133,3 @@ class Executor(Protocol):
         `start_profile`.  Raises `ControlRefused` if nothing is recorded or it cannot be written."""
 
     def close(self) -> None: ...
-
-
-def import_executor(config: InstanceConfig) -> None:
-    """Imports what `create_executor` needs: with PyTorch more than a second."""
-    name = "baton.executor.simulated" if config.executor == "simulated" else "baton.executor.torch_executor"
-    importlib.import_module(name)
-
-
-def create_executor(config: InstanceConfig, rank: int, rendezvous: str) -> Executor:
-    """Loads the executor that the configuration names.
-
-    `rendezvous` is a path in a directory private to the instance, where tensor-parallel ranks meet
-    (a `torch.distributed` file store); unused with one rank.
-    """
-    if config.executor == "simulated":
-        from baton.executor.simulated import SimulatedExecutor
-
-        return SimulatedExecutor.from_config(config, rank, shared=True)
-    from baton.executor.torch_executor import TorchExecutor
-
-    return TorchExecutor.from_config(config, rank, rendezvous)

@@ -25,7 +25,8 @@ from types import FrameType
 
 import msgspec
 
-from baton.executor.base import Executor, create_executor, import_executor
+from baton.executor.base import Executor
+from baton.executor.loading import create_executor, import_executor
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.locked import LockedRingWriter
 from baton.ipc.process import ParentGone, die_with_parent, open_pidfd, process_age_s

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import baton
-from baton.executor.base import create_executor
+from baton.executor.loading import create_executor
 from baton.executor.torch_executor import ExecutorError
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import NativeInt8Product, serves

@@ -1,0 +1,29 @@
+"""Which executor a configuration means; PyTorch is imported only where one needs it."""
+
+from __future__ import annotations
+
+import importlib
+
+from baton.executor.base import Executor
+from baton.protocol.config import InstanceConfig
+
+
+def import_executor(config: InstanceConfig) -> None:
+    """Imports what `create_executor` needs: with PyTorch more than a second."""
+    name = "baton.executor.simulated" if config.executor == "simulated" else "baton.executor.torch_executor"
+    importlib.import_module(name)
+
+
+def create_executor(config: InstanceConfig, rank: int, rendezvous: str) -> Executor:
+    """Loads the executor that the configuration names.
+
+    `rendezvous` is a path in a directory private to the instance, where tensor-parallel ranks meet
+    (a `torch.distributed` file store); unused with one rank.
+    """
+    if config.executor == "simulated":
+        from baton.executor.simulated import SimulatedExecutor
+
+        return SimulatedExecutor.from_config(config, rank, shared=True)
+    from baton.executor.torch_executor import TorchExecutor
+
+    return TorchExecutor.from_config(config, rank, rendezvous)
