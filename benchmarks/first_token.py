@@ -143,7 +143,8 @@ def _round(load: Load, loads: list[str], endpoints: dict[str, Endpoint]) -> dict
         measure: Callable[[Endpoint], Coroutine[Any, Any, Row]] = getattr(load, name)
         found[name] = {}
         for budget, endpoint in endpoints.items():
-            found[name][budget] = uvloop.run(measure(endpoint))
+            found[name][budget] = row = uvloop.run(measure(endpoint))
+            print(name, budget, *(f"{key} {value:.1f}" for key, value in row.items()), flush=True)
     return found
 
 

@@ -10,7 +10,8 @@ from baton.engine.core import DYING_S, EngineCore
 from baton.engine.request import TRANSITIONS, Event, IllegalTransition, State
 from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
-from baton.protocol.commands import Abort, Admit, Control, Grow, Preempt
+from baton.protocol.commands import Abort, Admit, Control, Grow, Pace, Preempt
+from baton.protocol.config import CostModel
 from baton.protocol.fair_queue import Flow
 from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport, WorkerFailed, WorkerReady
 from baton.protocol.requests import Cancel, Failing, Hello, Outputs, Query, QueryReply, Submit, Welcome
@@ -741,3 +742,65 @@ def test_every_state_answers_every_event_with_a_state_or_names_both():
                 with pytest.raises(IllegalTransition, match=f"'{event.value}' while {state.value}"):
                     request.advance(event)
                 assert request.state is state
+
+
+# -- what steps take
+
+
+COST = CostModel(base=0.01, per_prefill_token=0.001, per_decode_sequence=0.0005)
+
+
+def watch(world: World) -> list[object]:
+    """The commands that the worker is given from now on."""
+    given: list[object] = []
+    flush = world.core.flush
+
+    def watched(now: float) -> object:
+        out = flush(now)
+        given.extend(out.batch.commands if out.batch else ())
+        return out
+
+    world.core.flush = watched
+    return given
+
+
+def test_the_worker_is_told_what_steps_take_and_composes_by_it():
+    world = World(auto_step_tokens=True, cost=COST, max_num_batched_tokens=60, num_blocks=60)
+    given = watch(world)
+    streams = [world.submit([number] * 5, 40) for number in range(3)]
+    for _ in range(8):
+        world.apply()
+        world.step()
+        world.read_reports()
+    late = world.submit(list(range(20)), 4)
+    world.drain()
+    world.check_end()
+    told = [command for command in given if isinstance(command, Pace)]
+    assert told[-1].with_prompts(5, 0, 0, 0) == pytest.approx(0.015, rel=0.3)
+    assert told[-1].shortest == pytest.approx(0.0115, rel=0.1)
+    assert world.slots._composition.pace == told[-1]
+    assert all(client.finished.reason == "length" for client in (*streams, late))
+    stats = world.core.stats(world.now)
+    assert set(stats["step_cost"]) == set(Pace.__struct_fields__)
+    assert stats["step_prompt_tokens"]["sum"] == 15 + 20
+
+
+def test_with_a_number_nobody_is_told():
+    world = World(cost=COST)
+    given = watch(world)
+    world.submit([1, 2, 3], 20)
+    world.drain()
+    assert not any(isinstance(command, Pace) for command in given)
+    assert world.core.stats(world.now)["step_cost"] == {}
+    assert world.slots._composition is None
+
+
+def test_the_worker_knows_priorities_and_how_long_one_has_waited():
+    world = World(auto_step_tokens=True, max_num_seqs=1)
+    given = watch(world)
+    world.submit([1, 2, 3], 2)
+    world.submit([4, 5, 6], 2, priority=7)
+    world.now += 2.0
+    world.drain()
+    admits = [command for command in given if isinstance(command, Admit)]
+    assert [(one.priority, one.waited) for one in admits] == [(0, 0.0), (7, 2.0)]

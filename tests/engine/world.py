@@ -30,6 +30,7 @@ from baton.protocol.requests import (
     Welcome,
 )
 from baton.protocol.sampling import Sampling, Stopping
+from baton.worker.composition import composition_of
 from baton.worker.outcome import Admitted
 from baton.worker.slots import Slots
 
@@ -82,6 +83,7 @@ class World:
             max_model_len=self.config.max_model_len,
             block_size=self.config.block_size,
             num_blocks=self.config.num_blocks,
+            composition=composition_of(self.config),
         )
         self.commands: deque[CommandBatch] = deque()
         self.reports: deque[StepReport] = deque()
@@ -246,10 +248,12 @@ class World:
             self.idle_steps += 1
             return False
         self._step += 1
+        before = self.executor.virtual_seconds
         outcome = self.slots.commit(batch, self.executor.execute(batch))
+        seconds = self.executor.virtual_seconds - before
         for closed in outcome.closings:
             self.executor.release(closed.slot)
-        self.reports.append(outcome.report(self._step, self._applied, 0.001))
+        self.reports.append(outcome.report(self._step, self._applied, seconds or 0.001))
         return True
 
     # -- together

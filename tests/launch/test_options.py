@@ -322,3 +322,23 @@ def test_the_declarations_import_nothing_slow():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"torch", "numpy", "msgspec", "yaml", "transformers", "zmq"} & set(loaded)
+
+
+# -- how much a step computes
+
+
+def test_how_much_a_step_computes_is_chosen_unless_a_number_is_given():
+    plan = make_plan(ServeOptions()).instance
+    assert (plan.auto_step_tokens, plan.max_num_batched_tokens) == (True, 2048)
+    many = make_plan(ServeOptions(max_num_seqs=5000)).instance
+    assert (many.auto_step_tokens, many.max_num_batched_tokens) == (True, 5000)
+    fixed = make_plan(ServeOptions(max_num_batched_tokens=300)).instance
+    assert (fixed.auto_step_tokens, fixed.max_num_batched_tokens) == (False, 300)
+    aimed = make_plan(ServeOptions(itl_target=50, ttft_target=1500.0)).instance
+    assert (aimed.itl_target_s, aimed.ttft_target_s) == (0.05, 1.5)
+
+
+@pytest.mark.parametrize("name", ["itl_target", "ttft_target"])
+def test_targets_are_for_steps_that_are_chosen(name):
+    with pytest.raises(OptionError, match=rf"^--{name.replace('_', '-')} 50: has no effect .* give auto"):
+        ServeOptions(max_num_batched_tokens=512, **{name: 50})

@@ -146,7 +146,7 @@ class Pace(msgspec.Struct, tag="pace", array_like=True, frozen=True):
     alone_row: float
     """For each row of it."""
     shortest: float
-    """Of the shortest step that only decodes, of those that are usual."""
+    """Of the shortest step that only decodes, of those that came lately."""
 
     def with_prompts(self, tokens: int, start: int, rows: int, context: int) -> float:
         """Seconds of a step with so many tokens of a prompt, the first one at position `start`."""

@@ -489,7 +489,7 @@ def test_events_survive_their_encoding():
 def test_a_server_under_load_is_replayed_byte_for_byte_also_after_a_kill(tmp_path):
     flags = (
         "--executor simulated --simulated-cost 0.0005 --max-model-len 512 --block-size 8 --max-num-seqs 16 "
-        "--num-gpu-blocks-override 40 --max-num-batched-tokens 64 --admission-headroom 0"
+        "--num-gpu-blocks-override 40 --admission-headroom 0"
     ).split()
     with Server(*flags, "--record", str(tmp_path)) as server:
         server.wait_ready()

@@ -69,6 +69,17 @@ def test_a_machine_that_becomes_slower_is_noticed():
     close(costs.pace, slower, 0.1)
 
 
+def test_the_shortest_step_is_one_that_comes_still():
+    """When only large batches come, on a machine that has become slower, the steps of before say nothing."""
+    costs = StepCosts()
+    feed(costs)
+    for _ in range(100):
+        costs.add(0, 0, 16, 3200, 0.08)
+        costs.add(128, 128 * 64, 16, 3200, 0.4)
+        costs.take()
+    assert costs.pace.shortest == pytest.approx(0.08, rel=0.2)
+
+
 def test_prompts_of_one_size_are_enough():
     """The base cannot be told from the tokens: a guess divides them, and the sum is right."""
     costs = StepCosts()

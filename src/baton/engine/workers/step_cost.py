@@ -27,9 +27,11 @@ _NEWEST = 1 / 8
 """The weight of a step in its cell, at least."""
 _OUTLIER = 3.0
 """A step that took so many times what its cell says counts as one that took just that."""
-_HALF_LIFE = 512
+_HALF_LIFE = 256
 """Steps after which a cell that was not visited counts half."""
 _FORGOTTEN = 1 / 64
+_LATELY = 64
+"""Steps: what came in them was on the machine as it is now, whatever else it does."""
 _PULL = 1e-3
 """Of the guess, beside all cells."""
 _BASE_GUESS = 0.25
@@ -107,8 +109,9 @@ class Fit:
 
     @property
     def shortest(self) -> float:
-        """Seconds of the cell with the shortest steps; 0 if there are none."""
-        return min((cell.seconds for cell in self.cells.values()), default=0.0)
+        """Seconds of the cell with the shortest steps, of those that came lately; 0 if there are none."""
+        lately = self.steps - _LATELY
+        return min((cell.seconds for cell in self.cells.values() if cell.seen > lately), default=0.0)
 
 
 class StepCosts:
