@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from baton.gateway.api import formats
 from baton.gateway.api.formats import TURN, CompletionLogprobs, Part, chat_logprobs, encode, in_turns
 from baton.gateway.api.formats import prompt_logprobs as render_prompt_logprobs
+from baton.gateway.generation import generation as generations
 from baton.gateway.generation.generation import Generation
 from baton.gateway.http import responses
 from baton.observe.metrics import Metrics
@@ -186,3 +188,37 @@ def test_what_never_ran_is_counted_together(server: GatewayServer):
         )
         server.call(start_and_close())
     assert calls == [("abort", 1)] * 8 + [("abort", 92), ("abort", 200)]
+
+
+def test_many_sequences_are_submitted_in_turns(server: GatewayServer, monkeypatch: pytest.MonkeyPatch):
+    """Of the 8 that run at once; those that follow when they end, too."""
+    beats = [0]
+    submitted: list[int] = []
+    client = server.app.state.gateway.client
+    real = client.enqueue
+
+    def enqueue(request: Any) -> None:
+        submitted.append(beats[0])
+        real(request)
+
+    async def start() -> list[Any]:
+        async def beat() -> None:
+            while True:
+                beats[0] += 1
+                await asyncio.sleep(0)
+
+        beating = asyncio.create_task(beat())
+        params = SamplingParams(n=10, max_tokens=1, ignore_eos=True)
+        generation = server.app.state.gateway.generator.start([[5], [6], [7]], params, request_id="r")
+        assert len(submitted) == 3
+        try:
+            return list(await generation.collect())
+        finally:
+            beating.cancel()
+
+    monkeypatch.setattr(generations, "SUBMITTED_AT_ONCE", 3)
+    monkeypatch.setattr(client, "enqueue", enqueue)
+    completions = server.call(start())
+    assert [completion.finish_reason for completion in completions] == ["length"] * 30
+    assert len(submitted) == 30
+    assert max(Counter(submitted).values()) <= 2 * 3, "when some end in the turn in which others follow"

@@ -48,6 +48,8 @@ QUEUE_FULL_S = 60.0
 """How long a request that has begun tries to have its other sequences accepted."""
 AGAIN_S = 1.0
 """Between two such tries, while nothing of the request runs."""
+SUBMITTED_AT_ONCE = 64
+"""Sequences of a request, in one turn of the event loop: one to two milliseconds."""
 MAX_HELD = 1024
 """Requests that may be held back."""
 
@@ -62,6 +64,7 @@ class Generation:
         "_client",
         "_closed",
         "_error",
+        "_feeds",
         "_first_token",
         "_full_since",
         "_make",
@@ -112,6 +115,8 @@ class Generation:
         self._sent = 0
         """Submitted and not ended; at most `_window`, if nothing waits for room."""
         self._window = self._widest = window
+        self._feeds = False
+        """More is submitted in the next turn of the event loop."""
         self._begun = False
         """Something came of it."""
         self._full_since: float | None = None
@@ -127,14 +132,27 @@ class Generation:
         self._pending.append(sequence)
 
     def feed(self) -> None:
-        """Submits as many sequences as the window has room for."""
+        """Submits as many sequences as the window has room for; if those are many, the others have a turn in
+        between."""
+        if self._feeds:
+            return
+        count = 0
         while self._pending and self._sent < self._window and not (self._closed or self.held):
+            if count == SUBMITTED_AT_ONCE:
+                self._feeds = True
+                asyncio.get_running_loop().call_soon(self._feed_on)
+                return
+            count += 1
             self._sent += 1
             sequence = self._pending.popleft()
             if sequence.request is None:
                 sequence.submitted(self._make(sequence, self.inbox))
             assert sequence.request is not None
             self._client.enqueue(sequence.request)
+
+    def _feed_on(self) -> None:
+        self._feeds = False
+        self.feed()
 
     @property
     def done(self) -> bool:
@@ -250,8 +268,10 @@ class Generation:
 
     async def collect(self) -> list[Completion]:
         """Runs to the end and closes.  Raises as `next` does."""
-        completions = self.completions()
         try:
+            updates = await self.next()
+            completions = self.completions()
+            self.gather(updates, completions)
             while not self.done:
                 self.gather(await self.next(), completions)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from fastapi import APIRouter, Request
@@ -11,6 +12,7 @@ from baton.gateway.api.formats import TokenNames
 from baton.gateway.api.render_completion import CompletionOptions, CompletionRenderer
 from baton.gateway.api.schemas import CompletionRequest
 from baton.gateway.errors import BadRequest
+from baton.gateway.generation.generation import SUBMITTED_AT_ONCE
 from baton.gateway.http.context import Gateway, check_room, identity, stream_options
 from baton.gateway.http.responses import GenerationResponse
 from baton.gateway.text.prompts import encode
@@ -34,6 +36,8 @@ def completion_routes(gateway: Gateway) -> APIRouter:
             gateway.tokenizer,
             add_special_tokens=body.add_special_tokens is not False,
         )
+        if len(prompts) > SUBMITTED_AT_ONCE:
+            await asyncio.sleep(0)  # reading that many was a turn's work, and so is what follows
         longest = max(len(prompt.ids) for prompt in prompts)
         check_room(body.max_tokens, "max_tokens", longest, gateway.served.max_model_len, "prompt")
         generation = gateway.generator.start(
