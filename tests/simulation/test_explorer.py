@@ -1,7 +1,12 @@
-"""The explorer visits what it should, finds nothing in the code as it is, and every defect put into it."""
+"""The explorer visits what it should, finds nothing in the code as it is, and every defect put into it.
 
+`python -m tests.simulation.test_explorer` visits all and writes the table of `docs/simulation.md` anew.
+"""
+
+import re
 from array import array
 from collections import OrderedDict, deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +21,7 @@ from baton.simulation.explorer.copying import clone, freeze
 from baton.simulation.explorer.explored import Engine, Worker
 from baton.simulation.explorer.explored_gateway import Ask
 from baton.simulation.explorer.explored_world import SmallWorld
-from baton.simulation.explorer.explorer import _Search, explore, run_explore
+from baton.simulation.explorer.explorer import ExploreResult, _Search, explore, run_explore
 from baton.simulation.explorer.scenarios import SCENARIOS, Scenario
 from baton.worker.loop import WorkerLoop
 from baton.worker.slots import DECODE, FREE, Slots
@@ -53,8 +58,32 @@ CONTAINS = {
 }
 
 
+DOCUMENT = Path(__file__).parents[2] / "docs/simulation.md"
+ROW = re.compile(r"^\| `(\w+)` \| ([\d,]+) \| ([\d,]+) \| (\d+) \|\n", re.MULTILINE)
+STALE = 0.1
+"""A row may differ from what is found by so much of it."""
+
+
+def documented() -> dict[str, tuple[int, int]]:
+    """By scenario: states and transitions, as the document says."""
+    rows = ROW.findall(DOCUMENT.read_text())
+    return {
+        name: (int(states.replace(",", "")), int(transitions.replace(",", "")))
+        for name, states, transitions, _ in rows
+    }
+
+
+def write_table(results: list[ExploreResult]) -> None:
+    """Puts these rows into the place of those that the document has."""
+    text = DOCUMENT.read_text()
+    places = [match.span() for match in ROW.finditer(text)]
+    rows = [f"| `{one.name}` | {one.states:,} | {one.transitions:,} | {one.depth} |\n" for one in results]
+    DOCUMENT.write_text(text[: places[0][0]] + "".join(rows) + text[places[-1][1] :])
+
+
 def test_every_scenario_says_what_it_must_contain():
     assert CONTAINS.keys() == SCENARIOS.keys()
+    assert list(documented()) == list(SCENARIOS), "run `python -m tests.simulation.test_explorer`"
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -66,6 +95,10 @@ def test_no_interleaving_violates_anything(name):
     assert result.transitions >= result.states - 1
     for kind in CONTAINS[name]:
         assert result.events[kind], f"{name} contains no {kind}: {result.events}"
+    found = (result.states, result.transitions)
+    assert found == pytest.approx(documented()[name], rel=STALE), (
+        f"the table of {DOCUMENT.name} is stale: run `python -m tests.simulation.test_explorer`"
+    )
 
 
 def test_the_number_of_states_does_not_depend_on_the_run():
@@ -307,3 +340,7 @@ def test_what_cannot_be_copied_is_said():
         clone([iter(())])
     with pytest.raises(TypeError, match="does not know how to copy a"):
         freeze(object())
+
+
+if __name__ == "__main__":
+    write_table([explore(name) for name in SCENARIOS])
