@@ -86,6 +86,7 @@ def test_every_scenario_says_what_it_must_contain():
     assert list(documented()) == list(SCENARIOS), "run `python -m tests.simulation.test_explorer`"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_interleaving_violates_anything(name):
     result = explore(name)

@@ -36,6 +36,7 @@ def find(mutation: Mutation, limit: int = LIMIT, start: int = 0) -> tuple[int, V
     return limit, None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_the_simulator_finds(mutation):
     seeds, violation = find(mutation, start=mutation.start)

@@ -53,6 +53,7 @@ def check(summary: Summary, scenario: str) -> None:
     assert not lines, "\n".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_fixed_seeds(scenario):
     check(run_seeds(SCENARIOS[scenario], FIXED[scenario], keep_going=True), scenario)

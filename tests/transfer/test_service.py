@@ -34,9 +34,10 @@ def request(token=TOKEN, pages=1, magic=b"BPG2", layers=(0, 3), heads=(0, 4), ch
 
 def answer_to(place, *parts):
     with socket.create_connection(place, timeout=60) as connection:
-        for part in parts:
-            connection.sendall(part)
-        connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # (it may have closed the connection before it has read all)
+            for part in parts:
+                connection.sendall(part)
+            connection.shutdown(socket.SHUT_WR)
         received = b""
         with contextlib.suppress(ConnectionResetError):
             while part := connection.recv(1 << 16):
