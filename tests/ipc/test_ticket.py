@@ -6,8 +6,6 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.process import open_pidfd
@@ -21,31 +19,6 @@ def make(followers=1, entries=4, watch=None):
     writer = TicketWriter(fd, bells)
     readers = [TicketReader(fd, i, bells[i], watch or {}, leader_bell) for i in range(followers)]
     return writer, readers, leader_bell
-
-
-@given(st.integers(1, 3), st.integers(1, 5), st.lists(st.integers(0, 3), max_size=120))
-def test_no_ticket_is_lost_or_overwritten(followers, entries, script):
-    writer, readers, bell = make(followers, entries)
-    written, taken = [], [0] * followers
-    for op in script:
-        if op == 0 or op > followers:
-            sequence = len(written) * 7
-            if writer.publish(len(written) + 1, sequence):
-                written.append(sequence)
-                assert len(written) - min(taken) <= entries
-            else:
-                assert len(written) - min(taken) == entries
-        else:
-            sequence = readers[op - 1].take(taken[op - 1] + 1)
-            if taken[op - 1] < len(written):
-                assert sequence == written[taken[op - 1]]
-                taken[op - 1] += 1
-            else:
-                assert sequence is None
-        assert writer.lag() == len(written) - min(taken)
-    for end in (writer, *readers):
-        end.close()
-    assert bell.fileno() >= 0
 
 
 def test_a_follower_that_takes_rings_the_waiting_leader():

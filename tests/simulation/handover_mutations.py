@@ -17,7 +17,7 @@ from baton.gateway.cluster.table import RequestTable
 from tests.simulation.mutations import Patch, mutation
 
 
-@mutation("the lease is not checked after the copy", "lease", scenario="leases")
+@mutation("the lease is not checked after the copy", "lease", scenario="leases", start=35)
 def lease_unchecked(patch: Patch) -> None:
     patch.setattr(Arrival, "holds_lease", lambda self, now: True)
     patch.setattr(EngineCore, "_hand_over_clock", lambda self, now: None)

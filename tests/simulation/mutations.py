@@ -467,7 +467,7 @@ def no_retry(patch: Patch) -> None:
 # -- watchers
 
 
-@mutation("a verdict counts though the watcher was away", "verdict", scenario="watchers")
+@mutation("a verdict counts though the watcher was away", "verdict", scenario="watchers", start=985)
 def verdict_though_away(patch: Patch) -> None:
     patch.setattr(silence, "MAX_VOIDS", 0)
 
