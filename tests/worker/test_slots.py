@@ -441,6 +441,16 @@ def test_whoever_leaves_moves_the_rows_behind_it_and_no_other(monkeypatch):
     assert work.take() == (1, 0, 0)
 
 
+def test_a_request_of_one_token_never_enters(monkeypatch):
+    work = Work(monkeypatch)
+    slots = decoding(3, work)
+    slots.apply(admit(3, 0, [1], [1], max_tokens=1))
+    _, outcome = step(slots, [2] * 4, 3)
+    assert outcome.closings == [Closed(3, 0, CloseReason.LENGTH)]
+    step(slots, [2] * 3, 4)
+    assert work.take() == (1, 0, 0)
+
+
 def test_a_slot_that_leaves_and_is_admitted_again_before_the_next_step():
     slots = make()
     slots.apply(admit(0, 0, [1], [1, 2], max_tokens=6))

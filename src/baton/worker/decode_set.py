@@ -59,7 +59,7 @@ class DecodeSet:
             self._entering.remove(slot)
         else:
             self._leaving.append(slot)
-        self.changed = True
+        self.changed = bool(self._entering or self._leaving)
 
     def settle(self, columns: int) -> None:
         """Gives rows to those that entered and takes those of whoever left.  No batch of before is used any
