@@ -105,6 +105,18 @@ def test_the_worker_is_told_only_what_differs():
     assert feed(costs, seed=2, noise=0.02) <= 3
 
 
+def test_short_steps_do_not_pay_for_many_fits(monkeypatch):
+    """One in a second of steps, besides those of the beginning."""
+    costs, fits = StepCosts(), []
+    fit = costs._fit
+    monkeypatch.setattr(costs, "_fit", lambda: fits.append(1) or fit())
+    for _ in range(4000):
+        costs.add(64, 64 * 32, 4, 400, 0.0005)
+        costs.add(0, 0, 4, 400, 0.0005)
+        costs.take()
+    assert len(fits) <= 4 + 13
+
+
 def test_steps_without_a_measured_time_teach_nothing():
     costs = StepCosts()
     for _ in range(50):

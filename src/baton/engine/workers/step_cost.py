@@ -37,8 +37,9 @@ _PULL = 1e-3
 _BASE_GUESS = 0.25
 """Of a step with prompts, as a part of the shortest one without."""
 _SWEEPS = 200
-_EVERY = 32
-"""Steps from one fit to the next, once there were so many."""
+_EVERY_S = 1.0
+"""Of steps, from one fit to the next (half a millisecond): short steps must not pay for many fits.  The first
+ones follow when the number of steps has doubled."""
 _CHANGED = 0.05
 """The worker is told of a change of a coefficient's part in a typical step above this."""
 
@@ -125,12 +126,15 @@ class StepCosts:
         self._told: Pace | None = None
         self._steps = 0
         self._due = 1
+        self._since = 0.0
+        """Seconds of steps since the last fit."""
 
     def add(self, tokens: int, pairs: int, rows: int, context: int, seconds: float) -> None:
         """One step: tokens of prompts, see the module."""
         if seconds <= 0.0:
             return
         self._steps += 1
+        self._since += seconds
         if tokens:
             read = 0.0 if self.pace is None else self.pace.read * context
             key = (_half_octave(tokens), (pairs // tokens).bit_length(), rows.bit_length())
@@ -140,9 +144,11 @@ class StepCosts:
 
     def take(self) -> Pace | None:
         """The coefficients, if they are due and differ from those that were returned last."""
-        if self._steps < self._due or not self.decodes.cells or not self.prompts.cells:
+        if self._steps < self._due and self._since < _EVERY_S:
             return None
-        self._due = self._steps + min(self._steps, _EVERY)
+        if not self._since or not self.decodes.cells or not self.prompts.cells:
+            return None
+        self._due, self._since = 2 * self._steps, 0.0
         self.pace = self._fit()
         if self._told is not None and not _differ(self.pace, self._told):
             return None
