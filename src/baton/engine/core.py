@@ -17,12 +17,12 @@ The worker is right about tokens and closings, the core about everything else.  
 `Admit` to `Closed`; whatever happens meanwhile (`Cancel`, `Preempt`, both), the core waits for that closing
 and only then gives slot and blocks up.  The table in `request.py` says what a closing means in each state.
 
-What cannot be is a *violation*: logged with who sent it, counted and dropped, as nothing can be done with it.
-A report that cannot be read is different: tokens would be missing without anybody knowing, so the instance
-fails.  It also fails when a rank says that it failed or dies, when ranks disagree on what they are, and when
-something runs and nothing was reported for `step_timeout_s`.  `failure` says why; the gateways are told in
-`Failing`, which is the last that they hear.  How long ranks may take to become ready is for whoever starts
-the instance to bound.
+A message that no correct sender would send is a *violation*: the core logs it with its sender, counts it and
+drops it.  A report that cannot be read is different: tokens would be missing without anybody knowing, so the
+instance fails.  It also fails when a rank says that it failed or dies, when ranks disagree on what they are,
+and when something runs and the workers have reported nothing for `step_timeout_s`.  `failure` says why; the
+core tells the gateways in `Failing`, its last message to them.  The supervisor bounds how long ranks may take
+to become ready.
 """
 
 from __future__ import annotations
@@ -230,10 +230,10 @@ class EngineCore:
         )
 
     def fail(self, message: str) -> None:
-        """The instance cannot go on: every gateway is told.  The first reason stays."""
+        """The instance cannot go on: the core tells every gateway.  The first reason stays."""
         if self.failure is None:
             self.failure = message
-            # Before it was ever ready, whoever started it says so, once, to the person who did.
+            # (Of an instance that was never ready the supervisor tells the user why, once.)
             log.log(logging.CRITICAL if self.ready else logging.DEBUG, "the instance fails: %s", message)
             self._commands.append(Control("shutdown"))  # ranks that are well leave by themselves
             self._outboxes.tell_all_last(Failing(message))
@@ -246,11 +246,11 @@ class EngineCore:
             self._outboxes.tell_all_last(Failing("the instance is shutting down"))
 
     def gateway_lost(self, identity: bytes) -> None:
-        """Nobody reads what this gateway asked for: all of it is cancelled."""
+        """The connection to a gateway broke: the core cancels all of its requests."""
         outbox = self._outboxes.drop(identity)
         self._touch()
         if outbox is not None:
-            # What it has cancelled itself before it left is no news.
+            # (Requests that the gateway cancelled itself before it left are not counted.)
             alive = sum(request.state is not State.ABORTING for request in outbox.requests.values())
             level = logging.WARNING if alive else logging.INFO
             self._controls.gateway_lost(outbox)

@@ -31,7 +31,8 @@ KEYS_SHOWN = 20
 class Machinery:
     """Scheduler, hand-overs, the reader of step reports and load reports, over one ledger.
 
-    `number()` counts the requests of this engine; `violation(sender, what)` is told what cannot be.
+    `number()` counts the requests of this engine; `violation(sender, what)` counts and
+    logs what no correct sender would send.
     """
 
     def __init__(

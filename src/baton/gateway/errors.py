@@ -71,7 +71,7 @@ class Unauthorized(ApiError):
 
 
 class Forbidden(ApiError):
-    """Whoever asks is known, or need not be, and may not do this."""
+    """The caller has not the right that this route needs; another key may have it."""
 
     status = 403
     type = "permission_error"

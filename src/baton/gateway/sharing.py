@@ -4,7 +4,7 @@ A request's *flow* is (the id of its API key, a digest of its field `user`).  Wi
 "", and without `user` a key is one user.  `protocol/fair_queue.py` says what follows from it; here is only
 who is who.  A user can invent as many names as it likes: they divide the share of its key.
 
-**Salt by key.**  Whoever may guess another one's prompt can see whether it is cached, by the time to the
+**Salt by key.**  A client that guesses another one's prompt can see whether it is cached, by the time to the
 first token and in `cached_tokens`.  With `--salt-by-key` the salt of a request is an HMAC of its own
 `cache_salt` under the API key that was sent.  So nothing is shared between keys, and none can make the salt
 of another one.  There is no further secret: a server that starts again, and another one with the same keys,

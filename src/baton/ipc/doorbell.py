@@ -32,7 +32,7 @@ class Doorbell:
         return cls(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
 
     def ring(self) -> None:
-        """Wakes whoever polls this doorbell, or will poll it next.  Never blocks."""
+        """Wakes the process that polls this doorbell, or will poll it next.  Never blocks."""
         try:
             os.eventfd_write(self._fd, 1)
         except BlockingIOError:

@@ -16,9 +16,9 @@ Then the checksum is wrong, and the reader takes the fragment as *not there yet*
 deadline makes it `RingCorrupted`.  The seed tells a fragment from the one that lay there a lap ago.  Readers
 copy the bytes out and check the copy before they move their cursor.
 
-Waking.  The writer rings its readers' doorbells after every publishing, unless it is told that a record need
-not wake anybody (`ring=False`): that one is read with the next one that does, or when the reader looks for
-another reason, and who wrote it sees to it that one of them happens.  A writer that runs out of space
+Waking.  The writer rings its readers' doorbells after every publishing, unless its caller says that a record
+need not wake anybody (`ring=False`): that one is read with the next one that does, or when the reader looks
+for another reason, and who wrote it sees to it that one of them happens.  A writer that runs out of space
 sets the `waiting` word, and a reader that frees space while it is set rings the writer.  Two CPUs may each
 miss the other's store there, so the owner of a writer also calls `flush` again after a few milliseconds, but
 only while `pending` is true.

@@ -22,7 +22,7 @@ _POLLIN = int(zmq.POLLIN)  # (an operation on an enum costs as much as asking th
 
 def has_messages(socket: zmq.Socket[bytes]) -> bool:
     """Asks without taking.  It also makes the socket look at its connections, which may consume the edge of
-    its descriptor: whoever sleeps on the descriptor must have asked before."""
+    its descriptor: call it before sleeping on the descriptor."""
     return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
 

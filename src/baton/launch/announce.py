@@ -35,7 +35,7 @@ async def _announce_instance(link: InstanceClient, *, named: bool) -> None:
     try:
         welcome = await link.ready()
     except ApiError:
-        return  # whoever runs it says why
+        return  # its supervisor says why
     tokens = welcome.num_blocks * welcome.block_size
     if named:
         say(f"  {link.name:<9} {tokens:,} tokens of KV cache; {welcome.detail}")

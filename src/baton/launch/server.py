@@ -164,7 +164,7 @@ async def _serve(served: _Served, listener: socket.socket, started: float) -> No
     finally:
         if http is not None:
             http.close()
-        await client.close()  # first: what the instances say while they are stopped is no news
+        await client.close()  # first: the client need not hear of instances that stop
         if impatient.is_set():
             fleet.kill()
         for task in (*others, instances):
@@ -220,7 +220,7 @@ async def _end_requests(
 class _End:
     """How the process is told to end.
 
-    SIGTERM, which whoever replaces the server sends, is a notice of `grace_s` at first: load balancers need a
+    SIGTERM, which a supervisor of services sends, is a notice of `grace_s` at first: load balancers need a
     while to look for another server.  SIGINT ends serving gracefully at once, and so does any further signal;
     the next one stops waiting for what runs.
     """

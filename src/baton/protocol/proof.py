@@ -2,8 +2,8 @@
 
 With its registration an instance gives a secret that only it and the server know.  The server's `Hello`
 carries a nonce and a claim, an HMAC of it keyed with the secret; the `Welcome` carries an answer, another
-one.  So the engine listens to those alone with whom its instance registered, and whoever listens at the
-endpoint that was registered is who registered it, not somebody who was named there or who listens there now.
+one.  So the engine listens to those alone with whom its instance registered, and the
+process at the registered endpoint is the one that registered it, not another that was named or listens there.
 
 It hides nothing: the secret and all that follows are as readable as the network is.
 """

@@ -66,7 +66,7 @@ class Silence:
         else:
             self._left -= 1
             if self._left <= 0:
-                self._left = 1  # (whoever asks again is told the same)
+                self._left = 1  # (the next call gives the same verdict)
                 return True
         self.deadline = now + self._part_s
         return False

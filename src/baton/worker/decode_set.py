@@ -62,8 +62,8 @@ class DecodeSet:
         self.changed = bool(self._entering or self._leaving)
 
     def settle(self, columns: int) -> None:
-        """Gives rows to those that entered and takes those of whoever left.  No batch of before is used any
-        more.  `columns`: of the tables, so many at most mean anything."""
+        """Gives rows to the slots that entered and takes back those of the slots that left.  No earlier batch
+        is used any more.  `columns`: of the tables, so many at most mean anything."""
         slots = self.slots
         if self._leaving:
             rows = self.row_of[self._leaving]

@@ -119,7 +119,7 @@ class Worker:
             return 1
         except Exception as error:
             if self._loop is None and isinstance(error, ValueError):
-                # What cannot be loaded is the user's to mend: one line, which the engine passes on.
+                # The user has to mend a model that cannot be loaded: one line, which the engine passes on.
                 log.debug("the worker cannot start", exc_info=True)
                 self._say_failed(" ".join(str(error).split())[:_MAX_REASON])
             else:

@@ -74,7 +74,8 @@ log = logging.getLogger(__name__)
 
 class Arrivals:
     """Those of one engine with `num_ranks` ranks.  `number()` counts requests of the engine; `source()` says
-    where its own pages are; `violation(sender, what)` is told what cannot be."""
+    where its own pages are; `violation(sender, what)` counts and logs what no correct sender would
+    send."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class Alarm:
     """The earliest of many deadlines, never too late; one at infinity is none.
 
     A deadline that moves to a later time leaves the alarm where it is: then it goes off once for nothing,
-    and whoever owns it sets it to what is the earliest now.
+    and its owner sets it to the deadline that is the earliest now.
     """
 
     __slots__ = ("at",)

@@ -26,7 +26,7 @@ class Fetches:
         self._ledger = ledger
         self._counters = counters
         self.commands: list[Command] = []
-        """For the workers; whoever sends them empties it."""
+        """For the workers; the core takes them into its batch and empties this list."""
         self._under_way: dict[int, Arrival] = {}
         self._last_id = 0
 

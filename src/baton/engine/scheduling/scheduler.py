@@ -1,8 +1,8 @@
 """The scheduler: who is admitted, who gets more blocks, who has to give way.
 
-Pure: it is told what happened (`enqueue`, `progress`, `computed`, `release`) and `decide` answers with what
-to tell the worker.  `decide` depends on the books alone, never on how often or when it is called: calling it
-twice in a row decides nothing the second time.
+Pure: the core calls `enqueue`, `progress`, `computed` and `release` as things happen, and `decide` returns
+what the engine has to tell the worker.  `decide` depends on the books alone, never on how often or when it is
+called: calling it twice in a row decides nothing the second time.
 
 **Order.** A request's rank is (priority, arrival); smaller is served first (`departures.py` says who lets a
 number of later ones pass). Who waits is admitted by priority, what ran before newcomers, and newcomers fairly
@@ -11,7 +11,7 @@ strictly: what does not fit blocks everything behind it, so nothing is overtaken
 
 **No sooner than needed.** The worker computes prompts in the order in which it was given them. So a newcomer
 is admitted only while less than `prefill_ahead` tokens of admitted prompts are left to compute: two steps'
-worth keeps the worker busy, and whoever comes now waits for no more than that besides those ahead in line.
+worth keeps the worker busy, and a request that comes now waits for no more than that besides those ahead.
 
 **Blocks.** A request that was taken needs at most `limit` tokens of KV, which fit in the pool (`validation`).
 At admission it gets the blocks of all its tokens and of `lookahead` tokens more. When less than `lookahead`
@@ -203,7 +203,7 @@ class Scheduler:
         if self._contended and self.line.is_new(request):
             self.line.settle(self.slots, charge=True, alone=True)  # what was before it came is no lead
         self.line.push(request)
-        if self.line.head() is request:  # (whoever was ahead of it may be gone)
+        if self.line.head() is request:  # (the request that was ahead of it may be gone)
             self._stale = True
 
     def withdraw(self, request: Request) -> None:

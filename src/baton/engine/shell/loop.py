@@ -2,7 +2,7 @@
 
 Theory.  Those who run the engine, and gateways of this host, speak to it on a socket in a private directory,
 gateways of other hosts on a *public* one.  Each has its own share of a turn, the private one first; so
-whoever floods the public one does not keep the supervisor from an answer.
+a flood on the public one does not keep the supervisor from an answer.
 
 One thread, one loop, one place to sleep.  A turn: silence the doorbell, take what the gateways sent
 (ZeroMQ ROUTER) and what other engines did (`peers.py`), take what the workers reported (rings), look at the
@@ -164,7 +164,7 @@ class EngineLoop:
         """Whether this turn read reports, and another one did not long before it."""
 
     def run(self) -> int:
-        """Serves until it is told to stop (returns 0) or the instance fails (returns 1)."""
+        """Serves until `stop` or SIGTERM (returns 0) or the instance fails (returns 1)."""
         try:
             with self._signals():
                 return self._serve()

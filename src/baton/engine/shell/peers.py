@@ -12,8 +12,8 @@ comes.  Three things make it so:
 * a link that breaks, cannot be opened within `CONNECT_S` or is not wanted any more by the other side is
   closed, and the core is told; the next message to that peer opens a new one;
 * the routing id says whose link it is, proves it, and has a number that grows with every link
-  (`callers.py`).  So whoever listens sees that a peer has opened another link, that is, that it has lost the
-  one before, and maybe messages with it;
+  (`callers.py`).  So the engine that listens sees that a peer has opened another link, that is, that it
+  has lost the one before, and maybe messages with it;
 * what is left of an earlier link, what comes from a stranger, and a message that makes no sense (after which
   nothing on that link can be trusted) is not read, and never in silence: the sender is told with an empty
   message on the same connection (otherwise the direction from ROUTER to DEALER is not used), upon which it

@@ -42,7 +42,7 @@ class UnreadableReport(ValueError):
 class StepReader:
     """Applies the leader's step reports to the requests on the scheduler's slots.
 
-    `violation(sender, what)` is called with what cannot be.
+    `violation(sender, what)` counts and logs what no correct worker would report.
     """
 
     def __init__(

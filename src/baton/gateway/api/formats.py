@@ -124,7 +124,7 @@ class TextOffsets:
     """Where in a choice's text each token begins, in characters: `text_offset` of /v1/completions.
 
     A token begins where the text of those before it ends, so one that completes no character, or is not
-    shown, takes no room.  One for each choice; it is told all tokens, in order.
+    shown, takes no room.  One for each choice; the renderer gives it all tokens, in order.
     """
 
     __slots__ = ("_detokenizer", "_given", "_length")

@@ -127,7 +127,7 @@ class Answer(msgspec.Struct, array_like=True):
 class Reader:
     """Reads bodies by these settings.  The template is compiled when it is first needed.
 
-    `encoding` None: what is long is left to whoever can take its time.
+    `encoding` None: this reader leaves long texts to a helper.
     """
 
     def __init__(self, settings: Settings, encoding: Encoding | None = None) -> None:

@@ -162,8 +162,8 @@ class JoinRequest(msgspec.Struct, kw_only=True):
     secret: str | None = None
     """What the engine proves itself with (`protocol/proof.py`)."""
     process: str | None = None
-    """Of whoever registers; the same for each incarnation that it starts.  Another process cannot take a name
-    while the instance that has it is there."""
+    """Of the supervisor that registers; the same for each incarnation that it starts.  Another
+    process cannot take a name while the instance that has it is there."""
     checkpoint: str | None = None
     """Tells apart what it loads; compared, if both sides know it."""
     dtype: str | None = None

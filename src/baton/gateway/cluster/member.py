@@ -3,7 +3,7 @@
 Theory.  An instance is in one of four states:
 
     starting ──Welcome──► ready ──lost──► restarting ──Welcome──► ready
-        └───────────────── failed ◄── (whoever runs it gives up) ───┘
+        └───────────────── failed ◄── (its supervisor gives up)  ───┘
 
 `lost` stands for everything after which output may be missing: the process died, the connection broke, a
 message made no sense, a registration ran out.  Whatever was sent on the old connection is void then, and the

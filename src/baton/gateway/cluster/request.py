@@ -197,6 +197,6 @@ class EngineRequest:
         self.inbox.wake()
 
     def notify(self) -> None:
-        """Puts the sequence among the news.  Whoever calls this wakes the consumer afterwards."""
+        """Puts the sequence among the news.  The caller wakes the consumer afterwards."""
         if not self.has_news:
             self.inbox.add(self)

@@ -389,7 +389,7 @@ class RequestTable:
         plan.at.outgoing.append(request.submit(plan.targets(self.gateway, request.id)))
 
     def _retire(self, request: EngineRequest) -> None:
-        """Its id is given up: whoever may have it is told."""
+        """Gives the request's id up, and tells every instance that may have it."""
         plan, at = request.plan, request.at
         self._drop(request)
         for name in plan:

@@ -1,7 +1,7 @@
 """Runs a coroutine from a plain function, as far as it goes without waiting.
 
-Theory.  A coroutine that has nothing to wait for ends within its first step, so whoever wants its effect can
-take that step himself; a task (an object, an entry in the event loop's queue, a turn later) is needed only
+Theory.  A coroutine that has nothing to wait for ends within its first step, so one that wants its effect
+can take that step itself; a task (an object, an entry in the event loop's queue, a turn later) is needed only
 for what really waits.  Such a coroutine has by then yielded the future that it waits for; a task that awaits
 `Begun` yields the same future to the event loop, and goes on from there.  This is what eager tasks are
 (Python 3.12), without a task where nothing waits.

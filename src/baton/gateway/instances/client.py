@@ -150,7 +150,7 @@ class ClusterClient:
         process: str = "",
         secret: str = "",
     ) -> None:
-        """An instance registers itself, or says that it still lives.  It is used when whoever answers at the
+        """An instance registers itself, or says that it still lives.  It gets requests when the engine at the
         endpoint has proven to know `secret` ("": at once).
 
         `label` counts only the first time: from then on it is this side's to change.  `process`: who started

@@ -1,9 +1,9 @@
 """The connection of a gateway to one instance: a socket, and what to do when it breaks.
 
-What happens to requests is decided by `Cluster`; this file connects, and passes on what arrives.  Whoever
-runs the instance (a supervisor, or the instance itself by registering) calls `attach` after each start,
-`lost` when its process died, and `failed` when it will not be started again.  When the connection breaks
-though nobody said that the process died, the client waits a moment for somebody to say so; then it counts
+`Cluster` decides what happens to requests; this file connects, and passes on what arrives.  The supervisor
+(or `join`, for an instance that registers itself) calls `attach` after each start, `lost` when the process
+died, and `failed` when it will not be started again.  When the connection breaks and the supervisor has not
+said that the process died, the client waits `_BROKEN_GRACE_S` for it to say so; then it counts
 as a loss, as nothing that was in flight will be answered, and the client connects again by itself.
 
 A message of the engine that cannot be understood is logged and dropped.  Requests would miss tokens without
@@ -37,7 +37,7 @@ _PROVEN_RECONNECT_MS = 2000
 """ZeroMQ's own, where the other end has to prove itself: long enough for the connection to be given up
 first."""
 _UNREADABLE_GRACE_S = 1.0
-"""Before the client connects again to an instance that sent what cannot be read: it may do so again."""
+"""Before the client connects again to an instance that sent an unreadable message: it may send another."""
 
 HEARTBEAT_S = 2.0
 """Between two questions whether an engine answers."""
@@ -257,7 +257,7 @@ class InstanceClient:
     def _connection_broke(self) -> None:
         if self._grace is None:
             if self.secret:
-                self.close()  # ZeroMQ would connect again to whoever listens there now, without a proof
+                self.close()  # ZeroMQ would connect again to any process that listens there, without a proof
             loop = asyncio.get_running_loop()
             self._grace = loop.call_later(_BROKEN_GRACE_S, self._reconnect)
 

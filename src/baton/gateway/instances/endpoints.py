@@ -1,4 +1,4 @@
-"""Where this server is told to connect to: only where whoever registers an instance may speak for.
+"""Where this server is told to connect to: only where the one that registers an instance may speak for.
 
 A server that connects wherever it is told reaches what the teller cannot: the loopback of its own machine,
 and what lies beyond its network's walls.  So:

@@ -29,7 +29,7 @@ def fingerprint(directory: Path) -> str:
             digest.update(path.name.encode())
             _add(digest, path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return ""  # whoever loads it says what is wrong
+        return ""  # the loader says what is wrong
     return digest.hexdigest()[:16]
 
 

@@ -4,7 +4,7 @@ The model is described once, when it has been loaded: addresses of packed weight
 stays.  A step adds its tokens and rows, and room for what is computed.  Room is kept from step to step,
 and so are the tensors that results are handed out in: they are overwritten by the next step.
 
-A program holds addresses of weights, not the weights: whoever loads others must make another one.
+A program holds addresses of weights, not the weights: when others are loaded another one must be made.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ projection each rank has a partial sum, which `all_reduce` completes.  The vocab
 embedding is complete after a sum, and logits are gathered on rank 0, which alone samples; the sampled
 tokens are broadcast.
 
-A group belongs to whoever made it: no default process group, no environment variables, so that several
-may live in one process (as in tests).  On a CPU it is gloo, bound to the loopback address.  Every
+A group belongs to the object that made it: no default process group, no environment variables, so that
+several may live in one process (as in tests).  On a CPU it is gloo, bound to the loopback address.  Every
 collective ends within the group's timeout, with an error that names it.
 """
 

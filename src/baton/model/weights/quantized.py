@@ -8,9 +8,9 @@ calibration data are needed.  Activations are *unsigned* with zero point 128 bec
 dot product of x86 multiplies; 128 times the sum of a weight row, which is known, is subtracted.
 
 Baton's own kernel (`cpu.linear`) applies both scales; oneDNN's (`int8`), where that one does not serve,
-applies s[n] only, and whoever reads the result next applies c[t] on the way (`Unscaled`).  Quantizing the
-activations likewise is a part of the norm or of the SwiGLU that computes them (`fused`), for an extra pass
-over them would cost what the product saves.
+applies s[n] only, and the operation that reads the result next applies c[t] on the way (`Unscaled`).
+Quantizing the activations likewise is a part of the norm or of the SwiGLU that computes them (`fused`), for
+an extra pass over them would cost what the product saves.
 """
 
 from __future__ import annotations

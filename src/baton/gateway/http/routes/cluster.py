@@ -8,9 +8,9 @@
 | `PUT /cluster/instances/{name}` | an instance | joins; the same again within `ttl_s`: it still lives |
 | `DELETE /cluster/instances/{name}` | an instance | leaves at once; what runs there is continued elsewhere |
 
-Requests go to an instance when whoever answers at its endpoint has proven to be who registered
-(`protocol/proof.py`).  An instance that wants to leave in peace asks for `draining`, looks until it is
-`drained`, and leaves then.
+The gateway sends requests to an instance when the engine that answers at its endpoint has proven that it is
+the one that registered (`protocol/proof.py`).  An instance that wants to leave in peace asks for
+`draining`, looks until it is `drained`, and leaves then.
 """
 
 from __future__ import annotations
