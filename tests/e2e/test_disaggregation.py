@@ -20,7 +20,7 @@ COUNT = int(os.environ.get("BATON_REQUESTS", "40"))
 CLUSTER = ("--dtype", "float32", "--disaggregation-threshold", "0")
 
 
-def clean_ledgers(server: Server, deadline_s: float = 15.0) -> dict[str, dict[str, Any]]:
+def clean_ledgers(server: Server, deadline_s: float = 60.0) -> dict[str, dict[str, Any]]:
     """The ledger of each instance once nothing is held, reserved or exported anywhere."""
     end = time.monotonic() + deadline_s
     while True:
