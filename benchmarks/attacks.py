@@ -28,7 +28,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -52,6 +51,9 @@ _START_S = 5.0
 """More than the attack's process takes to be stopped."""
 _LOST_S = 5.0
 """After an attack the server must answer within so many seconds; else a new one is started."""
+_FLOW_S = 10.0
+"""So long the streams may take to begin, after the last attack."""
+_LOST_STREAM_S = 1000.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _TEMPLATE = """\
 {%- if loops is defined %}
@@ -97,7 +99,7 @@ class _Window:
     """Some seconds of all streams."""
 
     gaps: list[float]
-    """Seconds between tokens; infinite if a stream was lost."""
+    """Seconds between tokens; `_LOST_STREAM_S` besides if a stream was lost, or none flowed."""
     others: float
     """Cores that processes used which are none of this benchmark's."""
 
@@ -140,11 +142,14 @@ async def _watch(server: Server, streams: int, attack: str, seconds: float) -> _
         gaps = [gap for protocol in protocols for gap in protocol.gaps]
         gaps += [now - protocol.at for protocol in protocols if protocol.at is not None]
         if not gaps or any(protocol.lost for protocol in protocols):
-            gaps.append(math.inf)
+            gaps.append(_LOST_STREAM_S)
         used = _busy_s() - busy - (_cpu_s(server.process.pid) - ours)
         return _Window(gaps, max(0.0, used / (now - began)))
 
     try:
+        end = time.monotonic() + _FLOW_S
+        while not all(protocol.gaps for protocol in protocols) and time.monotonic() < end:
+            await asyncio.sleep(0.02)
         await asyncio.sleep(_SETTLE_S)
         quiet = await window(_QUIET_S)
         arguments = [attack, server.host, str(server.port), str(seconds + _START_S)]
