@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.engine.core import EngineCore
 from baton.engine.scheduling.waiting import WaitingLine
 from baton.gateway.cluster.request import EngineRequest
 from baton.protocol.fair_queue import EVERYBODY, FairQueue, Flow, Share
@@ -82,3 +83,43 @@ def nobodys(patch: Patch) -> None:
             self.flow = flow
 
     patch.setattr(EngineRequest, "submit", wrong)
+
+
+@mutation("who leaves and comes again is forgiven what it was served", "fair", scenario="returns", start=28)
+def forgiven(patch: Patch) -> None:
+    """Its virtual time goes back to that of the others."""
+    wait = Share.wait
+
+    def wrong(self, rank):
+        share = self
+        while share.parent is not None:
+            if not share.waiting:
+                share.tag = 0.0
+            share = share.parent
+        wait(self, rank)
+
+    patch.setattr(Share, "wait", wrong)
+
+
+@mutation("the users of a key are served in the order of their coming", "fair", scenario="fair")
+def users_ignored(patch: Patch) -> None:
+    push = FairQueue.push
+
+    def wrong(self, item, number, rank, flow):
+        push(self, item, number, rank, Flow(flow.key, "", flow.weight))
+
+    patch.setattr(FairQueue, "push", wrong)
+
+
+@mutation("who makes place in a full queue is told nothing", "liveness", "end", "retired", scenario="refused")
+def displaced_untold(patch: Patch) -> None:
+    make_place = EngineCore._make_place
+
+    def wrong(self, machinery, submit, now):
+        self._reject = lambda *_: None
+        try:
+            make_place(self, machinery, submit, now)
+        finally:
+            del self._reject
+
+    patch.setattr(EngineCore, "_make_place", wrong)

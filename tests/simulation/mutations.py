@@ -538,3 +538,9 @@ def goes_on_with_the_old(patch: Patch) -> None:
 def forgets_the_decision(patch: Patch) -> None:
     patch.setattr(Cluster, "_hear_weights", lambda self, theirs: True)
     patch.setattr(World, "newest_weights", property(lambda self: Weights()))
+
+
+@mutation("an instance that was away when it was decided is not told", "weights", scenario="weights")
+def missed_the_decision(patch: Patch) -> None:
+    hear = Cluster._hear_weights
+    patch.setattr(Cluster, "_hear_weights", lambda self, theirs: hear(self, theirs) or True)

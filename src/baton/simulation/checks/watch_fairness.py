@@ -36,6 +36,8 @@ class _Engine:
     ran: set[Request] = field(default_factory=set)
     together: dict[tuple[Share, Share], float] = field(default_factory=dict)
     """Pairs that wait without a break → by how much more the first had been served when that began."""
+    began: dict[Share, dict[Share, float]] = field(default_factory=dict)
+    """Of those that wait without a break: what all had been served when that began."""
 
 
 class FairnessWatch:
@@ -119,6 +121,22 @@ class FairnessWatch:
                 began = together[one, other] = known.together.get((one, other), lead)
                 self._check(instance, one, other, lead - began)
         known.together = together
+        self._compare_with_all(instance, known, waiting)
+
+    def _compare_with_all(self, instance: Instance, known: _Engine, waiting: list[Share]) -> None:
+        """Who waits all the time falls behind nobody, also not behind one that leaves and comes again."""
+        began = known.began
+        known.began = {}
+        for one in waiting:
+            at_first = known.began[one] = began[one] if one in began else dict(known.served)
+            mine = known.served.get(one, 0.0) - at_first.get(one, 0.0)
+            for other, served in known.served.items():
+                same = one[0] == other[0] and (one[2] is None) == (other[2] is None)
+                if other == one or not same or (one[2] is not None and one[1] != other[1]):
+                    continue
+                theirs = served - at_first.get(other, 0.0)
+                if theirs > mine:
+                    self._check(instance, other, one, theirs - mine)
 
     def _check(self, instance: Instance, one: Share, other: Share, lead: float) -> None:
         most = self._prompt + instance.config.max_num_seqs * self._answer
@@ -129,7 +147,7 @@ class FairnessWatch:
             raise Violation(
                 "fair",
                 f"{_name(first)} was served {abs(lead):.0f} tokens by weight more than {_name(second)} at "
-                f"{instance.name}, while both waited; {bound:.0f} at most is fair",
+                f"{instance.name}, while {_name(second)} waited; {bound:.0f} at most is fair",
             )
 
 

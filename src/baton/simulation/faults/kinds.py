@@ -108,7 +108,12 @@ def _slow_link(world: World, fault: Fault, random: Random) -> None:
 @fault("break_link")
 def _break_link(world: World, fault: Fault, random: Random) -> None:
     connection = _connection(world, fault)
-    if connection is not None and connection.open:
+    if connection is not None:
+        _cut(world, fault, random, connection)
+
+
+def _cut(world: World, fault: Fault, random: Random, connection: Connection) -> None:
+    if connection.open:
         world.losses += 1
         world.struck(fault, connection.wire)
         connection.cut()
@@ -223,12 +228,17 @@ def _update_weights(world: World, fault: Fault, random: Random) -> None:
 
 @fault("new_weights")
 def _new_weights(world: World, fault: Fault, random: Random) -> None:
-    """An operator gives all instances other weights; one may refuse, or not be able to load them."""
+    """An operator gives all instances other weights; one may refuse, or not be able to load them, or lose its
+    connection about when it is decided."""
     gateway = world.gateways[fault.target % len(world.gateways)]
     name = random.choice(world.plan.instances).name
     path = f"w{world.events.fired}{random.choice(('', '', '?' + name, '!' + name))}"
     if gateway.alive and gateway.updates.begin(path):
         world.struck(fault, gateway)
+        if random.random() < 0.3:
+            connection, delay = random.choice(list(gateway.connections.values())), world.plan.usual_delay
+            at = world.events.now + random.uniform(0.0, 4.0) * delay
+            world.events.at(at, world.people, _cut, world, fault, random, connection)
 
 
 def _ask(world: World, fault: Fault, what: QueryKind, target: int) -> bool:

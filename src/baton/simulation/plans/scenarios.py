@@ -237,6 +237,17 @@ _PURPOSES = (
         clusters=(("mixed",), ("mixed",), _P1D1),
     ),
     Shape(
+        "returns",
+        "users who leave when they are served and come again, beside others who always wait",
+        num_requests=60,
+        seconds=2.0,
+        faults=(),
+        clients=(),
+        spare_blocks=(0, 12),
+        slots=(1, 2, 3),
+        flows=_FLOWS,
+    ),
+    Shape(
         "credits",
         "decoders that are full: credits are promised, and clients leave while they stand",
         num_requests=16,
