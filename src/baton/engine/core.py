@@ -239,7 +239,7 @@ class EngineCore:
             self._outboxes.tell_all_last(Failing(message))
 
     def shut_down(self) -> None:
-        """The instance is told to leave: workers and gateways are told so, nothing new is taken."""
+        """Ends the instance: tells workers and gateways so, and takes nothing new."""
         if not self.closing and self.failure is None:
             self.closing = True
             self._commands.append(Control("shutdown"))

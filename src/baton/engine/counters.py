@@ -120,7 +120,7 @@ class Counters:
         sizes.sum += tokens
 
     def count_admission(self, request: Request, *, caching: bool, num_followed: int = 0) -> None:
-        """The worker is told of a request for the first time."""
+        """The engine sends the first `Admit` of a request."""
         self.prompt_tokens += request.num_prompt
         self.queue_seconds += (request.first_admitted or request.arrived) - request.arrived
         if caching:

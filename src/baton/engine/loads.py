@@ -44,13 +44,13 @@ class Speeds:
 
 
 class Turnover:
-    """How fast the line of newcomers moves, measured while somebody waits, with older times counting less."""
+    """How fast the line of newcomers moves, measured while requests wait; older times count less."""
 
     def __init__(self) -> None:
         self._admitted = 0.0
         self._seconds = 0.0
         self._since: float | None = None
-        """When it was looked at last, if somebody waited then."""
+        """When `decided` was called last, if a request waited then."""
 
     def decided(self, admitted: int, waiting: int, now: float) -> None:
         """So many newcomers were admitted, and so many wait now."""

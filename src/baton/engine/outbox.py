@@ -41,7 +41,7 @@ class Outbox:
     def __init__(self, identity: bytes, *, aside: bool = False) -> None:
         self.identity = identity
         self.aside = aside
-        """Of no gateway: keeps what it gets until somebody pours it out."""
+        """Of no gateway: keeps what it gets until `pour`."""
         self.name: str | None = None
         """What the gateway called itself in `Hello`; None before."""
         self.requests: dict[int, Request] = {}

@@ -10,7 +10,7 @@ short ones come, so a prompt that others passed is next when what was computed o
 more than half of it and what was computed of itself since: of two tokens one is its own then.  A step takes
 whole prompts as far as it can, rather than pieces of several.
 
-*How much.*  If somebody reads a stream: what the time until its next token allows, which is `itl_target_s`,
+*How much.*  If a client reads a stream: what the time until its next token allows, which is `itl_target_s`,
 or else 8 times the shortest step, at least 3 times the step without prompts.  If nobody does, and a prompt
 waits for its first token: so many that what each step costs besides is 3 % of it, half a per cent if no other
 prompt waits, and that it takes at least 6 times the shortest step.  If all answers are wanted as a whole
@@ -121,7 +121,7 @@ class Composition:
     def choose(self, rows: int, context: int, streaming: bool, room: int) -> list[tuple[int, int]]:
         """(slot, tokens) for a step in which so many rows decode, and read so many tokens together.
 
-        `streaming`: somebody waits for the tokens of one of them.  `room`: the most tokens, at least 1.
+        `streaming`: a client waits for the tokens of one of them.  `room`: the most tokens, at least 1.
         There must be a prompt.
         """
         queue = sorted(self.prompts.values(), key=lambda prompt: prompt.rank)

@@ -12,7 +12,7 @@ itself; a fetch is over when every rank has said so.
 | ready | blocks, a slot to come | that the instance is not paused | seated: a request that runs |
 | closing | blocks | that its fetches are over | the last `Fetched` of every rank → over |
 
-Before `Handoff` the request is P's, and whatever goes wrong is told to P by `Cancel`.  From `Handoff` on it
+Before `Handoff` the request is P's: this engine tells P by `Cancel` what went wrong.  From `Handoff` on it
 is this engine's: the first token is streamed at once, and if the pages cannot be had the request is computed
 again here, like one that was preempted.  `Taken` says in both cases that P may free the pages.
 

@@ -192,7 +192,7 @@ class Attempts:
         self._courier.send(attempt.target, cancel)
 
     def end(self, attempt: Attempt, reason: str) -> None:
-        """This side is over: D is told, and says when it reads nothing any more."""
+        """Ends the attempt: P tells D so, and D answers when it reads nothing any more."""
         if attempt.phase is Phase.ENDING:
             return
         self.tell(attempt, reason)

@@ -38,7 +38,7 @@ departs any more, because two instances cannot send in one order.
 
 | a handed request | becomes |
 | --- | --- |
-| `Taken` | D's: gone here, and the gateway is told where it is |
+| `Taken` | D's: gone here, and P tells the gateway where it is |
 | `Cancel` from D | ours again: it never got there; it waits with its tokens, as after a preemption |
 | peer lost, lease over | answered with `lost`: whether D has it, only D and the gateway know |
 """
@@ -113,7 +113,7 @@ class Departures:
 
     @property
     def num_preparing(self) -> int:
-        """Requests that wait for somebody else's answer and are not in the scheduler's queue yet."""
+        """Requests that wait for a decoder's answer and are not in the scheduler's queue yet."""
         return len(self._preparing)
 
     def preparing(self) -> Iterator[Request]:

@@ -98,7 +98,7 @@ class Stage(Enum):
 
 
 class Reply(Enum):
-    """What P is told when an arrival is over."""
+    """What this engine sends to P when an arrival is over."""
 
     NOTHING = "nothing"
     CANCEL = "cancel"

@@ -16,7 +16,7 @@ worth keeps the worker busy, and a request that comes now waits for no more than
 **Blocks.** A request that was taken needs at most `limit` tokens of KV, which fit in the pool (`validation`).
 At admission it gets the blocks of all its tokens and of `lookahead` tokens more. When less than `lookahead`
 tokens of room are left it *wants* more. Wants are served by rank. Only a want that has become urgent (next to
-no room: the slot is about to skip steps) makes somebody give way.
+no room: the slot is about to skip steps) makes another request give way.
 
 **Giving way.** The victim is the running request of the largest rank, which may be the one that wants: so
 never an older one for a younger one's sake. Its blocks stay its own until the worker has closed it; until
@@ -31,7 +31,7 @@ spread over H steps of the whole batch. How H is found is told in `headroom.py`.
 **Hand-overs.** A request that arrives from another instance (`arrivals.py`) is judged as one that waits here:
 it is given a reservation only if nothing waits ahead, a slot is left for it, and the same sum of blocks and
 headroom fits. From then on its slot is promised (an admission leaves it alone) and its growth counts as that
-of what runs. It is seated without being asked again. Blocks that were promised to somebody else's request by
+of what runs. It is seated without being asked again. Blocks promised to a request of another engine by
 a credit (`promise`) count as taken. Blocks of hand-overs that only wait for their last reader (`ending`) are
 coming, as those of slots that are being closed.
 
@@ -102,7 +102,7 @@ class Decisions:
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     following: list[Request] = field(default_factory=list)
-    """They have slots and blocks, and the worker is told when what they share is computed."""
+    """They have slots and blocks; the engine sends their `Admit` when the shared blocks are computed."""
     gave_up: list[Request] = field(default_factory=list)
     """Of those that followed: they gave way, and wait again."""
 
@@ -508,7 +508,7 @@ class Scheduler:
         return len(self._free_slots) - len(self.arriving) - self._promised_slots
 
     def _available(self, shared: list[int]) -> int:
-        """Blocks for somebody who shares these."""
+        """Blocks that are available to a request that shares these."""
         return self.ledger.available - self.ledger.idle(shared) - self._promised_blocks
 
     def _cost(self, request: Request, shared: list[int]) -> tuple[int, int]:
@@ -547,7 +547,7 @@ class Scheduler:
             self._in_flight.follow(request, found.behind)
 
     def _begin(self, request: Request) -> Admission:
-        """All that it shares is computed: the worker is told of it."""
+        """All blocks that it shares are computed: the request runs, and its `Admit` is to be sent."""
         request.advance(Event.ADMIT)
         self._set_watermark(request)
         followed = self._following.pop(request.slot, 0)

@@ -11,8 +11,8 @@ Theory.  Smaller priorities come first.  Within a priority there are three parts
 So nobody loses what was begun for the sake of what was not, and a request that lets others pass waits for a
 finite number of them.
 
-What a flow is charged: the tokens that the first admission computes, and what is generated while somebody
-waits (`settle`; while nobody does, nobody is kept from anything).  What is computed again after a preemption
+What a flow is charged: the tokens that the first admission computes, and those generated while requests wait
+(`settle`; while none waits, no flow is kept from anything).  What is computed again after a preemption
 or a loss is not charged again; what a request computes that was to follow another one (`in_flight.py`) and
 has lost it is charged then.
 """

@@ -199,7 +199,7 @@ class EngineLoop:
                 self._defect(error)
 
     def _defect(self, error: Exception) -> None:
-        """Of this code: the instance fails, and its gateways are told."""
+        """An exception of this code: the instance fails, and the core tells its gateways."""
         log.exception("a defect in the engine")
         self.core.fail(f"a defect in the engine: {type(error).__name__}: {error}")
         self._flush(time.monotonic())

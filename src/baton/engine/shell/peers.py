@@ -10,7 +10,7 @@ gone.  What the core may rely on is: messages of one peer come in order and none
 comes.  Three things make it so:
 
 * a link that breaks, cannot be opened within `CONNECT_S` or is not wanted any more by the other side is
-  closed, and the core is told; the next message to that peer opens a new one;
+  closed, and this file calls `peer_lost` of the core; the next message to that peer opens a new one;
 * the routing id says whose link it is, proves it, and has a number that grows with every link
   (`callers.py`).  So the engine that listens sees that a peer has opened another link, that is, that it
   has lost the one before, and maybe messages with it;
@@ -193,7 +193,7 @@ class Peers:
         return True
 
     def close(self) -> None:
-        """What was sent last gets a moment to leave."""
+        """Closes all links; each has `_LINGER_MS` for its last messages."""
         for link in list(self._links.values()):
             self._close(link, _LINGER_MS)
         self._epoll.close()

@@ -25,7 +25,7 @@ newer ones.  An instance that has them already says so; one that cannot load the
 incarnation loads them from the start.
 
 A cancelled request leaves while all this happens, as always.  A gateway that is lost, or stops waiting, takes
-nothing back: what it ordered happens, and nobody is told.
+nothing back: what it ordered happens, and no answer is sent.
 
 How long draining may take is bounded as every wait for closings is (`EngineCore`); how long the ranks may
 take is bounded from the moment of sending, for weights by `load_timeout_s`, which has nothing to do with

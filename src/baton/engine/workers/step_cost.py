@@ -41,7 +41,7 @@ _EVERY_S = 1.0
 """Of steps, from one fit to the next (half a millisecond): short steps must not pay for many fits.  The first
 ones follow when the number of steps has doubled."""
 _CHANGED = 0.05
-"""The worker is told of a change of a coefficient's part in a typical step above this."""
+"""The engine sends a new `Pace` when a coefficient's part in a typical step changes by more than this."""
 
 
 @dataclass(slots=True)

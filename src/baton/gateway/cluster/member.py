@@ -154,7 +154,7 @@ class Member:
         self.outgoing = [hello]
 
     def is_proven(self, welcome: Welcome) -> bool:
-        """False: it comes from somebody else than who registered."""
+        """False: another process answers than the one that registered."""
         return not self._proof or hmac.compare_digest(welcome.proof, self._proof)
 
     def welcomed(self, welcome: Welcome) -> bool:

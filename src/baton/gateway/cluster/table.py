@@ -260,7 +260,7 @@ class RequestTable:
     # -- inside: output
 
     def _owner(self, sender: Member, number: int, now: float) -> EngineRequest | None:
-        """Whose token this is; None if nobody's, which its sender is told."""
+        """The request whose token this is; None if there is none: then the sender gets a `Cancel`."""
         request = self.running.get(number)
         if request is not None:
             if request.heard and request.at == sender.name:

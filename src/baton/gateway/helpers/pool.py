@@ -102,7 +102,8 @@ class Helpers:
         )
 
     def start(self) -> None:
-        """Starts the parent of the helpers, if there is none.  It needs a moment; jobs wait for it."""
+        """Starts the parent of the helpers, if there is none.  Jobs wait until it has imported what
+        helpers need."""
         if self._closed:
             raise _closed()
         if self._parent is not None:
@@ -240,7 +241,7 @@ class _Lane:
                 if turn in self._waiting:
                     self._waiting.remove(turn)
                 else:
-                    self._next()  # somebody else may have this place
+                    self._next()  # another job may have this place
                 raise
             if self._has_room():
                 return

@@ -136,7 +136,7 @@ class ClusterClient:
     # -- instances
 
     def add(self, name: str = "instance-0", label: Label = "mixed") -> InstanceClient:
-        """An instance that somebody in this process runs.  Raises `ValueError` for a name that is taken."""
+        """An instance of a supervisor in this process.  Raises `ValueError` for a name that is taken."""
         return self._add(self.cluster.add(name, label))
 
     def join(
@@ -359,7 +359,7 @@ class ClusterClient:
         return answer
 
     def decide(self, weights: Weights) -> list[Member]:
-        """Every instance is to have these weights; returns those that are told now."""
+        """Orders every instance to load these weights; returns the members that have the order now."""
         told = self.cluster.decide(weights)
         self.settle()
         return told

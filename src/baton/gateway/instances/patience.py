@@ -1,4 +1,4 @@
-"""Waiting on the event loop for somebody else, without taking the loop's own absence for their silence.
+"""Waiting on the event loop for another process, without taking the loop's own absence for its silence.
 
 `asyncio.timeout` pronounces its verdict when its timer runs, and after a callback that took long timers run
 before sockets are read: the answer may be there.  These waits look at how late they are
