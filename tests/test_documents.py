@@ -290,6 +290,12 @@ def test_every_page_is_in_the_index():
     assert index >= {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
+def test_every_benchmark_is_in_the_list():
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    files = [path.name for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_")]
+    assert not [name for name in files if f"python benchmarks/{name}" not in page]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_other_examples_can_be_read(page):
     for text in _blocks(page, "python"):
