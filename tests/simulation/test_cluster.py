@@ -89,6 +89,7 @@ def world():
             peer_has_read=lambda *args: None,
             handover=SimpleNamespace(peer_lost=lambda *args: None),
             engine=SimpleNamespace(refused_malformed=lambda engine: None),
+            strangers=SimpleNamespace(links=SimpleNamespace(heard=lambda *args: None)),
         ),
     )
     world.network = Network(world)
@@ -200,15 +201,19 @@ def layers(count):
     return REPORTS.encode(LayersDone(pack_int32([0]), pack_int32([1]), count))
 
 
+def write(gate, record, ring=True):
+    return gate.write(REPORTS.decode(record), record, ring)
+
+
 def test_records_of_a_step_wait_until_every_rank_has_come_so_far():
     events, leader, written = Events(), Party("leader"), []
     end = ReportEnd(9, lambda record: written.append((events.now, record)), lambda: None)
     gate = StepGate(events, leader, 2, 4, end)
     idle = step(0)
-    gate.write(idle)
+    write(gate, idle)
     assert written == [(0.0, idle)]
     for record in (layers(1), layers(3), step(1), idle):
-        assert gate.write(record)
+        assert write(gate, record)
     gate.begins(0, 1, 1.0)
     run_until_idle(events)
     assert len(written) == 1, "the other rank has not begun"
@@ -221,13 +226,13 @@ def test_records_that_wake_nobody_come_with_one_that_does():
     events, leader, written = Events(), Party("leader"), []
     gate = StepGate(events, leader, 1, 1, ReportEnd(9, written.append, lambda: None))
     for number in (1, 2, 3):
-        gate.write(step(number), ring=number == 2)
+        write(gate, step(number), ring=number == 2)
         gate.begins(0, number, 1.0)
         run_until_idle(events)
         assert len(written) == (0 if number == 1 else 2)
     gate.ring()
     assert written == [step(1), step(2), step(3)]
-    gate.write(step(4), ring=False)
+    write(gate, step(4), ring=False)
     gate.ring()  # as soon as it is true
     assert len(written) == 3
     gate.begins(0, 4, 1.0)
@@ -238,7 +243,7 @@ def test_records_that_wake_nobody_come_with_one_that_does():
 def test_a_dead_leader_says_nothing_more():
     events, leader, written = Events(), Party("leader"), []
     gate = StepGate(events, leader, 1, 1, ReportEnd(9, written.append, lambda: None))
-    gate.write(step(1))
+    write(gate, step(1))
     gate.begins(0, 1, 1.0)
     leader.alive = False
     run_until_idle(events)

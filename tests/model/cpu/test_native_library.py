@@ -15,7 +15,7 @@ import torch
 from baton.model.cpu.library import LIBRARY, instruction_sets, load, native
 from baton.model.cpu.openmp import openmp
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BUILT = pytest.mark.skipif(not instruction_sets(), reason="the native library is not built")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import GENEROUS_S
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 KERNEL = """
 #include "parallel.h"
