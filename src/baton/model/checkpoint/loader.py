@@ -24,8 +24,6 @@ from torch import Tensor
 
 from baton.model.architectures.ernie4_5 import Ernie45ForCausalLM
 from baton.model.architectures.llama import LlamaForCausalLM
-from baton.model.architectures.mistral import MistralForCausalLM
-from baton.model.architectures.qwen2 import Qwen2ForCausalLM
 from baton.model.architectures.qwen3 import Qwen3ForCausalLM
 from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
@@ -34,12 +32,13 @@ from baton.model.layers.layers import Module, Piece, Placement
 
 MODELS: dict[str, type[LlamaForCausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
-    "MistralForCausalLM": MistralForCausalLM,
-    "Qwen2ForCausalLM": Qwen2ForCausalLM,
+    "MistralForCausalLM": LlamaForCausalLM,
+    "Qwen2ForCausalLM": LlamaForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Ernie4_5ForCausalLM": Ernie45ForCausalLM,
 }
-
+"""By name in `config.json`.  Mistral's windows, and Qwen2's biases and windows, stand in `ModelConfig`, so
+their modules are Llama's own."""
 
 _EMBEDDING = "model.embed_tokens.weight"
 
