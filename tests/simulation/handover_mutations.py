@@ -198,7 +198,7 @@ def last_layers_missing(patch: Patch) -> None:
     patch.setattr(Fetches, "ask", wrong)
 
 
-@mutation("a preempted prefill goes on in the same attempt", "exported", scenario="tight")
+@mutation("a preempted prefill goes on in the same attempt", "exported", "grant", scenario="tight")
 def named_anew(patch: Patch) -> None:
     patch.setattr(Departures, "_preempted", lambda self, departure, now: None)
 
