@@ -33,9 +33,13 @@ types: $(VENV)/.installed-dev
 imports: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-cache
 
+# Schemathesis gives all tests that it makes of a function one name, by which pytest-xdist tells tests apart.
+ALONE := tests/gateway/http/test_openapi.py
+
 # PROCESSES of tests at once, the files of each process one after the other (fixtures of a module are made once).
 pytest: $(VENV)/.installed-dev
-	$(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20 $(PYTEST_FLAGS)
+	$(BIN)/pytest $(PYTEST_FLAGS) $(ALONE)
+	$(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20 $(PYTEST_FLAGS) $(ALONE:%=--ignore=%)
 
 # Fresh seeds of the simulator for MINUTES, with JOBS processes.
 soak: $(VENV)/.installed
