@@ -37,9 +37,9 @@ from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.linear import NativeInt8Product, NativeProduct, serves
 from baton.model.cpu.native_kernels import NativeKernels
 from baton.model.cpu.sampling import native_kernel
-from baton.model.layers.fused import Activations
+from baton.model.layers.packed import OneDnnProduct
+from baton.model.ops.fused import Activations
 from baton.model.sampling.sampler import Sampler
-from baton.model.weights.packed import OneDnnProduct
 from baton.model.weights.quantized import quantize_activations
 from baton.protocol.sampling import Sampling, Stopping
 

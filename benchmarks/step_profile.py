@@ -3,10 +3,11 @@
     python benchmarks/step_profile.py DIRECTORY [--quantization int8] [--threads 2] [--cpu-time] [CASE …]
 
 A case is `decode:64@200` (sequences @ tokens of context) or `prefill:2048` (tokens of one prompt).  The
-executor runs alone, without an engine.  Where the model is one native call (`model/cpu/program.py`), that one
-counts its operations itself.  Else every operation is wrapped with a clock, which costs about half a
-microsecond a call and is part of what is shown.  `--cpu-time` counts CPU time of the calling thread instead
-of the wall clock: with `--threads 1` it says what the work takes even while others use the machine.
+executor runs alone, without an engine.  Where the model is one native call
+(`model/architectures/program.py`), that one counts its operations itself.  Else every operation is wrapped
+with a clock, which costs about half a microsecond a call and is part of what is shown.  `--cpu-time` counts
+CPU time of the calling thread instead of the wall clock: with `--threads 1` it says what the work takes even
+while others use the machine.
 
 The limit of a product is the larger of its weight's bytes over the bandwidth and its operations over the
 peak, both measured in this process, by the wall clock: they say little while others use the machine.
@@ -30,13 +31,13 @@ from _common import Table, machine, print_machine, write_json
 from baton.executor.base import StepBatch
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.instance_config import instance_config
-from baton.model.architectures.llama import Block
+from baton.model.architectures.blocks import Block
+from baton.model.architectures.program import Program
 from baton.model.checkpoint.config import ModelConfig
-from baton.model.cpu.program import Program
 from baton.model.cpu.steps import fused_ops
 from baton.model.layers.layers import Matrix, Placement
+from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.parallel import TensorParallel
-from baton.model.weights.packed import Weights, best_form
 from baton.protocol.sampling import Sampling, Stopping
 
 BLOCK = 64

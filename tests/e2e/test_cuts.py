@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from baton.model.weights.int8 import why_not_int8
+from baton.model.layers.int8 import why_not_int8
 from tests.e2e.server import Server
 
 MANY = int(os.environ.get("BATON_CUTS", "0"))

@@ -14,7 +14,7 @@ from baton.executor import profiler, torch_executor
 from baton.executor.base import ControlRefused
 from baton.executor.loading import create_executor
 from baton.model.checkpoint.fingerprint import fingerprint
-from baton.model.checkpoint.loader import LoadError
+from baton.model.loader import LoadError
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import config_for, prompt_of
 from tests.model.checkpoints import make_checkpoint

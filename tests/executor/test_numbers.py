@@ -14,8 +14,8 @@ from baton.executor.base import ControlRefused
 from baton.executor.loading import create_executor
 from baton.executor.torch_executor import TorchExecutor
 from baton.model.checkpoint.files import LoadError
-from baton.model.checkpoint.loader import is_finite
-from baton.model.weights.int8 import why_not_int8
+from baton.model.layers.int8 import why_not_int8
+from baton.model.loader import is_finite
 from tests.executor.test_torch_parity import config_for
 from tests.model.checkpoints import make_checkpoint
 

@@ -23,7 +23,7 @@ from baton.executor.torch_executor import TorchExecutor
 from baton.model import attention
 from baton.model.attention import AttentionStep
 from baton.model.cpu.library import instruction_sets, native
-from baton.model.layers.fused import FusedOps
+from baton.model.ops.fused import FusedOps
 from baton.model.sampling.logprobs import token_logprobs
 
 BACKENDS = (*instruction_sets(), "numba", "torch")

@@ -42,15 +42,15 @@ from baton.model.attention import (
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.fingerprint import fingerprint
-from baton.model.checkpoint.loader import check_numbers, check_weights, is_finite, load_model, load_weights
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.cpu.steps import fused_ops
+from baton.model.layers.int8 import why_not_int8
 from baton.model.layers.layers import Placement
+from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.parallel import TensorParallel
+from baton.model.loader import check_numbers, check_weights, is_finite, load_model, load_weights
 from baton.model.sampling.logprobs import token_logprobs
 from baton.model.sampling.sampler import Sampler
-from baton.model.weights.int8 import why_not_int8
-from baton.model.weights.packed import Weights, best_form
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.transfer.base import PoolView

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from baton.executor.torch_executor import TorchExecutor
-from baton.model.weights.int8 import why_not_int8
+from baton.model.layers.int8 import why_not_int8
 from tests.executor.test_torch_parity import config_for
 from tests.model.checkpoints import VOCAB, make_checkpoint
 from tests.model.cuts import BACKENDS, Requests, backend

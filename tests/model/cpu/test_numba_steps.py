@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baton.model.cpu.numba.ops import NumbaOps
-from baton.model.layers.fused import FusedOps
+from baton.model.ops.fused import FusedOps
 from baton.model.weights.quantized import Unscaled
 from tests.model.cpu.test_steps import DTYPES, SIZES, close
 

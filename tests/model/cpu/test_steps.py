@@ -7,7 +7,7 @@ import torch
 
 from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.steps import NativeOps
-from baton.model.layers.fused import FusedOps
+from baton.model.ops.fused import FusedOps
 from baton.model.weights.quantized import Quantized, Unscaled
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -13,8 +13,8 @@ from baton.executor.loading import create_executor
 from baton.executor.torch_executor import ExecutorError
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import NativeInt8Product, serves
-from baton.model.layers.fused import FusedOps
-from baton.model.weights.int8 import Int8Product, why_not_int8
+from baton.model.layers.int8 import Int8Product, why_not_int8
+from baton.model.ops.fused import FusedOps
 from baton.model.weights.quantized import Quantized, quantize_activations, quantize_rows
 from baton.protocol.sampling import Sampling
 from tests.executor.driver import Driver

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from baton.model.architectures.llama import Attention, LlamaForCausalLM
+from baton.model.architectures.blocks import Attention
+from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.layers.layers import Linear, Placement
 from baton.model.layers.rotary import pairs_to_halves

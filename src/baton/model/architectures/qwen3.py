@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from baton.model.architectures.llama import Attention, LlamaForCausalLM
+from baton.model.architectures.blocks import Attention
+from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.kernels import HeadNorms

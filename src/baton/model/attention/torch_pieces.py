@@ -26,8 +26,8 @@ from torch import Tensor
 
 from baton.model.attention.base import AttentionShape, AttentionStep
 from baton.model.attention.torch_tiles import Int64Array, TorchTiles, Writes, rows_of
-from baton.model.layers.fused import Activations
-from baton.model.weights.steady import Sizes, find_sizes
+from baton.model.ops.fused import Activations
+from baton.model.ops.steady import Sizes, find_sizes
 
 _GATHER_BYTES = 4 << 20
 """Of keys and values that are computed with at once, so that they stay in the cache."""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from baton.model.cpu.library import INT, POINTER, Native
-from baton.model.layers.fused import Activations
-from baton.model.layers.own_memory import own_memory
+from baton.model.ops.fused import Activations
+from baton.model.weights.own_memory import own_memory
 from baton.model.weights.quantized import Quantized, quantize_rows
 
 _LANES = {"avx512bf16": 16, "avx512": 16}

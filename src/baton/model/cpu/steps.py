@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.model.cpu.library import FLOAT, INT, POINTER, Native, native
-from baton.model.layers.fused import Activations, FusedOps, Result, addresses
+from baton.model.ops.fused import Activations, FusedOps, Result, addresses
 from baton.model.weights.quantized import Unscaled
 
 _MAX_ROW = 1 << 16

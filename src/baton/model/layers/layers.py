@@ -29,12 +29,12 @@ from torch import Tensor
 
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import NativeInt8Product, NativeProduct, serves
-from baton.model.layers.fused import Activations, FusedOps, Result
-from baton.model.layers.own_memory import own_memory
+from baton.model.layers.int8 import Int8Product
+from baton.model.layers.packed import OneDnnProduct, PackedRows, PlainProduct, Weights, rows_of
 from baton.model.layers.parallel import TensorParallel
-from baton.model.weights.int8 import Int8Product
-from baton.model.weights.packed import OneDnnProduct, PackedRows, PlainProduct, Weights, rows_of
-from baton.model.weights.steady import Sizes, find_sizes
+from baton.model.ops.fused import Activations, FusedOps, Result
+from baton.model.ops.steady import Sizes, find_sizes
+from baton.model.weights.own_memory import own_memory
 
 Product = PlainProduct | NativeProduct | OneDnnProduct | NativeInt8Product | Int8Product
 Library = TypeVar("Library", PlainProduct, OneDnnProduct, Int8Product)

@@ -2,7 +2,7 @@
 //
 // Why.  A layer is nine kernels, and a call from Python (its arguments, the tensor for its result) takes some
 // microseconds, more while weights stream through the caches and evict the interpreter: with a small model, as much as
-// the work itself.  So Python describes the model once, as addresses and sizes (`Model`; model/cpu/program.py has its
+// the work itself.  So Python describes the model once, as addresses and sizes (`Model`; model/architectures/program.py has its
 // twin), and for each step what it reads and writes (`Step`), and this file plans the step and calls the kernels in the
 // order of model/architectures/llama.py with the same arguments.  Results are the same, bit for bit.
 //

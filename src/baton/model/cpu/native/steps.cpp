@@ -159,7 +159,7 @@ void scale_rows(T* x, const float* scales, const T* bias, int64_t rows, int64_t 
     });
 }
 
-// out[t, k] = elements[row_places[rows[t]] + column_places[k]]: rows of a packed matrix (model/weights/packed.py).
+// out[t, k] = elements[row_places[rows[t]] + column_places[k]]: rows of a packed matrix (model/layers/packed.py).
 template <class T>
 void take_rows(const T* elements, const int64_t* row_places, const int64_t* column_places, const int64_t* rows,
                T* out, int64_t count, int64_t n) {

@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.model.cpu.kernels import address_of
 from baton.model.cpu.numba.kernels import kernel, run_task
 from baton.model.cpu.numba.task import NEXT, NORM_EPS, TASK_BYTES, X
-from baton.model.layers.fused import Activations, FusedOps, Result, addresses
+from baton.model.ops.fused import Activations, FusedOps, Result, addresses
 from baton.model.weights.quantized import Unscaled
 
 _ELEMENTS_OF_A_THREAD = 16384

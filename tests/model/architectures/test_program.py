@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from baton.executor.torch_executor import TorchExecutor
+from baton.model.architectures.program import OPERATIONS, Program
 from baton.model.attention import AttentionStep
 from baton.model.cpu import kernels
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import serves
-from baton.model.cpu.program import OPERATIONS, Program
 from tests.executor.test_torch_parity import config_for
 from tests.model.checkpoints import VARIANTS, VOCAB, make_checkpoint
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.model.layers.fused import Activations
+from baton.model.ops.fused import Activations
+from baton.model.ops.steady import MOST_ROWS, Sizes, find_sizes, multiply
 from baton.model.weights.quantized import Quantized, Unscaled, quantize_activations
-from baton.model.weights.steady import MOST_ROWS, Sizes, find_sizes, multiply
 
 WEIGHT = torch.randn(24, 40, generator=torch.Generator().manual_seed(1))
 

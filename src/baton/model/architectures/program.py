@@ -12,22 +12,24 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton.model.attention import AttentionStep, CpuAttention
+from baton.model.architectures.blocks import Block
+from baton.model.attention import AttentionBackend, AttentionStep, CpuAttention
+from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.kernels import address_of
 from baton.model.cpu.library import INT, POINTER, Native, native
 from baton.model.cpu.linear import NativeInt8Product, NativeProduct
 from baton.model.cpu.native_kernels import NativeKernels
 from baton.model.cpu.steps import NativeOps
-
-if TYPE_CHECKING:
-    from baton.model.architectures.llama import Block, LlamaForCausalLM
+from baton.model.layers.layers import RMSNorm, VocabParallelEmbedding
+from baton.model.layers.rotary import Rotary
+from baton.model.ops.fused import FusedOps
 
 OPERATIONS = (
     "embedding",
@@ -127,12 +129,23 @@ class _Step(ctypes.Structure):
     )
 
 
+class Whole(Protocol):
+    """What of a model (`LlamaForCausalLM`) is described."""
+
+    config: ModelConfig
+    backend: AttentionBackend
+    ops: FusedOps
+    embedding: VocabParallelEmbedding
+    rotary: Rotary
+    layers: list[Block]
+    norm: RMSNorm
+    head: VocabParallelEmbedding
+
+
 class Program:
     """Embedding, layers, last norm and head of a model that `program_of` took."""
 
-    def __init__(
-        self, library: Native, model: LlamaForCausalLM, backend: CpuAttention, kernels: NativeKernels
-    ) -> None:
+    def __init__(self, library: Native, model: Whole, backend: CpuAttention, kernels: NativeKernels) -> None:
         self._run = library.function("run_program", POINTER, POINTER, INT, INT)
         self._plan = library.function("plan_step", POINTER, POINTER)
         self._bytes = library.function("step_bytes", POINTER, POINTER, POINTER)
@@ -245,7 +258,7 @@ class Program:
         self._shape = tokens, rows, stride, wanted
 
 
-def program_of(model: LlamaForCausalLM) -> Program | None:
+def program_of(model: Whole) -> Program | None:
     """Where all of the model is native code, on one rank; None elsewhere."""
     library, backend = native(), model.backend
     if library is None or not isinstance(backend, CpuAttention) or not isinstance(model.ops, NativeOps):
@@ -259,7 +272,7 @@ def program_of(model: LlamaForCausalLM) -> Program | None:
     return Program(library, model, backend, backend.kernels)
 
 
-def _products(model: LlamaForCausalLM) -> Iterator[NativeWeight]:
+def _products(model: Whole) -> Iterator[NativeWeight]:
     """All of them; of which kind is for the caller to see."""
     for block in model.layers:
         for matrix in (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down):

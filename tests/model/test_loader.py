@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from baton.model.attention import AttentionShape, attention_backend
 from baton.model.checkpoint.config import ModelConfig
-from baton.model.checkpoint.loader import LoadError, load_model
 from baton.model.layers.layers import Placement
+from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.parallel import TensorParallel
-from baton.model.weights.packed import Weights, best_form
+from baton.model.loader import LoadError, load_model
 from tests.model.checkpoints import VOCAB, make_checkpoint
 
 
@@ -155,8 +155,8 @@ from pathlib import Path
 import torch
 from baton.model.layers import layers
 from baton.model.cpu.library import native
-from baton.model.weights.steady import Sizes
-from tests.model.checkpoint.test_loader import load
+from baton.model.ops.steady import Sizes
+from tests.model.test_loader import load
 
 # oneDNN keeps what it makes for each shape that it has multiplied: as much as it would keep later.
 layers.find_sizes = lambda *_, **__: Sizes(1, 512)

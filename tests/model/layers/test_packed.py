@@ -7,9 +7,9 @@ import torch
 
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import NativeProduct, serves
-from baton.model.layers.fused import FusedOps
-from baton.model.weights import packed
-from baton.model.weights.packed import OneDnnProduct, PlainProduct, best_form, can_pack, rows_of
+from baton.model.layers import packed
+from baton.model.layers.packed import OneDnnProduct, PlainProduct, best_form, can_pack, rows_of
+from baton.model.ops.fused import FusedOps
 
 SHAPES = [(96, 64), (197, 64), (33, 7), (50, 65), (1, 256), (320, 1030)]
 DTYPES = [torch.float32, torch.bfloat16]

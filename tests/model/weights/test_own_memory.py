@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.model.layers.own_memory import own_memory
+from baton.model.weights.own_memory import own_memory
 
 MEGABYTE = 1 << 20
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.model.layers.fused import Activations, Result
+from baton.model.ops.fused import Activations, Result
 from baton.model.weights.quantized import Quantized, Unscaled, quantize_activations
 
 logger = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import NativeProduct, serves
-from baton.model.layers.fused import Activations, FusedOps, Result
-from baton.model.weights.steady import Sizes, multiply
+from baton.model.ops.fused import Activations, FusedOps, Result
+from baton.model.ops.steady import Sizes, multiply
 
 Weights = Literal["plain", "packed", "onednn", "int8"]
 """int8: quantized, see `quantized`; the others: see above."""

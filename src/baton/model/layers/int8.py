@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.model.layers.fused import Activations, FusedOps, Result
+from baton.model.ops.fused import Activations, FusedOps, Result
+from baton.model.ops.steady import Sizes, multiply
 from baton.model.weights.quantized import ZERO_POINT, Quantized, Unscaled, quantize_rows
-from baton.model.weights.steady import Sizes, multiply
 
 
 class Int8Product:
