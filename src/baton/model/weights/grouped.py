@@ -1,0 +1,177 @@
+"""A weight as small integers: the one inside form that every reader of quantized files makes.
+
+Theory.  The inputs of a row are cut into groups of 32, 64 or 128.  Each group has a scale and a zero point of
+its own, and each weight is a small integer, its code: w = scale * (code - zero).  Formats of files differ in
+how they lay out these three, and in little else, so readers (`checkpoint.quantized`) give all of them in this
+neutral order, one code a byte, and kernels pack from it.
+
+A zero point is a float: integers for most formats (8 and 128 are the middle of 4 and 8 bits: symmetric), and
+minimum / scale for GGUF's, whose weights are scale * code - minimum.  Scales are float32; they may be
+negative (GGUF's Q4_0) and zero.
+
+In *act-order* (GPTQ) inputs were sorted before they were cut into groups: column j of the codes belongs to
+input `order[j]`, so activations are taken in that order, or `dequantized` puts the columns back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+GROUPS = (32, 64, 128)
+"""Inputs a group, as kernels multiply them."""
+MIDDLE = {4: 8.0, 8: 128.0}
+"""By bits: the zero point of a symmetric weight."""
+_CACHED_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped:
+    """A weight [out, in].  Raises `ValueError` (one line) if its parts do not fit together."""
+
+    codes: Tensor
+    """[out, in] uint8: 0…15 for 4 bits, 0…255 for 8"""
+    scales: Tensor
+    """[out, in / group] float32, finite"""
+    zeros: Tensor
+    """[out, in / group] float32, finite"""
+    group: int
+    """Inputs a group: one of GROUPS"""
+    bits: int
+    """4 or 8"""
+    order: Tensor | None = None
+    """[in] int32: column j of `codes` belongs to input order[j]; None: to input j"""
+
+    def __post_init__(self) -> None:
+        if self.bits not in MIDDLE:
+            raise ValueError(f"codes of {self.bits} bits; Baton multiplies 4 and 8")
+        if self.group not in GROUPS:
+            raise ValueError(f"groups of {self.group} inputs; Baton multiplies groups of 32, 64 and 128")
+        if self.codes.dim() != 2 or self.codes.dtype != torch.uint8:
+            raise ValueError(f"codes are {_told(self.codes)}, not [out, in] in uint8")
+        if self.in_features % self.group:
+            raise ValueError(f"{self.in_features} inputs are no multiple of the group of {self.group}")
+        shape = (self.out_features, self.in_features // self.group)
+        for name, tensor in (("scales", self.scales), ("zeros", self.zeros)):
+            if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
+                raise ValueError(f"{name} are {_told(tensor)}, not {list(shape)} in float32")
+            if tensor.numel() and not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"{name} hold NaN or infinity")
+        if self.bits == 4 and self.codes.numel() and int(self.codes.max()) > 15:
+            raise ValueError(f"a code is {int(self.codes.max())}, 4 bits hold 0 to 15")
+        if self.order is not None:
+            if tuple(self.order.shape) != (self.in_features,) or self.order.dtype != torch.int32:
+                raise ValueError(f"order is {_told(self.order)}, not [{self.in_features}] in int32")
+            if not torch.equal(self.order.sort().values, torch.arange(self.in_features, dtype=torch.int32)):
+                raise ValueError(f"order does not name each of {self.in_features} inputs once")
+
+    @property
+    def out_features(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.codes.shape[1]
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether every zero point is the middle of the codes."""
+        return bool((self.zeros == MIDDLE[self.bits]).all())
+
+    @property
+    def scales_fit_half(self) -> bool:
+        """Whether float16 holds every scale exactly.
+
+        It does for scales of Baton's own and of most files; not for all of GGUF's Q4_K, nor tiny bf16 ones.
+        """
+        return torch.equal(self.scales.half().float(), self.scales)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weight as kernels need it: codes at their bits, scales and zeros at 4 bytes."""
+        order = 0 if self.order is None else 4 * self.in_features
+        return self.codes.numel() * self.bits // 8 + 8 * self.scales.numel() + order
+
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[out, in] in the order of inputs: scale * (code - zero), computed in float32."""
+        found = torch.empty(self.codes.shape, dtype=dtype)
+        some = max(1, _CACHED_ELEMENTS // max(1, self.in_features))
+        order = None if self.order is None else self.order.long()
+        for first in range(0, self.out_features, some):
+            part = slice(first, first + some)
+            codes = self.codes[part].float().reshape(-1, self.scales.shape[1], self.group)
+            exact = codes.sub_(self.zeros[part].unsqueeze(2)).mul_(self.scales[part].unsqueeze(2)).flatten(1)
+            if order is None:
+                found[part] = exact
+            else:
+                found[part, order] = exact.to(dtype)
+        return found
+
+    def rows(self, first: int, last: int) -> Grouped:
+        """Outputs [first, last)."""
+        part = slice(first, last)
+        return replace(self, codes=self.codes[part], scales=self.scales[part], zeros=self.zeros[part])
+
+    def columns(self, first: int, last: int) -> Grouped:
+        """Inputs [first, last).  Raises `ValueError` where that cuts a group, or if there is an order."""
+        if (first, last) == (0, self.in_features):
+            return self
+        if self.order is not None:
+            raise ValueError("inputs in act-order cannot be cut: every group has inputs of every part")
+        if first % self.group or last % self.group:
+            raise ValueError(f"inputs {first} to {last - 1} cut a group of {self.group}")
+        groups = slice(first // self.group, last // self.group)
+        return replace(
+            self, codes=self.codes[:, first:last], scales=self.scales[:, groups], zeros=self.zeros[:, groups]
+        )
+
+    def regrouped(self, group: int) -> Grouped:
+        """The same weight in smaller groups, of which several have one scale."""
+        if group == self.group:
+            return self
+        if self.group % group:
+            raise ValueError(f"groups of {self.group} are not made of groups of {group}")
+        times = self.group // group
+        scales, zeros = (part.repeat_interleave(times, dim=1) for part in (self.scales, self.zeros))
+        return replace(self, scales=scales, zeros=zeros, group=group)
+
+    def widened(self, bits: int) -> Grouped:
+        """The same weight in as many bits or more; zero points stay what they are."""
+        if bits < self.bits:
+            raise ValueError(f"codes of {self.bits} bits do not fit into {bits}")
+        return replace(self, bits=bits)
+
+
+def joined(parts: Sequence[Grouped]) -> Grouped:
+    """The outputs of all parts, one after the other, in the smallest group and the most bits of any.
+
+    Raises `ValueError` if they have different inputs or orders.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    if any(part.in_features != first.in_features for part in parts):
+        raise ValueError(f"parts have {' and '.join(str(part.in_features) for part in parts)} inputs")
+    for part in parts[1:]:
+        same = part.order is first.order or (
+            part.order is not None and first.order is not None and torch.equal(part.order, first.order)
+        )
+        if not same:
+            raise ValueError("parts have their inputs in different orders")
+    group, bits = min(part.group for part in parts), max(part.bits for part in parts)
+    parts = [part.regrouped(group).widened(bits) for part in parts]
+    return Grouped(
+        codes=torch.cat([part.codes for part in parts]),
+        scales=torch.cat([part.scales for part in parts]),
+        zeros=torch.cat([part.zeros for part in parts]),
+        group=group,
+        bits=bits,
+        order=first.order,
+    )
+
+
+def _told(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')}"
