@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import secrets
 
 import pytest
 
+from baton.simulation.checks.books import Violation
 from baton.simulation.plans.scenarios import SCENARIOS
 from baton.simulation.runner import Summary, run_seeds
+from baton.simulation.world import Outcome
 
 FIXED = {
     "standard": range(0, 150),
@@ -95,3 +98,19 @@ def test_several_processes_find_the_same():
     shape = SCENARIOS["small"]
     alone, together = (run_seeds(shape, range(20), jobs=jobs, keep_going=True) for jobs in (1, 2))
     assert (alone.events, alone.answers, alone.faults) == (together.events, together.answers, together.faults)
+
+
+def test_a_violation_reaches_the_process_that_sums_up():
+    outcome = Outcome(7, violation=Violation("order", "request 3 came before request 2"))
+    there = pickle.loads(pickle.dumps(outcome)).violation
+    assert (there.rule, there.text, str(there)) == ("order", outcome.violation.text, str(outcome.violation))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "seed"),
+    [
+        ("crashes", 2003299)
+    ],  # a prompt of 18 tokens is not cut, though 16 take longer than streams should wait
+)
+def test_seeds_that_were_once_found(scenario, seed):
+    check(run_seeds(SCENARIOS[scenario], range(seed, seed + 1)), scenario)

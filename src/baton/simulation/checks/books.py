@@ -20,6 +20,10 @@ class Violation(Exception):
         self.rule = rule
         self.text = text
 
+    def __reduce__(self) -> tuple[type[Violation], tuple[str, str]]:
+        """So that another process may be told of it: exceptions are pickled by their `args` otherwise."""
+        return Violation, (self.rule, self.text)
+
 
 @dataclass
 class Named:

@@ -63,12 +63,14 @@ class PaceWatch:
             return
         context = int(batch.starts[: batch.num_decodes].sum())
         start = int(batch.starts[batch.num_decodes])
+        least = LEAST
         if target is None:
             alone = pace.decoding(len(rows), context)
+            least = int(LEAST * SLACK)  # a prompt is not cut for the few tokens between
             target = max(BESIDE_STREAMS * pace.shortest, BESIDE_ROWS * alone) * SLACK * SLACK
-        least = pace.with_prompts(LEAST, start, len(rows), context)
+        fewest = pace.with_prompts(least, start, len(rows), context)
         takes = pace.with_prompts(tokens, start, len(rows), context)
-        if takes > max(target, least) * 1.0001:
+        if takes > max(target, fewest) * 1.0001:
             raise Violation(
                 "streams",
                 f"step {batch.step} computes {tokens} tokens of prompts in {takes:.4f} s beside {len(rows)} "
