@@ -27,7 +27,7 @@ from _common import Table, machine, percentile, print_machine, write_json
 from baton.engine.core import EngineCore
 from baton.gateway.cluster.cluster import Cluster
 from baton.gateway.cluster.request import EngineRequest
-from baton.gateway.generation.inbox import Inbox
+from baton.gateway.instances.inbox import Inbox
 from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, pack_int64
 from baton.protocol.commands import Admit

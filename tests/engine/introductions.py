@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.protocol.passes import gateway_key, pair_key, plan_pass
 from baton.protocol.requests import Target
+from baton.protocol.rules.passes import gateway_key, pair_key, plan_pass
 
 
 def introduce(

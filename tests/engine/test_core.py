@@ -12,11 +12,11 @@ from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import Abort, Admit, Control, Grow, Pace, Preempt
 from baton.protocol.config import CostModel
-from baton.protocol.fair_queue import Flow
 from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport, WorkerFailed, WorkerReady
 from baton.protocol.requests import Cancel, Failing, Hello, Outputs, Query, QueryReply, Submit, Welcome
+from baton.protocol.rules.fair_queue import Flow
+from baton.protocol.rules.silence import LOOKS, MAX_VOIDS
 from baton.protocol.sampling import LogitBias, Sampling, Stopping, TokenLogprobs
-from baton.protocol.silence import LOOKS, MAX_VOIDS
 from tests.engine.world import World
 
 

@@ -19,7 +19,6 @@ import msgspec
 import zmq
 
 from baton.protocol.codec import pack_int32, pack_int64, unpack_int32
-from baton.protocol.proof import answer as prove
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import (
     FROM_ENGINE,
@@ -35,6 +34,7 @@ from baton.protocol.requests import (
     Submit,
     Welcome,
 )
+from baton.protocol.rules.proof import answer as prove
 from baton.protocol.sampling import TokenLogprobs
 from baton.protocol.weights import Weights
 

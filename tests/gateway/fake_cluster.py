@@ -7,11 +7,11 @@ from typing import Any
 from baton.gateway.cluster.cluster import Cluster
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import ApiError
-from baton.gateway.generation.inbox import Inbox
+from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import pack_int32, pack_int64
-from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.handover import InstanceSource
 from baton.protocol.requests import Cancel, Finished, Hello, Load, Outputs, Query, Submit, ToEngine, Welcome
+from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping
 
 BLOCK = 16

@@ -14,7 +14,7 @@ import uvicorn
 import uvloop
 from openai import AsyncOpenAI, OpenAI
 
-from baton.gateway.http.access import Access
+from baton.gateway.access import Access
 from baton.gateway.http.app import create_app
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.served_model import ServedModel

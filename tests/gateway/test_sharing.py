@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.gateway.http.access import Access, key_id
+from baton.gateway.access import Access, key_id
 from baton.gateway.sharing import (
     MAX_RETRY_AFTER_S,
     Sharing,
@@ -22,8 +22,8 @@ from baton.gateway.sharing import (
 from baton.launch.limits import OptionError
 from baton.launch.options import UserOptions
 from baton.launch.server import make_sharing
-from baton.protocol.fair_queue import EVERYBODY, MAX_NAME, check_flow
 from baton.protocol.requests import Finished
+from baton.protocol.rules.fair_queue import EVERYBODY, MAX_NAME, check_flow
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer
 

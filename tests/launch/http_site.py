@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 
-from baton.gateway.http.access import Access
+from baton.gateway.access import Access
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import SharingOptions

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.gateway.http.access import Access
+from baton.gateway.access import Access
 from baton.launch.http.listening import listen
 from baton.launch.limits import OptionError
 from baton.launch.options import HttpOptions

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from baton import LLM
 from baton.cli.main import app
-from baton.gateway.http.access import Access
+from baton.gateway.access import Access
 from baton.gateway.http.bodies import DEFAULT_LIMIT_BYTES
 from baton.gateway.sharing import SharingOptions
 from baton.launch.arguments import choose_arguments

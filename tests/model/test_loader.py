@@ -196,7 +196,7 @@ def test_loading_makes_no_second_copy(tmp_path: Path, form: str) -> None:
         text=True,
         timeout=120,
         check=True,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[2],
     )
     grown, weights = map(int, result.stdout.split())
     assert weights > 80e6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.engine.core import EngineCore
 from baton.engine.scheduling.waiting import WaitingLine
 from baton.gateway.cluster.request import EngineRequest
-from baton.protocol.fair_queue import EVERYBODY, FairQueue, Flow, Share
+from baton.protocol.rules.fair_queue import EVERYBODY, FairQueue, Flow, Share
 from tests.simulation.mutations import Patch, mutation
 
 

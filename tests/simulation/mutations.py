@@ -26,10 +26,10 @@ from baton.gateway.cluster.cluster import Cluster
 from baton.gateway.cluster.member import lost_error
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.cluster.table import RequestTable
-from baton.protocol import silence
 from baton.protocol.commands import Abort, Preempt
 from baton.protocol.reports import Closed, CloseReason, StepReport
-from baton.protocol.silence import Silence
+from baton.protocol.rules import silence
+from baton.protocol.rules.silence import Silence
 from baton.protocol.weights import Weights
 from baton.simulation.parties import new_weights
 from baton.simulation.wires.rings import WatchedReports

@@ -12,13 +12,13 @@ import sys
 import pytest
 
 from baton.simulation import world
-from baton.simulation.checks.watch_engine import EngineWatch
-from baton.simulation.checks.watch_fairness import FairnessWatch
-from baton.simulation.checks.watch_following import FollowWatch
-from baton.simulation.checks.watch_gateway import GatewayWatch
-from baton.simulation.checks.watch_order import OrderWatch
-from baton.simulation.checks.watch_room import RoomWatch
-from baton.simulation.checks.watch_strangers import GrantWatch, LinkWatch, TicketWatch
+from baton.simulation.checks.watches.engine import EngineWatch
+from baton.simulation.checks.watches.fairness import FairnessWatch
+from baton.simulation.checks.watches.following import FollowWatch
+from baton.simulation.checks.watches.gateway import GatewayWatch
+from baton.simulation.checks.watches.order import OrderWatch
+from baton.simulation.checks.watches.room import RoomWatch
+from baton.simulation.checks.watches.strangers import GrantWatch, LinkWatch, TicketWatch
 from baton.simulation.parties import gateway
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.test_mutations import find

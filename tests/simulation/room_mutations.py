@@ -26,7 +26,7 @@ from baton.gateway.cluster.member import Member
 from baton.gateway.cluster.table import RequestTable
 from baton.protocol.handover import Cancelled, Reserve
 from baton.protocol.reports import CloseReason
-from baton.protocol.silence import Silence
+from baton.protocol.rules.silence import Silence
 from tests.simulation.mutations import Patch, mutation
 
 # -- room that is promised

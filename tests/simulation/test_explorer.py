@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from baton.engine.core import EngineCore
+from baton.engine.endings import finish
 from baton.engine.request import State
 from baton.engine.scheduling.scheduler import Scheduler
-from baton.engine.workers.steps import finish
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Preempt
 from baton.simulation.explorer.copying import clone, freeze

@@ -19,9 +19,9 @@ from baton.simulation.checks.oracle import expected_tokens
 from baton.simulation.events import Events, Party
 from baton.simulation.plans.draw import draw_plan
 from baton.simulation.plans.scenarios import SCENARIOS
-from baton.simulation.plans.shrink import named_in, shrink
 from baton.simulation.report import explain_failure
 from baton.simulation.runner import run_plan
+from baton.simulation.shrink import named_in, shrink
 from baton.simulation.wires.network import Channel, Delays
 from baton.simulation.world import World
 from tests.simulation.mutations import MUTATIONS

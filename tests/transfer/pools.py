@@ -19,8 +19,8 @@ from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import DropFetch, Fetch, Grant
 from baton.protocol.handover import InstanceSource
-from baton.protocol.ranks import heads_of_rank
 from baton.protocol.reports import Fetched
+from baton.protocol.rules.ranks import heads_of_rank
 from baton.transfer.base import PoolView
 from baton.transfer.service import TransferService
 

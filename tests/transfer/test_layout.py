@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.model.checkpoint.config import ModelConfig
-from baton.protocol.ranks import heads_of_rank
+from baton.protocol.rules.ranks import heads_of_rank
 from baton.transfer.base import TransferError
 from baton.transfer.layout import Part, neighbours, part_here, part_there, plan, rows, runs
 

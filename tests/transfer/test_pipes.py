@@ -7,10 +7,10 @@ import threading
 import numpy as np
 
 from baton.protocol.handover import InstanceSource
-from baton.transfer import pipes
-from baton.transfer.page_stream import ANSWER, MAGIC, OK, REQUEST
-from baton.transfer.tcp import PIECE_BYTES
-from baton.transfer.window import LEAST, MOST, Window
+from baton.transfer.transports import pipes
+from baton.transfer.transports.page_stream import ANSWER, MAGIC, OK, REQUEST
+from baton.transfer.transports.tcp import PIECE_BYTES
+from baton.transfer.transports.window import LEAST, MOST, Window
 
 from .pools import DEADLINE_S, Geometry, Pool, Reader, content, wait_until
 

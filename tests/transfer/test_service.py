@@ -15,9 +15,9 @@ import pytest
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Extend, Grant, Revoke
 from baton.protocol.handover import InstanceSource
-from baton.transfer import page_server
 from baton.transfer.grants import EARLY, OVER, GrantBook
 from baton.transfer.service import TransferFailed, TransferService
+from baton.transfer.transports import page_server
 from tests.conftest import GENEROUS_S
 
 from .pools import TOKEN, Geometry, Pool, Reader, Source, content, wait_until

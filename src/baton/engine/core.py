@@ -34,22 +34,22 @@ from typing import Any, NamedTuple
 import msgspec
 
 from baton.engine.counters import Counters
+from baton.engine.endings import finish
 from baton.engine.handover.courier import Courier, earliest
 from baton.engine.handover.handovers import Handovers
-from baton.engine.outbox import Outbox, Outboxes
+from baton.engine.outbox import Outboxes
 from baton.engine.parts import Machinery
-from baton.engine.request import Event, Request, State
+from baton.engine.request import Event, Outbox, Request, State
 from baton.engine.scheduling.prefix import root_key
 from baton.engine.scheduling.scheduler import Admission, Scheduler
 from baton.engine.validation import Rejected, check_submit
 from baton.engine.workers.controls import ACTIONS, Controls, OrderFailed, UnexpectedDone
 from baton.engine.workers.handshake import Handshake, HandshakeError
-from baton.engine.workers.steps import UnreadableReport, finish
+from baton.engine.workers.steps import UnreadableReport
 from baton.protocol.codec import MalformedMessage, pack_int32
 from baton.protocol.commands import Abort, Admit, Command, CommandBatch, Control, Grants, Grow, Preempt
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PeerMessage, Refused, Reserve
-from baton.protocol.passes import gateway_key, pair_key
 from baton.protocol.reports import (
     ControlDone,
     Fetched,
@@ -72,7 +72,8 @@ from baton.protocol.requests import (
     ToEngine,
     Welcome,
 )
-from baton.protocol.silence import Silence
+from baton.protocol.rules.passes import gateway_key, pair_key
+from baton.protocol.rules.silence import Silence
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class Outgoing(NamedTuple):
 class EngineCore:
     """One instance's engine.  `workers` are the process ids of the ranks, rank 0 first; `peer_endpoint` is
     where other engines reach this one, "" if it takes part in no hand-over; `secret` is drawn for this
-    incarnation (`protocol/passes.py`)."""
+    incarnation (`protocol/rules/passes.py`)."""
 
     def __init__(
         self,

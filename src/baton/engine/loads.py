@@ -17,8 +17,8 @@ import msgspec
 
 from baton.engine.scheduling.prefix import PrefixIndex
 from baton.protocol.codec import pack_int64
-from baton.protocol.prefix_keys import short_key
 from baton.protocol.requests import Load
+from baton.protocol.rules.prefix_keys import short_key
 
 _WEIGHT = 0.1
 """Of the newest step."""

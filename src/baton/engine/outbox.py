@@ -1,86 +1,14 @@
 """What is to be told to the gateways, collected between two flushes.
 
-Each gateway has one `Outbox`; what it holds leaves as one `Outputs`.  Tokens go in as packed arrays from the
-start, so that writing one costs two appends and sending them one copy.
+Each gateway has one `Outbox` (`request.py`); what it holds leaves as one `Outputs`.
 """
 
 from __future__ import annotations
 
-import logging
-from array import array
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
-from baton.protocol.codec import INT32, INT64, pack_int32, pack_int64
-from baton.protocol.reports import PromptLogprobs
-from baton.protocol.requests import Finished, FromEngine, Outputs
-from baton.protocol.sampling import TokenLogprobs
-
-if TYPE_CHECKING:
-    from baton.engine.request import Request
-
-log = logging.getLogger(__name__)
-
-
-class Outbox:
-    """For one gateway.  `ids` and `tokens` are aligned, as in `Outputs`."""
-
-    __slots__ = (
-        "aside",
-        "cached",
-        "finished",
-        "identity",
-        "ids",
-        "logprobs",
-        "name",
-        "prompt_logprobs",
-        "requests",
-        "tokens",
-    )
-
-    def __init__(self, identity: bytes, *, aside: bool = False) -> None:
-        self.identity = identity
-        self.aside = aside
-        """Of no gateway: keeps what it gets until `pour`."""
-        self.name: str | None = None
-        """What the gateway called itself in `Hello`; None before."""
-        self.requests: dict[int, Request] = {}
-        """Those that still need their `Finished`."""
-        self.ids: array[int] = array(INT64)
-        self.tokens: array[int] = array(INT32)
-        self.logprobs: list[tuple[int, TokenLogprobs]] = []
-        self.prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
-        self.finished: list[Finished] = []
-        self.cached: list[tuple[int, int]] = []
-        """Of requests that were admitted, and no reason to send anything."""
-
-    def __str__(self) -> str:
-        return f"{self.name or 'unknown'} ({self.identity.hex()})"
-
-    def pour(self, into: Outbox) -> None:
-        """Moves tokens and their log-probabilities."""
-        offset = len(into.ids)
-        into.ids += self.ids
-        into.tokens += self.tokens
-        into.logprobs += [(offset + index, logprobs) for index, logprobs in self.logprobs]
-        self.ids, self.tokens, self.logprobs = array(INT64), array(INT32), []
-
-    def take(self) -> Outputs | None:
-        """What was collected, or None if there is nothing; the outbox is empty afterwards."""
-        if not (self.ids or self.finished or self.prompt_logprobs):
-            return None
-        outputs = Outputs(
-            ids=pack_int64(self.ids),
-            tokens=pack_int32(self.tokens),
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            finished=self.finished,
-            cached=self.cached,
-        )
-        self.ids, self.tokens = array(INT64), array(INT32)
-        self.logprobs, self.prompt_logprobs, self.finished, self.cached = [], [], [], []
-        return outputs
-
+from baton.engine.request import Outbox, Request
+from baton.protocol.requests import FromEngine
 
 _MAX_UNNAMED = 256
 

@@ -1,4 +1,4 @@
-"""One request inside the engine, and the table of its states.
+"""One request inside the engine, the table of its states, and the outbox of the gateway that it came from.
 
 | state | holds | waits for |
 | --- | --- | --- |
@@ -21,14 +21,12 @@ from __future__ import annotations
 
 from array import array
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from baton.engine.outbox import Outbox
-from baton.protocol.fair_queue import EVERYBODY, Flow, Share
-from baton.protocol.sampling import Sampling, Stopping
-
-if TYPE_CHECKING:
-    from baton.engine.handover.records import Departure
+from baton.protocol.codec import INT32, INT64, pack_int32, pack_int64
+from baton.protocol.reports import PromptLogprobs
+from baton.protocol.requests import Finished, Outputs
+from baton.protocol.rules.fair_queue import EVERYBODY, Flow, Share
+from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
 NEVER = 1 << 62
 """A number of tokens that no request reaches."""
@@ -234,8 +232,8 @@ class Request:
         self.arrival = arrival
         self.arrived = arrived
         self.state = state
-        self.departure: Departure | None = None
-        """How it is to be handed over to another instance; None: it stays."""
+        self.departure: object | None = None
+        """How it is to be handed over to another instance (see `handover/records.py`); None: it stays."""
         self.computed = 0
         """Leading tokens of this epoch's prefill whose KV is computed, as far as was reported."""
         self.uncomputed = 0
@@ -295,3 +293,67 @@ class Request:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+
+class Outbox:
+    """What is to be told to one gateway.  `ids` and `tokens` are aligned, as in `Outputs`.
+
+    Tokens go in as packed arrays from the start, so that writing one costs two appends and sending them one
+    copy.
+    """
+
+    __slots__ = (
+        "aside",
+        "cached",
+        "finished",
+        "identity",
+        "ids",
+        "logprobs",
+        "name",
+        "prompt_logprobs",
+        "requests",
+        "tokens",
+    )
+
+    def __init__(self, identity: bytes, *, aside: bool = False) -> None:
+        self.identity = identity
+        self.aside = aside
+        """Of no gateway: keeps what it gets until `pour`."""
+        self.name: str | None = None
+        """What the gateway called itself in `Hello`; None before."""
+        self.requests: dict[int, Request] = {}
+        """Those that still need their `Finished`."""
+        self.ids: array[int] = array(INT64)
+        self.tokens: array[int] = array(INT32)
+        self.logprobs: list[tuple[int, TokenLogprobs]] = []
+        self.prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
+        self.finished: list[Finished] = []
+        self.cached: list[tuple[int, int]] = []
+        """Of requests that were admitted, and no reason to send anything."""
+
+    def __str__(self) -> str:
+        return f"{self.name or 'unknown'} ({self.identity.hex()})"
+
+    def pour(self, into: Outbox) -> None:
+        """Moves tokens and their log-probabilities."""
+        offset = len(into.ids)
+        into.ids += self.ids
+        into.tokens += self.tokens
+        into.logprobs += [(offset + index, logprobs) for index, logprobs in self.logprobs]
+        self.ids, self.tokens, self.logprobs = array(INT64), array(INT32), []
+
+    def take(self) -> Outputs | None:
+        """What was collected, or None if there is nothing; the outbox is empty afterwards."""
+        if not (self.ids or self.finished or self.prompt_logprobs):
+            return None
+        outputs = Outputs(
+            ids=pack_int64(self.ids),
+            tokens=pack_int32(self.tokens),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            finished=self.finished,
+            cached=self.cached,
+        )
+        self.ids, self.tokens = array(INT64), array(INT32)
+        self.logprobs, self.prompt_logprobs, self.finished, self.cached = [], [], [], []
+        return outputs

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from baton.executor.base import Int32Array
 from baton.ipc.memory import create_memory
-from baton.protocol.ranks import heads_of_rank
+from baton.protocol.rules.ranks import heads_of_rank
 from baton.transfer.base import PoolView
 
 UInt32Array = npt.NDArray[np.uint32]

@@ -1,8 +1,8 @@
 """How users share the server: whose a request is for fair queuing, and what its prefix cache is salted with.
 
 A request's *flow* is (the id of its API key, a digest of its field `user`).  Without a key the users share
-"", and without `user` a key is one user.  `protocol/fair_queue.py` says what follows from it; here is only
-who is who.  A user can invent as many names as it likes: they divide the share of its key.
+"", and without `user` a key is one user.  `protocol/rules/fair_queue.py` says what follows from it; here is
+only who is who.  A user can invent as many names as it likes: they divide the share of its key.
 
 **Salt by key.**  A client that guesses another one's prompt can see whether it is cached, by the time to the
 first token and in `cached_tokens`.  With `--salt-by-key` the salt of a request is an HMAC of its own
@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.gateway.http.access import Access, key_id
-from baton.protocol.fair_queue import EVERYBODY, MAX_WEIGHT, MIN_WEIGHT, Flow
+from baton.gateway.access import Access, key_id
+from baton.protocol.rules.fair_queue import EVERYBODY, MAX_WEIGHT, MIN_WEIGHT, Flow
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 
-from baton.gateway.http.access import Access
+from baton.gateway.access import Access
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.sharing import SharingOptions, WeightsError, read_weights
 from baton.ipc.process import process_age_s

@@ -52,7 +52,7 @@ from typing import Literal
 import msgspec
 
 from baton.protocol.codec import Codec
-from baton.protocol.fair_queue import EVERYBODY, Flow
+from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
 RefusalCode = Literal[

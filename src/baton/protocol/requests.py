@@ -28,9 +28,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from baton.protocol.codec import Codec
-from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.handover import InstanceSource
 from baton.protocol.reports import PromptLogprobs
+from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.weights import Weights
 

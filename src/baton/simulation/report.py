@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from baton.simulation.plans.draw import draw_plan
 from baton.simulation.plans.scenarios import SCENARIOS
-from baton.simulation.plans.shrink import named_in, shrink
 from baton.simulation.runner import run_plan
+from baton.simulation.shrink import named_in, shrink
 
 
 def explain_failure(scenario: str, seed: int, *, last: int | None = None, max_runs: int = 1000) -> str:

@@ -27,10 +27,10 @@ from baton.protocol.handover import PoolSource
 from baton.transfer.base import PoolView, Transport
 from baton.transfer.fetcher import Fetcher, Report
 from baton.transfer.grants import GrantBook
-from baton.transfer.nixl import NixlTransport
-from baton.transfer.shared_memory import SharedMemoryTransport
 from baton.transfer.tasks import READ, TaskGenerator, Tasks, Wait
-from baton.transfer.tcp import TcpTransport
+from baton.transfer.transports.nixl import NixlTransport
+from baton.transfer.transports.shared_memory import SharedMemoryTransport
+from baton.transfer.transports.tcp import TcpTransport
 
 log = logging.getLogger(__name__)
 

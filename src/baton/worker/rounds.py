@@ -23,7 +23,7 @@ from baton.ipc.process import Waiter
 from baton.ipc.ring import RETRY_S, RingWriter
 from baton.ipc.ticket import RETRY_S as TICKET_RETRY_S
 from baton.ipc.ticket import PeerDied, TicketReader, TicketTimeout, TicketWriter
-from baton.protocol.silence import Silence
+from baton.protocol.rules.silence import Silence
 from baton.worker.command_log import CommandLog, CommandLogBroken
 
 SPIN_S = 30e-6

@@ -11,7 +11,6 @@ from baton.engine.handover.fetches import MAX_FETCH_PAGES
 from baton.engine.handover.records import TRUST
 from baton.protocol.codec import pack_int32, unpack_int32
 from baton.protocol.commands import Abort, Admit, Control, DropFetch, Fetch, Preempt
-from baton.protocol.fair_queue import Flow
 from baton.protocol.handover import (
     Cancel,
     Cancelled,
@@ -27,6 +26,7 @@ from baton.protocol.handover import (
 from baton.protocol.reports import CloseReason, ControlDone
 from baton.protocol.requests import Cancel as GatewayCancel
 from baton.protocol.requests import Query
+from baton.protocol.rules.fair_queue import Flow
 from baton.protocol.sampling import Stopping, TokenLogprobs
 from tests.engine.peerscript import LEASE_S, PeerScript, instance_source, pool_source, reserve
 

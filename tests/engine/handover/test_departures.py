@@ -12,7 +12,6 @@ import pytest
 
 from baton.protocol.codec import pack_int32, unpack_int32
 from baton.protocol.commands import Abort, Admit, Preempt
-from baton.protocol.fair_queue import Flow
 from baton.protocol.handover import (
     Cancel,
     Cancelled,
@@ -30,7 +29,8 @@ from baton.protocol.handover import (
 from baton.protocol.reports import CloseReason, ControlDone
 from baton.protocol.requests import Cancel as GatewayCancel
 from baton.protocol.requests import Query
-from baton.protocol.silence import LOOKS, MAX_VOIDS
+from baton.protocol.rules.fair_queue import Flow
+from baton.protocol.rules.silence import LOOKS, MAX_VOIDS
 from tests.engine.peerscript import LEASE_S, PeerScript
 
 

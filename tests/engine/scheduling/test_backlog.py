@@ -2,10 +2,9 @@
 
 from array import array
 
-from baton.engine.outbox import Outbox
-from baton.engine.request import Request
+from baton.engine.request import Outbox, Request
 from baton.engine.scheduling.backlog import Backlog
-from baton.protocol.fair_queue import EVERYBODY, Flow
+from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping
 
 

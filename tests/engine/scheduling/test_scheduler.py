@@ -4,12 +4,11 @@ from array import array
 
 import pytest
 
-from baton.engine.outbox import Outbox
-from baton.engine.request import NEVER, Event, Request, State
+from baton.engine.request import NEVER, Event, Outbox, Request, State
 from baton.engine.scheduling.ledger import Ledger
 from baton.engine.scheduling.prefix import PrefixIndex
 from baton.engine.scheduling.scheduler import Decisions, Headroom, Scheduler
-from baton.protocol.fair_queue import EVERYBODY, Flow
+from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping
 
 

@@ -9,10 +9,10 @@ import socket
 import pytest
 
 from baton.gateway.errors import RequestCancelled
-from baton.gateway.generation.inbox import Inbox, Turn
 from baton.gateway.generation.sequence import Update
 from baton.gateway.http import responses
 from baton.gateway.http.stepping import begin
+from baton.gateway.instances.inbox import Inbox, Turn
 from baton.protocol.sampling import TokenLogprobs
 from tests.gateway.harness import GatewayServer
 

@@ -13,9 +13,9 @@ from baton.gateway.cluster import table as requests_table
 from baton.gateway.cluster.member import _MAX_SWITCHES
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import InstanceUnavailable
-from baton.gateway.generation.inbox import Inbox
-from baton.protocol.prefix_keys import short_keys
+from baton.gateway.instances.inbox import Inbox
 from baton.protocol.requests import QueryReply
+from baton.protocol.rules.prefix_keys import short_keys
 from tests.gateway.fake_cluster import FakeCluster, error_of
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.generation import generation
-from baton.gateway.generation.inbox import Inbox
+from baton.gateway.instances.inbox import Inbox
 from tests.gateway.harness import GatewayServer
 
 SLOTS = 8

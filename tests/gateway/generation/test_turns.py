@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from baton.gateway.api import formats
-from baton.gateway.api.formats import TURN, CompletionLogprobs, Part, chat_logprobs, encode, in_turns
-from baton.gateway.api.formats import prompt_logprobs as render_prompt_logprobs
 from baton.gateway.generation import generation as generations
 from baton.gateway.generation.generation import Generation
 from baton.gateway.http import responses
+from baton.gateway.rendering import formats
+from baton.gateway.rendering.formats import TURN, CompletionLogprobs, Part, chat_logprobs, encode, in_turns
+from baton.gateway.rendering.formats import prompt_logprobs as render_prompt_logprobs
 from baton.observe.metrics import Metrics
 from baton.protocol.sampling import TokenLogprobs
 from baton.protocol.sampling_params import SamplingParams

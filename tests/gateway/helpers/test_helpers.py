@@ -15,13 +15,14 @@ import httpx
 import msgspec
 import pytest
 
-from baton.gateway.api import reading, schemas
-from baton.gateway.api.reading import Reader, Settings, decode_answer
+from baton.gateway.api import schemas
 from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
 from baton.gateway.helpers import child, pool
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.helpers.wire import ANSWER, GOES_ON, JOB
 from baton.gateway.helpers.wire import HELLO as HELLO_HEAD
+from baton.gateway.reading import reader as reading
+from baton.gateway.reading.reader import Reader, Settings, decode_answer
 from baton.gateway.text.encoding import Encoding
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from baton.gateway.http.access import Access
+from baton.gateway.access import Access
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.protocol.weights import Weights
 from tests.conftest import GENEROUS_S

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from baton.gateway.http.access import Access
+from baton.gateway.access import Access
 from baton.gateway.http.app import create_app
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.served_model import ServedModel

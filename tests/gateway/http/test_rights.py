@@ -10,8 +10,8 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
+from baton.gateway.access import Access
 from baton.gateway.errors import ApiError
-from baton.gateway.http.access import Access
 from baton.gateway.http.rights import RIGHTS, Guard, is_local, key_id, right_of, without_right
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer

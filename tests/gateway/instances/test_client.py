@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from baton.gateway.cluster.table import MAX_FRUITLESS
 from baton.gateway.errors import BadRequest, InstanceUnavailable, RequestCancelled
-from baton.gateway.generation.inbox import Inbox
 from baton.gateway.instances.client import ClusterClient
+from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import pack_int32, pack_int64, unpack_int32
 from baton.protocol.requests import FROM_ENGINE, Outputs, QueryReply, max_message_bytes
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from baton.gateway.errors import InstanceUnavailable
-from baton.gateway.generation.inbox import Inbox
 from baton.gateway.instances.client import ClusterClient
+from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import unpack_int32
 from baton.protocol.sampling import Sampling, Stopping
 from tests.gateway.echo_engine import EchoEngine

@@ -18,8 +18,8 @@ import pytest
 
 from baton.gateway.cluster.cluster import Cluster
 from baton.gateway.cluster.request import EngineRequest
-from baton.gateway.generation.inbox import Inbox
 from baton.gateway.instances.client import ClusterClient
+from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import pack_int32, pack_int64, unpack_int32
 from baton.protocol.requests import (
     FROM_ENGINE,

@@ -11,7 +11,7 @@ from baton.gateway.errors import BadRequest
 from baton.gateway.instances import client as cluster_client
 from baton.gateway.instances import endpoints
 from baton.gateway.instances.endpoints import check_endpoint
-from baton.protocol.proof import Prover, answer, claim
+from baton.protocol.rules.proof import Prover, answer, claim
 from tests.gateway.site import PATH, Site
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.gateway.http.access import Access
+from baton.gateway.access import Access
 from baton.protocol.weights import Weights
 from tests.gateway.harness import GatewayServer
 

@@ -43,8 +43,8 @@ from baton.engine.handover.credits import Credits
 from baton.engine.handover.fetches import Fetches
 from baton.engine.handover.records import TRUST, Arrival, Reply, Stage
 from baton.engine.handover.reservation import Checker, Refusal
-from baton.engine.outbox import Outbox, Outboxes
-from baton.engine.request import Event, Request
+from baton.engine.outbox import Outboxes
+from baton.engine.request import Event, Outbox, Request
 from baton.engine.scheduling.scheduler import Admission, Scheduler
 from baton.engine.validation import Limits
 from baton.protocol.codec import MalformedMessage, unpack_int32
@@ -64,10 +64,10 @@ from baton.protocol.handover import (
     Reserved,
     Taken,
 )
-from baton.protocol.passes import gateway_key, pair_key
 from baton.protocol.reports import Fetched
 from baton.protocol.requests import Target
-from baton.protocol.silence import Silence
+from baton.protocol.rules.passes import gateway_key, pair_key
+from baton.protocol.rules.silence import Silence
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Extend, Grant, Grants, Revoke
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import Cancel, InstanceSource, Reserve
-from baton.protocol.passes import grant_token
 from baton.protocol.requests import Target
-from baton.protocol.silence import Silence
+from baton.protocol.rules.passes import grant_token
+from baton.protocol.rules.silence import Silence
 
 
 class Attempts:

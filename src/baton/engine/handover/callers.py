@@ -26,7 +26,7 @@ from collections import OrderedDict, deque
 from hmac import compare_digest
 from typing import NamedTuple
 
-from baton.protocol.passes import derive, gateway_key, link_proof, pair_key
+from baton.protocol.rules.passes import derive, gateway_key, link_proof, pair_key
 
 _MAX_PEERS = 4096
 """Peers that are remembered; each restart of one is another."""

@@ -1,10 +1,9 @@
 """Credits: the requests of other instances that were refused for want of room, and who comes next.
 
-Theory.  Who was refused waits in line, by priority and fairly by flow (`protocol/fair_queue.py`), and nobody
-behind overtakes.  When there
-is room for the first one it gets a `Credit`, and the room is *promised* to it: it counts as taken until its
-next `Reserve` or its `Cancel`, which P owes at once, or until `PROMISE_S` is over.  So room that became free
-once is not given away twice, and one that does not answer costs a second.
+Theory.  Who was refused waits in line, by priority and fairly by flow (`protocol/rules/fair_queue.py`), and
+nobody behind overtakes.  When there is room for the first one it gets a `Credit`, and the room is *promised*
+to it: it counts as taken until its next `Reserve` or its `Cancel`, which P owes at once, or until `PROMISE_S`
+is over.  So room that became free once is not given away twice, and one that does not answer costs a second.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.engine.handover.courier import Alarm
-from baton.protocol.fair_queue import FairLine, Flow
 from baton.protocol.requests import Target
+from baton.protocol.rules.fair_queue import FairLine, Flow
 
 PROMISE_S = 1.0
 KEPT_S = 60.0

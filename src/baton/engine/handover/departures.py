@@ -49,16 +49,15 @@ import logging
 from collections.abc import Callable, Iterator
 
 from baton.engine.counters import Counters
+from baton.engine.endings import finish
 from baton.engine.handover.attempts import Attempts
 from baton.engine.handover.courier import Courier
-from baton.engine.handover.records import Attempt, Departure, Phase
+from baton.engine.handover.records import Attempt, Departure, Phase, departure_of
 from baton.engine.outbox import Outboxes
 from baton.engine.request import Event, Request, State
 from baton.engine.scheduling.scheduler import Scheduler
-from baton.engine.workers.steps import finish
 from baton.protocol.codec import pack_int32
 from baton.protocol.config import InstanceConfig
-from baton.protocol.fair_queue import FairLine
 from baton.protocol.handover import (
     Cancel,
     Cancelled,
@@ -73,6 +72,7 @@ from baton.protocol.handover import (
     Taken,
 )
 from baton.protocol.requests import Target
+from baton.protocol.rules.fair_queue import FairLine
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,8 @@ class Departures:
 
     def departs(self, request: Request) -> bool:
         """Whether it is to be closed after its first token."""
-        return request.departure is not None and not request.departure.over
+        departure = departure_of(request)
+        return departure is not None and not departure.over
 
     def stay_all(self, why: str) -> None:
         """No request departs that was not handed over yet."""
@@ -182,7 +183,7 @@ class Departures:
 
     def admitted(self, request: Request, num_computed: int) -> None:
         """It was admitted with so many leading tokens from the prefix cache."""
-        departure = request.departure
+        departure = departure_of(request)
         if departure is not None and not departure.over:
             self._unplace(departure)
             departure.complete = num_computed // self._config.block_size
@@ -191,7 +192,7 @@ class Departures:
 
     def computed(self, request: Request, num_tokens: int) -> None:
         """So many leading tokens are computed."""
-        departure = request.departure
+        departure = departure_of(request)
         # (When all are, the first token follows in the same report, and with it Handoff, which says it all.)
         if departure is not None and not departure.over and num_tokens < len(request.tokens):
             departure.complete = max(departure.complete, num_tokens // self._config.block_size)
@@ -199,19 +200,20 @@ class Departures:
 
     def layers_computed(self, request: Request, layers: int) -> None:
         """The last chunk is computed in so many layers."""
-        departure = request.departure
+        departure = departure_of(request)
         if departure is not None and not departure.over and layers > departure.layers:
             departure.layers = layers
             self._report(departure)
 
     def withdrawn(self, request: Request) -> None:
         """The gateway wants it no more; its slot may still be open."""
-        if request.departure is not None:
-            self._finish(request.departure)
+        departure = departure_of(request)
+        if departure is not None:
+            self._finish(departure)
 
     def keep(self, request: Request) -> None:
         """Its slot is about to be released: what D may be reading stays as it is."""
-        departure = request.departure
+        departure = departure_of(request)
         if departure is None:
             return
         current = departure.current
@@ -224,7 +226,7 @@ class Departures:
 
     def closed(self, request: Request, now: float) -> None:
         """Its slot was released, and its state is what follows from that."""
-        departure = request.departure
+        departure = departure_of(request)
         if departure is None:
             return
         if request.state is State.HANDED:
@@ -499,8 +501,9 @@ class Departures:
 
     def _settle(self, request: Request) -> None:
         if request.state is State.PREPARING:
-            if request.departure is not None:
-                self._preparing.pop(request.departure.id, None)
+            departure = departure_of(request)
+            if departure is not None:
+                self._preparing.pop(departure.id, None)
             request.advance(Event.SETTLE)
             self._scheduler.enqueue(request)
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from baton.engine.outbox import Outbox
-from baton.engine.request import Request
+from baton.engine.request import Outbox, Request
 from baton.protocol.handover import InstanceSource
 from baton.protocol.requests import Target
-from baton.protocol.silence import Silence
+from baton.protocol.rules.silence import Silence
 
 TRUST = 0.95
 """Of a lease: clocks need not run equally fast."""
@@ -53,6 +52,13 @@ class Departure:
     """Leading pages that are computed in the current epoch."""
     layers: int = 0
     """Of all other pages: so many layers are computed."""
+
+
+def departure_of(request: Request) -> Departure | None:
+    """How the request is to be handed over to another instance; None: it stays."""
+    departure = request.departure
+    assert departure is None or isinstance(departure, Departure)
+    return departure
 
 
 @dataclass(slots=True, eq=False)

@@ -14,8 +14,8 @@ from baton.engine.request import Request, State
 from baton.engine.scheduling.prefix import root_key
 from baton.engine.validation import Limits, Rejected, check_submit
 from baton.protocol.handover import InstanceSource, RefusalCode, Reserve
-from baton.protocol.passes import plan_pass
 from baton.protocol.requests import Submit
+from baton.protocol.rules.passes import plan_pass
 
 _MIN_LEASE_S, _MAX_LEASE_S = 0.01, 86_400.0
 

@@ -12,7 +12,7 @@ Only who has nothing yet makes place: no token, no slot so far.  Each operation 
 from __future__ import annotations
 
 from baton.engine.request import Request
-from baton.protocol.fair_queue import Flow, Ranking
+from baton.protocol.rules.fair_queue import Flow, Ranking
 
 
 class _User:

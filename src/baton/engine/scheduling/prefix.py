@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from baton.engine.scheduling.ledger import Ledger
-from baton.protocol.prefix_keys import KEY_BYTES, extend_keys, root_key
+from baton.protocol.rules.prefix_keys import KEY_BYTES, extend_keys, root_key
 
 __all__ = ["KEY_BYTES", "PrefixIndex", "extend_keys", "root_key"]
 

@@ -5,7 +5,7 @@ Theory.  Smaller priorities come first.  Within a priority there are three parts
 | who | order | comes |
 | --- | --- | --- |
 | *continued*: it ran already, here or elsewhere, and has given its blocks up | by rank | first |
-| newcomers | fair between flows, first come first served within one (`protocol/fair_queue.py`) | then |
+| newcomers | fair between flows, first come first served within one (`protocol/rules/fair_queue.py`) | then |
 | those that let others pass (`Request.let_pass`) | by rank | before every newcomer of a larger rank |
 
 So nobody loses what was begun for the sake of what was not, and a request that lets others pass waits for a
@@ -23,7 +23,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 
 from baton.engine.request import Request, State
-from baton.protocol.fair_queue import FairQueue, Rank, Ranking, Share
+from baton.protocol.rules.fair_queue import FairQueue, Rank, Ranking, Share
 
 
 class _Class:

@@ -59,7 +59,6 @@ from baton.ipc.zeromq import has_messages, terminate
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PeerMessage
-from baton.protocol.proof import Prover
 from baton.protocol.reports import REPORTS
 from baton.protocol.requests import (
     FROM_ENGINE,
@@ -71,6 +70,7 @@ from baton.protocol.requests import (
     Welcome,
     max_message_bytes,
 )
+from baton.protocol.rules.proof import Prover
 
 log = logging.getLogger(__name__)
 

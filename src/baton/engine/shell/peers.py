@@ -56,7 +56,7 @@ from baton.ipc.zeromq import has_messages
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.handover import PEER, PeerMessage
 from baton.protocol.requests import Target
-from baton.protocol.silence import Silence
+from baton.protocol.rules.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class _Suspect:
 class Peers:
     """Listens on `endpoint` from the moment it is made.  Raises `OSError` if that is impossible.
 
-    `secret`: the engine's (`protocol/passes.py`)."""
+    `secret`: the engine's (`protocol/rules/passes.py`)."""
 
     def __init__(
         self, context: Context, endpoint: str, incarnation: str, max_bytes: int, secret: bytes = b""

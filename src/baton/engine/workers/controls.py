@@ -39,12 +39,13 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
-from baton.engine.outbox import Outbox, Outboxes
+from baton.engine.outbox import Outboxes
+from baton.engine.request import Outbox
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.protocol.commands import Control, Preempt
 from baton.protocol.reports import ControlDone
 from baton.protocol.requests import Query, QueryReply
-from baton.protocol.silence import Silence
+from baton.protocol.rules.silence import Silence
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from array import array
 
-from baton.engine.outbox import Outbox, Outboxes
-from baton.engine.request import Request
+from baton.engine.outbox import Outboxes
+from baton.engine.request import Outbox, Request
 from baton.protocol.codec import INT64
 from baton.protocol.sampling import TokenLogprobs
 

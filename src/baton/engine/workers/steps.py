@@ -16,6 +16,7 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING
 
 from baton.engine.counters import Counters
+from baton.engine.endings import finish
 from baton.engine.loads import Speeds
 from baton.engine.outbox import Outboxes
 from baton.engine.request import Event, IllegalTransition, Request, State
@@ -24,7 +25,7 @@ from baton.engine.workers.rows import Rows
 from baton.engine.workers.step_cost import StepCosts
 from baton.protocol.codec import INT32, MalformedMessage, unpack_int32
 from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport
-from baton.protocol.requests import Finished, FinishReason
+from baton.protocol.requests import FinishReason
 from baton.protocol.sampling import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -222,28 +223,6 @@ class StepReader:
         self._scheduler.release(request)
         if departures is not None:
             departures.closed(request, now)
-
-
-def finish(
-    outboxes: Outboxes, counters: Counters, request: Request, reason: FinishReason, message: str = ""
-) -> None:
-    """Writes the one `Finished` of a request that is gone."""
-    outbox = request.gateway
-    outbox.requests.pop(request.id, None)
-    counters.finished[reason] += 1
-    admitted = request.first_admitted
-    outbox.finished.append(
-        Finished(
-            request.id,
-            reason,
-            code="internal" if reason == "error" else "",
-            message=message,
-            num_cached=request.num_cached,
-            num_preemptions=request.num_preemptions,
-            queued_s=0.0 if admitted is None else admitted - request.arrived,
-        )
-    )
-    outboxes.touch(outbox)
 
 
 def _unpack(*arrays: bytes) -> tuple[array[int], array[int], array[int]]:

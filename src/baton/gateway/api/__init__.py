@@ -1,3 +1,3 @@
-"""OpenAI's bodies: requests checked field by field (`schemas`, `fields`, `messages`, `reading`), answers in
-its shapes (`formats`, `render_*`, and `answers` for the document).  No HTTP here.
+"""OpenAI's bodies, before anything is done with them: requests checked field by field (`schemas`, `fields`,
+`messages`), and the keys of answers for the document (`answers`).  No HTTP here.
 """

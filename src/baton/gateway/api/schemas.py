@@ -5,7 +5,7 @@ Fields that would change the answer and that Baton does not support are refused 
 unknown are accepted, with one warning a name in the log.
 
 A body may hold millions of small values, and a decoder does nothing else until it is through, so long ones
-are read in a helper (`reading.py`).  What nobody reads is only skimmed (`Raw`), and a prompt of too many
+are read in a helper (`reader.py`).  What nobody reads is only skimmed (`Raw`), and a prompt of too many
 lists is refused before one is made.
 """
 
@@ -160,7 +160,7 @@ class JoinRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     """What it serves; compared with the names of what is served here, if it is given."""
     secret: str | None = None
-    """What the engine proves itself with (`protocol/proof.py`)."""
+    """What the engine proves itself with (`protocol/rules/proof.py`)."""
     process: str | None = None
     """Of the supervisor that registers; the same for each incarnation that it starts.  Another
     process cannot take a name while the instance that has it is there."""

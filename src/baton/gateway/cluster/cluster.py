@@ -36,7 +36,7 @@ from baton.protocol.requests import (
     ToEngine,
     Welcome,
 )
-from baton.protocol.silence import Silence
+from baton.protocol.rules.silence import Silence
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)

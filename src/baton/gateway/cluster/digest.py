@@ -1,9 +1,10 @@
 """Which prefixes an instance has in its cache, as far as its gateway knows.
 
-An engine reports each change of its prefix index with its load, as 64-bit keys (`protocol/prefix_keys.py`).
-A request's prefix enters that index only when its KV is computed; so that the next request of the same
-conversation or batch finds its way in the meantime, the keys of what was just sent there are *expected* for a
-while.  Both are a hint: a wrong one costs some computing, never a wrong token.
+An engine reports each change of its prefix index with its load, as 64-bit keys
+(`protocol/rules/prefix_keys.py`).  A request's prefix enters that index only when its KV is computed; so that
+the next request of the same conversation or batch finds its way in the meantime, the keys of what was just
+sent there are *expected* for a while.  Both are a hint: a wrong one costs some computing, never a wrong
+token.
 """
 
 from __future__ import annotations

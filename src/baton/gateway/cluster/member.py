@@ -14,7 +14,7 @@ next `attach` begins a new one with a `Hello`.
 
 An instance that *joined* (registered itself over HTTP) has a lease: without a renewal it is lost, and after
 a while forgotten.  Those that this process runs are watched by a supervisor and have none.  A gateway that
-stood still itself judges nobody for what it has not read meanwhile (`protocol/silence.py`).
+stood still itself judges nobody for what it has not read meanwhile (`protocol/rules/silence.py`).
 
 Besides, the member keeps books for routing: what this gateway itself has sent there, as an engine's reports
 (`Load`) come up to 50 ms late.
@@ -31,7 +31,6 @@ from typing import Any, Literal, get_args
 
 from baton.gateway.cluster.digest import PrefixDigest
 from baton.gateway.errors import ApiError, InstanceUnavailable
-from baton.protocol.passes import pair_key, plan_pass
 from baton.protocol.requests import (
     Cancel,
     Hello,
@@ -43,7 +42,8 @@ from baton.protocol.requests import (
     ToEngine,
     Welcome,
 )
-from baton.protocol.silence import Silence
+from baton.protocol.rules.passes import pair_key, plan_pass
+from baton.protocol.rules.silence import Silence
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import msgspec
 
 from baton.gateway.errors import ApiError
-from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import Finished, Submit, Target
+from baton.protocol.rules.fair_queue import EVERYBODY, Flow
+from baton.protocol.rules.silence import Silence
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
-from baton.protocol.silence import Silence
 
 
 class Consumer(Protocol):

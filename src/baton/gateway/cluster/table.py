@@ -44,10 +44,10 @@ from baton.gateway.cluster.request import Consumer, EngineRequest
 from baton.gateway.cluster.routing import Job, Plan, choose
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.protocol.codec import MalformedMessage, unpack_int32, unpack_int64
-from baton.protocol.fair_queue import FairLine
-from baton.protocol.prefix_keys import short_keys
 from baton.protocol.requests import Finished, Outputs
-from baton.protocol.silence import Silence
+from baton.protocol.rules.fair_queue import FairLine
+from baton.protocol.rules.prefix_keys import short_keys
+from baton.protocol.rules.silence import Silence
 
 log = logging.getLogger(__name__)
 

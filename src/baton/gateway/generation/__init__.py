@@ -1,3 +1,3 @@
-"""A request as a stream of text: `generation` of all its sequences, `sequence` for one, `inbox` between the
-engine's messages and who waits for them, `gathering` for many requests at once, `costs` for their bounds.
+"""A request as a stream of text: `generation` of all its sequences, `sequence` for one, `gathering` for many
+requests at once, `costs` for their bounds, `pausing` for what happens to them when the instances stand still.
 """

@@ -26,20 +26,20 @@ from collections.abc import Sequence as Seq
 
 from msgspec.structs import replace
 
-from baton.gateway.api.reading import check_prompt
 from baton.gateway.cluster.request import Chunk, EngineRequest
 from baton.gateway.errors import ApiError, Overloaded, RequestCancelled
 from baton.gateway.generation.costs import check_cost
-from baton.gateway.generation.inbox import Inbox
 from baton.gateway.generation.sequence import Completion, Sequence, Shared, Update
 from baton.gateway.instances.client import ClusterClient, Limits
+from baton.gateway.instances.inbox import Inbox
+from baton.gateway.reading.prompts import is_packed
+from baton.gateway.reading.reader import check_prompt
 from baton.gateway.served_model import ServedModel
-from baton.gateway.text.prompts import is_packed
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
 from baton.protocol.codec import pack_int32
-from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.requests import Finished
+from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling_params import SamplingParams, choice_seed, draw_seed, resolve
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from typing import Any
 
 import msgspec
 
-from baton.gateway.api.reading import JOBS, Answer, Failure, Job, Reader
 from baton.gateway.helpers.wire import ANSWER, ENDS, GOES_ON, HELLO, JOB
+from baton.gateway.reading.reader import JOBS, Answer, Failure, Job, Reader
 
 NICE_AFTER_S = 0.02
 HARD_S = 2.0

@@ -18,9 +18,9 @@ import traceback
 
 import msgspec
 
-from baton.gateway.api.reading import Reader, Settings
 from baton.gateway.helpers.child import Helper
 from baton.gateway.helpers.wire import PATIENT
+from baton.gateway.reading.reader import Reader, Settings
 from baton.gateway.text.encoding import Encoding
 from baton.ipc.process import ParentGone, die_with_parent
 

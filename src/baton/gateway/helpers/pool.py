@@ -30,9 +30,9 @@ from typing import cast
 
 import msgspec
 
-from baton.gateway.api.reading import JOBS, Job, Settings
 from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
 from baton.gateway.helpers.wire import ANSWER, ENDS, HELLO, JOB, PATIENT, PROMPT
+from baton.gateway.reading.reader import JOBS, Job, Settings
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from baton.gateway.api.reading import Found, Job, Reader, Settings, decode_answer
+from baton.gateway.access import Access
 from baton.gateway.api.schemas import (
     SamplingFields,
     StreamOptions,
@@ -18,12 +18,12 @@ from baton.gateway.api.schemas import (
 )
 from baton.gateway.errors import BadRequest, ContextTooLong, NotFound
 from baton.gateway.generation.generation import Generator
+from baton.gateway.generation.pausing import Pausing
 from baton.gateway.helpers.metrics import HelperStats
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
-from baton.gateway.http.access import Access
 from baton.gateway.http.bodies import Bodies
 from baton.gateway.instances.client import ClusterClient
-from baton.gateway.instances.pausing import Pausing
+from baton.gateway.reading.reader import Found, Job, Reader, Settings, decode_answer
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import Sharing
 from baton.gateway.text.tokenizer import Tokenizer

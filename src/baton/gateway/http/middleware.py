@@ -17,8 +17,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.gateway.access import Access
 from baton.gateway.errors import ApiError, InternalError, Unauthorized
-from baton.gateway.http.access import Access
 from baton.gateway.http.rights import Guard
 from baton.observe.metrics import Metrics
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from baton.gateway.api import answers, schemas
+from baton.gateway.generation.pausing import PAUSE_MODES
 from baton.gateway.http.rights import RIGHTS
-from baton.gateway.instances.pausing import PAUSE_MODES
 from baton.version import __version__
 
 _Schema = dict[str, Any]

@@ -18,18 +18,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterator
 from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.gateway.api.formats import DONE, Part, encode, event, in_turns
 from baton.gateway.errors import ApiError, InternalError, RequestCancelled
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.http.middleware import error_response
 from baton.gateway.http.stepping import Begun, begin
+from baton.gateway.rendering.formats import DONE, Part, encode, event, in_turns
 
 log = logging.getLogger(__name__)
 
@@ -197,8 +196,3 @@ def _are_much(updates: list[Update]) -> bool:
 async def _render_much(renderer: Renderer, updates: list[Update]) -> bytes:
     """`_render` that lets others have a turn."""
     return await in_turns(part for update in updates for part in renderer.parts(update))
-
-
-def now() -> int:
-    """Unix seconds, as `created` wants them."""
-    return int(time.time())

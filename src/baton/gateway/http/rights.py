@@ -29,8 +29,8 @@ from urllib.parse import urlsplit
 from starlette.routing import compile_path
 from starlette.types import Scope
 
+from baton.gateway.access import Access, key_id
 from baton.gateway.errors import ApiError, Forbidden, NotFound, Unauthorized, UnsupportedMediaType
-from baton.gateway.http.access import Access, key_id
 
 Right = Literal["open", "user", "operator"]
 

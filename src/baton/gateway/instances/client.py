@@ -26,13 +26,13 @@ from baton.gateway.cluster.cluster import Cluster, Requirements
 from baton.gateway.cluster.member import Label, Member, State
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import ApiError, BadRequest, Conflict, InstanceUnavailable, NotFound, Overloaded
-from baton.gateway.generation.inbox import Inbox, Turn
 from baton.gateway.instances.connection import InstanceClient
+from baton.gateway.instances.inbox import Inbox, Turn
 from baton.gateway.instances.orders import Answers, ask_each, merge
 from baton.ipc.zeromq import terminate
 from baton.protocol.codec import pack_int32
-from baton.protocol.fair_queue import EVERYBODY, Flow
 from baton.protocol.requests import TO_ENGINE, QueryKind, Submit, Welcome, max_message_bytes
+from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping
 from baton.protocol.weights import Weights
 

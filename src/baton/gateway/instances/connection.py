@@ -15,18 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
+import zmq
+
+from baton.gateway.cluster.cluster import Cluster
 from baton.gateway.cluster.member import Member, State
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.instances.channel import EngineChannel
 from baton.gateway.instances.patience import within
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.proof import NONCE_BYTES, answer, claim
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, QueryKind, ToEngine, Welcome
-
-if TYPE_CHECKING:
-    from baton.gateway.instances.client import ClusterClient
+from baton.protocol.rules.proof import NONCE_BYTES, answer, claim
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +46,24 @@ SILENT_S = 10.0
 """An engine that does not answer for so long does nothing any more."""
 
 
+class Owner(Protocol):
+    """What a connection needs of the `ClusterClient` that it belongs to."""
+
+    cluster: Cluster
+
+    @property
+    def context(self) -> zmq.Context[zmq.Socket[bytes]]: ...
+    @property
+    def closed(self) -> bool: ...
+    def settle(self) -> None: ...
+    async def wait_for(self, condition: Callable[[], bool]) -> None: ...
+    def reader_died(self, name: str, error: Exception) -> None: ...
+
+
 class InstanceClient:
     """One instance of a `ClusterClient`, which makes it."""
 
-    def __init__(self, owner: ClusterClient, member: Member) -> None:
+    def __init__(self, owner: Owner, member: Member) -> None:
         self.member = member
         self.endpoint = ""
         self.secret = ""

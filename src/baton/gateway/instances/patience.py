@@ -2,7 +2,7 @@
 
 `asyncio.timeout` pronounces its verdict when its timer runs, and after a callback that took long timers run
 before sockets are read: the answer may be there.  These waits look at how late they are
-(`protocol/silence.py`).
+(`protocol/rules/silence.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from baton.protocol.silence import Silence
+from baton.protocol.rules.silence import Silence
 
 T = TypeVar("T")
 

@@ -1,1 +1,1 @@
-"""Between text and tokens: `tokenizer`, `encoding`, `chat_template`, `prompts` in; `detokenizer` out."""
+"""Between text and tokens: `tokenizer`, `encoding`, `chat_template` in; `detokenizer` out."""

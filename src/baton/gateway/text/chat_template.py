@@ -43,6 +43,12 @@ class ChatTemplateError(ValueError):
     """The template could not be compiled, or refused these messages."""
 
 
+def no_template() -> ChatTemplateError:
+    return ChatTemplateError(
+        "messages: the model has no chat template; use /v1/completions, or a model that was trained for chat"
+    )
+
+
 class ChatTemplate:
     """A compiled template and the variables that it always sees."""
 

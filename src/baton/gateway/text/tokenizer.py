@@ -20,8 +20,7 @@ import msgspec
 import tokenizers
 
 from baton.gateway.api.messages import ContentFormat
-from baton.gateway.api.reading import no_template
-from baton.gateway.text.chat_template import ChatTemplate, content_format
+from baton.gateway.text.chat_template import ChatTemplate, content_format, no_template
 from baton.gateway.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,

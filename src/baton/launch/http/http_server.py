@@ -20,7 +20,7 @@ from typing import Any
 
 import uvicorn
 
-from baton.gateway.http.access import Access
+from baton.gateway.access import Access
 from baton.gateway.http.app import create_app
 from baton.gateway.http.context import Gateway
 from baton.gateway.instances.client import ClusterClient

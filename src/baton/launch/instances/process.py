@@ -24,7 +24,7 @@ from baton.ipc.process import ParentGone, die_with_parent
 from baton.launch.instances.environment import worker_environment
 from baton.observe.logs import configure_logging
 from baton.protocol.config import InstanceConfig
-from baton.protocol.proof import SECRET_VARIABLE
+from baton.protocol.rules.proof import SECRET_VARIABLE
 from baton.worker.wiring import GroupWiring, WorkerWiring, worker_argv
 
 log = logging.getLogger(__name__)

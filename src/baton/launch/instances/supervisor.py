@@ -9,7 +9,7 @@ A process can also be alive and do nothing (stopped, swapped out, stuck in the k
 never blocks, so while requests are in flight it is asked for its statistics every few seconds; when such a
 question gets no answer for 10 s it is killed, and the rest is as for any death.  So is one that has said
 that it fails, and does not end.  A hanging *worker* is the engine's to notice (`step_timeout_s`).  What the
-supervisor has not read because it stood still itself counts against nobody (`protocol/silence.py`).
+supervisor has not read because it stood still itself counts against nobody (`protocol/rules/silence.py`).
 
 A process that is killed and does not end is stuck in the kernel, and no signal reaches it.  The supervisor
 waits `_KILL_S` for it, says so, and starts the next incarnation beside it.
@@ -47,8 +47,8 @@ from baton.launch.instances.environment import engine_environment
 from baton.launch.instances.process import InstanceLaunch
 from baton.launch.instances.runtime_dir import RuntimeDirectory
 from baton.protocol.config import InstanceConfig
-from baton.protocol.proof import SECRET_VARIABLE
-from baton.protocol.silence import Silence
+from baton.protocol.rules.proof import SECRET_VARIABLE
+from baton.protocol.rules.silence import Silence
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from baton.model.checkpoint.config_fields import (
     read_json_object,
     shown,
 )
-from baton.protocol.ranks import heads_of_rank
+from baton.protocol.rules.ranks import heads_of_rank
 
 __all__ = ["ModelConfig", "ModelNotFound", "RopeConfig", "UnsupportedModel"]
 

@@ -1,3 +1,3 @@
-"""The invariants: `monitor` knows them all, `books` what the wires said, `watch_*` where each is checked;
+"""The invariants: `monitor` knows them all, `books` what the wires said, `watches/` where each is checked;
 `oracle` is what every request must be answered, `explain` says who waits for whom.
 """

@@ -37,7 +37,7 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | `crash` | no production code raises what it does not say |
 | `end` | nothing is held, nobody waits; at the end |
 
-Of hand-overs (`watch_handover.py`):
+Of hand-overs (`watches/handover.py`):
 
 | rule | checked |
 | --- | --- |
@@ -63,16 +63,16 @@ from typing import TYPE_CHECKING
 
 from baton.protocol.requests import Submit
 from baton.simulation.checks.books import Books, Violation
-from baton.simulation.checks.watch_clients import ClientWatch
-from baton.simulation.checks.watch_engine import EngineWatch
-from baton.simulation.checks.watch_fairness import FairnessWatch
-from baton.simulation.checks.watch_following import FollowWatch
-from baton.simulation.checks.watch_gateway import GatewayWatch
-from baton.simulation.checks.watch_handover import HandoverWatch
-from baton.simulation.checks.watch_order import OrderWatch
-from baton.simulation.checks.watch_room import RoomWatch
-from baton.simulation.checks.watch_strangers import StrangerWatch
-from baton.simulation.checks.watch_worker import WorkerWatch
+from baton.simulation.checks.watches.clients import ClientWatch
+from baton.simulation.checks.watches.engine import EngineWatch
+from baton.simulation.checks.watches.fairness import FairnessWatch
+from baton.simulation.checks.watches.following import FollowWatch
+from baton.simulation.checks.watches.gateway import GatewayWatch
+from baton.simulation.checks.watches.handover import HandoverWatch
+from baton.simulation.checks.watches.order import OrderWatch
+from baton.simulation.checks.watches.room import RoomWatch
+from baton.simulation.checks.watches.strangers import StrangerWatch
+from baton.simulation.checks.watches.worker import WorkerWatch
 
 if TYPE_CHECKING:
     from baton.protocol.commands import CommandBatch

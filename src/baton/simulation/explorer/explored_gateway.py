@@ -13,7 +13,7 @@ from typing import cast
 from baton.gateway.cluster.cluster import Cluster
 from baton.gateway.cluster.member import Label
 from baton.gateway.cluster.request import EngineRequest
-from baton.gateway.generation.inbox import Inbox
+from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import pack_int32, unpack_int64
 from baton.protocol.config import InstanceConfig
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Failing, Finished, Outputs, QueryKind

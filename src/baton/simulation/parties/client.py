@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import ApiError, InstanceUnavailable
-from baton.gateway.generation.inbox import Inbox
+from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import pack_int32
 from baton.protocol.weights import Weights
 from baton.simulation.checks.oracle import expected_tokens

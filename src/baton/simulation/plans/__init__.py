@@ -1,3 +1,1 @@
-"""What a seed stands for: `plan` its shape, `draw` from a seed, `scenarios` the named kinds; `shrink` makes a
-plan smaller.
-"""
+"""What a seed stands for: `plan` its shape, `draw` from a seed, `scenarios` the named kinds."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from baton.gateway.cluster.member import Label
 from baton.protocol.config import InstanceConfig
-from baton.protocol.fair_queue import EVERYBODY, Flow
+from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping
 
 VOCAB_SIZE = 48

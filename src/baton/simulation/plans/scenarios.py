@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.gateway.cluster.member import Label
-from baton.protocol.fair_queue import Flow
+from baton.protocol.rules.fair_queue import Flow
 from baton.simulation.plans.plan import CLUSTER_DRIFT, FAULT_KINDS, Shape
 
 _P1D1: tuple[Label, ...] = ("prefill", "decode")

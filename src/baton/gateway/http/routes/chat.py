@@ -7,13 +7,13 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from baton.gateway.api.formats import TokenNames
-from baton.gateway.api.render_chat import ChatOptions, ChatRenderer
 from baton.gateway.api.schemas import ChatRequest
 from baton.gateway.errors import BadRequest
 from baton.gateway.http.context import Gateway, check_room, identity, stream_options
 from baton.gateway.http.responses import GenerationResponse
-from baton.gateway.text.prompts import encode
+from baton.gateway.reading.prompts import encode
+from baton.gateway.rendering.chat import ChatOptions, ChatRenderer
+from baton.gateway.rendering.formats import TokenNames
 from baton.protocol.sampling_params import SamplingParams, make_params
 
 

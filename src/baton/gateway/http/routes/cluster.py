@@ -9,7 +9,7 @@
 | `DELETE /cluster/instances/{name}` | an instance | leaves at once; what runs there is continued elsewhere |
 
 The gateway sends requests to an instance when the engine that answers at its endpoint has proven that it is
-the one that registered (`protocol/proof.py`).  An instance that wants to leave in peace asks for
+the one that registered (`protocol/rules/proof.py`).  An instance that wants to leave in peace asks for
 `draining`, looks until it is `drained`, and leaves then.
 """
 
@@ -23,14 +23,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from baton.gateway.api.fields import MAX_TTL_S, MIN_TTL_S
-from baton.gateway.api.formats import encode
 from baton.gateway.api.schemas import InstanceRequest, JoinRequest
 from baton.gateway.cluster.member import INSTANCE_NAME, LABELS, Label
 from baton.gateway.errors import BadRequest
 from baton.gateway.http.context import Gateway
 from baton.gateway.http.rights import is_local
 from baton.gateway.instances.endpoints import check_endpoint
-from baton.protocol.proof import MAX_SECRET, MIN_SECRET, SECRET_VARIABLE
+from baton.gateway.rendering.formats import encode
+from baton.protocol.rules.proof import MAX_SECRET, MIN_SECRET, SECRET_VARIABLE
 
 log = logging.getLogger(__name__)
 

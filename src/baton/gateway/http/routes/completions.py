@@ -8,14 +8,14 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from baton.gateway.api.formats import TokenNames
-from baton.gateway.api.render_completion import CompletionOptions, CompletionRenderer
 from baton.gateway.api.schemas import CompletionRequest
 from baton.gateway.errors import BadRequest
 from baton.gateway.generation.generation import SUBMITTED_AT_ONCE
 from baton.gateway.http.context import Gateway, check_room, identity, stream_options
 from baton.gateway.http.responses import GenerationResponse
-from baton.gateway.text.prompts import encode
+from baton.gateway.reading.prompts import encode
+from baton.gateway.rendering.completion import CompletionOptions, CompletionRenderer
+from baton.gateway.rendering.formats import TokenNames
 from baton.protocol.sampling_params import SamplingParams, make_params
 
 

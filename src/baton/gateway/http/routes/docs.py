@@ -8,8 +8,8 @@ from importlib.resources import files
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from baton.gateway.api.formats import encode
 from baton.gateway.http.openapi import make_document
+from baton.gateway.rendering.formats import encode
 
 _PAGE_HEADERS = {
     # The page's own script and style, and the document of this server: nothing else is loaded.

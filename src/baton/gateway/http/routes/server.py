@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from baton.gateway.api.formats import encode
 from baton.gateway.api.schemas import StartProfileRequest, UpdateWeightsRequest
 from baton.gateway.directories import below
 from baton.gateway.errors import BadRequest, InstanceUnavailable
+from baton.gateway.generation.pausing import PAUSE_MODES
 from baton.gateway.http.context import Gateway
 from baton.gateway.instances.client import QueryKind
 from baton.gateway.instances.orders import checked
-from baton.gateway.instances.pausing import PAUSE_MODES
 from baton.gateway.instances.weights import update_weights as update
+from baton.gateway.rendering.formats import encode
 from baton.observe.metrics import CONTENT_TYPE, InstanceSample
 from baton.version import __version__
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from baton.gateway.api import formats
 from baton.gateway.http.context import Gateway
-from baton.gateway.text.prompts import encode
+from baton.gateway.reading.prompts import encode
+from baton.gateway.rendering import formats
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.protocol.codec import unpack_int32
 

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.transfer.base import TransferError
-from baton.transfer.page_stream import (
+from baton.transfer.tasks import READ, WRITE, Task, Tasks, Wait
+from baton.transfer.transports.page_stream import (
     ANSWER,
     MAGIC,
     MAX_MESSAGE,
@@ -38,8 +39,7 @@ from baton.transfer.page_stream import (
     Vectors,
     receive_bytes,
 )
-from baton.transfer.tasks import READ, WRITE, Task, Tasks, Wait
-from baton.transfer.window import Question, Window
+from baton.transfer.transports.window import Question, Window
 
 MAX_PIPES = 8
 IDLE_S = 30.0

@@ -33,10 +33,10 @@ from baton.protocol.handover import PoolSource
 from baton.transfer.base import SILENCE_S, Copy, Copying, Int32Array, PoolView, TransferError
 from baton.transfer.grants import GrantBook
 from baton.transfer.layout import Part, part_here, runs
-from baton.transfer.page_server import PageServer
-from baton.transfer.page_stream import MAGIC, REQUEST, Closed, checksums
-from baton.transfer.pipes import Order, Piece, Pipes
 from baton.transfer.tasks import Tasks, Wait
+from baton.transfer.transports.page_server import PageServer
+from baton.transfer.transports.page_stream import MAGIC, REQUEST, Closed, checksums
+from baton.transfer.transports.pipes import Order, Piece, Pipes
 
 PIECE_BYTES = 2 << 20
 _PARALLEL = 1024

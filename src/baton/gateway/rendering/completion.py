@@ -5,88 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from baton.gateway.api.formats import (
-    NO_USAGE,
-    CompletionLogprobs,
-    Part,
-    StreamUsage,
-    TextOffsets,
-    TokenNames,
-    encode,
-    prompt_logprobs,
-    usage,
-)
 from baton.gateway.generation.generation import Completion, Generation, Update
-from baton.gateway.http.responses import now
-from baton.gateway.text.prompts import Prompt
+from baton.gateway.reading.prompts import Prompt
+from baton.gateway.rendering.chunks import ChunkRenderer, Shape
+from baton.gateway.rendering.formats import CompletionLogprobs, Part, TextOffsets, TokenNames, encode, usage
 
 _NO_TOKENS = b',"token_ids":null,"prompt_token_ids":null'
 _PLAIN = b',"logprobs":null,"finish_reason":null,"stop_reason":null' + _NO_TOKENS + b"}]}\n\n"
-_PLAIN_WITH_USAGE = _PLAIN[:-3] + NO_USAGE + _PLAIN[-3:]
 
 
-@dataclass(slots=True, frozen=True)
-class CompletionOptions:
-    """What of the request concerns the answer's shape."""
-
-    model: str
+@dataclass(slots=True, frozen=True, kw_only=True)
+class CompletionOptions(Shape):
     n: int
     echo: bool
     logprobs: int | None
     """So many alternatives; with `echo` of the prompt's tokens too."""
-    prompt_logprobs: int | None
-    """vLLM's field."""
-    token_ids: bool
     skip_special_tokens: bool
-    include_usage: bool
-    continuous_usage: bool
 
 
-class CompletionRenderer:
+class CompletionRenderer(ChunkRenderer):
     """A `Renderer`."""
 
-    __slots__ = (
-        "_begun",
-        "_generation",
-        "_head",
-        "_names",
-        "_offsets",
-        "_openings",
-        "_options",
-        "_plain",
-        "_prompt_texts",
-        "_prompts",
-        "_usage",
-    )
+    __slots__ = ("_begun", "_offsets", "_options", "_prompt_texts", "_prompts")
 
     def __init__(
         self, generation: Generation, prompts: list[Prompt], options: CompletionOptions, names: TokenNames
     ) -> None:
-        self._generation = generation
+        alike = not (options.echo or options.logprobs is not None or options.token_ids)
+        super().__init__(
+            generation,
+            names,
+            options,
+            prefix="cmpl",
+            kind="text_completion",
+            member=b"text",
+            plain=_PLAIN if alike else None,
+        )
         self._prompts = prompts
         self._options = options
-        self._names = names
         self._offsets: dict[int, TextOffsets] = {}
         """Of each choice, if log-probabilities are wanted."""
         self._prompt_texts: dict[int, str] = {}
         """Of prompts that were given as ids and are echoed."""
         self._begun = [False] * len(generation.sequences)
-        self._head = {
-            "id": f"cmpl-{generation.request_id}",
-            "object": "text_completion",
-            "created": now(),
-            "model": options.model,
-        }
-        self._usage = StreamUsage(generation, self._head, options.include_usage, options.continuous_usage)
-        opening = encode(self._head)[:-1]
-        self._openings = tuple(
-            b"data: " + opening + b',"choices":[{"index":%d,"text":' % index
-            for index in range(len(generation.sequences))
-        )
-        self._plain: bytes | None = None
-        """What follows the text in a chunk that brings nothing but text; None if each is different."""
-        if not (options.echo or options.logprobs is not None or options.token_ids or self._usage.changes):
-            self._plain = _PLAIN_WITH_USAGE if options.include_usage else _PLAIN
 
     def whole(self, completions: list[Completion]) -> Iterator[Part]:
         yield 0, encode(self._head)[:-1] + b',"service_tier":null,"system_fingerprint":null,"choices":['
@@ -106,7 +67,7 @@ class CompletionRenderer:
 
     def parts(self, update: Update) -> Iterator[Part]:
         options, index = self._options, update.index
-        text, token_ids, prompt_ids = update.text, b"null", b"null"
+        text, prompt_ids = update.text, b"null"
         first = not self._begun[index]
         wants_tokens = options.logprobs is not None or options.token_ids
         self._usage.add(len(update.token_ids))
@@ -115,36 +76,14 @@ class CompletionRenderer:
         self._begun[index] = True
         if first and options.echo:
             text = self._prompt_text(index) + text
-        if options.token_ids:
-            token_ids = encode(update.token_ids)
-            if first:
-                prompt_ids = encode(list(self._generation.sequences[index].prompt))
+        if first:
+            prompt_ids = self._prompt_ids(self._generation.sequences[index])
         yield 1, self._openings[index] + encode(text) + b',"logprobs":'
         if options.logprobs is not None:
             yield from self._logprobs(index, update, text, with_prompt=first and options.echo)
         else:
             yield 0, b"null"
-        yield (
-            0,
-            b"".join(
-                (
-                    b',"finish_reason":',
-                    encode(update.finish_reason),
-                    b',"stop_reason":',
-                    encode(update.stop_reason),
-                    b',"token_ids":',
-                    token_ids,
-                    b',"prompt_token_ids":',
-                    prompt_ids,
-                    b"}]",
-                    self._usage.in_chunk(),
-                    b"}\n\n",
-                )
-            ),
-        )
-
-    def end(self) -> bytes:
-        return self._usage.at_end()
+        yield 0, self._event_end(update, b',"prompt_token_ids":' + prompt_ids)
 
     def _choice(self, completion: Completion) -> Iterator[Part]:
         options, index = self._options, completion.index
@@ -155,19 +94,9 @@ class CompletionRenderer:
             yield from self._logprobs(index, completion, text, with_prompt=options.echo)
         else:
             yield 0, b"null"
-        ends = {
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-            "token_ids": completion.token_ids if options.token_ids else None,
-        }
-        yield 0, b"," + encode(ends)[1:-1] + b',"prompt_logprobs":'
-        if options.prompt_logprobs is not None:
-            items = sequence.prompt_logprobs or [None] * len(sequence.prompt)
-            yield from prompt_logprobs(items, self._names, options.prompt_logprobs)
-        else:
-            yield 0, b"null"
-        prompt = encode(list(sequence.prompt)) if options.token_ids else b"null"
-        yield 0, b',"prompt_token_ids":' + prompt + b"}"
+        yield 0, b"," + encode(self._ends(completion))[1:-1] + b',"prompt_logprobs":'
+        yield from self._prompt_logprobs(sequence)
+        yield 0, b',"prompt_token_ids":' + self._prompt_ids(sequence) + b"}"
 
     def _prompt_text(self, index: int) -> str:
         """As the client gave it; of token ids all, special ones too, as the model sees them."""

@@ -1,10 +1,10 @@
-"""Who judges, and who only was away: `protocol/silence.py` with clocks that are made up."""
+"""Who judges, and who only was away: `protocol/rules/silence.py` with clocks that are made up."""
 
 import random
 
 import pytest
 
-from baton.protocol.silence import LOOKS, MAX_VOIDS, Silence
+from baton.protocol.rules.silence import LOOKS, MAX_VOIDS, Silence
 
 
 def silence_of(patience_s: float = 8.0) -> Silence:

@@ -27,7 +27,7 @@ from baton.gateway.api.schemas import (
     decode_prompt,
 )
 from baton.gateway.errors import BadRequest, ContextTooLong
-from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError
+from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError, no_template
 from baton.gateway.text.encoding import LONG_TEXT, MANY_TOKENS, Encoding, Source, TextTooLong
 from baton.protocol.codec import pack_int32, unpack_int32
 
@@ -285,12 +285,6 @@ def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
     size = vocab_size or 1 << 31
     if ids and (min(ids) < 0 or max(ids) >= size):
         raise BadRequest(f"{field}: token ids must be from 0 to {size - 1}", param=field)
-
-
-def no_template() -> ChatTemplateError:
-    return ChatTemplateError(
-        "messages: the model has no chat template; use /v1/completions, or a model that was trained for chat"
-    )
 
 
 def text_too_long(field: str, length: int, max_model_len: int) -> BadRequest:

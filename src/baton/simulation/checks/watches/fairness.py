@@ -3,8 +3,8 @@
 The watch counts by itself what each key, and each user of a key, is served at an engine: tokens of prompts
 that first admissions compute, and tokens that are generated.  Of two that both wait without a break, what
 they are served meanwhile, each divided by its weight, differs by no more than the theory says
-(`protocol/fair_queue.py`): for each of the two one prompt and the answers of all slots, by its weight.  What
-weights are is taken from the plan.
+(`protocol/rules/fair_queue.py`): for each of the two one prompt and the answers of all slots, by its weight.
+What weights are is taken from the plan.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ import numpy as np
 from baton.transfer.base import Int32Array, PoolView, TransferError
 from baton.transfer.grants import EARLY, GrantBook
 from baton.transfer.layout import Part, runs
-from baton.transfer.page_stream import (
+from baton.transfer.tasks import READ, Task, Tasks, Wait
+from baton.transfer.transports.page_stream import (
     ANSWER,
     MAGIC,
     MAX_MESSAGE,
@@ -36,7 +37,6 @@ from baton.transfer.page_stream import (
     receive_bytes,
     send,
 )
-from baton.transfer.tasks import READ, Task, Tasks, Wait
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from baton.protocol.commands import Admit
 from baton.protocol.reports import Report, StepReport
 from baton.simulation import describe
 from baton.simulation.checks.books import Books, Violation
-from baton.simulation.checks.watch_pace import PaceWatch
+from baton.simulation.checks.watches.pace import PaceWatch
 
 if TYPE_CHECKING:
     from baton.simulation.parties.instance import Instance
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WorkerWatch:
-    """The rules `owner`, `agreement` and `closing-1` to `-3`; those of `watch_pace.py` are asked here."""
+    """The rules `owner`, `agreement` and `closing-1` to `-3`; those of `pace.py` are asked here."""
 
     def __init__(self, world: World, books: Callable[[Instance], Books]) -> None:
         self._world = world

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.request import Request, State
-from baton.protocol.fair_queue import Flow
 from baton.protocol.handover import Cancel, Credit, PeerMessage, Refused, Reserve
 from baton.protocol.requests import Submit, ToEngine
+from baton.protocol.rules.fair_queue import Flow
 from baton.simulation import describe
 from baton.simulation.checks.books import Violation
 from baton.simulation.checks.looks import arrivals_of, well

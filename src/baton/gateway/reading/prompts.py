@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from baton.gateway.api.reading import Found
+from baton.gateway.reading.reader import Found
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.protocol.codec import unpack_int32
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.protocol.fair_queue import MAX_IDLE, MAX_NAME, FairLine, FairQueue, Flow, Ranking, check_flow
+from baton.protocol.rules.fair_queue import MAX_IDLE, MAX_NAME, FairLine, FairQueue, Flow, Ranking, check_flow
 
 
 class Server:

@@ -1,0 +1,30 @@
+"""How a request ends for its gateway."""
+
+from __future__ import annotations
+
+from baton.engine.counters import Counters
+from baton.engine.outbox import Outboxes
+from baton.engine.request import Request
+from baton.protocol.requests import Finished, FinishReason
+
+
+def finish(
+    outboxes: Outboxes, counters: Counters, request: Request, reason: FinishReason, message: str = ""
+) -> None:
+    """Writes the one `Finished` of a request that is gone."""
+    outbox = request.gateway
+    outbox.requests.pop(request.id, None)
+    counters.finished[reason] += 1
+    admitted = request.first_admitted
+    outbox.finished.append(
+        Finished(
+            request.id,
+            reason,
+            code="internal" if reason == "error" else "",
+            message=message,
+            num_cached=request.num_cached,
+            num_preemptions=request.num_preemptions,
+            queued_s=0.0 if admitted is None else admitted - request.arrived,
+        )
+    )
+    outboxes.touch(outbox)

@@ -1,0 +1,110 @@
+"""What the renderers of both endpoints have in common: the head of an answer, how the event of a choice
+begins, and how one ends that brings nothing but text.
+
+A renderer is made once a request and called for nearly every token, so what all events of a stream have in
+common is encoded here, beforehand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from baton.gateway.generation.generation import Completion, Generation, Update
+from baton.gateway.generation.sequence import Sequence
+from baton.gateway.rendering.formats import NO_USAGE, Part, StreamUsage, TokenNames, encode, prompt_logprobs
+
+_END = b"}\n\n"
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Shape:
+    """What of a request concerns the answer's shape, at either endpoint."""
+
+    model: str
+    prompt_logprobs: int | None
+    """vLLM's field: so many alternatives.  None: no log-probabilities of the prompt."""
+    token_ids: bool
+    include_usage: bool
+    continuous_usage: bool
+
+
+class ChunkRenderer:
+    """The part of a `Renderer` that does not depend on the endpoint."""
+
+    __slots__ = ("_generation", "_head", "_names", "_openings", "_plain", "_shape", "_usage")
+
+    def __init__(
+        self,
+        generation: Generation,
+        names: TokenNames,
+        shape: Shape,
+        *,
+        prefix: str,
+        kind: str,
+        member: bytes,
+        plain: bytes | None,
+    ) -> None:
+        """`prefix`: of the answer's id.  `kind`: the `object` of an event.  `member`: of a choice, after its
+        index.  `plain`: all that follows the text in an event that brings nothing but text, if no usage is
+        told; None: each event is different."""
+        self._generation = generation
+        self._names = names
+        self._shape = shape
+        self._head = {
+            "id": f"{prefix}-{generation.request_id}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": shape.model,
+        }
+        self._usage = StreamUsage(generation, self._head, shape.include_usage, shape.continuous_usage)
+        opening = b"data: " + encode(self._head)[:-1] + b',"choices":[{"index":'
+        self._openings = tuple(
+            opening + b'%d,"%s":' % (index, member) for index in range(len(generation.sequences))
+        )
+        if plain is not None and shape.include_usage:
+            plain = plain[: -len(_END)] + NO_USAGE + _END
+        self._plain = None if self._usage.changes else plain
+
+    def end(self) -> bytes:
+        """The event after all choices have ended; empty if usage is not wanted."""
+        return self._usage.at_end()
+
+    def _event_end(self, update: Update, more: bytes = b"") -> bytes:
+        """What follows a choice's log-probabilities; `more`: members of the choice after the usual ones."""
+        return b"".join(
+            (
+                b',"finish_reason":',
+                encode(update.finish_reason),
+                b',"stop_reason":',
+                encode(update.stop_reason),
+                b',"token_ids":',
+                encode(update.token_ids) if self._shape.token_ids else b"null",
+                more,
+                b"}]",
+                self._usage.in_chunk(),
+                _END,
+            )
+        )
+
+    def _ends(self, completion: Completion) -> dict[str, Any]:
+        """The same of a choice that is told as a whole."""
+        return {
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "token_ids": completion.token_ids if self._shape.token_ids else None,
+        }
+
+    def _prompt_logprobs(self, sequence: Sequence) -> Iterator[Part]:
+        """vLLM's extension, or null."""
+        if self._shape.prompt_logprobs is None:
+            yield 0, b"null"
+        else:
+            items = sequence.prompt_logprobs or [None] * len(sequence.prompt)
+            yield from prompt_logprobs(items, self._names, self._shape.prompt_logprobs)
+
+    def _prompt_ids(self, sequence: Sequence) -> bytes:
+        """Of the prompt, or null."""
+        return encode(list(sequence.prompt)) if self._shape.token_ids else b"null"

@@ -1,0 +1,3 @@
+"""What several parties must reckon alike: who comes next, who is silent, who may do what,
+which key a prefix has.
+"""
