@@ -1,6 +1,7 @@
 // The exported functions that program.cpp calls as well as Python.  The sources that define them include this file, so
 // that a definition and its callers cannot differ.
 #pragma once
+#include "grouped.h"
 #include "parallel.h"
 #include "tiles.h"
 
@@ -8,6 +9,9 @@ BATON_EXPORT(linear)(int64_t is_bf16, const void* x, const void* packed, const v
                      int64_t n, int64_t k);
 BATON_EXPORT(linear_int8)(int64_t to_bf16, const void* x, const float* x_scales, const void* packed, const float* scales,
                           const int32_t* row_sums, const void* bias, void* out, int64_t tokens, int64_t n, int64_t k);
+BATON_EXPORT(linear_grouped)(int64_t to_bf16, const GroupedWeight* w, const void* x, const float* factors,
+                             const void* bias, void* out, int64_t tokens);
+BATON_EXPORT(grouped_rows)(int64_t to_bf16, const GroupedWeight* w, const int64_t* rows, void* out, int64_t count);
 
 BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, const void* weight, void* out,
                        float* out_scales, int64_t rows, int64_t n, float eps);

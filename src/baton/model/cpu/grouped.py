@@ -1,0 +1,141 @@
+"""Products with weights in groups by `native/grouped.cpp`, which explains the arithmetic; `native/grouped.h`
+has the layout."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+from torch import Tensor
+
+from baton.model.cpu.library import INT, POINTER, Native
+from baton.model.weights.group_rows import GroupRows
+from baton.model.weights.grouped import Grouped
+from baton.model.weights.own_memory import own_memory
+
+_LANES = {"avx512bf16": 16, "avx512vnni": 16, "avx512": 16, "avx2vnni": 8, "avx2": 8}
+"""Float32 a vector, by instruction set; else 4."""
+_HALF, _HALF_BYTE, _HALF_HALF, _FULL = range(4)
+_LARGEST_HALF = 15
+"""Stored scales are below two to the power of this."""
+
+
+class Weight(ctypes.Structure):
+    """`GroupedWeight` of native/grouped.h."""
+
+    _fields_ = (
+        ("packed", POINTER),
+        ("bits", INT),
+        ("group", INT),
+        ("meta", INT),
+        ("n", INT),
+        ("k", INT),
+        ("zero", ctypes.c_double),
+        ("scale", ctypes.c_double),
+    )
+
+
+class PackedGroups:
+    """A `Grouped` in panels.  It is copied; nothing of it is kept.
+
+    Scales and zeros take as few bytes as hold them exactly: float16 scales (times one power of two for all)
+    if all fit, zeros as bytes or not at all if they are whole numbers or all the same; else float32.
+    """
+
+    def __init__(self, library: Native, weight: Grouped) -> None:
+        self.out_features, self.in_features = weight.out_features, weight.in_features
+        self.group, self.bits = weight.group, weight.bits
+        lanes = _LANES.get(library.instruction_set, 4)
+        panels = -(-weight.out_features // (2 * lanes))
+        kind, exponent, metas = _metas(weight, panels, 2 * lanes)
+        codes = weight.codes.contiguous()
+        size = panels * 2 * lanes * weight.in_features * weight.bits // 8 + metas.numel()
+        self.elements = own_memory(size, torch.uint8)
+        self.twin = Weight(
+            packed=self.elements.data_ptr(),
+            bits=weight.bits,
+            group=weight.group,
+            meta=kind,
+            n=weight.out_features,
+            k=weight.in_features,
+            zero=float(weight.zeros.flatten()[0]) if weight.zeros.numel() else 0.0,
+            scale=2.0**exponent,
+        )
+        self.address = ctypes.addressof(self.twin)
+        pack = library.function("pack_grouped", *[POINTER] * 3)
+        pack(self.address, codes.data_ptr(), metas.data_ptr())
+        self._rows = library.function("grouped_rows", INT, POINTER, POINTER, POINTER, INT)
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements.numel()
+
+    def rows(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """[T] row numbers → [T, in_features], as they are multiplied."""
+        rows = rows.long().contiguous()
+        out = torch.empty((len(rows), self.in_features), dtype=dtype)
+        self._rows(int(dtype == torch.bfloat16), self.address, rows.data_ptr(), out.data_ptr(), len(rows))
+        return out
+
+
+class NativeGroupedProduct:
+    """Activations in blocks [T, in] → x Wᵀ + b [T, out] in `dtype`.  A row depends on its row of x only."""
+
+    def __init__(self, library: Native, weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.weight = PackedGroups(library, weight)
+        self.order = weight.order
+        """In which activations are to be quantized; None: as they are."""
+        self.bias = bias
+        self._dtype = dtype
+        self._to_bf16 = int(dtype == torch.bfloat16)
+        self._linear = library.function("linear_grouped", INT, *[POINTER] * 5, INT)
+
+    @property
+    def nbytes(self) -> int:
+        order = 0 if self.order is None else 4 * self.order.numel()
+        return self.weight.nbytes + order
+
+    def multiply(self, x: GroupRows) -> Tensor:
+        weight, tokens = self.weight, x.values.shape[0]
+        out = torch.empty((tokens, weight.out_features), dtype=self._dtype)
+        self._linear(
+            self._to_bf16,
+            weight.address,
+            x.values.data_ptr(),
+            x.factors.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+            out.data_ptr(),
+            tokens,
+        )
+        return out
+
+
+def _metas(weight: Grouped, panels: int, panel: int) -> tuple[int, int, Tensor]:
+    """(how scales and zeros are stored; the exponent of the power of two that scales are stored without;
+    [panels, groups, bytes] uint8: those of each panel and group)"""
+    scales, zeros = weight.scales, weight.zeros
+    largest = float(scales.abs().max()) if scales.numel() else 0.0
+    exponent = math.frexp(largest)[1] - _LARGEST_HALF if largest else 0
+    stored = torch.ldexp(scales, torch.tensor(-exponent))
+    if torch.equal(stored.half().float(), stored):
+        first = zeros.flatten()[:1]
+        if bool((zeros == first).all()):
+            return _HALF, exponent, _arranged([stored.half()], panels, panel)
+        bytes_of = zeros.clamp(0, 255).to(torch.uint8)
+        if torch.equal(bytes_of.float(), zeros):
+            return _HALF_BYTE, exponent, _arranged([stored.half(), bytes_of], panels, panel)
+        if torch.equal(zeros.half().float(), zeros):
+            return _HALF_HALF, exponent, _arranged([stored.half(), zeros.half()], panels, panel)
+    return _FULL, 0, _arranged([scales, zeros], panels, panel)
+
+
+def _arranged(parts: list[Tensor], panels: int, panel: int) -> Tensor:
+    """Each [out, groups] → [panels, groups, bytes of `panel` outputs of each part]."""
+    found = []
+    for part in parts:
+        padded = part.new_zeros((panels * panel, part.shape[1]))
+        padded[: len(part)] = part
+        by_panel = padded.view(panels, panel, -1).transpose(1, 2).contiguous()
+        found.append(by_panel.view(torch.uint8).view(panels, part.shape[1], -1))
+    return torch.cat(found, dim=2).contiguous()

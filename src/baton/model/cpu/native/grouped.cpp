@@ -1,0 +1,339 @@
+// Products with a weight in small integers: y = x Wᵀ + b, x in signed bytes (layouts: grouped.h).
+//
+// Arithmetic.  Codes are the unsigned operand of the byte dot product as they are stored, activations the signed one:
+//
+//     y[t, n] = sum over blocks b of  c[t, b] * sum over groups g of b of  s[n, g] * (sum of q * code - z[n, g] * sum of q)
+//
+// The inner sums are of integers and exact (below 2^24, so in float32 too), in whatever order; those over groups and
+// blocks are in float32, in the order of the inputs, whatever the number of rows is.  So a token's result does not
+// depend on who else is in the batch.  No weight is ever written out as a float, nor has its zero point subtracted.
+//
+// Threads, chunks, panels and prefetches are as in linear.cpp.
+#include "kernels.h"
+#include "ranges.h"
+
+namespace {
+
+constexpr int kPanel = 2 * kLanes;
+#if defined(__AVX512F__)
+constexpr int kRows = 8;
+#else
+constexpr int kRows = 2;
+#endif
+constexpr int64_t kChunk = 384 << 10;
+constexpr int64_t kItem = 256 << 10;
+constexpr int kAhead = 8192;
+
+struct Task {
+    const GroupedWeight* w;
+    const int8_t* x;       // [tokens, k]
+    const float* factors;  // [tokens, factors_of(k)]
+    const void* bias;      // of the type of `out`, or null
+    void* out;             // [tokens, n]
+    int64_t tokens;
+    bool to_bf16;
+};
+
+struct Ahead {
+    const char* from;
+    int64_t bytes;  // in each step
+    bool lines;     // a panel is used once: everything between its steps as well
+};
+
+#define KEEP(variable) __asm__("" : "+r"(variable))
+
+// sum += the products of four codes and four bytes of x, in each lane.
+#if defined(__AVX512VNNI__)
+typedef __m512i X;
+INLINE X input(const char* x) { int32_t v; __builtin_memcpy(&v, x, 4); return _mm512_set1_epi32(v); }
+INLINE I add(I sum, U codes, X x, bool) { return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, x); }
+#elif defined(__AVX512BW__)
+typedef __m512i X;
+INLINE X input(const char* x) { int32_t v; __builtin_memcpy(&v, x, 4); return _mm512_set1_epi32(v); }
+INLINE I add(I sum, U codes, X x, bool wide) {
+    const __m512i ones = _mm512_set1_epi16(1);
+    // Pairs of 8-bit codes overflow 16 bits: even and odd ones by themselves then.
+    if (!wide) return sum + (I)_mm512_madd_epi16(_mm512_maddubs_epi16((__m512i)codes, x), ones);
+    const __m512i even = _mm512_set1_epi16(255);
+    return sum + (I)_mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_and_si512((__m512i)codes, even), x), ones) +
+           (I)_mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_andnot_si512(even, (__m512i)codes), x), ones);
+}
+#elif defined(__AVX2__)
+typedef __m256i X;
+INLINE X input(const char* x) { int32_t v; __builtin_memcpy(&v, x, 4); return _mm256_set1_epi32(v); }
+INLINE I add(I sum, U codes, X x, bool wide) {
+#if defined(__AVXVNNI__)
+    return (I)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, x);
+#else
+    const __m256i ones = _mm256_set1_epi16(1);
+    if (!wide) return sum + (I)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)codes, x), ones);
+    const __m256i even = _mm256_set1_epi16(255);
+    return sum + (I)_mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_and_si256((__m256i)codes, even), x), ones) +
+           (I)_mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_andnot_si256(even, (__m256i)codes), x), ones);
+#endif
+}
+#else
+typedef uint32_t X;
+INLINE X input(const char* x) { uint32_t v; __builtin_memcpy(&v, x, 4); return v; }
+INLINE I add(I sum, U codes, X x, bool) {
+    for (int j = 0; j < 32; j += 8) sum += (int32_t)(int8_t)(x >> j) * (I)((codes >> j) & 255);
+    return sum;
+}
+#endif
+
+template <int bits>
+INLINE void codes_of(const char* at, U* low, U* high) {
+    if constexpr (bits == 4) {
+        const U both = load_u(at);
+        *low = both & 0x0f0f0f0fu;
+        *high = (both >> 4) & 0x0f0f0f0fu;
+    } else {
+        *low = load_u(at);
+        *high = load_u(at + kLanes * 4);
+    }
+}
+
+// How zero points enter, and whether groups are blocks.
+enum Way {
+    kWhole,   // whole numbers, a group is a block
+    kParts,   // whole numbers
+    kFloats,  // any numbers
+};
+
+// zero * sum, for zero in 0 … 255 and a sum of up to 128 bytes.
+INLINE I zero_times(U zero, int32_t sum) {
+#if defined(__AVX512BW__)
+    return (I)_mm512_madd_epi16((__m512i)zero, _mm512_set1_epi32(sum));
+#elif defined(__AVX2__)
+    return (I)_mm256_madd_epi16((__m256i)zero, _mm256_set1_epi32(sum));
+#else
+    return (I)zero * sum;
+#endif
+}
+
+// `count` tiles of `rows` rows, from `row` on, by the panel of outputs from n on.
+template <int rows, int bits, Way way>
+void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, const char* panel, Ahead* ahead) {
+    const GroupedWeight& w = *task.w;
+    const int64_t k = w.k, steps = w.group / 4, left = w.n - n, fetched = ahead->bytes;
+    const int64_t width = factors_of(k), sums_begin = sums_at(k, w.group), after = meta_bytes(w.meta);
+    const int64_t groups = k / w.group, per_block = kBlock / w.group;
+    const int64_t group_steps = steps * step_bytes_of(bits);
+    const float zero = static_cast<float>(w.zero);
+    const char* fetch = ahead->from;
+    int64_t stride3 = 3 * k, stride5 = 5 * k;
+    KEEP(stride3);
+    KEEP(stride5);
+    for (; count--; row += rows) {
+        const char* at = panel;
+        F sums[rows][2];
+        for (int r = 0; r < rows; ++r) sums[r][0] = sums[r][1] = F{};
+        const char* near = (const char*)(task.x + row * k);
+        const char* far = near + 6 * k;
+        const auto input_of = [&](int r) {
+            const char* from = r < 6 ? near : far;
+            const int i = r % 6;
+            return input(from + (i == 3 ? stride3 : i == 5 ? stride5 : i * k));
+        };
+        const float* factors = task.factors + row * width;
+        for (int64_t g = 0, block = 0; g < groups; ++block) {
+            F parts[rows][2];
+            if constexpr (way != kWhole)
+                for (int r = 0; r < rows; ++r) parts[r][0] = parts[r][1] = F{};
+            const int64_t last = way == kWhole ? g + 1 : g + per_block < groups ? g + per_block : groups;
+            for (; g < last; ++g) {
+                const int32_t* less = (const int32_t*)factors + sums_begin + g;  // minus the sums of x
+                I found[rows][2];
+                if constexpr (way == kFloats) {
+                    for (int r = 0; r < rows; ++r) found[r][0] = found[r][1] = I{};
+                } else {
+                    U zeros[2];
+                    for (int half = 0; half < 2; ++half) zeros[half] = whole_zeros(at + group_steps, w.meta, zero, half);
+#pragma GCC unroll 16
+                    for (int r = 0; r < rows; ++r)
+                        for (int half = 0; half < 2; ++half) found[r][half] = zero_times(zeros[half], less[r * width]);
+                }
+#pragma GCC unroll 2
+                for (int64_t s = 0; s < steps; ++s) {
+                    KEEP(near);
+                    KEEP(far);
+                    __builtin_prefetch(fetch, 0, 2);
+                    if (bits == 8 && fetched > 64) __builtin_prefetch(fetch + 64, 0, 2);
+                    fetch += fetched;
+                    U low, high;
+                    codes_of<bits>(at, &low, &high);
+                    at += step_bytes_of(bits);
+#pragma GCC unroll 16
+                    for (int r = 0; r < rows; ++r) {
+                        const X x = input_of(r);
+                        found[r][0] = add(found[r][0], low, x, bits == 8);
+                        found[r][1] = add(found[r][1], high, x, bits == 8);
+                    }
+                    near += 4;
+                    far += 4;
+                }
+                if (ahead->lines) {
+                    for (int64_t i = 0; i < after; i += 64) __builtin_prefetch(fetch + i, 0, 2);
+                    fetch += after;
+                }
+                const float* factor = factors + block;
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; ++half) {
+                    const F scales = load_scales(at, w.meta, half);
+                    if constexpr (way == kFloats) {
+                        const F zeros = w.meta == kHalf ? splat(zero) : load_zeros(at, w.meta, half);
+                        for (int r = 0; r < rows; ++r)
+                            parts[r][half] += scales * (__builtin_convertvector(found[r][half], F) +
+                                                        zeros * splat((float)less[r * width]));
+                    } else {
+#pragma GCC unroll 16
+                        for (int r = 0; r < rows; ++r) {
+                            const F exact = __builtin_convertvector(found[r][half], F);
+                            if constexpr (way == kWhole) sums[r][half] += scales * (exact * factor[r * width]);
+                            else parts[r][half] += scales * exact;
+                        }
+                    }
+                }
+                at += after;
+            }
+            if constexpr (way != kWhole)
+#pragma GCC unroll 16
+                for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+                    for (int half = 0; half < 2; ++half) sums[r][half] += parts[r][half] * factors[r * width + block];
+        }
+        const float scale = static_cast<float>(w.scale);
+        const auto finish = [&](auto* out, const auto* bias) {
+            if (left >= kPanel) {
+                for (int r = 0; r < rows; ++r)
+                    for (int half = 0; half < 2; ++half) {
+                        F y = sums[r][half] * scale;
+                        if (bias) y += load(bias + n + half * kLanes);
+                        store(out + (row + r) * w.n + n + half * kLanes, y);
+                    }
+                return;
+            }
+            float some[kPanel];
+            for (int r = 0; r < rows; ++r) {
+                store(some, sums[r][0]);
+                store(some + kLanes, sums[r][1]);
+                for (int64_t i = 0; i < left; ++i)
+                    put(out + (row + r) * w.n + n + i, some[i] * scale + (bias ? get(bias + n + i) : 0.0f));
+            }
+        };
+        if (task.to_bf16) finish((bf16*)task.out, (const bf16*)task.bias);
+        else finish((float*)task.out, (const float*)task.bias);
+    }
+    ahead->from = fetch;
+}
+
+template <int bits, Way way>
+void by_panel(int64_t rows, const Task& task, int64_t row, int64_t count, int64_t n, const char* panel, Ahead* ahead) {
+    switch (rows) {
+#define CASE(rows) case rows: if constexpr (rows <= kRows) return tiles_by_panel<rows, bits, way>(task, row, count, n, panel, ahead);
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#undef CASE
+    }
+}
+
+// Of `parts` parts of `whole`, equal or one less, the i-th begins here.
+INLINE int64_t part(int64_t whole, int64_t parts, int64_t i) {
+    const int64_t more = whole % parts;
+    return whole / parts * i + (i < more ? i : more);
+}
+INLINE int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
+
+template <int bits, Way way>
+void linear(const Task& task) {
+    const GroupedWeight& w = *task.w;
+    if (task.tokens < 1) return;
+    const int64_t panels = parts_of(w.n, kPanel), groups = w.k / w.group;
+    const int64_t panel_bytes = groups * group_bytes(w);
+    const int64_t chunks = parts_of(task.tokens * w.k, kChunk);
+    const int64_t tiles = parts_of(parts_of(task.tokens, chunks), kRows);
+    const int64_t most = kItem / (w.k * kRows);
+    const int64_t shares = parts_of(tiles, most < 1 ? 1 : most);
+    parallel_ranges(chunks * panels * shares, [&](int64_t item, bool) {
+        const int64_t share = item % shares, p = item / shares % panels, chunk = item / shares / panels;
+        const int64_t row = part(task.tokens, chunks, chunk), rows = part(task.tokens, chunks, chunk + 1) - row;
+        const int64_t first = part(tiles, shares, share), last = part(tiles, shares, share + 1);
+        const char* panel = (const char*)w.packed + p * panel_bytes;
+        Ahead ahead = {panel + kAhead, step_bytes_of(bits), true};
+        if (tiles > 1) {
+            ahead.lines = false;
+            ahead.bytes = panel_bytes / (w.k / 4 * tiles) + 1;
+            ahead.from = panel + panel_bytes + first * (w.k / 4) * ahead.bytes;
+        }
+        // The tiles before `taller` have a row more.
+        const int64_t least = rows / tiles, taller = rows % tiles;
+        const int64_t middle = first > taller ? first : last < taller ? last : taller;
+        const auto go = [&](int64_t height, int64_t from, int64_t to) {
+            if (from < to)
+                by_panel<bits, way>(height, task, row + part(rows, tiles, from), to - from, p * kPanel, panel, &ahead);
+        };
+        go(least + 1, first, middle);
+        go(least, middle, last);
+    });
+}
+
+}  // namespace
+
+BATON_EXPORT(linear_grouped)(int64_t to_bf16, const GroupedWeight* w, const void* x, const float* factors,
+                             const void* bias, void* out, int64_t tokens) {
+    const Task task = {w, (const int8_t*)x, factors, bias, out, tokens, to_bf16 != 0};
+    const bool whole = w->meta == kHalfByte || (w->meta == kHalf && w->zero >= 0 && w->zero <= 255 &&
+                                                w->zero == (double)(int)w->zero);
+    const Way way = !whole ? kFloats : w->group == kBlock ? kWhole : kParts;
+    if (w->bits == 4) (way == kWhole ? linear<4, kWhole> : way == kParts ? linear<4, kParts> : linear<4, kFloats>)(task);
+    else (way == kWhole ? linear<8, kWhole> : way == kParts ? linear<8, kParts> : linear<8, kFloats>)(task);
+}
+
+// codes [n, k], a byte each; metas [panels, groups, meta_bytes] as they are stored → w->packed.
+BATON_EXPORT(pack_grouped)(const GroupedWeight* w, const uint8_t* codes, const uint8_t* metas) {
+    const int64_t groups = w->k / w->group, after = meta_bytes(w->meta), step = step_bytes_of(w->bits);
+    parallel_for(parts_of(w->n, kPanel), [&](int64_t p, int) {
+        uint8_t* to = (uint8_t*)w->packed + p * groups * group_bytes(*w);
+        for (int64_t g = 0; g < groups; ++g) {
+            for (int64_t s = 0; s < w->group / 4; ++s, to += step)
+                for (int64_t lane = 0; lane < kLanes; ++lane) {
+                    uint8_t four[2][4] = {};
+                    for (int half = 0; half < 2; ++half) {
+                        const int64_t n = p * kPanel + half * kLanes + lane;
+                        if (n < w->n) __builtin_memcpy(four[half], codes + n * w->k + g * w->group + s * 4, 4);
+                    }
+                    for (int j = 0; j < 4; ++j) {
+                        if (w->bits == 4) {
+                            to[lane * 4 + j] = four[0][j] | four[1][j] << 4;
+                        } else {
+                            to[lane * 4 + j] = four[0][j];
+                            to[(kLanes + lane) * 4 + j] = four[1][j];
+                        }
+                    }
+                }
+            __builtin_memcpy(to, metas + (p * groups + g) * after, after);
+            to += after;
+        }
+    });
+}
+
+// out [count, k] = the rows of the weight.
+BATON_EXPORT(grouped_rows)(int64_t to_bf16, const GroupedWeight* w, const int64_t* rows, void* out, int64_t count) {
+    const int64_t groups = w->k / w->group, step = step_bytes_of(w->bits);
+    for (int64_t t = 0; t < count; ++t) {
+        const int64_t column = rows[t] % kPanel, half = column / kLanes, lane = column % kLanes;
+        const char* at = (const char*)w->packed + rows[t] / kPanel * groups * group_bytes(*w);
+        for (int64_t g = 0; g < groups; ++g, at += group_bytes(*w)) {
+            const char* meta = at + w->group / 4 * step;
+            const float scale = load_scales(meta, w->meta, (int)half)[lane] * (float)w->scale;
+            const float zero = w->meta == kHalf ? (float)w->zero : load_zeros(meta, w->meta, (int)half)[lane];
+            for (int64_t i = 0; i < w->group; ++i) {
+                const char* from = at + i / 4 * step;
+                const uint8_t both = (uint8_t)from[(w->bits == 8 ? half * kLanes * 4 : 0) + lane * 4 + i % 4];
+                const int code = w->bits == 8 ? both : both >> (4 * half) & 15;
+                const float value = scale * ((float)code - zero);
+                if (to_bf16) put((bf16*)out + t * w->k + g * w->group + i, value);
+                else put((float*)out + t * w->k + g * w->group + i, value);
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+// A weight in small integers, packed, and activations for it: what grouped.cpp, steps.cpp and program.cpp share.
+//
+// w[n, k] = scale[n, g] * (code[n, k] - zero[n, g]) with g = k / group, group 32, 64 or 128, codes of 4 or 8 bits.
+//
+// Weight.  A panel is 2 * kLanes outputs, as in linear.cpp; a step is four inputs.  A panel lies group by group: its
+// steps, then the group's scales and zeros, so that all that a sum needs comes in one stream.  A step of 4 bits is one
+// vector: byte (lane, j) has input j of output `lane` in its lower half and of output kLanes + lane in the upper one.
+// A step of 8 bits is two vectors.  Then come 2 * kLanes scales, and as many zeros, as `Meta` says.
+//
+// Activations.  x[t, k] ≈ q[t, k] * c[t, b], q signed bytes, c for each block b of 128 inputs.  Beside the bytes, a row
+// of *factors* has, in this order: c of each block, float32; minus the sums of q over each 32, 64 and 128 inputs, int32.
+// So one row of activations serves weights in any groups.
+#pragma once
+#include "simd.h"
+
+namespace {
+
+constexpr int64_t kBlock = 128;  // inputs that share a scale of activations
+
+enum Meta {
+    kHalf,       // scales in float16; all zeros are the same
+    kHalfByte,   // scales in float16, zeros in a byte
+    kHalfHalf,   // both in float16
+    kFull,       // both in float32
+};
+
+// model/cpu/grouped.py has its twin.
+struct GroupedWeight {
+    const void* packed;
+    int64_t bits;
+    int64_t group;
+    int64_t meta;
+    int64_t n;  // outputs
+    int64_t k;  // inputs, a multiple of the group
+    double zero;   // of kHalf
+    double scale;  // of all, a power of two: stored scales are multiplied by it
+};
+
+INLINE int64_t meta_bytes(int64_t meta) {
+    return 2 * kLanes * (meta == kHalf ? 2 : meta == kHalfByte ? 3 : meta == kHalfHalf ? 4 : 8);
+}
+INLINE int64_t step_bytes_of(int64_t bits) { return bits == 4 ? kLanes * 4 : kLanes * 8; }
+INLINE int64_t group_bytes(const GroupedWeight& w) { return w.group / 4 * step_bytes_of(w.bits) + meta_bytes(w.meta); }
+
+INLINE int64_t blocks_of(int64_t k) { return (k + kBlock - 1) / kBlock; }
+// Floats of a row of factors, and where the sums of groups begin in it.
+INLINE int64_t factors_of(int64_t k) { return 2 * blocks_of(k) + k / 32 + (k + 63) / 64; }
+INLINE int64_t sums_at(int64_t k, int64_t group) {
+    const int64_t first = blocks_of(k);
+    return group == 32 ? first : group == 64 ? first + k / 32 : first + k / 32 + (k + 63) / 64;
+}
+
+// kLanes float16.
+INLINE F load_half(const char* at) {
+#if defined(__AVX512F__)
+    return (F)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at));
+#elif defined(__F16C__)
+    return (F)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at));
+#else
+    H h;
+    __builtin_memcpy(&h, at, sizeof h);
+    const U u = widen(h), sign = (u & 0x8000u) << 16, rest = (u & 0x7fffu) << 13;
+    // As the bits of a float32 whose exponent is 112 too small; a multiplication mends that, of subnormals too.
+    return as_f(as_u(as_f(rest) * 5.192296858534828e33f) | sign);  // 2^112
+#endif
+}
+INLINE F load_bytes(const char* at) {
+    typedef uint8_t B __attribute__((vector_size(kLanes)));
+    B b;
+    __builtin_memcpy(&b, at, sizeof b);
+    return __builtin_convertvector(b, F);
+}
+
+// Of kLanes outputs, the first or the second half of a panel.
+INLINE F load_scales(const char* at, int64_t meta, int half) {
+    return meta == kFull ? load((const float*)at + half * kLanes) : load_half(at + half * kLanes * 2);
+}
+INLINE F load_zeros(const char* at, int64_t meta, int half) {
+    if (meta == kFull) return load((const float*)at + (2 + half) * kLanes);
+    at += 4 * kLanes;
+    return meta == kHalfByte ? load_bytes(at + half * kLanes) : load_half(at + half * kLanes * 2);
+}
+INLINE U whole_zeros(const char* at, int64_t meta, float zero, int half) {
+    if (meta == kHalf) return U{} + (uint32_t)zero;
+    typedef uint8_t B __attribute__((vector_size(kLanes)));
+    B b;
+    __builtin_memcpy(&b, at + (4 + half) * kLanes, sizeof b);
+    return __builtin_convertvector(b, U);
+}
+
+}  // namespace

@@ -1,0 +1,136 @@
+"""Products with weights in groups, on every instruction set: exact integer sums, alike in every batch."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from baton.model.cpu import grouped
+from baton.model.cpu.grouped import NativeGroupedProduct
+from baton.model.cpu.library import instruction_sets, load
+from baton.model.weights.group_rows import GroupRows, dequantize_blocks, quantize_in_blocks
+from baton.model.weights.grouped import Grouped
+
+DTYPES = [torch.float32, torch.bfloat16]
+KINDS = {"same": grouped._HALF, "whole": grouped._HALF_BYTE, "half": grouped._HALF_HALF, "any": grouped._FULL}
+"""Zero points, and how they are stored."""
+cases = pytest.mark.parametrize("isa", instruction_sets() or [pytest.param("", marks=pytest.mark.skip)])
+
+
+def a_weight(out: int, inputs: int, group: int, bits: int, kind: str = "whole") -> Grouped:
+    shape, codes = (out, inputs // group), 1 << bits
+    scales = (torch.randn(shape) / 300).half().float()
+    zeros = torch.randint(0, codes, shape).float()
+    if kind == "same":
+        zeros.fill_(codes // 2)
+    elif kind == "half":
+        zeros += 0.25
+    elif kind == "any":
+        zeros, scales = zeros + torch.rand(shape), torch.randn(shape)
+    return Grouped(torch.randint(0, codes, (out, inputs), dtype=torch.uint8), scales, zeros, group, bits)
+
+
+def part(rows: GroupRows, first: int, stop: int) -> GroupRows:
+    return GroupRows(rows.values[first:stop], rows.factors[first:stop])
+
+
+@cases
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_product_is_the_sum_of_the_integers(isa: str, bits: int, group: int, kind: str) -> None:
+    torch.manual_seed(group + bits)
+    for out, inputs, dtype, with_bias in (
+        (1, group, torch.float32, False),
+        (70, 3 * group, torch.float32, True),
+        (197, 5 * group, torch.bfloat16, True),
+        (64, 1024, torch.float32, False),
+    ):
+        weight = a_weight(out, inputs, group, bits, kind)
+        bias = torch.randn(out).to(dtype) if with_bias else None
+        product = NativeGroupedProduct(load(isa), weight, bias, dtype)
+        assert product.weight.twin.meta == KINDS[kind] or out == 1
+        rows = quantize_in_blocks(torch.randn(21, inputs))
+        exact = dequantize_blocks(rows).double() @ weight.dequantized().double().t()
+        exact += 0 if bias is None else bias.double()
+        found = product.multiply(rows)
+        assert found.dtype == dtype
+        tolerance = 2e-6 if dtype == torch.float32 else 5e-3
+        assert (found.double() - exact).abs().max() <= tolerance * exact.abs().max()
+
+
+@cases
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_largest_sums_do_not_overflow(isa: str, bits: int) -> None:
+    largest = (1 << bits) - 1
+    weight = Grouped(
+        torch.full((40, 256), largest, dtype=torch.uint8), torch.ones(40, 2), torch.zeros(40, 2), 128, bits
+    )
+    product = NativeGroupedProduct(load(isa), weight, None, torch.float32)
+    for sign in (1.0, -1.0):
+        rows = quantize_in_blocks(torch.full((3, 256), 127.0 * sign))
+        assert torch.equal(product.multiply(rows), torch.full((3, 40), sign * 127.0 * largest * 256))
+
+
+@cases
+def test_a_token_does_not_depend_on_its_batch(isa: str) -> None:
+    """Random weights, random parts of a batch, random numbers of threads."""
+    chance = random.Random(5)
+    before = torch.get_num_threads()
+    try:
+        for trial in range(12):
+            torch.manual_seed(trial)
+            group, bits = chance.choice([32, 64, 128]), chance.choice([4, 8])
+            inputs = group * chance.choice([1, 3, 7, 16, 4096 // group])
+            weight = a_weight(chance.randint(1, 200), inputs, group, bits, chance.choice(list(KINDS)))
+            product = NativeGroupedProduct(load(isa), weight, None, chance.choice(DTYPES))
+            tokens = chance.choice([40, 130, 300])
+            rows = quantize_in_blocks(torch.randn(tokens, inputs))
+            torch.set_num_threads(1)
+            single = torch.cat([product.multiply(part(rows, t, t + 1)) for t in range(tokens)])
+            torch.set_num_threads(chance.randint(1, 4))
+            for _ in range(8):
+                first = chance.randrange(tokens)
+                stop = chance.randint(first, tokens)
+                assert torch.equal(product.multiply(part(rows, first, stop)), single[first:stop])
+            assert torch.equal(product.multiply(rows), single)
+    finally:
+        torch.set_num_threads(before)
+
+
+@cases
+@pytest.mark.parametrize("inputs", [64, 6016])  # of the latter, 400 rows are several chunks
+def test_every_number_of_rows_gives_every_output(isa: str, inputs: int) -> None:
+    torch.manual_seed(3)
+    product = NativeGroupedProduct(load(isa), a_weight(70, inputs, 64, 4), None, torch.bfloat16)
+    rows = quantize_in_blocks(torch.randn(200, inputs))
+    single = torch.cat([product.multiply(part(rows, t, t + 1)) for t in range(200)])
+    for tokens in (0, *range(2, 40), 63, 64, 65, 131, 200):
+        assert torch.equal(product.multiply(part(rows, 0, tokens)), single[:tokens])
+
+
+@cases
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_read_back(isa: str, dtype: torch.dtype, kind: str) -> None:
+    for bits in (4, 8):
+        weight = a_weight(77, 192, 64, bits, kind)
+        product = NativeGroupedProduct(load(isa), weight, None, dtype)
+        chosen = torch.randint(0, 77, (30,))
+        expected = weight.dequantized()[chosen].to(dtype)
+        torch.testing.assert_close(product.weight.rows(chosen, dtype), expected, rtol=0, atol=0)
+
+
+def test_scales_take_few_bytes_and_stay_exact() -> None:
+    if not instruction_sets():
+        pytest.skip("the native library is not built")
+    library = load(instruction_sets()[0])
+    weight = a_weight(128, 1024, 128, 4)
+    codes, groups = 128 * 1024 // 2, 128 * 8
+    assert NativeGroupedProduct(library, weight, None, torch.bfloat16).nbytes == codes + 3 * groups
+    tiny = Grouped(weight.codes, weight.scales * 2.0**-30, weight.zeros, 128, 4)  # no float16 has such values
+    product = NativeGroupedProduct(library, tiny, None, torch.float32)
+    assert product.nbytes == codes + 3 * groups
+    assert torch.equal(product.weight.rows(torch.arange(128), torch.float32), tiny.dequantized())
