@@ -58,15 +58,17 @@ install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14)) or None' \
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14)) or None' \
 	  || { echo "Baton needs Python 3.11 to 3.13; set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
+	@echo "Installing into $(VENV): some minutes the first time"
 	$(PIP) install --quiet -c constraints.txt -e .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
+	@echo "Installing into $(VENV), with the tools of contributors: some minutes the first time"
 	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/.installed
 

@@ -37,7 +37,7 @@ def simulate(
         float | None, typer.Option(help="Run fresh seeds for so long instead of --seeds.")
     ] = None,
 ) -> None:
-    """Runs the real engine, workers and gateway in a virtual cluster where everything goes wrong.
+    """Run engine, workers and gateway in a simulated cluster with faults, and check its rules.
 
     One seed always gives the same run.  Exits with 1 if a rule was broken, and shows how.
     """

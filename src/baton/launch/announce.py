@@ -28,7 +28,10 @@ async def announce(plan: Plan, client: ClusterClient, listener: socket.socket, s
     )
     await asyncio.gather(*(_announce_instance(link, named=len(mine) > 1) for link in mine))
     await client.ready()
-    say(f"  address   http://{host}:{port}/v1  (ready in {time.monotonic() - started:.1f} s)")
+    took = time.monotonic() - started
+    say(
+        f"  address   http://{host}:{port}/v1  (ready in {took:.1f} s; /docs describes the API)",
+    )
 
 
 async def _announce_instance(link: InstanceClient, *, named: bool) -> None:

@@ -111,7 +111,9 @@ class Guard:
             return Caller("open")
         caller = self._operator(scope, headers) if right == "operator" else self._user(scope, headers)
         if right is None:
-            raise NotFound(f"there is nothing at {scope['path'][:200]}", code="not_found")
+            raise NotFound(
+                f"there is nothing at {scope['path'][:200]}; GET /docs lists the paths", code="not_found"
+            )
         if scope["method"] in _BODY_METHODS:
             _check_body(headers)
         return caller
