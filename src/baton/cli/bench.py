@@ -1,22 +1,24 @@
-"""`baton bench`: how fast an engine is (`throughput`), and a server under load (`serve`)."""
+"""`baton bench`: how fast an engine is (`throughput`), a server under load (`serve`), and how well a model
+predicts a text (`perplexity`)."""
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from baton.cli import flags
+from baton.cli.perplexity import perplexity
 from baton.launch.options import EngineOptions
 from baton.launch.options.sources import Chosen
 
-app = typer.Typer(help="Measure: `throughput` without a server, `serve` over HTTP.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure: `throughput` and `perplexity` without a server, `serve` over HTTP.", no_args_is_help=True
+)
 
 _WORK = "Work"
 _SERVER = "Server"
@@ -79,11 +81,12 @@ def throughput(
     if output_json is not None:
         given = {name: getattr(chosen.options, name) for name in chosen.origins if name != "model"}
         about = {"model": chosen.options.model, "options": given, "machine": machine()}
-        _write(output_json, result.as_dict() | about)
+        flags.write_json(output_json, result.as_dict() | about)
     typer.echo(result.as_text())
 
 
 app.command()(throughput)
+app.command()(perplexity)
 
 
 @app.command()
@@ -202,9 +205,6 @@ def serve(
     one that runs.
     """
     with flags.user_errors(), ExitStack() as stack:
-        from rich.console import Console
-        from rich.progress import Progress
-
         from baton.bench.client import Endpoint, split_url
         from baton.bench.metrics import calculate, parse_goodput, report
         from baton.bench.plot import check_matplotlib
@@ -245,9 +245,7 @@ def serve(
             endpoint = Endpoint(
                 base_url, name, api_key, extra={"temperature": temperature, "ignore_eos": ignore_eos}
             )
-            with Progress(
-                console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-            ) as progress:
+            with flags.progress() as progress:
                 task = progress.add_task("Requests", total=num_prompts)
                 outcomes, duration = measure_serving(
                     endpoint,
@@ -280,7 +278,7 @@ def serve(
         if save_result or save_detailed:
             now = datetime.now()
             path = (result_dir or Path()) / (result_filename or default_name(setting, now))
-            _write(path, as_json(setting, metrics, outcomes, now, save_detailed))
+            flags.write_json(path, as_json(setting, metrics, outcomes, now, save_detailed))
         if metrics.completed == 0:
             raise typer.Exit(1)
         if plot is not None:
@@ -304,9 +302,3 @@ def _percentiles(text: str) -> list[float]:
     except ValueError:
         raise ValueError(f"--metric-percentiles {text}: give numbers from 0 to 100, such as 50,99") from None
     return found
-
-
-def _write(path: Path, result: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    typer.echo(f"written: {path}")

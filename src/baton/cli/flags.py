@@ -13,8 +13,11 @@ wherever it comes from.
 from __future__ import annotations
 
 import inspect
+import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
@@ -25,6 +28,8 @@ from baton.launch.options.flag import Flag
 from baton.launch.options.sources import choose
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from baton.launch.plan import Plan
 
 O = TypeVar("O", bound=Options)  # noqa: E741
@@ -138,6 +143,20 @@ def user_errors() -> Iterator[None]:
 def _fail(error: Exception, code: int) -> NoReturn:
     typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
     raise typer.Exit(code) from None
+
+
+def progress() -> Progress:
+    """A bar on stderr, which goes when it is done; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+
+
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    typer.echo(f"written: {path}")
 
 
 def check_before_loading(plan: Plan, sampling: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -101,7 +102,7 @@ class TorchExecutor:
         )
 
     @classmethod
-    def from_config(cls, config: InstanceConfig, rank: int, rendezvous: str) -> TorchExecutor:
+    def from_config(cls, config: InstanceConfig, rank: int, rendezvous: str) -> Self:
         """Loads rank `rank`'s part of the model and allocates its KV pool.
 
         Raises `ExecutorError`, `UnsupportedModel`, `ModelNotFound` or `LoadError`, each of one line.
