@@ -383,8 +383,10 @@ def roomy(byte_level: Path, vocab: int) -> Iterator[GatewayServer]:
 
 
 def test_long_bodies_are_decoded_elsewhere(roomy: GatewayServer, monkeypatch: pytest.MonkeyPatch):
-    """The gateway's process decodes no long body, and serves others while a helper does."""
+    """The gateway's process decodes no long body nor puts it together, and serves others while a helper
+    does."""
     decoded: list[int] = []
+    pieces: list[int] = []
     real_body, real_prompt = reading.decode_body, reading.decode_prompt
 
     def decode_body(body: bytes, kind: Any) -> Any:
@@ -411,6 +413,14 @@ def test_long_bodies_are_decoded_elsewhere(roomy: GatewayServer, monkeypatch: py
         ("/tokenize", b'{"prompt": "' + b"x y " * 25_000 + b'"}', 400),
     ]  # fmt: skip
     helpers = roomy.app.state.gateway.helpers
+    real_answer = helpers.answer
+
+    async def answer(job: reading.Job, *body: bytes) -> bytes:
+        pieces.extend(map(len, body))
+        found: bytes = await real_answer(job, *body)
+        return found
+
+    monkeypatch.setattr(helpers, "answer", answer)
     codes: list[int] = []
     served: list[int] = []
 
@@ -431,6 +441,8 @@ def test_long_bodies_are_decoded_elsewhere(roomy: GatewayServer, monkeypatch: py
     assert codes == [code for _, _, code in bodies]
     assert helpers.num_jobs - before == len(bodies)
     assert decoded == []
+    assert sum(pieces) == sum(len(body) for _, body, _ in bodies)
+    assert max(pieces) < 1 << 19, "as they were received"
     assert len(served) > len(bodies)
 
 

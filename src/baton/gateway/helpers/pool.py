@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import cast
 
@@ -78,13 +79,14 @@ class Helpers:
         """Jobs that wait for a helper."""
         return self._short.num_waiting + self._long.num_waiting
 
-    async def answer(self, job: Job, body: bytes) -> bytes:
-        """What `Reader.answer` says in a helper.  Raises `Overloaded` if too much waits, `InternalError` if
-        no helper survives it."""
-        lane = self._long if len(body) >= LONG_BODY else self._short
+    async def answer(self, job: Job, *body: bytes) -> bytes:
+        """What `Reader.answer` says in a helper, of a body in pieces.  Raises `Overloaded` if too much waits,
+        `InternalError` if no helper survives it."""
+        size = sum(map(len, body))
+        lane = self._long if size >= LONG_BODY else self._short
         for _ in range(_TRIES):
             try:
-                found = await lane.answer(job, body)
+                found = await lane.answer(job, body, size)
             except Overloaded:
                 self.num_refused += 1
                 raise
@@ -92,7 +94,7 @@ class Helpers:
                 if self._closed:
                     raise _closed() from None
                 self.num_lost += 1
-                log.warning("a helper died while it read a body of %d bytes: %s", len(body), error)
+                log.warning("a helper died while it read a body of %d bytes: %s", size, error)
                 continue
             self.num_jobs += 1
             return found
@@ -200,11 +202,11 @@ class _Lane:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    async def answer(self, job: Job, body: bytes) -> bytes:
+    async def answer(self, job: Job, body: Sequence[bytes], size: int) -> bytes:
         """Raises `Overloaded`, `HelperLost`, `InternalError`."""
         link = await self._take()
         try:
-            return await link.ask(job, body, self._slow_s)
+            return await link.ask(job, body, size, self._slow_s)
         finally:
             self._give(link)
 
@@ -333,9 +335,9 @@ class _Link(asyncio.Protocol):
         self._slow_s = 0.0
         self._slow_timer: asyncio.TimerHandle | None = None
 
-    async def ask(self, job: Job, body: bytes, slow_s: float) -> bytes:
-        """Raises `HelperLost`, `InternalError` if nothing comes, or what `fail` was given.  The lane is told
-        if the job takes more than `slow_s` from when the helper runs."""
+    async def ask(self, job: Job, body: Sequence[bytes], size: int, slow_s: float) -> bytes:
+        """`size`: bytes of the body's pieces.  Raises `HelperLost`, `InternalError` if nothing comes, or what
+        `fail` was given.  The lane is told if the job takes more than `slow_s` from when the helper runs."""
         if not self.usable or self._transport is None:
             raise HelperLost("it had died before")
         loop = asyncio.get_running_loop()
@@ -345,7 +347,7 @@ class _Link(asyncio.Protocol):
         if self._known:
             self._watch()
         try:
-            self._transport.writelines((JOB.pack(JOBS.index(job), len(body)), body))
+            self._transport.writelines((JOB.pack(JOBS.index(job), size), *body))
             return await self._answer
         except BaseException:
             self.close()

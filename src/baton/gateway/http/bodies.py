@@ -94,8 +94,9 @@ class Body:
         self.size = 0
         self.grown_at = 0.0
 
-    async def receive(self, request: Request, limit: int) -> bytes:
-        """All of it.  Raises `TooLarge`, or `InstanceUnavailable` if there is no memory for it."""
+    async def receive(self, request: Request, limit: int) -> list[bytes]:
+        """All of it, in the pieces in which it came: to put a long one together takes milliseconds.  Raises
+        `TooLarge`, or `InstanceUnavailable` if there is no memory for it."""
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit + _DISCARDED_BYTES:
             raise _too_large(limit)
@@ -122,7 +123,7 @@ class Body:
         if size > limit:
             raise _too_large(limit)
         self._all.complete(self)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return pieces
 
     def end(self) -> None:
         self._all.release(self)

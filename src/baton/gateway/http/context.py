@@ -93,7 +93,7 @@ class Gateway:
         `BadRequest`."""
         body = self.bodies.begin()
         try:
-            decoded, unknown = decode_body(await body.receive(request, _MAX_ORDER_BYTES), kind)
+            decoded, unknown = decode_body(b"".join(await body.receive(request, _MAX_ORDER_BYTES)), kind)
         finally:
             body.end()
         self._unknown.warn(unknown)
@@ -108,12 +108,12 @@ class Gateway:
         """
         body = self.bodies.begin()
         try:
-            data = await body.receive(request, self.max_body_bytes)
+            pieces = await body.receive(request, self.max_body_bytes)
             found: Found | None = None
-            if len(data) < LONG_BODY and job in ("completion", "detokenize"):
-                decoded, found, unknown = self._reader.read(job, data)
+            if body.size < LONG_BODY and job in ("completion", "detokenize"):
+                decoded, found, unknown = self._reader.read(job, b"".join(pieces))
             if found is None or found.is_long:
-                decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, data))
+                decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, *pieces))
         finally:
             body.end()
         self._unknown.warn(unknown)
