@@ -3,22 +3,27 @@
     python benchmarks/attacks.py [--seconds 1.6] [--rounds 3] [--only stop] [--baseline DIR] [--out FILE]
 
 Starts `baton serve` with the embedded model and keeps `--streams` streamed completions running.  A round goes
-through all attacks of `_attacks/`, each with a quiet window just before it; the attack runs in a process of
-its own, at a lower priority, as an attacker's work is not the server's.  A gap that has not ended when the
-attack's seconds are over counts as long as it is by then.  The model's chat template has switches (`loops`,
-`size`) with which a request makes it cost much.
+through all attacks of `_attacks/`, each with a quiet window just before it.  The attack runs in a process of
+its own, in a session of the lowest priority: it gets what the others leave of the cores, as an attacker's
+work is not the server's.  The client of the streams shares the cores with the server, at the same priority,
+in quiet windows as under attack.  A gap that has not ended when the attack's seconds are over counts as long
+as it is by then.  The model's chat template has switches (`loops`, `size`) with which a request makes it cost
+much.
 
 What is judged is p99 under attack over p99 of the quiet window before it: the median of the rounds' ratios,
 so neither a slow minute of the machine nor one bad window decides.  "Others" is what the rest of the machine
 computed in quiet windows, in cores.  The rows that begin with `control` are no attacks: a process that
-computes beside the server, and ordinary requests, to which attacks compare that a server accepts and really
-computes.
+computes beside the server, and ordinary requests.
+
+Some attacks ask, in one request, for work that a server accepts and does for anybody: prompts are computed in
+the steps of the streams.  "x control" compares them with what the same work costs the streams when as many
+ordinary requests ask for it: p99 under attack over p99 under that control, of the same round.  About 1 says
+that the attack gains nothing by its form; how much work of others a step may bring is a matter of
+`--max-num-batched-tokens`.
 
 `--baseline DIR` does the same, once, with another checkout of Baton (its `.venv` if it has one).  A server
 that does not answer within seconds after an attack is replaced, and that attack is left out from then on; its
 row says `stopped`.
-
-On few cores the attack's own process takes time from the server too.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ from typing import Any, cast
 
 import uvloop
 
-from _attacks import attacks
+from _attacks import attacks, controls
 from _clients import Server, serving
 from _common import Table, machine, percentile, print_machine, write_json
 from baton.model.checkpoint.hub import resolve_model
@@ -154,7 +159,7 @@ async def _watch(server: Server, streams: int, attack: str, seconds: float) -> _
         quiet = await window(_QUIET_S)
         arguments = [attack, server.host, str(server.port), str(seconds + _START_S)]
         process = subprocess.Popen(
-            ["nice", "-n", "10", sys.executable, "-m", "_attacks", *arguments],
+            [sys.executable, "-m", "_attacks", *arguments],
             cwd=Path(__file__).parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -260,7 +265,9 @@ Found = dict[str, dict[str, list[_Round]]]
 
 def measure(options: argparse.Namespace) -> tuple[Found, set[tuple[str, str]]]:
     """What was found, and which (attack, side) stopped the server."""
-    names = [name for name in attacks() if not options.only or any(part in name for part in options.only)]
+    chosen = {name for name in attacks() if not options.only or any(part in name for part in options.only)}
+    chosen |= {controls()[name] for name in chosen if name in controls()}
+    names = [name for name in attacks() if name in chosen]
     found: Found = {name: {} for name in names}
     stopped: set[tuple[str, str]] = set()
     with _model() as model, contextlib.ExitStack() as stack:
@@ -282,8 +289,8 @@ def measure(options: argparse.Namespace) -> tuple[Found, set[tuple[str, str]]]:
     return found, stopped
 
 
-def _row(name: str, side: str, rounds: list[_Round]) -> dict[str, Any]:
-    """Times in seconds: medians over the rounds; `ratio`: that of the rounds' ratios."""
+def _row(name: str, side: str, rounds: list[_Round], control: list[_Round]) -> dict[str, Any]:
+    """Times in seconds: medians over the rounds; `ratio`, `of_control`: those of the rounds' ratios."""
 
     def median(values: Iterable[float]) -> float:
         return statistics.median(values)
@@ -297,6 +304,11 @@ def _row(name: str, side: str, rounds: list[_Round]) -> dict[str, Any]:
         "p99": median(one.attack.p99 for one in rounds),
         "max": median(max(one.attack.gaps) for one in rounds),
         "ratio": median(one.attack.p99 / one.quiet.p99 for one in rounds),
+        "of_control": median(
+            one.attack.p99 / its.attack.p99 for one, its in zip(rounds, control, strict=False)
+        )
+        if control
+        else None,
         "others": median(one.quiet.others for one in rounds),
         "rounds": [
             {"quiet_p99": one.quiet.p99, "p99": one.attack.p99, "others": one.quiet.others} for one in rounds
@@ -320,21 +332,25 @@ def main() -> None:
     took = time.perf_counter() - began
     facts["busy_cores"] = (_busy_s() - busy) / took
     facts["load_average_after"] = os.getloadavg()
-    columns = ("attack", "", "quiet p50", "p99", "attack p50", "p99", "max", "p99 / quiet", "others")
+    columns = ("attack", "", "quiet p50", "p99", "attack p50", "p99", "max", "x quiet", "x control", "others")
     table = Table(f"ms between tokens of {options.streams} streams, medians of {options.rounds}", columns)
     rows: list[dict[str, Any]] = []
     for name, sides in found.items():
         for side, rounds in sides.items():
-            row = _row(name, side, rounds) | {"stopped": (name, side) in stopped}
+            control = found.get(controls().get(name, ""), {}).get(side, [])
+            row = _row(name, side, rounds, control) | {"stopped": (name, side) in stopped}
             rows.append(row)
             numbers = [f"{row[key] * 1e3:.1f}" for key in ("quiet_p50", "quiet_p99", "p50", "p99", "max")]
             ratio = "stopped" if row["stopped"] else f"{row['ratio']:.1f}"
-            table.row(name, side, *numbers, ratio, f"{row['others']:.1f}")
+            of_control = "" if row["of_control"] is None else f"{row['of_control']:.1f}"
+            table.row(name, side, *numbers, ratio, of_control, f"{row['others']:.1f}")
     table.print()
     ours = [row for row in rows if row["side"] == "this" and not row["attack"].startswith("control")]
     within = sum(row["ratio"] <= 2 and not row["stopped"] for row in ours)
+    as_ordinary = sum((row["of_control"] or 9) <= 1.5 < 2 < row["ratio"] for row in ours)
     print(
-        f"within 2 x of quiet at p99: {within} of {len(ours)} attacks; {took:.0f} s, on average "
+        f"within 2 x of quiet at p99: {within} of {len(ours)} attacks; of the others {as_ordinary} cost what "
+        f"ordinary requests for the same work cost (1.5 x at most); {took:.0f} s, on average "
         f"{facts['busy_cores']:.1f} cores busy, load {os.getloadavg()[0]:.1f} at the end"
     )
     write_json(options.out, {"benchmark": "attacks", "machine": facts, "rows": rows})

@@ -2,7 +2,9 @@
 
 An attack sends what it sends over and over until its seconds are over, in a process of its own, and returns.
 It expects nothing of the answers: a refusal is as good as any.  A module of this package that has attacks
-names them in its `ATTACKS`, and stands in `MODULES`.  `python -m _attacks` runs one.
+names them in its `ATTACKS`, and stands in `MODULES`.  Where a server accepts what is asked and computes it,
+the module's `CONTROLS` names the control that asks for the like in the ordinary way.  `python -m _attacks`
+runs one.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable
 
 Attack = Callable[[str, int, float], None]
 
-MODULES = ("controls", "costs", "http")
+MODULES = ("costs", "http", "controls")
 
 
 def attacks() -> dict[str, Attack]:
@@ -20,4 +22,12 @@ def attacks() -> dict[str, Attack]:
     found: dict[str, Attack] = {}
     for module in MODULES:
         found.update(importlib.import_module(f"{__name__}.{module}").ATTACKS)
+    return found
+
+
+def controls() -> dict[str, str]:
+    """Which control an attack compares to, by their names."""
+    found: dict[str, str] = {}
+    for module in MODULES:
+        found.update(getattr(importlib.import_module(f"{__name__}.{module}"), "CONTROLS", {}))
     return found

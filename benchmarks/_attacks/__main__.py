@@ -1,6 +1,7 @@
 """Runs one attack, in a process of its own that imports little: NAME HOST PORT SECONDS.
 
-Says `ready`, and begins when a line comes.
+Says `ready`, and begins when a line comes.  It takes what the server leaves of the cores, in a session of
+its own: an attacker computes elsewhere.
 """
 
 from __future__ import annotations
@@ -8,9 +9,13 @@ from __future__ import annotations
 import sys
 
 from _attacks import attacks
+from baton.ipc.giving_way import give_way
+
+_NICE = 19
 
 name, host, port, seconds = sys.argv[1:]
 attack = attacks()[name]
+give_way(_NICE)
 print("ready", flush=True)
 sys.stdin.readline()
 attack(host, int(port), float(seconds))

@@ -6,11 +6,15 @@ Their rows say what the same cores do to the streams when nothing is wrong.
 from __future__ import annotations
 
 import json
+import re
 import selectors
 import socket
 import time
+from typing import Any
 
 from _attacks import Attack
+
+_LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
 
 
 def _busy(host: str, port: int, seconds: float) -> None:
@@ -20,34 +24,72 @@ def _busy(host: str, port: int, seconds: float) -> None:
         sum(range(10_000))
 
 
-def _ordinary(clients: int, prompt_tokens: int) -> Attack:
-    """As many clients at once, each with one prompt after the other: what an attack asks for in a request."""
-    body = json.dumps({"prompt": [17] * prompt_tokens, "max_tokens": 1}).encode()
+class _Client:
+    """One request after the other over one connection."""
+
+    def __init__(self, host: str, port: int, request: bytes) -> None:
+        self.connection = socket.create_connection((host, port), timeout=5.0)
+        self._request = request
+        self._begin()
+
+    def _begin(self) -> None:
+        self.connection.sendall(self._request)
+        self._head = b""
+        self._left: int | None = None
+        """Bytes of the answer to come; None: not known yet, -1: it ends with an empty chunk."""
+
+    def receive(self) -> bool:
+        """What there is of an answer.  False: the server has closed the connection."""
+        data = self.connection.recv(1 << 18)
+        if not data:
+            return False
+        if self._left is None:
+            self._head += data
+            head, end, data = self._head.partition(b"\r\n\r\n")
+            if not end:
+                return True
+            length = _LENGTH.search(head)
+            self._left = int(length[1]) if length else -1
+        if self._left >= 0:
+            self._left -= len(data)
+        if self._left == 0 or (self._left < 0 and data.endswith(b"0\r\n\r\n")):
+            self._begin()
+        return True
+
+
+def _ordinary(clients: int, body: dict[str, Any]) -> Attack:
+    """As many clients at once, each with one request after the other: what an attack asks for in one."""
+    content = json.dumps(body).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    data = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    request = head + b"content-length: %d\r\n\r\n" % len(content) + content
 
     def attack(host: str, port: int, seconds: float) -> None:
         end = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             for _ in range(clients):
-                connection = socket.create_connection((host, port), timeout=5.0)
-                connection.sendall(data)
-                selector.register(connection, selectors.EVENT_READ)
+                client = _Client(host, port, request)
+                selector.register(client.connection, selectors.EVENT_READ, client)
             while time.monotonic() < end and selector.get_map():
                 for key, _ in selector.select(0.1):
-                    connection = key.fileobj
-                    assert isinstance(connection, socket.socket)
-                    answer = connection.recv(65536)  # (an answer is short: it comes in one piece)
-                    if answer:
-                        connection.sendall(data)
-                    else:
-                        selector.unregister(connection)
+                    if not key.data.receive():
+                        selector.unregister(key.fileobj)
 
     return attack
 
 
+_LONG, _WORDS = [17] * 500, "a b c " * 50
+_ANSWER = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True}
+
 ATTACKS: dict[str, Attack] = {
     "control: a busy process": _busy,
-    "control: 128 x 500 tokens": _ordinary(128, 500),
-    "control: 16 x 20 tokens": _ordinary(16, 20),
+    "control: 128 x 500 tokens": _ordinary(128, {"prompt": _LONG, "max_tokens": 1}),
+    "control: 128 x 20 tokens": _ordinary(128, {"prompt": [17] * 20, "max_tokens": 1}),
+    "control: 128 x one text": _ordinary(128, {"prompt": _WORDS, "max_tokens": 1}),
+    "control: 16 x 20 tokens": _ordinary(16, {"prompt": [17] * 20, "max_tokens": 1}),
+    "control: 16 x log-probabilities of a prompt": _ordinary(
+        16, {"prompt": _LONG, "max_tokens": 1, "echo": True, "logprobs": 5}
+    ),
+    "control: 16 x log-probabilities": _ordinary(16, {**_ANSWER, "logprobs": 5}),
+    "control: 16 x streams": _ordinary(16, {**_ANSWER, "temperature": 0, "stream": True}),
+    "control: 50 x streams with log-probabilities": _ordinary(50, {**_ANSWER, "stream": True, "logprobs": 5}),
 }

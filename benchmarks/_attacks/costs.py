@@ -106,3 +106,13 @@ ATTACKS: dict[str, Attack] = {
     "template: loops": _repeat(_CHAT, _chat(chat_template_kwargs={"loops": 3000})),
     "template: a long result": _repeat(_CHAT, _chat(chat_template_kwargs={"size": 400_000_000})),
 }
+
+CONTROLS = {
+    "long prompts x 128 sequences": "control: 128 x 500 tokens",
+    "short prompts x 128 sequences": "control: 128 x 20 tokens",
+    "4,000 texts": "control: 128 x one text",
+    "log-probabilities of 16 prompts": "control: 16 x log-probabilities of a prompt",
+    "log-probabilities of 16 sequences": "control: 16 x log-probabilities",
+    "unstreamed answers": "control: 16 x streams",
+}
+"""What these ask for is accepted and computed."""

@@ -75,3 +75,6 @@ ATTACKS: dict[str, Attack] = {
     "http: headers without end": _endless(lambda n: b"".join(b"x-%d-%d: a\r\n" % (n, i) for i in range(200))),
     "http: one header without end": _endless(lambda n: (b"x-a: " if n == 1 else b"") + b"a" * 65536),
 }
+
+CONTROLS = {"http: 50 streams that nobody reads": "control: 50 x streams with log-probabilities"}
+"""What this asks for is accepted and computed."""
