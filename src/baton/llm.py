@@ -4,7 +4,7 @@ An `LLM` starts one instance (an engine process and its workers, as `baton serve
 from a background thread that runs an event loop (`launch/background.py`).  The methods here are ordinary
 blocking calls, safe to use from several threads.  Names and results follow vLLM's offline API.
 
-As a guest in somebody's program it leaves the root logger alone, does nothing in a child made by fork(),
+As a library in another program it leaves the root logger alone, does nothing in a child made by fork(),
 and may be forgotten instead of closed.
 """
 

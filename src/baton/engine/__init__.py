@@ -1,4 +1,4 @@
-"""The engine of an instance: who may run, which blocks they hold, and what the clients are told.
+"""The engine of an instance: it admits requests, owns the KV blocks, and sends tokens to the gateways.
 
 | where | what |
 | --- | --- |
@@ -11,7 +11,7 @@
 | `workers/` | the ranks: their handshake, reports of steps, orders to all of them |
 | `handover/` | requests that go to another engine, or come from one |
 | `shell/` | sockets, rings and processes: the only I/O on a request's way |
-| `recording/` | what the core read and decided, on disk, and once more |
+| `recording/` | records on disk what the core reads and decides, and replays it |
 
 All but `shell` and `recording` are pure: no I/O, no clock.  A contract in pyproject.toml checks their
 imports.

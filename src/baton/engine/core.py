@@ -13,12 +13,12 @@ without gaps, the same for every rank), for each gateway its replies and one `Ou
 engines, each with the peer and its address.  The shell calls `flush` after it has fed everything that had
 arrived, so one look at the queues is one decision, one record and one message.
 
-The worker is right about tokens and closings, the core about everything else.  A slot is the worker's from
+The worker decides tokens and closings, the core everything else.  A slot is the worker's from
 `Admit` to `Closed`; whatever happens meanwhile (`Cancel`, `Preempt`, both), the core waits for that closing
 and only then gives slot and blocks up.  The table in `request.py` says what a closing means in each state.
 
 A message that no correct sender would send is a *violation*: the core logs it with its sender, counts it and
-drops it.  A report that cannot be read is different: tokens would be missing without anybody knowing, so the
+drops it.  After a report that cannot be decoded tokens would be missing unnoticed, so the
 instance fails.  It also fails when a rank says that it failed or dies, when ranks disagree on what they are,
 and when something runs and the workers have reported nothing for `step_timeout_s`.  `failure` says why; the
 core tells the gateways in `Failing`, its last message to them.  The supervisor bounds how long ranks may take

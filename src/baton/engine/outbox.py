@@ -1,4 +1,4 @@
-"""What is to be told to the gateways, collected between two flushes.
+"""Collects what the engine sends to its gateways between two flushes.
 
 Each gateway has one `Outbox` (`request.py`); what it holds leaves as one `Outputs`.
 """

@@ -1,7 +1,8 @@
-"""What a `Submit` must satisfy to be taken: each refusal names the field, the numbers and the fix.
+"""Checks a `Submit`: each refusal names the field, the numbers and the fix.
 
-The gateway has checked what people type.  This is the engine's own door: whatever passes here can be run by
-the worker and fits in the pool, so it never fails later for a reason that was known now.
+The gateway has checked what users send; the engine checks again, because it does not rely on its gateways.  A
+request that passes can be run by the worker and fits in the pool, so it never fails later for a reason that
+is known now.
 """
 
 from __future__ import annotations

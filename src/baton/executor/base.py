@@ -107,7 +107,7 @@ class Executor(Protocol):
         """Writes the KV of all query tokens into their blocks and samples.  Every rank returns the
         same tokens; log-probabilities are only needed from rank 0.
 
-        `on_layers` is given where somebody waits for single layers; an executor that cannot tell
+        `on_layers` is given where a decoding instance fetches layer by layer; an executor that cannot tell
         (a device that runs behind the host) need not call it.
         """
 

@@ -1,7 +1,7 @@
 """The memory of the KV cache of one rank: `[block, layer, K/V, kv_head, tile]`, one block one page.
 
 On a CPU the pool is a memfd, mapped shared: a descriptor that can be handed to another process, which
-reads pages of it without asking.  It leaves nothing behind in the file system whoever dies.  The kernel
+reads pages of it without asking.  It leaves nothing behind in the file system when processes die.  The kernel
 gives it memory when it is first used, so a large pool costs nothing until then; in huge pages, if it can.
 
 What of a block lies past its request's last position is zero: the executor clears a block when it is

@@ -1,4 +1,4 @@
-"""Which executor a configuration means; PyTorch is imported only where one needs it."""
+"""Makes the executor that a configuration names; imports PyTorch only if that one needs it."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ Of the sampling parameters only these have an effect: `seed` when `temperature` 
 `logprobs` and `prompt_logprobs` (invented, but always the same for the same tokens).  Biases, penalties,
 top-k and the `min_tokens` mask do not change a simulated token.
 
-A step takes what `CostModel` says: slept in real time, or only added to `virtual_seconds`.  Where somebody
-waits for single layers they are written one by one, spread over that time.
+A step takes what `CostModel` says: slept in real time, or only added to `virtual_seconds`.  Where a
+decoding instance fetches layer by layer, layers are written one by one, spread over that time.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Paths that an operator names in a request: below a directory that a flag of the server names, and nowhere
-else."""
+"""Checks paths in operators' requests: each must be below a directory that a flag of the server names."""
 
 from __future__ import annotations
 

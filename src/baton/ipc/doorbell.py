@@ -4,8 +4,8 @@ Theory.  A doorbell is an eventfd.  Ringing adds one to a counter in the kernel 
 sleeper waits in `poll()` until the counter is not zero.  A doorbell says only "look again": what there
 is to see stands in shared memory.  So that no ring is ever lost, both sides keep one order:
 
-* who rings: first publish, then `ring()` — always, without asking whether anybody sleeps;
-* who sleeps: first `drain()`, then look, and only then `poll()`.
+* the ringing side: first publish, then `ring()` — always, without asking whether the other side sleeps;
+* the sleeping side: first `drain()`, then look, and only then `poll()`.
 
 A ring between the look and the poll leaves the counter set, so the poll returns at once.  A ring before
 the drain is lost, but the look that follows sees what it was about (both calls pass through the

@@ -1,7 +1,7 @@
 """Shared memory without a name: memfds that children inherit.
 
-Nothing of it appears in /dev/shm, so nothing stays behind whoever is killed.  Sizes are sealed: no
-process can shrink the memory under another one's feet (which would be SIGBUS).
+Nothing of it appears in /dev/shm, so nothing stays behind when processes are killed.  Sizes are sealed: no
+process can shrink memory that another one reads (which would get SIGBUS).
 """
 
 from __future__ import annotations

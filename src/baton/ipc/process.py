@@ -3,7 +3,7 @@
 Theory.  Two mechanisms, because each has a gap that the other closes.  `die_with_parent` asks the kernel
 to kill this process when its parent dies: it works even if this process is stuck in a kernel or in a
 collective, but says nothing to anybody.  A *pidfd* becomes readable when the process it names has died:
-it belongs into every poll set that waits for that process, so that no wait outlives its reason.
+every poll set that waits for that process has it, so that no wait for a dead process goes on.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Theory.  Positions count bytes since the beginning and never wrap; `position % capacity` is the place.
 One word says how far the writer has *published*, one word per reader how far it has read (its *cursor*).
-Space is free when every reader has passed it, so a slow reader holds the writer's space, never its peace:
-the writer has a queue of its own, `append` always succeeds at once, and `flush` moves what fits.
+Space is free when every reader has passed it, so a slow reader keeps space occupied but never blocks the
+writer, which has a queue of its own: `append` always succeeds at once, and `flush` moves what fits.
 
 A record is cut into fragments of at most a quarter of the ring.  A fragment is one header word and its
 bytes, padded to a multiple of 8:
@@ -18,7 +18,7 @@ copy the bytes out and check the copy before they move their cursor.
 
 Waking.  The writer rings its readers' doorbells after every publishing, unless its caller says that a record
 need not wake anybody (`ring=False`): that one is read with the next one that does, or when the reader looks
-for another reason, and who wrote it sees to it that one of them happens.  A writer that runs out of space
+for another reason, and the caller makes sure that one of these happens.  A writer that runs out of space
 sets the `waiting` word, and a reader that frees space while it is set rings the writer.  Two CPUs may each
 miss the other's store there, so the owner of a writer also calls `flush` again after a few milliseconds, but
 only while `pending` is true.
@@ -52,7 +52,7 @@ _LENGTH = _MORE - 1
 
 
 class RingCorrupted(RuntimeError):
-    """A published fragment did not become readable in time: somebody wrote where they must not."""
+    """A published fragment did not become readable in time: another process wrote into the ring."""
 
 
 def create_ring(capacity: int, readers: int) -> int:

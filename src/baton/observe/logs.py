@@ -1,6 +1,6 @@
 """One log format for all processes, on stderr: time, level, who, message.
 
-Much of what is logged was said by others: by clients, other engines, whoever finds a port.  So every line
+Much of what is logged was sent by others: clients, other engines, strangers that find a port.  So every line
 that a process writes goes through `Bounded`: it is short, it is one line, and of what one place in the code
 says again and again only some is written, with how much was left out.
 """

@@ -26,8 +26,8 @@ effect but an answer: `Cancel` to what the receiver does not know (so that the s
 | `Renew`     | D → P | D still counts on these; P's leases and D's reservations live on |
 | `Renewed`   | P → D | the stamp of that `Renew`, and which of them P does not know |
 
-**Who may hand over.**  D takes a `Reserve` only with the gateway's word that this P is in the plan of this
-request (`ticket`), and so pages only from there.
+**Who may hand over.**  D takes a `Reserve` only with proof that a gateway planned this request at this P
+(`plan_pass`), and so it fetches pages only from there.
 
 **Leases.**  A lease is a duration on each side's own monotonic clock.  P counts it from when it *received*
 the last `Renew` (first: `Reserved`) of the hand-over and frees its pages only when it is over, or on

@@ -2,10 +2,10 @@
 argument.
 
 Theory.  The engine of P grants the pages of one attempt of a hand-over to one reader, D, when it names them
-to it.  What D shows is the grant's token, which only P and D know; nobody else, and no token for the whole
-pool, opens anything.  A grant ends when P's engine revokes it, which it does when the attempt is over and
-before the blocks can belong to somebody else, or `seconds` after it was given or extended last: so it ends
-also if the engine cannot revoke it any more.
+to it.  D shows the grant's token, which only P and D know.  There is no token for the whole pool.  A grant
+ends when P's engine revokes it, which it does when the attempt is over and before the blocks can belong to
+another request, or `seconds` after it was given or extended last: so it ends also if the engine cannot revoke
+it any more.
 
 A token may be shown before it was heard of, because commands and requests take different ways: that is
 `EARLY`, and to be looked at again a moment later.  One that was revoked is `OVER`.

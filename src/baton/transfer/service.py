@@ -1,7 +1,7 @@
 """The transfer thread of a worker rank: fetches what its engine asks for, and serves its own pages.
 
 Theory.  One thread runs all transfers of a rank as tasks (`tasks.py`), beside the token loop.  Commands
-come from the engine through a ring of the thread's own, or from whoever calls `fetch`, `drop` and `grant`.
+come from the engine through a ring of the thread's own, or from callers of `fetch`, `drop` and `grant`.
 The thread reports each `Fetched` itself, in the middle of a step if it must be: a hand-over does not wait for
 the step to end. What the thread waits for always has a limit, so `close` ends it soon, with every fetch
 that is under way stopped.

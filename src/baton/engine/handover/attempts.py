@@ -4,8 +4,8 @@ This is the bookkeeping below `departures.py`, which decides what an event means
 *window* is how many requests may be asking it at a time: all at first, one after it did not answer in time,
 twice as many after each answer that came in time.
 
-The workers serve pages over the network to who was *granted* them: the pages of the request to its decoder,
-from when the first of them is named until the attempt is over.
+Over the network the workers serve pages only to readers with a *grant*: a request's decoder has one for its
+pages, from when the first of them is named until the attempt is over.
 """
 
 from __future__ import annotations

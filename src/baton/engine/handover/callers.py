@@ -1,11 +1,11 @@
-"""Who speaks on the connections that other engines have made to this one.  No I/O.
+"""Tells which engine is behind each incoming connection.  No I/O.
 
-Theory.  A connection says who makes it with its routing id, `incarnation/number/session/proof`:
+Theory.  A connection names its maker in its routing id, `incarnation/number/session/proof`:
 
 * `number` grows with every connection that the peer makes to us, so a new one says that the one before was
   lost, and maybe messages with it;
-* `session` is drawn by the peer for us and told to nobody else, so only who made the first connection can
-  make the next ones;
+* the peer draws `session` for this engine alone, so only the maker of the first connection can make the next
+  ones;
 * `proof` shows that a gateway has introduced the two (`passes.link_proof`): the maker has it from the plan in
   which this engine decodes, or from a `Reserve` of this engine.
 

@@ -1,4 +1,4 @@
-"""What is to be told to other engines, collected between two flushes; and an alarm for many deadlines."""
+"""Collects messages for other engines between two flushes (`Courier`); an alarm for many deadlines."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Credits: the requests of other instances that were refused for want of room, and who comes next.
+"""Credits: a line of other instances' requests that were refused for want of room.
 
-Theory.  Who was refused waits in line, by priority and fairly by flow (`protocol/rules/fair_queue.py`), and
-nobody behind overtakes.  When there is room for the first one it gets a `Credit`, and the room is *promised*
-to it: it counts as taken until its next `Reserve` or its `Cancel`, which P owes at once, or until `PROMISE_S`
-is over.  So room that became free once is not given away twice, and one that does not answer costs a second.
+Theory.  A refused request waits in the line, by priority and fairly by flow (`protocol/rules/fair_queue.py`),
+and none behind it overtakes.  When there is room for the first one it gets a `Credit`, and the room is
+*promised* to it: it counts as taken until its next `Reserve` or its `Cancel`, which P owes at once, or until
+`PROMISE_S` is over.  So room that became free once is not given away twice, and one that does not answer
+costs a second.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ nothing costs only the request that asked it:
 
 * one that has not answered within `reserve_timeout_s` is passed over, and may be asked by one request at a
   time from then on; each answer in time doubles that (a window, as of TCP);
-* a request that all refused waits for credit, in nobody's way, for `credit_wait_s`, and then stays here.
+* a request that all refused waits for credit without holding others back, for `credit_wait_s`, and then stays
+  here.
 
 A request that stays for want of room elsewhere is served as if `max_waiting` requests had come before it.
 It will keep a slot here for its whole answer, and one with a reservation needs it for a moment only, while
@@ -32,9 +33,9 @@ said that its fetches are closed, or until the lease, counted from the last `Ren
 over.  So if the slot closes before (first token, preemption, cancellation), these blocks are exported
 (`Ledger.export`).  The loss of a connection says nothing about fetches; only a process known to be dead does.
 
-The first token, which is nobody's before it is known where the request decodes, is kept aside: D gets it in
-`Handoff`, or the gateway when the request stays.  Once anything was sent to the gateway the request never
-departs any more, because two instances cannot send in one order.
+The worker may sample the first token before it is known where the request decodes.  This engine keeps it, and
+sends it to D in `Handoff`, or to the gateway when the request stays.  Once anything was sent to the gateway
+the request never departs any more, because two instances cannot send in one order.
 
 | a handed request | becomes |
 | --- | --- |

@@ -1,7 +1,7 @@
-"""What a `Reserve` must satisfy to be given room: each refusal says why.
+"""Checks a `Reserve` before it gets room: each refusal says why.
 
-Whatever passes here can be run by this instance, with pages of that one: so what is left to go wrong later is
-only that the pages do not come.
+A request that passes can run on this instance with the other one's pages: only the transfer of the pages can
+still fail.
 """
 
 from __future__ import annotations

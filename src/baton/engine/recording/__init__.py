@@ -1,1 +1,1 @@
-"""Recordings: what the core read and decided, on disk (`recorder`, `tape`), and once more (`replay`)."""
+"""Records on disk what the core reads and decides (`recorder`, `tape`), and replays it (`replay`)."""

@@ -12,7 +12,7 @@ Bounds.  All recordings under one directory together take at most `record_max_by
 it ends there, says so in the log and in its last frame, and the engine goes on without.  Several instances
 record into one directory, so each looks anew at what is there whenever it has used a 64th of what was left
 (with n of them the directory is over its limit by n/64 of that at most, and by what is not on disk yet).
-Nothing is ever thrown away at the beginning, because a replay must start there.
+A recording never drops its beginning, because a replay must start there.
 
 An exception from the core (a defect) is part of the record in that the calls around it are: the replay meets
 it at the same place, and goes on as the engine did.

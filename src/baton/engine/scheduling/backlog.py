@@ -1,12 +1,12 @@
-"""Newcomers that wait, wherever in the engine, and who of them makes place when the queue is full.  Pure.
+"""Bounds how many new requests wait in the engine, and chooses which one is displaced if more come.  Pure.
 
 Theory.  `max_waiting` bounds the requests that wait for admission or are prepared for a hand-over.  When it
 is reached, places go where they are needed most: a request of better priority takes the place of the worst
 that waits, and within a priority one of a flow that has few places takes one of the flow that has the most,
 by weight (longest queue drop, first among keys, then among the users of the key).  Of that flow it is the
-last that came.  Nobody makes place for an equal, so a queue of equals refuses newcomers as ever.
+last that came.  A request never displaces an equal one, so a queue of equals refuses newcomers.
 
-Only who has nothing yet makes place: no token, no slot so far.  Each operation costs O(log n).
+Only requests that have had no slot and no token yet are displaced.  Each operation costs O(log n).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The headroom of admissions: how many tokens of growth of everybody who runs an admission leaves room for.
+"""Headroom H: the tokens by which each running request can still grow after an admission.
 
-Theory (who needs it: `scheduler.py`).  What H should be depends on the traffic: how much of `max_tokens` is
-used, and how even are the ends? It is learnt from events, never from calls or clocks:
+Theory (`scheduler.py` says what it is for).  The best H depends on the traffic: on which part of `max_tokens`
+requests use, and on whether they end together.  It is learnt from events, never from calls or clocks:
 
 * a preemption doubles H, but at most once between two admissions: what follows from one mistake is one
   mistake (as a congestion window reacts once to a burst of losses);
@@ -11,7 +11,7 @@ used, and how even are the ends? It is learnt from events, never from calls or c
 
 In the long run that allows one such mistake for about 22 requests that finish (ln 2 / ln(32/31)), whatever
 the traffic; and admitting and preempting the same request in turn drives H to the point where only limits
-count, at which nobody who was admitted under it can have to give way. Against no headroom at all this gives
+count, at which no request that was admitted under it is preempted. Against no headroom at all this gives
 4 to 10 times fewer preemptions for 3 to 16 % of throughput in a pool that is far too small, and against room
 for every `max_tokens` up to several times the throughput (virtual clock, three mixes of lengths).
 """

@@ -3,7 +3,7 @@
 Theory.  The key of a full block is a chained hash, key(i) = H(key(i-1) ‖ token ids of block i), and
 key(-1) = H(salt): so equal keys mean equal tokens at equal positions under the same salt, and requests of
 different salts never share a block nor learn from timing that they could.  H is BLAKE2b with 128 bits: two
-different prefixes with one key are as good as impossible, also for somebody who looks for them.
+different prefixes with one key are as good as impossible, even for an attacker who looks for them.
 
 * A block enters the index (`insert`) only after a report said that its KV is computed.
 * A request whose tokens are being computed for another one waits for that one's blocks (`in_flight.py`).  Two
@@ -11,10 +11,10 @@ different prefixes with one key are as good as impossible, also for somebody who
   them.  The first to be reported is indexed; the other stays private to its holder and is free afterwards.
 * A block that was fetched from another instance, or computed from such, is only as right as the gateway that
   named that instance is honest.  So it is marked with the gateway, its *origin*, and matches only for
-  requests of the same one; what was computed here ("") is for all.  A stranger who calls itself a gateway can
-  have itself be told lies, and nobody else.
+  requests of the same one; what was computed here ("") is for all.  A stranger that pretends to be a gateway
+  can get wrong KV into its own requests, and into no others.
 * A block leaves the index when the ledger evicts it.  If a parent is gone before its child (possible when the
-  two were computed by different requests), the child is found again as soon as somebody computes the parent
+  two were computed by different requests), the child is found again as soon as a request computes the parent
   again, and is evicted in its turn otherwise.
 """
 

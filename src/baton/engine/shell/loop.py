@@ -1,8 +1,8 @@
 """The engine's shell: the only file of the engine that does I/O (but for recordings, `tape.py`).
 
-Theory.  Those who run the engine, and gateways of this host, speak to it on a socket in a private directory,
-gateways of other hosts on a *public* one.  Each has its own share of a turn, the private one first; so
-a flood on the public one does not keep the supervisor from an answer.
+Theory.  The supervisor and gateways of this host speak to the engine on a socket in a private directory,
+gateways of other hosts on a *public* one.  Each socket has its own share of a turn, the private one first; so
+a flood on the public one does not keep the supervisor waiting.
 
 One thread, one loop, one place to sleep.  A turn: silence the doorbell, take what the gateways sent
 (ZeroMQ ROUTER) and what other engines did (`peers.py`), take what the workers reported (rings), look at the
@@ -29,9 +29,9 @@ waits for blocks, a slot or pages waits longer, and never where steps take longe
 ZeroMQ's descriptor is edge-triggered and every operation on the socket may consume the edge, so the socket's
 events are looked at again before each sleep.
 
-How it ends: SIGTERM (or `stop`) tells workers and gateways, waits a bounded time for the workers, and returns
-0.  A worker's death, a failure that the core found, or a defect in the engine itself is told to the gateways
-with its reason, and returns 1.
+How it ends:  SIGTERM (or `stop`) tells workers and gateways, waits a bounded time for the workers, and
+returns 0.  After a worker's death, a failure that the core found, or a defect in the engine itself the loop
+sends the reason to the gateways and returns 1.
 """
 
 from __future__ import annotations

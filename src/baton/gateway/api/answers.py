@@ -1,6 +1,6 @@
 """The shapes of what is answered, for `/openapi.json` alone: `render_*.py` and the routes write them faster.
 
-Tests hold what is served to these: a field that is missing here, or there, fails them.
+Tests compare served answers with these: a field that only one side has fails them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Types of request fields with their limits: what decodes a body checks them, and `/openapi.json` tells them.
+"""Types of request fields, with limits that msgspec checks as it decodes and that `/openapi.json` lists.
 
 `SamplingParams` checks the same again, for Python's callers; a test holds both to the same limits.
 """

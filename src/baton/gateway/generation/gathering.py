@@ -1,4 +1,4 @@
-"""Runs many generations to their ends, for somebody who wants nothing before all of them are over.
+"""Runs many generations to their ends, for a caller that uses the results only when all are complete.
 
 A task for each generation would be woken for each of its messages.  Here the inboxes call a function in the
 turn in which a message of the engine is distributed, as they do for streams (`responses.py`).

@@ -81,7 +81,7 @@ class Pausing:
         return {**answer, "status": "paused", "mode": mode, "aborted": aborted}
 
     async def resume(self) -> dict[str, Any]:
-        """Everything goes on, also after a pause of somebody else.  Raises `ApiError`."""
+        """Everything goes on, also after a pause by another gateway.  Raises `ApiError`."""
         if self._waiting is not None:
             self._waiting.cancel()
         answer = checked(await self._client.query("resume", _SWITCH_DEADLINE_S))

@@ -1,7 +1,7 @@
 """A helper: reads one body after the other, each with limits of time and memory.
 
-A template is somebody else's program, and a body somebody else's data.  So a job may use so much CPU time and
-so much memory beyond what the process has, and a job that is not short gives way to everything else:
+A chat template is foreign code, and a body is foreign data.  So a job may use so much CPU time and so much
+memory beyond what the process has, and a job that is not short gives way to everything else:
 
 * after `NICE_AFTER_S` of CPU time the process gives way (for good, so it ends after the answer); one for long
   bodies, a *patient* one, has a parent that gives way, and so it does from the beginning;

@@ -3,7 +3,7 @@
     python -m baton.gateway.helpers.main CONTROL_FD SETTINGS_FD PARENT_PID
 
 It forks a helper for each connection that comes over the control socket, and does nothing else; it has no
-threads, so its children are whole.  It ends with the gateway, and its children with it.  SIGINT and SIGTERM
+threads, which a fork would lose.  It ends with the gateway, and its children with it.  SIGINT and SIGTERM
 are the gateway's to decide about: they may reach the whole group.
 
 Patient helpers have a parent of their own, which it forks for the first of them: a process that gives way

@@ -1,6 +1,6 @@
 """The HTTP application: OpenAI's API on a cluster of instances.
 
-`create_app` puts the parts together; what happens to a request is in `routes_*.py`, how errors look in
+`create_app` puts the parts together; what happens to a request is in `routes/`, how errors look in
 `errors.py` and `middleware.py`.  Nothing here starts or watches instances: their supervisors do, on
 the same event loop, through the `ClusterClient`.
 """

@@ -1,5 +1,5 @@
-"""What is served, as an OpenAPI document: of the table of routes below and of the structures that decode
-requests (`schemas.py`, whose limits `fields.py` has) and describe answers (`answers.py`).
+"""Makes the OpenAPI document: from the table of routes below, the structures that decode
+requests (`schemas.py`, with the limits of `fields.py`) and those that describe answers (`answers.py`).
 
 A test compares the table with the routes that there are, and schemathesis sends what the document allows, and
 what it does not.

@@ -2,9 +2,9 @@
 
 | right | who has it | what it opens |
 | --- | --- | --- |
-| open | everybody | what load balancers, orchestrators and scrapers read; nothing of a client is in it |
-| user | who sends one of `--api-key`; everybody, if there is none | `/v1/*`, `/tokenize`, `/detokenize` |
-| operator | who sends one of `--admin-key` | everything that changes or shows the server |
+| open | all clients | what load balancers, orchestrators and scrapers read; nothing of a client is in it |
+| user | clients with one of `--api-key`; all, if there is none | `/v1/*`, `/tokenize`, `/detokenize` |
+| operator | clients with one of `--admin-key` | everything that changes or shows the server |
 
 Without an admin key operators are those on this machine: peers on loopback or on a unix socket.  A browser on
 this machine is one too, and sends what any web page tells it.  So such a request must not come from a foreign
@@ -167,7 +167,7 @@ class Guard:
         return found if scheme.lower() == b"bearer" else None
 
     def _check_no_page(self, headers: Mapping[bytes, bytes], *, any_origin: bool) -> None:
-        """Raises `Forbidden` if a browser sent this on behalf of somebody else's page."""
+        """Raises `Forbidden` if a browser sent this for a page of another site."""
         host = headers.get(b"host", b"").decode("latin-1").strip().lower()
         name = _host_name(host)
         if host and name not in self._hosts and not _is_address(name):

@@ -1,7 +1,8 @@
-"""Where this server is told to connect to: only where the one that registers an instance may speak for.
+"""Which addresses a registration may name: the gateway connects to no others.
 
-A server that connects wherever it is told reaches what the teller cannot: the loopback of its own machine,
-and what lies beyond its network's walls.  So:
+An instance registers over HTTP and names the address of its engine.  If the gateway connected to any address,
+a sender could reach hosts through it that it cannot reach itself: the loopback of the gateway's machine, and
+what is behind its firewall (server-side request forgery).  So the gateway takes only:
 
 * `tcp://ADDRESS:PORT`, in numbers, as names may mean something else a moment later.  Loopback only for a peer
 on

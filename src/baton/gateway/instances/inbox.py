@@ -1,9 +1,9 @@
-"""Who wants output of the engine is woken: once a message, however many of its sequences that concerns.
+"""Wakes consumers of the engine's output: each at most once a message, however many sequences it has.
 
 An `Inbox` belongs to one consumer (one API request, however many sequences that has).  The engine client
 appends tokens to the `EngineRequest`s of the inbox and wakes the consumer at most once for each message
 from the engine.  A consumer that is slower than the engine finds more tokens at once: they coalesce, and
-it delays nobody else.
+other consumers are not delayed.
 
 A consumer either waits (`wait`), which costs a future and a wake-up of its task each time, or it is a
 function (`listen`).  The functions of all consumers that have news are called in one go by the `Turn` that

@@ -1,8 +1,8 @@
-"""Waiting on the event loop for another process, without taking the loop's own absence for its silence.
+"""Timeouts for answers of other processes, which a stall of the gateway's own event loop does not trigger.
 
-`asyncio.timeout` pronounces its verdict when its timer runs, and after a callback that took long timers run
-before sockets are read: the answer may be there.  These waits look at how late they are
-(`protocol/rules/silence.py`).
+`asyncio.timeout` expires when its timer runs, and after a callback that took long the event loop runs timers
+before it reads sockets: the answer may already be there.  These waits notice that they look late, and then
+wait on (`protocol/rules/silence.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A request's body, read: its fields, and apart from them the prompts, which may be nearly all of it.
 
 Pure, and the same wherever it runs: short bodies are read on the event loop, long ones and every conversation
-(chat templates are somebody else's program) in a helper (`helpers/`).  Helpers encode long texts and decode
+(chat templates are foreign code) in a helper (`helpers/`).  Helpers encode long texts and decode
 many ids, too.  A helper's answer is small: fields, texts, packed token ids that are known to be the model's;
 what cannot fit is refused there.
 

@@ -1,6 +1,6 @@
 """Chat templates: from messages to the prompt's text, by the conventions of Hugging Face's hub.
 
-Templates come with a model, so they are somebody else's program: they run in Jinja's immutable sandbox, and a
+Templates come with a model, so they are foreign code: they run in Jinja's immutable sandbox, and a
 server compiles and runs them in a helper (`helpers/`), with limits of time and memory.  Here they are only
 parsed.
 The conventions that published templates rely on are reproduced here without importing transformers

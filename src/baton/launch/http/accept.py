@@ -1,8 +1,8 @@
-"""Accepts connections: as many as there is room for, and then each in the place of one that is dispensable.
+"""Accepts connections up to the limits; one more takes the place of one that waits for its client.
 
-The event loop's own server would accept whatever comes until descriptors run out, and then throw away
-everybody who waits.  Here the listener is read a few connections a turn, and before descriptors run out: the
-number of a new descriptor is the lowest that is free, so it says how many are left.
+asyncio's own server accepts until descriptors run out, and then drops all connections that wait.  This one
+accepts a few a turn, and stops before descriptors run out: the kernel gives a new descriptor the lowest free
+number, so that number says how many are left.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Acceptor:
 
 
 def _answer(connection: socket.socket, data: bytes) -> None:
-    """As much as goes at once, to somebody for whom there is no room."""
+    """Sends what the socket takes at once, to a client for which there is no room."""
     with contextlib.suppress(OSError):
         connection.send(data)
         connection.shutdown(socket.SHUT_WR)

@@ -12,8 +12,8 @@ Theory.  Memory, descriptors and time are given to a connection in stages, and e
 | idle | the next request | `timeout_keep_alive` | closed |
 | lingering | a client that was refused to read why | 2 s | cut |
 
-One sweep a second looks at the stages, so a request costs no timer.  A sweep that comes late judges nobody:
-what the clients sent meanwhile lies in the sockets, unread.
+One sweep a second looks at the stages, so a request costs no timer.  A sweep that comes late closes nothing:
+what clients sent meanwhile lies unread in the sockets.
 
 When connections or descriptors run short, a new connection takes the place of one that waits for its client:
 first of those whose head is not complete the oldest, then idle ones, then uploads that have stalled, those

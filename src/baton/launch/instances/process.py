@@ -96,7 +96,7 @@ def _start(wiring: WorkerWiring) -> subprocess.Popen[bytes]:
 
 
 def _end(workers: list[subprocess.Popen[bytes]]) -> None:
-    """Whoever has not left by now gets SIGTERM and a moment; then it is killed."""
+    """A process that has not left by now gets SIGTERM and a moment; then it is killed."""
     deadline = time.monotonic() + _WORKER_EXIT_DEADLINE_S
     for worker in workers:
         if worker.poll() is None:

@@ -1,4 +1,4 @@
-"""A private directory for sockets and rendezvous files, which goes away whoever is killed.
+"""A private directory for sockets and rendezvous files, which is removed even if its owner is killed.
 
 The owner holds a lock on a file in it for as long as it lives.  Nobody can clean up after a SIGKILL, so
 whoever comes next does: a directory of this user whose lock is free belongs to nobody any more.  It gets

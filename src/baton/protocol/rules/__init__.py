@@ -1,3 +1,1 @@
-"""What several parties must reckon alike: who comes next, who is silent, who may do what,
-which key a prefix has.
-"""
+"""Rules that several processes must apply alike: fair queuing, timeouts, proofs and passes, prefix keys."""

@@ -1,20 +1,21 @@
-"""When somebody who is silent is given up, by a watcher that may have been away itself.  Pure: no I/O, the
+"""Failure detection by timeout, where the watching process may have stood still itself.  Pure: no I/O, the
 clock an argument.
 
-Theory.  A lease, a time to live or a heartbeat is a verdict about somebody else, and the timer that
-pronounces it belongs to the watcher.  A watcher that stood still (a long callback, swap, a paused machine)
-finds its timer due, and what the other one sent meanwhile still unread in its socket; event loops even run
+Theory.  With a lease, a time to live or a heartbeat one process (the watcher) decides that another one (the
+watched) is gone, by the watcher's timer.  A watcher that stood still (a long callback, swap, a paused
+machine) finds its timer due while messages of the watched lie unread in its socket; event loops even run
 timers first.  So no single timer decides:
 
-* the last part of the time allowed is divided into `LOOKS` looks of equal distance, and the verdict is `due`
-  only when that many looks in a row came on time and nothing was heard.  Between two of them the watcher was
-  awake and has read what there was;
+* the last part of the time allowed is divided into `LOOKS` looks of equal distance, and the watched is given
+  up only when that many looks in a row came on time and nothing was heard.  Between two of them the watcher
+  was awake and has read what there was;
 * a look that comes late by more than half of that distance is *void*: the watcher was away.  It counts
-  nothing, and the one who is watched gets all looks anew, which is half of the time allowed;
-* after `MAX_VOIDS` void looks in one silence, late looks count as well.  So somebody who is really gone is
-  found after `(MAX_VOIDS + 1) * LOOKS` looks at most, also by a watcher that stands still again and again.
+  nothing, and the count begins anew: the watched has half of the time allowed again;
+* after `MAX_VOIDS` void looks in one silence, late looks count as well.  So a process that is really gone is
+  given up after `(MAX_VOIDS + 1) * LOOKS` looks at most, also by a watcher that stands still again and again.
 
-Who renews or answers often enough never meets a look: the first one comes after five eighths of the time.
+A process that renews or answers often enough causes no look: the first one comes after five eighths of the
+time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PARTS = 8
 
 
 class Silence:
-    """How long somebody has been silent.  `patience_s`: the time allowed, in seconds of the watcher's clock.
+    """How long another process has been silent.  `patience_s`: the time allowed, by the watcher's clock.
 
     The watcher calls `look` at `deadline`, and `heard` with everything that shows that the other one lives.
     """

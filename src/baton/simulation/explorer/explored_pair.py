@@ -3,7 +3,7 @@
 Theory.  As `explored_world.py`, with an engine and a worker on each side, P that prefills and D that decodes,
 and between them two queues of messages.  Further actions: an engine reads what the other one sent, and D's
 worker copies the next page of a fetch, as P's pool holds it at that moment.  Time stands still, so no lease
-ever ends and no wait is over by itself: whoever waits must be woken by a message, or the state is stuck.
+ever ends and no wait is over by itself: each waiting party must be woken by a message, or the state is stuck.
 
 An instance may die at any moment, engine and worker at once.  What it has sent may arrive or not; the other
 engine and the gateway find out, each at any moment after that, and it does not come back.

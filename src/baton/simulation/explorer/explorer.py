@@ -7,7 +7,7 @@ each party and of each pair (`explored.py`) in every state, every token and ever
 
 * no state is *stuck*: if nobody has to act any more, everybody has an answer and nothing is held (hanging up
   and dying are nobody's duty, so a state that only a cancel would set going is stuck);
-* the graph has no cycle: with finitely many states, every run ends, whoever is slow.
+* the graph has no cycle: with finitely many states, every run ends, however slow any process is.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _ALONE = (
     ),
     Shape(
         "clients",
-        "clients that cancel, flood, read slowly and ask for what cannot be",
+        "clients that cancel, flood, read slowly and send impossible requests",
         faults=("pause", "reset_prefix", "query"),
         client_chance=0.8,
     ),

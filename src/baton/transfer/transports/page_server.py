@@ -1,12 +1,12 @@
-"""The page server of a worker rank: sends pages of its pool to who shows a grant for them.
+"""The page server of a worker rank: sends pages of its pool to readers that show a grant for them.
 
 It runs in the transfer thread: one task for the listening socket, one for each connection, which answers one
 question after the other.  See `tcp.py` for the protocol and the limits.
 
 Strangers.  A connection has `AUTH_S` seconds and `AUTH_BYTES` bytes to show a grant that stands; then it is a
 member's, and closed when it has been idle for `_IDLE_S`.  Until then it is one of `_MAX_STRANGERS` at most:
-one more takes the place of the oldest of them, and members have places of their own.  So whoever opens
-connections and says nothing keeps nobody away, as a reader shows its grant with its first bytes.
+one more takes the place of the oldest of them, and members have places of their own.  So a client that
+opens connections and sends nothing keeps no reader away: a reader shows its grant with its first bytes.
 """
 
 from __future__ import annotations
