@@ -86,7 +86,7 @@ def test_rows_are_read_back(kind: str, dtype: torch.dtype, shape: tuple[int, int
         pytest.skip("oneDNN's order is another one on this CPU: the plain table is kept")
     assert rows is not None
     chosen = torch.randint(0, shape[0], (100,))
-    assert torch.equal(rows(chosen), table[chosen])
+    assert torch.equal(rows.rows(chosen), table[chosen])
 
 
 def test_an_order_that_is_not_understood_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ class Attention(Module):
         else:
             queries = self._rotate_and_write(qkv, context)
         mixed = self.backend.attend(self.layer, queries, self.window, context.plan)
-        return self.output.multiply(self.ops.quantize(mixed))
+        return self.output.multiply(self.ops.quantize(mixed, self.output.form))
 
     def _rotate_and_write(self, qkv: Tensor, context: LayerContext) -> Tensor:
         """[T, out of qkv] → queries [T, heads, head_dim], for a backend that does not rotate."""
@@ -122,7 +122,7 @@ class MLP(Module):
         )
 
     def __call__(self, x: Activations) -> Result:
-        return self.down.multiply(self.ops.silu_mul(self.gate_up.multiply(x)))
+        return self.down.multiply(self.ops.silu_mul(self.gate_up.multiply(x), self.down.form))
 
 
 class Block(Module):
@@ -135,5 +135,5 @@ class Block(Module):
 
     def __call__(self, x: Tensor, y: Result | None, context: LayerContext) -> Result:
         """Adds y, and all of this block's result but its last term, to x, in place; returns that term."""
-        mixed = self.attention(self.attention_norm(x, y), context)
-        return self.mlp(self.mlp_norm(x, mixed))
+        mixed = self.attention(self.attention_norm(x, y, self.attention.qkv.form), context)
+        return self.mlp(self.mlp_norm(x, mixed, self.mlp.gate_up.form))

@@ -113,7 +113,7 @@ class LlamaForCausalLM(Module):
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """[n, hidden] before the last norm → [n, vocab] in the model's dtype; None on ranks but the first."""
-        return self.head.logits(self.norm(hidden))
+        return self.head.logits(self.norm(hidden, form=self.head.form))
 
     def weights_change(self) -> None:
         """Weights are about to be loaded, into other places of memory."""

@@ -10,6 +10,8 @@ A program holds addresses of weights, not the weights: when others are loaded an
 from __future__ import annotations
 
 import ctypes
+import functools
+import operator
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, cast
@@ -22,6 +24,7 @@ from torch import Tensor
 from baton.model.architectures.blocks import Block
 from baton.model.attention import AttentionBackend, AttentionStep, CpuAttention
 from baton.model.checkpoint.config import ModelConfig
+from baton.model.cpu.grouped import NativeGroupedProduct
 from baton.model.cpu.kernels import address_of
 from baton.model.cpu.library import INT, POINTER, Native, native
 from baton.model.cpu.linear import NativeInt8Product, NativeProduct
@@ -45,7 +48,7 @@ OPERATIONS = (
 )
 """`Operation` of native/program.cpp."""
 
-NativeWeight = NativeProduct | NativeInt8Product
+NativeWeight = NativeProduct | NativeInt8Product | NativeGroupedProduct
 Int32Array = npt.NDArray[np.int32]
 
 _WINDOWS = 2
@@ -54,10 +57,13 @@ _WINDOWS = 2
 
 class _Product(ctypes.Structure):
     _fields_ = (
+        ("form", INT),
+        ("groups", POINTER),
         ("packed", POINTER),
         ("bias", POINTER),
         ("scales", POINTER),
         ("row_sums", POINTER),
+        ("order", POINTER),
         ("n", INT),
         ("k", INT),
     )
@@ -80,7 +86,7 @@ class _Layer(ctypes.Structure):
 class _Model(ctypes.Structure):
     _fields_ = (
         ("is_bf16", INT),
-        ("is_int8", INT),
+        ("forms", INT),
         ("num_layers", INT),
         ("hidden", INT),
         ("intermediate", INT),
@@ -94,6 +100,7 @@ class _Model(ctypes.Structure):
         ("sin", POINTER),
         ("rotary_stride", INT),
         ("layers", POINTER),
+        ("embedding_groups", POINTER),
         ("embedding", POINTER),
         ("row_places", POINTER),
         ("column_places", POINTER),
@@ -155,10 +162,11 @@ class Program:
         self._layers = (_Layer * len(model.layers))(
             *(_layer(block, windows.index(block.attention.window)) for block in model.layers)
         )
-        embedding, row_places, column_places = model.embedding.addresses()
+        groups = model.embedding.groups_address
+        embedding, row_places, column_places = (None,) * 3 if groups else model.embedding.addresses()
         self._model = _Model(
             is_bf16=dtype == torch.bfloat16,
-            is_int8=model.ops.int8,
+            forms=functools.reduce(operator.or_, (1 << product.form.number for product in _products(model))),
             num_layers=len(model.layers),
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -170,6 +178,7 @@ class Program:
             windows=(INT * _WINDOWS)(*(window or 0 for window in windows)),
             rotary_stride=model.rotary.cos.stride(0),
             layers=ctypes.addressof(self._layers),
+            embedding_groups=groups,
             embedding=embedding,
             row_places=row_places,
             column_places=column_places,
@@ -298,13 +307,18 @@ def _layer(block: Block, window: int) -> _Layer:
 
 def _product(product: object) -> _Product:
     assert isinstance(product, NativeWeight)
-    weight = product.weight
+    weight, order = product.weight, product.form.order
     found = _Product(
-        packed=weight.address,
+        form=product.form.number,
         bias=None if product.bias is None else product.bias.data_ptr(),
+        order=None if order is None else order.data_ptr(),
         n=weight.out_features,
         k=weight.in_features,
     )
+    if isinstance(product, NativeGroupedProduct):
+        found.groups = weight.address
+        return found
+    found.packed = weight.address
     if isinstance(product, NativeInt8Product):
         found.scales, found.row_sums = product.scales.data_ptr(), product.row_sums.data_ptr()
     return found

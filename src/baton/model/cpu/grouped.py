@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.model.cpu.library import INT, POINTER, Native
+from baton.model.ops.fused import Activations, Form
 from baton.model.weights.group_rows import GroupRows
 from baton.model.weights.grouped import Grouped
 from baton.model.weights.own_memory import own_memory
@@ -84,8 +85,7 @@ class NativeGroupedProduct:
 
     def __init__(self, library: Native, weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.weight = PackedGroups(library, weight)
-        self.order = weight.order
-        """In which activations are to be quantized; None: as they are."""
+        self.form = Form("groups", weight.order)
         self.bias = bias
         self._dtype = dtype
         self._to_bf16 = int(dtype == torch.bfloat16)
@@ -93,10 +93,15 @@ class NativeGroupedProduct:
 
     @property
     def nbytes(self) -> int:
-        order = 0 if self.order is None else 4 * self.order.numel()
-        return self.weight.nbytes + order
+        order = self.form.order
+        return self.weight.nbytes + (0 if order is None else 4 * order.numel())
 
-    def multiply(self, x: GroupRows) -> Tensor:
+    def rows(self, rows: Tensor) -> Tensor:
+        """[T] row numbers → [T, in] of the weight."""
+        return self.weight.rows(rows, self._dtype)
+
+    def multiply(self, x: Activations) -> Tensor:
+        assert isinstance(x, GroupRows)
         weight, tokens = self.weight, x.values.shape[0]
         out = torch.empty((tokens, weight.out_features), dtype=self._dtype)
         self._linear(

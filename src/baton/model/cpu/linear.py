@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from baton.model.cpu.library import INT, POINTER, Native
-from baton.model.ops.fused import Activations
+from baton.model.ops.fused import INT8, PLAIN, Activations
 from baton.model.weights.own_memory import own_memory
 from baton.model.weights.quantized import Quantized, quantize_rows
 
@@ -61,6 +61,8 @@ class PackedWeight:
 class NativeProduct:
     """x [T, in] → x Wᵀ + b [T, out], one dtype.  A row depends on its row of x only, whatever T is."""
 
+    form = PLAIN
+
     def __init__(self, library: Native, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = PackedWeight(library, weight)
         self._dtype = weight.dtype
@@ -91,6 +93,8 @@ class NativeProduct:
 
 class NativeInt8Product:
     """Quantized x [T, in] → x Wᵀ + b [T, out] in the dtype that `weight` had."""
+
+    form = INT8
 
     def __init__(self, library: Native, weight: Tensor, bias: Tensor | None) -> None:
         values, scales = quantize_rows(weight)

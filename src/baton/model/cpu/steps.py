@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.model.cpu.library import FLOAT, INT, POINTER, Native, native
-from baton.model.ops.fused import Activations, FusedOps, Result, addresses
+from baton.model.ops.fused import Activations, Form, FusedOps, Result, addresses
 from baton.model.weights.quantized import Unscaled
 
 _MAX_ROW = 1 << 16
@@ -22,33 +22,52 @@ class NativeOps(FusedOps):
     def __init__(self, library: Native, dtype: torch.dtype, int8: bool = False) -> None:
         super().__init__(int8)
         self._is_bf16 = int(dtype == torch.bfloat16)
-        self._add_norm = library.function("add_norm", INT, *[POINTER] * 6, INT, INT, FLOAT)
-        self._silu_mul = library.function("silu_mul", INT, *[POINTER] * 4, INT, INT)
-        self._quantize = library.function("quantize", INT, *[POINTER] * 3, INT, INT)
+        self._add_norm = library.function(
+            "add_norm", INT, *[POINTER] * 4, INT, *[POINTER] * 3, INT, INT, FLOAT
+        )
+        self._silu_mul = library.function("silu_mul", INT, *[POINTER] * 2, INT, *[POINTER] * 3, INT, INT)
+        self._quantize = library.function("quantize", INT, POINTER, INT, *[POINTER] * 3, INT, INT)
         self._scale_rows = library.function("scale_rows", INT, *[POINTER] * 3, INT, INT)
         self._take_rows = library.function("take_rows", INT, *[POINTER] * 5, INT, INT)
 
-    def add_norm(self, x: Tensor, y: Result | None, weight: Tensor, eps: float) -> Activations:
+    def add_norm(
+        self, x: Tensor, y: Result | None, weight: Tensor, eps: float, form: Form | None = None
+    ) -> Activations:
         rows, n = x.shape
-        out = self._result(x, rows, n)
+        form = form or self.form
+        out = self._result(x, rows, n, form)
         self._add_norm(
-            self._is_bf16, x.data_ptr(), *addresses(y), weight.data_ptr(), *addresses(out), rows, n, eps
+            self._is_bf16,
+            x.data_ptr(),
+            *addresses(y),
+            weight.data_ptr(),
+            form.number,
+            form.order_address,
+            *addresses(out),
+            rows,
+            n,
+            eps,
         )
         return out
 
-    def silu_mul(self, gate_up: Result) -> Activations:
+    def silu_mul(self, gate_up: Result, form: Form | None = None) -> Activations:
         values = gate_up.values if isinstance(gate_up, Unscaled) else gate_up
         rows, n = values.shape[0], values.shape[1] // 2
-        out = self._result(values, rows, n)
-        self._silu_mul(self._is_bf16, *addresses(gate_up), *addresses(out), rows, n)
+        form = form or self.form
+        out = self._result(values, rows, n, form)
+        self._silu_mul(
+            self._is_bf16, *addresses(gate_up), form.number, form.order_address, *addresses(out), rows, n
+        )
         return out
 
-    def quantize(self, x: Tensor) -> Activations:
-        if not self.int8:
+    def quantize(self, x: Tensor, form: Form | None = None) -> Activations:
+        form = form or self.form
+        if form.kind == "plain":
             return x
         x = x.contiguous()
-        out = self._result(x, *x.shape)
-        self._quantize(self._is_bf16, x.data_ptr(), *addresses(out), *x.shape)
+        rows, n = x.shape
+        out = self._result(x, rows, n, form)
+        self._quantize(self._is_bf16, x.data_ptr(), form.number, form.order_address, *addresses(out), rows, n)
         return out
 
     def scaled(self, found: Unscaled, bias: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.model.ops.fused import Activations, FusedOps, Result
+from baton.model.ops.fused import INT8, Activations, FusedOps, Result
 from baton.model.ops.steady import Sizes, multiply
 from baton.model.weights.quantized import ZERO_POINT, Quantized, Unscaled, quantize_rows
 
@@ -18,6 +18,7 @@ class Int8Product:
     The result is in the dtype that `weight` had.
     """
 
+    form = INT8
     sizes: Sizes | None = None
     """As in `packed.PlainProduct`."""
 

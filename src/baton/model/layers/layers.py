@@ -27,16 +27,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.model.cpu.grouped import NativeGroupedProduct
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import NativeInt8Product, NativeProduct, serves
+from baton.model.layers.grouped import GroupedProduct, grouped_product
 from baton.model.layers.int8 import Int8Product
 from baton.model.layers.packed import OneDnnProduct, PackedRows, PlainProduct, Weights, rows_of
 from baton.model.layers.parallel import TensorParallel
-from baton.model.ops.fused import Activations, FusedOps, Result
+from baton.model.ops.fused import Activations, Form, FusedOps, Result
 from baton.model.ops.steady import Sizes, find_sizes
+from baton.model.weights.grouped import Grouped
 from baton.model.weights.own_memory import own_memory
 
-Product = PlainProduct | NativeProduct | OneDnnProduct | NativeInt8Product | Int8Product
+Product = PlainProduct | NativeProduct | OneDnnProduct | NativeInt8Product | Int8Product | GroupedProduct
 Library = TypeVar("Library", PlainProduct, OneDnnProduct, Int8Product)
 
 
@@ -61,7 +64,9 @@ class Placement:
             return self.empty(*shape)
         return own_memory(math.prod(shape), self.dtype).view(shape)
 
-    def product(self, weight: Tensor, bias: Tensor | None) -> Product:
+    def product(self, weight: Tensor | Grouped, bias: Tensor | None) -> Product:
+        if isinstance(weight, Grouped):
+            return grouped_product(weight, bias, self.dtype)
         if self.weights == "int8":
             library = native()
             if library is not None and serves(library, torch.int8):
@@ -159,9 +164,9 @@ class RMSNorm(Layer):
         self.ops = placement.ops
         self.pieces = [Piece(f"{name}.weight", (size,), "weight")]
 
-    def __call__(self, x: Tensor, y: Result | None = None) -> Activations:
-        """Adds y to x, in place, and normalizes the sum for a product."""
-        return self.ops.add_norm(x, y, self.weight, self.eps)
+    def __call__(self, x: Tensor, y: Result | None = None, form: Form | None = None) -> Activations:
+        """Adds y to x, in place, and normalizes the sum for a product that takes `form`."""
+        return self.ops.add_norm(x, y, self.weight, self.eps, form)
 
 
 class Matrix(Layer):
@@ -181,6 +186,11 @@ class Matrix(Layer):
         self.bias = placement.empty(out_features) if bias else None
         self.copies = placement.weights != "plain"
         self.weight = None if self.copies else placement.empty(*self._shape)
+
+    @property
+    def form(self) -> Form:
+        """In which `multiply` takes activations."""
+        return self.product.form
 
     @property
     def added_bias(self) -> Tensor | None:
@@ -283,7 +293,7 @@ class VocabParallelEmbedding(Layer):
         self._hidden_size = hidden_size
         self._lookup = lookup
         self._head = head
-        self._rows: PackedRows | None = None
+        self._rows: PackedRows | GroupedProduct | None = None
         self.product: Product | None = None
         self.weight: Tensor | None = None
         if placement.weights == "plain" or not head:
@@ -310,10 +320,18 @@ class VocabParallelEmbedding(Layer):
         if not self._lookup or self._placement.weights == "plain":
             return
         self.weight = None
-        if isinstance(self.product, (NativeProduct, OneDnnProduct)):
+        if isinstance(self.product, GroupedProduct):
+            self._rows = self.product
+        elif isinstance(self.product, (NativeProduct, OneDnnProduct)):
             self._rows = rows_of(self.product, table, self._placement.ops)
         if self._rows is None:
             self.weight = table.clone()
+
+    @property
+    def form(self) -> Form:
+        """In which `logits` takes activations."""
+        assert self.product is not None
+        return self.product.form
 
     def weight_bytes(self) -> int:
         packed = self.product is not None and self._placement.weights != "plain"
@@ -330,16 +348,22 @@ class VocabParallelEmbedding(Layer):
 
     def _look_up(self, rows: Tensor) -> Tensor:
         if self._rows is not None:
-            return self._rows(rows)
+            return self._rows.rows(rows)
         assert self.weight is not None
         return F.embedding(rows, self.weight)
 
     def addresses(self) -> tuple[int, int | None, int | None]:
         """Of the elements and, where a row is not in one piece, of `PackedRows.places`."""
-        if self._rows is not None:
+        if isinstance(self._rows, PackedRows):
             return self._rows.addresses()
         assert self.weight is not None
         return self.weight.data_ptr(), None, None
+
+    @property
+    def groups_address(self) -> int | None:
+        """Of the weight in groups that rows are read from, for a native kernel; None: not from such a one."""
+        rows = self._rows
+        return rows.weight.address if isinstance(rows, NativeGroupedProduct) else None
 
     def logits(self, hidden: Activations) -> Tensor | None:
         """[n, hidden], normalized → [n, vocab] in the model's dtype on rank 0, None on the others."""

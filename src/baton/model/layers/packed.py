@@ -28,7 +28,7 @@ from torch import Tensor
 
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import NativeProduct, serves
-from baton.model.ops.fused import Activations, FusedOps, Result
+from baton.model.ops.fused import PLAIN, Activations, FusedOps, Result
 from baton.model.ops.steady import Sizes, multiply
 
 Weights = Literal["plain", "packed", "onednn", "int8"]
@@ -40,6 +40,7 @@ _MATCHED_ROWS = 64
 class PlainProduct:
     """By `F.linear`.  The weight may be overwritten in place at any time."""
 
+    form = PLAIN
     sizes: Sizes | None = None
     """Numbers of rows whose results agree; None: all are taken to."""
 
@@ -62,6 +63,7 @@ class PlainProduct:
 class OneDnnProduct:
     """By oneDNN.  `weight` is copied; nothing of it is kept."""
 
+    form = PLAIN
     sizes: Sizes | None = None
     """As in `PlainProduct`."""
 
@@ -87,16 +89,16 @@ class PackedRows:
 
     def __init__(self, elements: Tensor, places: tuple[Tensor, Tensor], ops: FusedOps) -> None:
         self._elements = elements
-        self._rows, self._columns = places
+        self._row_places, self._column_places = places
         self._ops = ops
 
     def addresses(self) -> tuple[int, int, int]:
         """Of the elements, and of the places of rows and of columns."""
-        return self._elements.data_ptr(), self._rows.data_ptr(), self._columns.data_ptr()
+        return self._elements.data_ptr(), self._row_places.data_ptr(), self._column_places.data_ptr()
 
-    def __call__(self, rows: Tensor) -> Tensor:
+    def rows(self, rows: Tensor) -> Tensor:
         """[T] row numbers → [T, K]."""
-        return self._ops.take_rows(self._elements, self._rows, self._columns, rows)
+        return self._ops.take_rows(self._elements, self._row_places, self._column_places, rows)
 
 
 def rows_of(product: NativeProduct | OneDnnProduct, table: Tensor, ops: FusedOps) -> PackedRows | None:
@@ -108,7 +110,7 @@ def rows_of(product: NativeProduct | OneDnnProduct, table: Tensor, ops: FusedOps
     except NotImplementedError:
         return None
     chosen = torch.linspace(0, len(table) - 1, min(len(table), _MATCHED_ROWS)).long()
-    return found if torch.equal(found(chosen), table[chosen]) else None
+    return found if torch.equal(found.rows(chosen), table[chosen]) else None
 
 
 def places_of(plain: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,52 +4,85 @@
 * `silu_mul`: SwiGLU, silu(gate) * up;
 * `quantize`, `scaled`: into and out of int8 products (see `quantized`), where no other operation does it.
 
-With int8 weights the first two quantize their result and accept an unscaled product.  `cpu.steps` (C++) and
-`cpu.numba.ops` (where that was not built) do the same with one pass over memory each; this file serves every
-other device and dtype.
+The first three give their result in the `Form` that the next product takes: as it is, as bytes for int8
+weights, or as bytes for weights in groups.  The first two accept an unscaled int8 product.  `cpu.steps` (C++)
+and `cpu.numba.ops` (where that was not built) do the same with one pass over memory each; this file serves
+every other device and dtype.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.model.weights.group_rows import GroupRows, factors_of, quantize_in_blocks
 from baton.model.weights.quantized import Quantized, Unscaled, quantize_activations
 
-Activations = Tensor | Quantized
+Activations = Tensor | Quantized | GroupRows
 """What a product takes."""
 Result = Tensor | Unscaled
 """What a product gives."""
 
 
+@dataclass(frozen=True, eq=False)
+class Form:
+    """How a product takes its activations."""
+
+    kind: Literal["plain", "int8", "groups"]
+    """A tensor; `Quantized`; `GroupRows`."""
+    order: Tensor | None = None
+    """[in] int32: column j of what it takes is input order[j]; for groups only."""
+
+    @property
+    def number(self) -> int:
+        """`Form` of native/kernels.h."""
+        return ("plain", "int8", "groups").index(self.kind)
+
+    @property
+    def order_address(self) -> int:
+        return 0 if self.order is None else self.order.data_ptr()
+
+
+PLAIN, INT8, GROUPS = Form("plain"), Form("int8"), Form("groups")
+
+
 class FusedOps:
-    """`int8`: results are quantized, for layers with int8 weights."""
+    """`int8`: results are quantized for int8 weights, where no form is said."""
 
     def __init__(self, int8: bool = False) -> None:
         self.int8 = int8
+        self.form = INT8 if int8 else PLAIN
 
     def add(self, x: Tensor, y: Result | None) -> None:
         """x += y, both [T, hidden]; nothing if y is None."""
         if y is not None:
             x.add_(self.scaled(y) if isinstance(y, Unscaled) else y)
 
-    def add_norm(self, x: Tensor, y: Result | None, weight: Tensor, eps: float) -> Activations:
+    def add_norm(
+        self, x: Tensor, y: Result | None, weight: Tensor, eps: float, form: Form | None = None
+    ) -> Activations:
         """x += y in place, then RMSNorm(x): x / sqrt(mean(x²) + eps) * weight over the last dimension.
 
         x, y and the result are [T, hidden].
         """
         self.add(x, y)
-        return self.quantize(F.rms_norm(x, weight.shape, weight, eps))
+        return self.quantize(F.rms_norm(x, weight.shape, weight, eps), form)
 
-    def silu_mul(self, gate_up: Result) -> Activations:
+    def silu_mul(self, gate_up: Result, form: Form | None = None) -> Activations:
         """[T, 2 n], gates first → [T, n]"""
         gate, up = self.dequantize(gate_up).chunk(2, dim=-1)
-        return self.quantize(_silu(gate).mul_(up))
+        return self.quantize(_silu(gate).mul_(up), form)
 
-    def quantize(self, x: Tensor) -> Activations:
-        """[T, K] as the products take it."""
-        return quantize_activations(x) if self.int8 else x
+    def quantize(self, x: Tensor, form: Form | None = None) -> Activations:
+        """[T, K] as a product takes it."""
+        form = form or self.form
+        if form.kind == "groups":
+            return quantize_in_blocks(x, form.order)
+        return quantize_activations(x) if form.kind == "int8" else x
 
     def dequantize(self, found: Result, bias: Tensor | None = None) -> Tensor:
         """What a product gave, as it is.  `bias` is for an unscaled one, which has none."""
@@ -62,10 +95,13 @@ class FusedOps:
             out += bias
         return out.to(found.values.dtype)
 
-    def _result(self, like: Tensor, rows: int, n: int) -> Activations:
+    def _result(self, like: Tensor, rows: int, n: int, form: Form) -> Activations:
         """Room for what a kernel gives: [rows, n] of the dtype of `like`, or quantized."""
-        if not self.int8:
+        if form.kind == "plain":
             return torch.empty((rows, n), dtype=like.dtype)
+        if form.kind == "groups":
+            factors = torch.empty((rows, factors_of(n)), dtype=torch.int32)
+            return GroupRows(torch.empty((rows, n), dtype=torch.int8), factors)
         return Quantized(torch.empty((rows, n), dtype=torch.uint8), torch.empty(rows, dtype=torch.float32))
 
     def take_rows(self, elements: Tensor, row_places: Tensor, column_places: Tensor, rows: Tensor) -> Tensor:
@@ -81,10 +117,12 @@ def _silu(x: Tensor) -> Tensor:
     return exact.div(exact.neg().exp_().add_(1.0)).to(x.dtype)
 
 
-def addresses(item: Tensor | Unscaled | Quantized | None) -> tuple[int, int]:
-    """Of the values and of the scales, for a kernel; 0 for what there is not."""
+def addresses(item: Tensor | Unscaled | Quantized | GroupRows | None) -> tuple[int, int]:
+    """Of the values and of the scales or factors, for a kernel; 0 for what there is not."""
     if item is None:
         return 0, 0
     if isinstance(item, Tensor):
         return item.data_ptr(), 0
+    if isinstance(item, GroupRows):
+        return item.values.data_ptr(), item.factors.data_ptr()
     return item.values.data_ptr(), item.scales.data_ptr()

@@ -108,7 +108,7 @@ def find_sizes(product: Multiply, in_features: int, dtype: torch.dtype, int8: bo
 
 def multiply(product: Multiply, x: Activations, sizes: Sizes) -> Result:
     """product(x), computed in parts of these sizes."""
-    count = len(x.values if isinstance(x, Quantized) else x)
+    count = len(x if isinstance(x, Tensor) else x.values)
     if count <= sizes.most and count % sizes.unit == 0:
         return product(x)
     parts = [_part(product, x, first, sizes) for first in range(0, count, sizes.most)]
@@ -128,6 +128,7 @@ def _part(product: Multiply, x: Activations, first: int, sizes: Sizes) -> Result
         if isinstance(found, Unscaled):
             return Unscaled(found.values[: len(values)], scales)
         return found[: len(values)]
+    assert isinstance(x, Tensor)
     rows = x[first:last]
     found = product(_filled(rows, sizes.unit))
     assert isinstance(found, Tensor)

@@ -319,7 +319,8 @@ BATON_EXPORT(pack_grouped)(const GroupedWeight* w, const uint8_t* codes, const u
 // out [count, k] = the rows of the weight.
 BATON_EXPORT(grouped_rows)(int64_t to_bf16, const GroupedWeight* w, const int64_t* rows, void* out, int64_t count) {
     const int64_t groups = w->k / w->group, step = step_bytes_of(w->bits);
-    for (int64_t t = 0; t < count; ++t) {
+    const int threads = count * w->k < 1 << 14 ? 1 : baton_num_threads();
+    parallel_for(count, threads, [&](int64_t t, int) {
         const int64_t column = rows[t] % kPanel, half = column / kLanes, lane = column % kLanes;
         const char* at = (const char*)w->packed + rows[t] / kPanel * groups * group_bytes(*w);
         for (int64_t g = 0; g < groups; ++g, at += group_bytes(*w)) {
@@ -335,5 +336,5 @@ BATON_EXPORT(grouped_rows)(int64_t to_bf16, const GroupedWeight* w, const int64_
                 else put((float*)out + t * w->k + g * w->group + i, value);
             }
         }
-    }
+    });
 }

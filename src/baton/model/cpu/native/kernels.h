@@ -13,11 +13,19 @@ BATON_EXPORT(linear_grouped)(int64_t to_bf16, const GroupedWeight* w, const void
                              const void* bias, void* out, int64_t tokens);
 BATON_EXPORT(grouped_rows)(int64_t to_bf16, const GroupedWeight* w, const int64_t* rows, void* out, int64_t count);
 
-BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, const void* weight, void* out,
-                       float* out_scales, int64_t rows, int64_t n, float eps);
-BATON_EXPORT(silu_mul)(int64_t is_bf16, const void* gate_up, const float* scales, void* out, float* out_scales,
+// How a product takes its activations: model/ops/fused.py has its twin.
+enum Form {
+    kAsIs,
+    kInt8,      // bytes 128 + q and a scale a row
+    kInGroups,  // bytes and factors, as grouped.h says, in `order` if there is one
+};
+
+BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, const void* weight, int64_t form,
+                       const int32_t* order, void* out, float* out_scales, int64_t rows, int64_t n, float eps);
+BATON_EXPORT(silu_mul)(int64_t is_bf16, const void* gate_up, const float* scales, int64_t form, const int32_t* order,
+                       void* out, float* out_scales, int64_t rows, int64_t n);
+BATON_EXPORT(quantize)(int64_t is_bf16, const void* x, int64_t form, const int32_t* order, void* out, float* scales,
                        int64_t rows, int64_t n);
-BATON_EXPORT(quantize)(int64_t is_bf16, const void* x, uint8_t* out, float* scales, int64_t rows, int64_t n);
 BATON_EXPORT(take_rows)(int64_t is_bf16, const void* elements, const int64_t* row_places, const int64_t* column_places,
                         const int64_t* rows, void* out, int64_t count, int64_t n);
 

@@ -15,7 +15,8 @@
 // What the last layer computes after the KV is written is needed for those tokens only whose logits are wanted: of a
 // prompt, one.  The others are dropped there, unless somebody wants the hidden states of the whole step.
 //
-// With int8 weights, what goes into a product (normed, mixed, activated) is bytes, with a scale a row.
+// What goes into a product (normed, mixed, activated) has the form that the product takes: as it is, or as bytes with
+// factors (`Form`).  Products of one model may take different ones.
 #include <time.h>
 
 #include "kernels.h"
@@ -26,12 +27,15 @@ namespace {
 constexpr int kWindows = 2;  // a model has at most
 constexpr int64_t kNoWindow = 1 << 30;
 
-// y = x Wᵀ + b, packed as linear.cpp says.
+// y = x Wᵀ + b, packed as linear.cpp says, or in groups.
 struct Product {
+    int64_t form;  // of x
+    const GroupedWeight* groups;  // kInGroups only; else:
     const void* packed;
     const void* bias;         // or null
     const float* scales;      // of outputs; int8 only
     const int32_t* row_sums;  // int8 only
+    const int32_t* order;     // of inputs; in groups only, or null
     int64_t n;
     int64_t k;
 };
@@ -50,7 +54,7 @@ struct Layer {
 
 struct Model {
     int64_t is_bf16;
-    int64_t is_int8;
+    int64_t forms;  // that products take: bits 1 << Form
     int64_t num_layers;
     int64_t hidden;
     int64_t intermediate;
@@ -64,7 +68,8 @@ struct Model {
     const float* sin;
     int64_t rotary_stride;
     const Layer* layers;
-    // Rows of the embedding: see take_rows.  Without places: [vocabulary, hidden].
+    // Rows of the embedding: in groups; see take_rows; or, without places, [vocabulary, hidden].
+    const GroupedWeight* embedding_groups;
     const void* embedding;
     const int64_t* row_places;
     const int64_t* column_places;
@@ -119,10 +124,10 @@ private:
     int64_t last_;
 };
 
-// [T, n] of what a product takes: elements, or bytes and a scale a row.
+// Room for [T, n] of what a product takes: elements, or bytes and factors.
 struct Activations {
     char* values;
-    float* scales;  // or null
+    float* factors;
 };
 
 // Where things lie in the arena.
@@ -163,7 +168,7 @@ struct Buffers {
         char* shared = at_;
         qkv = take(tokens * qkv_size * element);
         queries = take(tokens * queries_size * element);
-        mixed = m.is_int8 ? take_input(m, tokens, queries_size, element) : Activations{queries, nullptr};
+        if (m.forms != 1 << kAsIs) mixed = take_input(m, tokens, queries_size, element);
         char* end = at_;
         at_ = shared;
         gate_up = take(tokens * 2 * m.intermediate * element);
@@ -177,10 +182,11 @@ private:
         at_ += (size + 63) / 64 * 64;
         return place;
     }
+    // The largest of the forms.
     Activations take_input(const Model& m, int64_t rows, int64_t n, int64_t element) {
-        if (!m.is_int8) return {take(rows * n * element), nullptr};
-        char* values = take(rows * n);
-        return {values, reinterpret_cast<float*>(take(rows * sizeof(float)))};
+        char* values = take(rows * n * (m.forms & 1 << kAsIs ? element : 1));
+        const int64_t factors = m.forms & 1 << kInGroups ? factors_of(n) : m.forms & 1 << kInt8 ? 1 : 0;
+        return {values, reinterpret_cast<float*>(take(rows * factors * sizeof(float)))};
     }
     char* at_;
 };
@@ -196,7 +202,9 @@ public:
     void embed() {
         const int64_t row = m_.hidden * (m_.is_bf16 ? 2 : 4);
         for (int64_t t = 0; t < s_.tokens; ++t) b_.ids[t] = s_.ids[t];
-        if (m_.row_places)
+        if (m_.embedding_groups)
+            BATON_JOIN(grouped_rows, BATON_ISA)(m_.is_bf16, m_.embedding_groups, b_.ids, b_.x, s_.tokens);
+        else if (m_.row_places)
             BATON_JOIN(take_rows, BATON_ISA)
             (m_.is_bf16, m_.embedding, m_.row_places, m_.column_places, b_.ids, b_.x, s_.tokens, m_.hidden);
         else
@@ -209,7 +217,7 @@ public:
         const Geometry& g = *m_.geometry;
         const int64_t layer_bytes = 2 * g.num_kv_heads * g.block * g.dim * (m_.is_bf16 ? 2 : 4);
         char* const tiles = s_.pool + index * layer_bytes;
-        add_norm(index ? b_.y : nullptr, layer.attention_norm);
+        add_norm(index ? b_.y : nullptr, layer.attention_norm, layer.qkv);
         multiply(layer.qkv, b_.normed, b_.qkv);
         clock_.count(kQkv);
         const int64_t window = m_.windows[layer.window] ? m_.windows[layer.window] : kNoWindow;
@@ -230,19 +238,22 @@ public:
         }
         clock_.count(kAttend);
         if (!tokens_) return;
-        if (m_.is_int8) {
+        Activations mixed = {b_.queries, nullptr};
+        if (layer.output.form != kAsIs) {
+            mixed = b_.mixed;
             BATON_JOIN(quantize, BATON_ISA)
-            (m_.is_bf16, b_.queries, reinterpret_cast<uint8_t*>(b_.mixed.values), b_.mixed.scales, tokens_,
+            (m_.is_bf16, b_.queries, layer.output.form, layer.output.order, mixed.values, mixed.factors, tokens_,
              g.num_heads * g.dim);
             clock_.count(kQuantize);
         }
-        multiply(layer.output, b_.mixed, b_.y);
+        multiply(layer.output, mixed, b_.y);
         clock_.count(kOutput);
-        add_norm(b_.y, layer.mlp_norm);
+        add_norm(b_.y, layer.mlp_norm, layer.gate_up);
         multiply(layer.gate_up, b_.normed, b_.gate_up);
         clock_.count(kGateUp);
         BATON_JOIN(silu_mul, BATON_ISA)
-        (m_.is_bf16, b_.gate_up, nullptr, b_.activated.values, b_.activated.scales, tokens_, m_.intermediate);
+        (m_.is_bf16, b_.gate_up, nullptr, layer.down.form, layer.down.order, b_.activated.values, b_.activated.factors,
+         tokens_, m_.intermediate);
         clock_.count(kSiluMul);
         multiply(layer.down, b_.activated, b_.y);
         clock_.count(kDown);
@@ -251,14 +262,15 @@ public:
     // Completes x, and gives the logits of the wanted rows.
     void finish() {
         if (drops_tokens(s_)) tokens_ = s_.num_wanted;
-        if (tokens_) add_norm(b_.y, m_.norm);
+        if (tokens_) add_norm(b_.y, m_.norm, m_.head);
         if (!s_.num_wanted) return;
         const bool some = tokens_ > s_.num_wanted;
         if (some) {
-            const int64_t row = m_.hidden * (m_.is_int8 ? 1 : m_.is_bf16 ? 2 : 4);
-            copy_rows(b_.normed.values, s_.wanted, b_.wanted.values, s_.num_wanted, row);
-            for (int64_t i = 0; m_.is_int8 && i < s_.num_wanted; ++i)
-                b_.wanted.scales[i] = b_.normed.scales[s_.wanted[i]];
+            const int64_t form = m_.head.form, element = form != kAsIs ? 1 : m_.is_bf16 ? 2 : 4;
+            const int64_t factors = form == kInGroups ? factors_of(m_.hidden) : form == kInt8 ? 1 : 0;
+            copy_rows(b_.normed.values, s_.wanted, b_.wanted.values, s_.num_wanted, m_.hidden * element);
+            copy_rows(reinterpret_cast<const char*>(b_.normed.factors), s_.wanted,
+                      reinterpret_cast<char*>(b_.wanted.factors), s_.num_wanted, factors * sizeof(float));
         }
         tokens_ = s_.num_wanted;
         multiply(m_.head, some ? b_.wanted : b_.normed, s_.logits);
@@ -279,17 +291,20 @@ private:
         for (int64_t i = 0; i < count; ++i) __builtin_memmove(to + i * bytes, from + rows[i] * bytes, bytes);
     }
 
-    void add_norm(const void* y, const void* weight) {
+    // Gives what `next` takes.
+    void add_norm(const void* y, const void* weight, const Product& next) {
         BATON_JOIN(add_norm, BATON_ISA)
-        (m_.is_bf16, b_.x, y, nullptr, weight, b_.normed.values, b_.normed.scales, tokens_, m_.hidden,
-         static_cast<float>(m_.eps));
+        (m_.is_bf16, b_.x, y, nullptr, weight, next.form, next.order, b_.normed.values, b_.normed.factors, tokens_,
+         m_.hidden, static_cast<float>(m_.eps));
         clock_.count(kAddNorm);
     }
 
     void multiply(const Product& p, const Activations& x, void* out) {
-        if (m_.is_int8)
+        if (p.form == kInGroups)
+            BATON_JOIN(linear_grouped, BATON_ISA)(m_.is_bf16, p.groups, x.values, x.factors, p.bias, out, tokens_);
+        else if (p.form == kInt8)
             BATON_JOIN(linear_int8, BATON_ISA)
-            (m_.is_bf16, x.values, x.scales, p.packed, p.scales, p.row_sums, p.bias, out, tokens_, p.n, p.k);
+            (m_.is_bf16, x.values, x.factors, p.packed, p.scales, p.row_sums, p.bias, out, tokens_, p.n, p.k);
         else
             BATON_JOIN(linear, BATON_ISA)
             (m_.is_bf16, x.values, p.packed, p.bias, out, tokens_, p.n, p.k);

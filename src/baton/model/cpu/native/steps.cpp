@@ -2,7 +2,8 @@
 //
 // Rows [T, n] are independent; sums are in float32 and in an order that depends on n only.  A result of a product
 // of quantized activations comes with one factor a row (`scales`, else null), which is applied when it is read.
-// A result for a quantized product is written as bytes 128 + round(x / c) with c = max|x| / 127 of the row.
+// A result for a quantized product is written as bytes 128 + round(x / c) with c = max|x| / 127 of the row; for a weight
+// in groups as signed bytes with a scale for 128 inputs, and the sums that such a product needs (grouped.h).
 #include "kernels.h"
 #include "ranges.h"
 #include "simd.h"
@@ -71,12 +72,66 @@ float quantize_row(const T* x, uint8_t* out, int64_t n) {
     return scale;
 }
 
+INLINE int32_t total(I v) {
+    int32_t sum = 0;
+    for (int i = 0; i < kLanes; ++i) sum += v[i];
+    return sum;
+}
+
+// The row in signed bytes and its factors, as grouped.h says.  `order`: whose element comes where, or null.  n is a
+// multiple of 32.
+template <class T>
+void quantize_row_in_blocks(const T* x, const int32_t* order, int8_t* out, float* factors, int64_t n) {
+    float ordered[kBlock];
+    int32_t* less = (int32_t*)factors + sums_at(n, 32);
+    const float magic = 12582912.0f;
+    for (int64_t first = 0; first < n; first += kBlock) {
+        const int64_t count = n - first < kBlock ? n - first : kBlock;
+        if (order)
+            for (int64_t i = 0; i < count; ++i) ordered[i] = get(x + order[first + i]);
+        else
+            for (int64_t i = 0; i < count; i += kLanes) store(ordered + i, load(x + first + i));
+        F most = splat(0.0f);
+        for (int64_t i = 0; i < count; i += kLanes) most = max(most, absolute(load(ordered + i)));
+        const float scale = larger(reduce_max(most) / 127.0f, 1e-30f), inverse = 1.0f / scale;
+        factors[first / kBlock] = scale;
+        for (int64_t group = 0; group < count; group += 32) {
+            I sums = {};
+            for (int64_t i = group; i < group + 32; i += kLanes) {
+                const U bits = as_u(load(ordered + i) * inverse + magic);
+                sums += (I)(bits - as_u(splat(magic)));
+                const Bytes bytes = __builtin_convertvector(bits & 255, Bytes);
+                __builtin_memcpy(out + first + i, &bytes, sizeof bytes);
+            }
+            less[(first + group) / 32] = -total(sums);
+        }
+    }
+    const int64_t all = n / 32;
+    for (int64_t size = 64; size <= 128; size *= 2) {
+        int32_t* to = (int32_t*)factors + sums_at(n, size);
+        for (int64_t i = 0; i < all; i += size / 32) {
+            int32_t sum = 0;
+            for (int64_t j = i; j < i + size / 32 && j < all; ++j) sum += less[j];
+            to[i * 32 / size] = sum;
+        }
+    }
+}
+
+// A row as a product takes it; `out` and `factors` are those of all rows.
+template <class T>
+INLINE void write_row(const T* x, Form form, const int32_t* order, void* out, float* factors, int64_t row, int64_t n) {
+    if (form == kInGroups)
+        quantize_row_in_blocks(x, order, static_cast<int8_t*>(out) + row * n, factors + row * factors_of(n), n);
+    else
+        factors[row] = quantize_row(x, static_cast<uint8_t*>(out) + row * n, n);
+}
+
 constexpr int kSums = 4;  // independent ones, so that an addition does not wait for the one before
 
 // x += y; out = x / sqrt(mean(x²) + eps) * weight.
 template <class T>
-void add_norm(T* x, const T* y, const float* y_scales, const T* weight, void* out, float* out_scales,
-              int64_t rows, int64_t n, float eps) {
+void add_norm(T* x, const T* y, const float* y_scales, const T* weight, Form form, const int32_t* order, void* out,
+              float* out_scales, int64_t rows, int64_t n, float eps) {
     for_rows(rows, n, [=](int64_t row) {
         T* xs = x + row * n;
         F squares[kSums] = {};
@@ -101,11 +156,11 @@ void add_norm(T* x, const T* y, const float* y_scales, const T* weight, void* ou
         }
         const float sum = reduce_add((squares[0] + squares[1]) + (squares[2] + squares[3])) + rest;
         const float inverse = 1.0f / __builtin_sqrtf(sum / n + eps);
-        if (out_scales) {
+        if (form != kAsIs) {
             float normed[n];
             for (i = 0; i + kLanes <= n; i += kLanes) store(normed + i, load(xs + i) * inverse * load(weight + i));
             for (; i < n; ++i) normed[i] = get(xs + i) * inverse * get(weight + i);
-            out_scales[row] = quantize_row(normed, static_cast<uint8_t*>(out) + row * n, n);
+            write_row(normed, form, order, out, out_scales, row, n);
         } else {
             T* os = static_cast<T*>(out) + row * n;
             for (i = 0; i + kLanes <= n; i += kLanes) store(os + i, load(xs + i) * inverse * load(weight + i));
@@ -123,14 +178,15 @@ void swiglu_row(const T* gates, const T* ups, float factor, Out* out, int64_t n)
 
 // out [rows, n] = silu(gate) * up of rows [gate (n), up (n)].
 template <class T>
-void silu_mul(const T* gate_up, const float* scales, void* out, float* out_scales, int64_t rows, int64_t n) {
+void silu_mul(const T* gate_up, const float* scales, Form form, const int32_t* order, void* out, float* out_scales,
+              int64_t rows, int64_t n) {
     for_rows(rows, 4 * n, [=](int64_t row) {
         const T* gates = gate_up + row * 2 * n;
         const float factor = scales ? scales[row] : 1.0f;
-        if (out_scales) {
+        if (form != kAsIs) {
             float values[n];
             swiglu_row(gates, gates + n, factor, values, n);
-            out_scales[row] = quantize_row(values, static_cast<uint8_t*>(out) + row * n, n);
+            write_row(values, form, order, out, out_scales, row, n);
         } else {
             swiglu_row(gates, gates + n, factor, static_cast<T*>(out) + row * n, n);
         }
@@ -138,8 +194,8 @@ void silu_mul(const T* gate_up, const float* scales, void* out, float* out_scale
 }
 
 template <class T>
-void quantize(const T* x, uint8_t* out, float* scales, int64_t rows, int64_t n) {
-    for_rows(rows, n, [=](int64_t row) { scales[row] = quantize_row(x + row * n, out + row * n, n); });
+void quantize(const T* x, Form form, const int32_t* order, void* out, float* scales, int64_t rows, int64_t n) {
+    for_rows(rows, n, [=](int64_t row) { write_row(x + row * n, form, order, out, scales, row, n); });
 }
 
 // x = x * scale of the row + bias, in place.
@@ -171,21 +227,25 @@ void take_rows(const T* elements, const int64_t* row_places, const int64_t* colu
 
 }  // namespace
 
-BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, const void* weight,
-                       void* out, float* out_scales, int64_t rows, int64_t n, float eps) {
-    if (is_bf16) add_norm((bf16*)x, (const bf16*)y, y_scales, (const bf16*)weight, out, out_scales, rows, n, eps);
-    else add_norm((float*)x, (const float*)y, y_scales, (const float*)weight, out, out_scales, rows, n, eps);
+BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, const void* weight, int64_t form,
+                       const int32_t* order, void* out, float* out_scales, int64_t rows, int64_t n, float eps) {
+    const Form to = (Form)form;
+    if (is_bf16)
+        add_norm((bf16*)x, (const bf16*)y, y_scales, (const bf16*)weight, to, order, out, out_scales, rows, n, eps);
+    else
+        add_norm((float*)x, (const float*)y, y_scales, (const float*)weight, to, order, out, out_scales, rows, n, eps);
 }
 
-BATON_EXPORT(silu_mul)(int64_t is_bf16, const void* gate_up, const float* scales, void* out, float* out_scales,
+BATON_EXPORT(silu_mul)(int64_t is_bf16, const void* gate_up, const float* scales, int64_t form, const int32_t* order,
+                       void* out, float* out_scales, int64_t rows, int64_t n) {
+    if (is_bf16) silu_mul((const bf16*)gate_up, scales, (Form)form, order, out, out_scales, rows, n);
+    else silu_mul((const float*)gate_up, scales, (Form)form, order, out, out_scales, rows, n);
+}
+
+BATON_EXPORT(quantize)(int64_t is_bf16, const void* x, int64_t form, const int32_t* order, void* out, float* scales,
                        int64_t rows, int64_t n) {
-    if (is_bf16) silu_mul((const bf16*)gate_up, scales, out, out_scales, rows, n);
-    else silu_mul((const float*)gate_up, scales, out, out_scales, rows, n);
-}
-
-BATON_EXPORT(quantize)(int64_t is_bf16, const void* x, uint8_t* out, float* scales, int64_t rows, int64_t n) {
-    if (is_bf16) quantize((const bf16*)x, out, scales, rows, n);
-    else quantize((const float*)x, out, scales, rows, n);
+    if (is_bf16) quantize((const bf16*)x, (Form)form, order, out, scales, rows, n);
+    else quantize((const float*)x, (Form)form, order, out, scales, rows, n);
 }
 
 BATON_EXPORT(scale_rows)(int64_t is_bf16, void* x, const float* scales, const void* bias, int64_t rows, int64_t n) {

@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.model.cpu.kernels import address_of
 from baton.model.cpu.numba.kernels import kernel, run_task
 from baton.model.cpu.numba.task import NEXT, NORM_EPS, TASK_BYTES, X
-from baton.model.ops.fused import Activations, FusedOps, Result, addresses
+from baton.model.ops.fused import PLAIN, Activations, Form, FusedOps, Result, addresses
 from baton.model.weights.quantized import Unscaled
 
 _ELEMENTS_OF_A_THREAD = 16384
@@ -30,25 +30,37 @@ class NumbaOps(FusedOps):
         self._eps = self._task.view(np.float32)[NORM_EPS // 4 :]
         self._scratch = np.empty(0, np.uint8)
 
-    def add_norm(self, x: Tensor, y: Result | None, weight: Tensor, eps: float) -> Activations:
+    def add_norm(
+        self, x: Tensor, y: Result | None, weight: Tensor, eps: float, form: Form | None = None
+    ) -> Activations:
         self._eps[0] = eps
-        return self._run("add_norm", x, y, weight, *x.shape)
+        rows, n = x.shape
+        return self._run("add_norm", x, y, weight, rows, n, form or self.form)
 
-    def silu_mul(self, gate_up: Result) -> Activations:
+    def silu_mul(self, gate_up: Result, form: Form | None = None) -> Activations:
         values = gate_up.values if isinstance(gate_up, Unscaled) else gate_up
-        return self._run("silu_mul", values, gate_up, None, values.shape[0], values.shape[1] // 2)
+        n = values.shape[1] // 2
+        return self._run("silu_mul", values, gate_up, None, values.shape[0], n, form or self.form)
 
-    def quantize(self, x: Tensor) -> Activations:
-        return self._run("quantize", x.contiguous(), None, None, *x.shape) if self.int8 else x
+    def quantize(self, x: Tensor, form: Form | None = None) -> Activations:
+        form = form or self.form
+        if form.kind != "int8":
+            return super().quantize(x, form)
+        rows, n = x.shape
+        return self._run("quantize", x.contiguous(), None, None, rows, n, form)
 
     def _run(
-        self, name: str, x: Tensor, y: Result | None, weight: Tensor | None, rows: int, n: int
+        self, name: str, x: Tensor, y: Result | None, weight: Tensor | None, rows: int, n: int, form: Form
     ) -> Activations:
+        if form.kind == "groups":  # has no kernel of its own
+            found = self._run(name, x, y, weight, rows, n, PLAIN)
+            assert isinstance(found, Tensor)
+            return super().quantize(found, form)
         threads = min(1 + rows * n // _ELEMENTS_OF_A_THREAD, torch.get_num_threads())
         room = threads * (n + 16) * 4 + 64
         if self._scratch.nbytes < room:
             self._scratch = np.zeros(room, np.uint8)
-        out = self._result(x, rows, n)
+        out = self._result(x, rows, n, form)
         weights, _ = addresses(weight)
         _SIX.pack_into(self._fields, NEXT, 0, 0, rows, 0, address_of(self._scratch), 0)
         _SEVEN.pack_into(self._fields, X, x.data_ptr(), *addresses(y), weights, *addresses(out), n)
