@@ -16,7 +16,7 @@ JOBS ?= 2
 KILLS ?= 0
 NATIVE := hatch_build.py $(wildcard src/baton/model/cpu/native/*)
 
-.PHONY: serve test lint types imports pytest soak soak-server soak-cuts install install-dev clean
+.PHONY: serve test lint types imports pytest soak soak-server soak-cuts wheel check-wheel install install-dev clean
 
 serve: $(VENV)/.installed
 	$(BIN)/baton serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
@@ -54,6 +54,19 @@ soak-server: $(VENV)/.installed-dev
 soak-cuts: $(VENV)/.installed-dev
 	BATON_CUTS=$(CUTS) nice -n 10 $(BIN)/pytest -q -s --timeout=0 tests/model/attention/test_cuts.py tests/e2e/test_cuts.py
 
+# In dist/: a source distribution, and the wheel that is built of it, with the compiled library (docs/releasing.md).
+# auditwheel fails if the library needs a newer glibc than the tag says.
+PLATFORM ?= manylinux_2_28_$(shell uname -m)
+wheel: $(VENV)/.installed-release
+	rm -rf build/wheel
+	BATON_NATIVE=1 PIP_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python -m build --outdir build/wheel .
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --plat $(PLATFORM) --wheel-dir dist build/wheel/*.whl
+	mv build/wheel/*.tar.gz dist/
+
+# The newest wheel, in a fresh environment without a compiler: does `baton serve` answer, with the C++ kernels?
+check-wheel: $(VENV)/.installed-release
+	$(BIN)/python tools/check_wheel.py "$$(ls -t dist/*.whl | head -n 1)"
+
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 
@@ -70,6 +83,10 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
 	@echo "Installing into $(VENV), with the tools of contributors: some minutes the first time"
 	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-release: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
+	$(PIP) install --quiet -c constraints.txt -e '.[release]'
 	touch $@ $(VENV)/.installed
 
 clean:

@@ -5,8 +5,10 @@ Without a compiler, or if it fails, one line says so and the installation goes o
 
 Every source but those of `COMMON_SOURCES` is compiled once for each instruction set, under another name
 space and symbol suffix; `dispatch.cpp` tells at run time which of them this CPU has.  The library has a plain
-C interface and is linked to nothing of PyTorch's or of OpenMP's.  `BATON_NATIVE=0` skips it.  Objects are
-kept in `build/native`, by what they were made of, so that a second run compiles only what has changed.
+C interface and needs nothing but libc and libm, of glibc 2.28 or later (`glibc.h`): a wheel with it runs on
+every Python and nearly every Linux.  `BATON_NATIVE=0` skips it; `BATON_NATIVE=1`, for wheels that are to be
+published, fails where a part of it cannot be made.  Objects are kept in `build/native`, by what they were
+made of, so that a second run compiles only what has changed.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def build() -> bool:
         else:
             error = next(item for item in objects if isinstance(item, str))
             print(f"baton native library: no {name} build: {error}")
-    if not made:
+    if not made or (os.environ.get("BATON_NATIVE") == "1" and error):
         return _say(f"not built: {error}", False)
     flags = [*COMMON, f'-DBATON_ISAS="{",".join(made)}"']
     common = _compile_all(
@@ -169,9 +171,14 @@ class CustomBuildHook(BuildHookInterface):
             return
         if not build():
             LIBRARY.unlink(missing_ok=True)  # an older one would not fit
+            if os.environ.get("BATON_NATIVE") == "1":
+                raise RuntimeError(
+                    "BATON_NATIVE=1 asks for the native library, which was not built (see above)"
+                )
             return
         build_data["artifacts"].append(str(LIBRARY.relative_to(ROOT)))
         build_data["pure_python"] = False
+        # ctypes loads it: it needs no particular Python, only this machine.
         system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{system}"
 

@@ -36,6 +36,8 @@ NOT_RUN = {
     "source": "a step of the reader's shell",
     "python -m venv": "installs another engine over the network",
     "pip": "installs over the network; tests/launch and CI install from pyproject.toml",
+    "git": "a step of a release",
+    "twine": "uploads a release",
 }
 """Commands by their first words, and why nothing looks at them."""
 FOREIGN = {"--json", "--no-compile"}

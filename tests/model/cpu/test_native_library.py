@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
+import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +31,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec.loader.exec_module(module)
     sources = tmp_path / "native"
     sources.mkdir()
-    for name in ("parallel.h", *module.COMMON_SOURCES):
+    for name in ("glibc.h", "parallel.h", *module.COMMON_SOURCES):
         (sources / name).write_bytes((module.SOURCES / name).read_bytes())
     (sources / "one.cpp").write_text('#include "parallel.h"\nBATON_EXPORT(one)(int* out) { *out = 1; }\n')
     monkeypatch.setattr(module, "SOURCES", sources)
@@ -96,6 +98,41 @@ def test_the_hook_marks_the_wheel(build: ModuleType, monkeypatch: pytest.MonkeyP
         assert data["pure_python"] is not made
         assert data["artifacts"] == (["_native.so"] if made else [])
         assert str(data.get("tag", "")).startswith("py3-none-" if made else "")
+
+
+def test_a_wheel_for_others_has_every_part_of_the_library(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make wheel` sets BATON_NATIVE=1: then nothing is left out, and no wheel lacks the library."""
+    if build.find_compiler() is None:
+        pytest.skip("no compiler")
+    monkeypatch.setenv("BATON_NATIVE", "1")
+    sets = {"future": ["-mno-such-instructions"], "plain": []}
+    monkeypatch.setattr(build, "INSTRUCTION_SETS", {build.platform.machine(): sets})
+    assert not build.build()
+    hook = build.CustomBuildHook.__new__(build.CustomBuildHook)
+    monkeypatch.setattr(build.CustomBuildHook, "target_name", "wheel", raising=False)
+    with pytest.raises(RuntimeError, match="BATON_NATIVE=1 asks for the native library"):
+        hook.initialize("standard", {"artifacts": [], "pure_python": True})
+
+
+@BUILT
+def test_the_library_loads_beside_an_old_glibc() -> None:
+    """A wheel with it is tagged manylinux_2_28; see glibc.h, where a function may be missing."""
+    readelf = shutil.which("readelf")
+    if readelf is None:
+        pytest.skip("no readelf")
+
+    def read(what: str) -> str:
+        command = [readelf, what, "-W", str(LIBRARY)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    libraries = set(re.findall(r"\(NEEDED\).*\[(.*)\]", read("-d")))
+    assert libraries <= {"libc.so.6", "libm.so.6"}
+    needed = re.findall(r"(\w+)@([A-Z]+)_([\d.]+)", read("--dyn-syms"))
+    newer = [(name, v) for name, _, v in needed if tuple(map(int, v.split("."))) > (2, 28)]
+    assert not newer, "glibc.h: ask for these by their older names"
+    assert {library for _, library, _ in needed} == {"GLIBC"}
 
 
 @BUILT

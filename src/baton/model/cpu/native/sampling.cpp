@@ -19,6 +19,7 @@
 // Against the PyTorch form: ranking, limits and u are the same.  Two things may differ in the last bit: the
 // exponential (another polynomial) and the order of the additions in long sums.  So a token can differ where u
 // falls within about 1e-7 of the border between two tokens, as it can between two of PyTorch's devices.
+#include "glibc.h"
 #include "parallel.h"
 #include "ranking.h"
 

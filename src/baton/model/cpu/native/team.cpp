@@ -25,6 +25,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "glibc.h"
 #include "parallel.h"
 
 namespace {
@@ -75,9 +76,11 @@ int64_t spin_time() {
     return set ? atoll(set) * 1000 : kSpinNs;
 }
 
+// Set when the library is loaded: a static of a function would need a lock of libstdc++, and nothing else here needs it.
+const int64_t spin_ns = spin_time();
+
 // Returns when the state is no longer `seen`.
 void await_change(uint32_t seen) {
-    static const int64_t spin_ns = spin_time();
     const int64_t deadline = now_ns() + spin_ns;
     do {
         for (int i = 0; i < 16; ++i) {
