@@ -55,6 +55,19 @@ def open_pidfd(pid: int) -> int:
     return os.pidfd_open(pid)
 
 
+def describe_exit(pidfd: int) -> str:
+    """How the process ended, without taking its status away from who started it."""
+    try:
+        status = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        status = None
+    if status is None:
+        return "ended"
+    if status.si_code == os.CLD_EXITED:
+        return f"exited with status {status.si_status}"
+    return f"was killed by {signal.Signals(status.si_status).name}"
+
+
 class Waiter:
     """A fixed set of descriptors to sleep on, until one of them is readable (or broken)."""
 

@@ -28,7 +28,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
-from baton.gateway.generation.generation import Generator
+from baton.gateway.generation.generator import Generator
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor

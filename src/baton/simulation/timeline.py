@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,3 +69,28 @@ class Timeline:
 
     def write_chrome_trace(self, path: Path) -> None:
         path.write_bytes(self.chrome_trace())
+
+
+@contextmanager
+def logs_told(tell: Callable[[str, str], None], level: int) -> Iterator[None]:
+    """What the production code logs is told as (level, message), and does not come to the terminal."""
+    logger, handler = logging.getLogger("baton"), _Teller(tell)
+    propagate, before = logger.propagate, logger.level
+    logger.propagate = False
+    logger.setLevel(level)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+        logger.setLevel(before)
+
+
+class _Teller(logging.Handler):
+    def __init__(self, tell: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(record.levelname.lower(), record.getMessage())

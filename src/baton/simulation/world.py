@@ -13,8 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -34,7 +33,7 @@ from baton.simulation.parties.registrar import check_found
 from baton.simulation.parties.supervisor import Supervisor
 from baton.simulation.parties.worker import RankProcess
 from baton.simulation.plans.plan import Fault, Plan
-from baton.simulation.timeline import Timeline
+from baton.simulation.timeline import Timeline, logs_told
 from baton.simulation.wires.peers import Network
 
 PATIENCE_S = 5.0
@@ -57,7 +56,7 @@ COUNTED = (
     "fetch_errors",
 )
 """Of the engines' counters of hand-overs, besides those by reason."""
-_LOG = logging.getLogger("baton")
+_LOG = Party("log")
 
 
 class Crashed(BaseException):
@@ -226,7 +225,7 @@ class World:
     def run_until(self, until: float, give_up: Callable[[], bool] | None = None) -> Outcome | None:
         """None: neither was so when it came to virtual time `until`, or when `give_up` said so."""
         outcome = Outcome(self.plan.seed)
-        with self._logs():
+        with logs_told(self._hear_log, logging.INFO if self.recording else logging.ERROR):
             try:
                 self._begin()
                 if not self._loop(until, give_up):
@@ -378,22 +377,9 @@ class World:
             resume(self, index)
             self.events.after(0.1, self.people, self._see_that_it_runs, index)
 
-    # -- logs
-
-    @contextmanager
-    def _logs(self) -> Iterator[None]:
-        """Errors that the production code logs go into the timeline, not to the terminal."""
-        handler = _ToTimeline(self)
-        propagate, level = _LOG.propagate, _LOG.level
-        _LOG.propagate = False
-        _LOG.setLevel(logging.INFO if self.recording else logging.ERROR)
-        _LOG.addHandler(handler)
-        try:
-            yield
-        finally:
-            _LOG.removeHandler(handler)
-            _LOG.propagate = propagate
-            _LOG.setLevel(level)
+    def _hear_log(self, level: str, message: str) -> None:
+        self.last_log = message
+        self.note(_LOG, f"{level}: {message}")
 
 
 def _who_crashes(fault: Fault) -> tuple[str, int]:
@@ -402,14 +388,3 @@ def _who_crashes(fault: Fault) -> tuple[str, int]:
     if kind == "rank":
         return f"rank of {fault.instance}", fault.target
     return kind, fault.instance if kind == "engine" else fault.target
-
-
-class _ToTimeline(logging.Handler):
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self._world = world
-        self._party = Party("log")
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._world.last_log = record.getMessage()
-        self._world.note(self._party, f"{record.levelname.lower()}: {record.getMessage()}")

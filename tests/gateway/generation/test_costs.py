@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.gateway.generation import costs, generation
+from baton.gateway.generation import costs, generator
 from baton.gateway.instances import client as cluster_client
 from baton.gateway.text.detokenizer import StopStrings, StopTables
 from tests.gateway.harness import GatewayServer
@@ -34,9 +34,9 @@ def test_the_total_cost_is_refused_before_anything_is_built(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it was built")
 
-    monkeypatch.setattr(generation, "Sequence", never)
-    monkeypatch.setattr(generation, "resolve", never)
-    monkeypatch.setattr(generation, "pack_int32", never)
+    monkeypatch.setattr(generator, "Sequence", never)
+    monkeypatch.setattr(generator, "resolve", never)
+    monkeypatch.setattr(generator, "pack_int32", never)
     response = post(server, **body)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
@@ -65,9 +65,9 @@ def test_what_sequences_share_is_made_once(server: GatewayServer, monkeypatch: p
 
         monkeypatch.setattr(module, name, call)
 
-    counted(generation, "resolve")
-    counted(generation, "pack_int32")
-    counted(generation, "Shared")
+    counted(generator, "resolve")
+    counted(generator, "pack_int32")
+    counted(generator, "Shared")
     counted(cluster_client.ClusterClient, "check_size")
     response = post(
         server,
@@ -99,8 +99,8 @@ def test_a_sequence_is_made_when_it_is_sent(server: GatewayServer, monkeypatch: 
 
     monkeypatch.setattr(gateway.client, "prepare", prepare)
 
-    async def start() -> generation.Generation:
-        params = generation.SamplingParams(n=100, stop=("x" * 3000,))
+    async def start() -> generator.Generation:
+        params = generator.SamplingParams(n=100, stop=("x" * 3000,))
         return gateway.generator.start([[5], [6], [7]], params, request_id="r")
 
     started = server.call(start())

@@ -53,7 +53,7 @@ from baton.engine.shell.command_writer import CommandWriter
 from baton.engine.shell.peers import Peers
 from baton.engine.shell.sockets import Socket, bound_endpoint, listen
 from baton.ipc.doorbell import Doorbell
-from baton.ipc.process import Waiter, open_pidfd
+from baton.ipc.process import Waiter, describe_exit, open_pidfd
 from baton.ipc.ring import RETRY_S, RingCorrupted, RingReader, RingWriter
 from baton.ipc.zeromq import has_messages, terminate
 from baton.protocol.codec import MalformedMessage
@@ -342,7 +342,7 @@ class EngineLoop:
         parts = []
         for fd in sorted(dead, key=lambda fd: self._pidfds[fd]):
             rank = self._pidfds[fd]
-            parts.append(f"worker rank {rank} (process {self.core.workers[rank]}) {_describe_exit(fd)}")
+            parts.append(f"worker rank {rank} (process {self.core.workers[rank]}) {describe_exit(fd)}")
             if rank in said:
                 parts[-1] += f": {said[rank]}"
         parts += [
@@ -389,16 +389,3 @@ class EngineLoop:
         finally:
             signal.set_wakeup_fd(wakeup)
             signal.signal(signal.SIGTERM, handler)
-
-
-def _describe_exit(pidfd: int) -> str:
-    """How the process ended, without taking its status away from who started it."""
-    try:
-        status = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        status = None
-    if status is None:
-        return "ended"
-    if status.si_code == os.CLD_EXITED:
-        return f"exited with status {status.si_status}"
-    return f"was killed by {signal.Signals(status.si_status).name}"

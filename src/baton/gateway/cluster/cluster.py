@@ -19,9 +19,9 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-from baton.gateway.cluster.member import LABELS, Answer, Label, Member, State
+from baton.gateway.cluster.member import LABELS, Answer, Label, Member, Requirements, State
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.cluster.table import RequestTable
 from baton.gateway.errors import ApiError, InstanceUnavailable
@@ -43,13 +43,6 @@ log = logging.getLogger(__name__)
 
 _MOVE_AGAIN_S = 1.0
 """Between two attempts to move what runs on a draining instance."""
-
-
-class Requirements(NamedTuple):
-    """What an instance must be like to take part; 0: does not matter."""
-
-    max_model_len: int = 0
-    vocab_size: int = 0
 
 
 class Cluster:
@@ -351,34 +344,7 @@ class Cluster:
 
     def describe(self, name: str, now: float) -> dict[str, Any]:
         member = self.members[name]
-        load, welcome = member.load, member.welcome
-        return {
-            "name": name,
-            "label": member.label,
-            "state": member.state,
-            "draining": member.draining,
-            "drained": self.drained(name),
-            "paused": member.paused,
-            "joined": member.joined,
-            "incarnation": member.incarnation,
-            "failure": member.failure,
-            "restarts": member.restarts,
-            "in_flight": len(self.table.at(name)),
-            "expires_in_s": None if member.lease is None else round(member.lease.until - now, 3),
-            "hands_over": member.hands_over,
-            "num_blocks": welcome.num_blocks if welcome else None,
-            "block_size": welcome.block_size if welcome else None,
-            "max_num_seqs": welcome.max_num_seqs if welcome else None,
-            "running": load.running if load else None,
-            "waiting": load.waiting if load else None,
-            "waiting_tokens": load.waiting_tokens if load else None,
-            "free_blocks": load.free_blocks if load else None,
-            "prefill_tokens_per_s": load.prefill_tokens_per_s if load else None,
-            "decode_step_s": load.decode_step_s if load else None,
-            "cached_prefix_blocks": len(member.digest),
-            "weights": welcome.weights.describe() if welcome else None,
-            "detail": welcome.detail if welcome else None,
-        }
+        return member.describe(now, drained=self.drained(name), in_flight=len(self.table.at(name)))
 
     # -- inside
 
@@ -390,7 +356,7 @@ class Cluster:
                 "an engine that was started with the same secret"
             )
         elif member.joined:
-            reason = self._misfit(welcome)
+            reason = self.requirements.misfit(welcome)
         if reason is not None:
             log.error("%s cannot take part: %s", member.name, reason)
             self.failed(member.name, reason, now)
@@ -400,23 +366,6 @@ class Cluster:
                 if not has_them:
                     self._order_weights(member)
                 self._can_serve(member, now)
-
-    def _misfit(self, welcome: Welcome) -> str | None:
-        """Why an instance that joined does not serve the same model, as far as it can be seen."""
-        needs = self.requirements
-        if min(welcome.block_size, welcome.num_blocks, welcome.max_num_seqs) < 1:
-            return "it says that its KV cache has no blocks, blocks of no tokens, or that it runs nothing"
-        if needs.vocab_size and welcome.vocab_size != needs.vocab_size:
-            return (
-                f"its model has a vocabulary of {welcome.vocab_size}, the one that is served here "
-                f"of {needs.vocab_size}; start it with the same model"
-            )
-        if welcome.max_model_len < needs.max_model_len:
-            return (
-                f"its context of {welcome.max_model_len} tokens is shorter than the {needs.max_model_len} "
-                "served here; start it with the same --max-model-len"
-            )
-        return None
 
     def _can_serve(self, member: Member, now: float) -> None:
         if member.serves and self.table.parked:

@@ -27,7 +27,7 @@ import logging
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from baton.gateway.cluster.digest import PrefixDigest
 from baton.gateway.errors import ApiError, InstanceUnavailable
@@ -60,6 +60,29 @@ _SETTLE_S = 0.02
 """A `Load` that arrives so soon after a request was sent does not count it yet."""
 _MAX_CANCELLED = 4096
 _MAX_SWITCHES = 64
+
+
+class Requirements(NamedTuple):
+    """What an instance must be like to take part; 0: does not matter."""
+
+    max_model_len: int = 0
+    vocab_size: int = 0
+
+    def misfit(self, welcome: Welcome) -> str | None:
+        """Why an instance that joined does not serve the same model, as far as it can be seen."""
+        if min(welcome.block_size, welcome.num_blocks, welcome.max_num_seqs) < 1:
+            return "it says that its KV cache has no blocks, blocks of no tokens, or that it runs nothing"
+        if self.vocab_size and welcome.vocab_size != self.vocab_size:
+            return (
+                f"its model has a vocabulary of {welcome.vocab_size}, the one that is served here "
+                f"of {self.vocab_size}; start it with the same model"
+            )
+        if welcome.max_model_len < self.max_model_len:
+            return (
+                f"its context of {welcome.max_model_len} tokens is shorter than the {self.max_model_len} "
+                "served here; start it with the same --max-model-len"
+            )
+        return None
 
 
 class Member:
@@ -311,6 +334,37 @@ class Member:
             return 0
         free = self.load.free_blocks if self.load else self.welcome.num_blocks
         return free - self.unheard_blocks
+
+    def describe(self, now: float, *, drained: bool, in_flight: int) -> dict[str, Any]:
+        """For people and programs.  `drained`, `in_flight`: as the table of requests says."""
+        load, welcome = self.load, self.welcome
+        return {
+            "name": self.name,
+            "label": self.label,
+            "state": self.state,
+            "draining": self.draining,
+            "drained": drained,
+            "paused": self.paused,
+            "joined": self.joined,
+            "incarnation": self.incarnation,
+            "failure": self.failure,
+            "restarts": self.restarts,
+            "in_flight": in_flight,
+            "expires_in_s": None if self.lease is None else round(self.lease.until - now, 3),
+            "hands_over": self.hands_over,
+            "num_blocks": welcome.num_blocks if welcome else None,
+            "block_size": welcome.block_size if welcome else None,
+            "max_num_seqs": welcome.max_num_seqs if welcome else None,
+            "running": load.running if load else None,
+            "waiting": load.waiting if load else None,
+            "waiting_tokens": load.waiting_tokens if load else None,
+            "free_blocks": load.free_blocks if load else None,
+            "prefill_tokens_per_s": load.prefill_tokens_per_s if load else None,
+            "decode_step_s": load.decode_step_s if load else None,
+            "cached_prefix_blocks": len(self.digest),
+            "weights": welcome.weights.describe() if welcome else None,
+            "detail": welcome.detail if welcome else None,
+        }
 
 
 def lost_error(reason: str) -> InstanceUnavailable:

@@ -1,3 +1,5 @@
-"""A request as a stream of text: `generation` of all its sequences, `sequence` for one, `gathering` for many
-requests at once, `costs` for their bounds, `pausing` for what happens to them when the instances stand still.
+"""A request as a stream of text.
+
+`generation` is all of its sequences, `sequence` one, `generator` starts them; `gathering` reads many requests
+at once, `costs` bounds what one may ask, `pausing` says what becomes of them while the instances stand still.
 """

@@ -1,46 +1,31 @@
-"""From prompts and `SamplingParams` to a stream of text, tokens and log-probabilities.  No HTTP.
+"""One API request in progress: its sequences, submitted and read.  No HTTP.
 
-A `Generator` belongs to a served model; `start` submits one API request, which is a `Generation` of
-prompts × n `Sequence`s, in that order.  Its consumer calls `next` until `done` and always calls `close`
-at the end, which cancels what still runs, counts and logs the request.
+`Generator.start` makes a `Generation`.  Its consumer calls `next` until `done` and always calls `close` at
+the end, which cancels what still runs, counts and logs the request.
 
 A request may have more sequences than the instances let wait, so they are submitted through a window: as
 many as they run at once, the next ones as those before them end.  If the instances' queues are full
 when the request comes, that is the answer.  If it is full later, when work would be thrown away, the window
 shrinks to what was taken and the sequence is submitted again, for at most `QUEUE_FULL_S` without success.
 
-A `Generator` can hold back what is new until what is there has ended (`hold`, `drained`, `release`), and a
-generation can be ended from this side with what it has (`abort`): both are for pauses (`pausing.py`).
+A generation can be ended from this side with what it has (`abort`), for pauses (`pausing.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
-from array import array
 from collections import Counter, deque
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
-
-from msgspec.structs import replace
 
 from baton.gateway.cluster.request import Chunk, EngineRequest
-from baton.gateway.errors import ApiError, Overloaded, RequestCancelled
-from baton.gateway.generation.costs import check_cost
-from baton.gateway.generation.sequence import Completion, Sequence, Shared, Update
-from baton.gateway.instances.client import ClusterClient, Limits
+from baton.gateway.errors import ApiError, RequestCancelled
+from baton.gateway.generation.sequence import Completion, Sequence, Update
+from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.inbox import Inbox
-from baton.gateway.reading.prompts import is_packed
-from baton.gateway.reading.reader import check_prompt
-from baton.gateway.served_model import ServedModel
-from baton.gateway.text.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
-from baton.protocol.codec import pack_int32
 from baton.protocol.requests import Finished
-from baton.protocol.rules.fair_queue import EVERYBODY, Flow
-from baton.protocol.sampling_params import SamplingParams, choice_seed, draw_seed, resolve
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +35,6 @@ AGAIN_S = 1.0
 """Between two such tries, while nothing of the request runs."""
 SUBMITTED_AT_ONCE = 64
 """Sequences of a request, in one turn of the event loop: one to two milliseconds."""
-MAX_HELD = 1024
-"""Requests that may be held back."""
 
 
 class Generation:
@@ -401,181 +384,4 @@ class Generation:
         )
 
 
-class Generator:
-    """Starts generations on the cluster for one served model."""
-
-    def __init__(
-        self,
-        served: ServedModel,
-        tokenizer: Tokenizer,
-        client: ClusterClient,
-        *,
-        metrics: Metrics | None = None,
-    ) -> None:
-        if not served.eos_token_ids and tokenizer.eos_token_id is not None:
-            # (Neither config.json nor generation_config.json names one: the tokenizer's own ends a text.)
-            served = dataclasses.replace(served, eos_token_ids=(tokenizer.eos_token_id,))
-        self.served = served
-        self.tokenizer = tokenizer
-        self.client = client
-        self.metrics = metrics
-        self._unseeded = 0
-        """Numbers the sequences whose seed comes from the server's."""
-        self._open: set[Generation] = set()
-        self._holding = False
-        self._drained: asyncio.Future[None] | None = None
-        """Set when nothing is open but what is held back."""
-
-    @property
-    def open(self) -> list[Generation]:
-        """Those that have not been closed."""
-        return list(self._open)
-
-    @property
-    def num_held(self) -> int:
-        return sum(generation.held for generation in self._open)
-
-    def hold(self) -> None:
-        """What starts from now on is held back until `release`; what is open goes on."""
-        self._holding = True
-
-    def release(self) -> None:
-        """What was held back is submitted, in the order of its coming."""
-        self._holding = False
-        held = [generation for generation in self._open if generation.held]
-        for generation in sorted(held, key=lambda one: one.arrived):
-            generation.held = False
-            generation.feed()
-
-    async def drained(self, timeout_s: float) -> bool:
-        """Waits until nothing is open but what is held back; False: that took longer than `timeout_s`."""
-        self._drained = asyncio.get_running_loop().create_future()
-        self._check_drained()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._drained
-        except TimeoutError:
-            return False
-        finally:
-            self._drained = None
-        return True
-
-    def _closed(self, generation: Generation) -> None:
-        self._open.discard(generation)
-        if self._drained is not None:
-            self._check_drained()
-
-    def _check_drained(self) -> None:
-        waiter = self._drained
-        if waiter is not None and not waiter.done() and all(one.held for one in self._open):
-            waiter.set_result(None)
-
-    def start(
-        self,
-        prompts: Seq[Seq[int]],
-        params: SamplingParams,
-        *,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str = "",
-        flow: Flow = EVERYBODY,
-        drop_output: bool = False,
-        patient: bool = False,
-        arrived: float | None = None,
-    ) -> Generation:
-        """Submits prompts × `params.n` sequences.
-
-        `drop_output`: only the prompt is of interest.  `patient`: only the end of each sequence is, so tokens
-        may come late, unless a stop string has to be looked for in them.  Raises `BadRequest`,
-        `InvalidParameter`, `InstanceUnavailable`, or `Overloaded` if too many are held back already.
-        """
-        self.client.check_ready()
-        if self._holding and self.num_held >= MAX_HELD:
-            raise Overloaded(
-                f"the server is about to pause, and {MAX_HELD} requests wait for it to go on",
-                code="paused",
-                retry_after_s=5,
-            )
-        for prompt in prompts:
-            if not is_packed(prompt):
-                check_prompt(prompt, self.served.max_model_len, self.served.vocab_size)
-        check_cost(prompts, params)
-        count = len(prompts) * params.n
-        seed = self._seeds(params, count)
-        arrived = time.monotonic() if arrived is None else arrived
-        limits = self.client.limits
-        patient = patient and not params.stop_strings
-        sampling, stopping = resolve(
-            params,
-            seed=0,
-            room=self.served.max_model_len,
-            eos_token_ids=self.served.eos_token_ids,
-            vocab_size=self.served.vocab_size,
-        )
-        packed = [pack_int32(prompt) for prompt in prompts]
-        rooms = [self._room(len(prompt), params, limits) for prompt in prompts]
-        self.client.check_size(max(map(len, packed)), sampling, stopping, request_id, cache_salt)
-
-        keys: list[dict[int, array[int]]] = [{} for _ in packed]
-
-        def make(sequence: Sequence, inbox: Inbox) -> EngineRequest:
-            index, number = sequence.index, sequence.index // params.n
-            most = min(stopping.max_tokens, rooms[number])
-            return self.client.prepare(
-                packed[number],
-                replace(sampling, seed=seed(index)),
-                replace(stopping, max_tokens=most, min_tokens=min(stopping.min_tokens, most)),
-                inbox=inbox,
-                name=request_id if count == 1 else f"{request_id}-{index}",
-                priority=priority,
-                cache_salt=cache_salt,
-                flow=flow,
-                patient=patient,
-                keys=keys[number],
-            )
-
-        generation = Generation(
-            request_id,
-            self.client,
-            self.metrics,
-            make,
-            n=params.n,
-            arrived=arrived,
-            window=max(1, limits.max_num_seqs if limits else 1),
-            on_close=self._closed,
-        )
-        shared = Shared(
-            params,
-            stopping.stop_token_ids,
-            self.tokenizer,
-            self.served.eos_token_ids,
-            drop_output=drop_output,
-        )
-        for index in range(count):
-            generation.add(Sequence(index, prompts[index // params.n], shared))
-        generation.held = self._holding
-        self._open.add(generation)
-        generation.feed()
-        return generation
-
-    def _room(self, num_prompt: int, params: SamplingParams, limits: Limits | None) -> int:
-        """Tokens that may follow the prompt; without `max_tokens`, also no more than the KV pool holds."""
-        room = self.served.max_model_len - num_prompt
-        if params.max_tokens is not None or limits is None:
-            return room
-        # The last token is never fed to the model, so it needs no KV.
-        pool = limits.kv_tokens + 1 - num_prompt
-        return min(room, pool) if pool >= 1 else room
-
-    def _seeds(self, params: SamplingParams, count: int) -> Callable[[int], int]:
-        """That of sequence number i, once.  With a seed of the user every prompt has the same n seeds."""
-        given, served = params.seed, self.served.seed
-        if given is not None:
-            return lambda index: choice_seed(given, index % params.n)
-        if served is None:
-            return lambda index: draw_seed()
-        first, self._unseeded = self._unseeded, self._unseeded + count
-        return lambda index: choice_seed(served, first + index)
-
-
-__all__ = ["Completion", "Generation", "Generator", "RequestCancelled", "Update"]
+__all__ = ["Completion", "Generation", "RequestCancelled", "Update"]

@@ -19,7 +19,7 @@ import logging
 from typing import Any, Literal, NamedTuple, get_args
 
 from baton.gateway.errors import ApiError, Conflict, InstanceUnavailable
-from baton.gateway.generation.generation import Generator
+from baton.gateway.generation.generator import Generator
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.orders import checked
 

@@ -1,6 +1,7 @@
 """Processes that do what could hold up the gateway's event loop: reading long bodies, rendering templates.
 
 pool    the gateway's side: bounded queues, deadlines, dead helpers replaced; on the event loop
+link    the connection to one helper
 main    the parent of the helpers, which has imported what they need and forks them
 child   a helper: one job after the other, each with limits of time and memory
 metrics what Prometheus sees of them

@@ -11,7 +11,7 @@ the job.  There are only so many slow ones; one more is refused, and its helper 
 | --- | --- |
 | the helper answers | that is the answer |
 | it dies before that | the job is given to another one, once; then it fails |
-| nothing comes for `_WALL_S`, or the request goes away | it fails, and the helper is killed |
+| nothing comes for `link.WALL_S`, or the request goes away | it fails, and the helper is killed |
 | the parent of the helpers has died | another one is started |
 """
 
@@ -20,20 +20,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import cast
 
 import msgspec
 
 from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
-from baton.gateway.helpers.wire import ANSWER, ENDS, HELLO, JOB, PATIENT, PROMPT
-from baton.gateway.reading.reader import JOBS, Job, Settings
+from baton.gateway.helpers.link import HelperLink, HelperLost
+from baton.gateway.helpers.wire import PATIENT, PROMPT
+from baton.gateway.reading.reader import Job, Settings
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +44,9 @@ _MAX_WAITING = 1024
 """Jobs of a lane that may wait for a helper ..."""
 _WAIT_S = 20.0
 """... and how long."""
-_WALL_S = 60.0
-"""More than a helper's CPU time takes on a busy machine."""
 _IDLE_S = 30.0
 """A helper that nobody needs so long goes, but for one of the short lane."""
 _TRIES = 2
-
-
-class HelperLost(Exception):
-    """The helper died with a job in its hands."""
 
 
 class Helpers:
@@ -131,7 +123,7 @@ class Helpers:
         ours.setblocking(False)
         self._control = ours
 
-    async def fork(self, lane: _Lane) -> _Link:
+    async def fork(self, lane: _Lane) -> HelperLink:
         """A new helper."""
         self.start()
         ours, theirs = socket.socketpair()
@@ -151,7 +143,7 @@ class Helpers:
         finally:
             theirs.close()
         loop = asyncio.get_running_loop()
-        _, link = await loop.create_unix_connection(lambda: _Link(lane), sock=ours)
+        _, link = await loop.create_unix_connection(lambda: HelperLink(lane.is_slow, lane.lost), sock=ours)
         return link
 
     def _send(self, kind: bytes, connection: socket.socket) -> None:
@@ -189,7 +181,7 @@ class _Lane:
         self._most_slow = most_slow
         self._slow_s = slow_s
         self._keeps = keeps
-        self._idle: list[_Link] = []
+        self._idle: list[HelperLink] = []
         self._count = 0
         """Helpers that there are or will be in a moment, but for slow ones."""
         self._slow = 0
@@ -210,7 +202,7 @@ class _Lane:
         finally:
             self._give(link)
 
-    def is_slow(self, link: _Link) -> None:
+    def is_slow(self, link: HelperLink) -> None:
         """Its job takes long."""
         if self._slow >= self._most_slow:
             link.fail(_busy())
@@ -220,7 +212,7 @@ class _Lane:
         self._count -= 1
         self._next()
 
-    async def _take(self) -> _Link:
+    async def _take(self) -> HelperLink:
         """A helper without a job.  Raises `Overloaded`."""
         if self._waiting or not self._has_room():
             if len(self._waiting) >= _MAX_WAITING:
@@ -253,7 +245,7 @@ class _Lane:
     def _has_room(self) -> bool:
         return bool(self._idle) or self._count < self._most
 
-    async def _free(self) -> _Link:
+    async def _free(self) -> HelperLink:
         if self._idle:
             link = self._idle.pop()
         else:
@@ -267,7 +259,7 @@ class _Lane:
         self._used = max(self._used, self._count - len(self._idle))
         return link
 
-    def _give(self, link: _Link) -> None:
+    def _give(self, link: HelperLink) -> None:
         """Back after its job, whatever became of that."""
         if link.slow:
             link.close()
@@ -282,7 +274,7 @@ class _Lane:
             self._count -= 1
         self._next()
 
-    def lost(self, link: _Link) -> None:
+    def lost(self, link: HelperLink) -> None:
         """An idle helper has died."""
         if link in self._idle:
             self._idle.remove(link)
@@ -315,104 +307,6 @@ class _Lane:
         if self._idle and self._count > self._keeps:
             self._used = self._count - len(self._idle)
             self._timer = asyncio.get_running_loop().call_later(_IDLE_S, self._prune)
-
-
-class _Link(asyncio.Protocol):
-    """The connection to one helper."""
-
-    def __init__(self, lane: _Lane) -> None:
-        self._lane = lane
-        self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[bytes] | None = None
-        self._process: int | None = None
-        """A descriptor of the helper's process, once it has said who it is."""
-        self._data = bytearray()
-        self._known = False
-        self._size = -1
-        """Of the answer, its head included; -1 while that has not come."""
-        self.usable = True
-        self.slow = False
-        self._slow_s = 0.0
-        self._slow_timer: asyncio.TimerHandle | None = None
-
-    async def ask(self, job: Job, body: Sequence[bytes], size: int, slow_s: float) -> bytes:
-        """`size`: bytes of the body's pieces.  Raises `HelperLost`, `InternalError` if nothing comes, or what
-        `fail` was given.  The lane is told if the job takes more than `slow_s` from when the helper runs."""
-        if not self.usable or self._transport is None:
-            raise HelperLost("it had died before")
-        loop = asyncio.get_running_loop()
-        self._answer = loop.create_future()
-        timer = loop.call_later(_WALL_S, self._overdue)
-        self._slow_s = slow_s
-        if self._known:
-            self._watch()
-        try:
-            self._transport.writelines((JOB.pack(JOBS.index(job), size), *body))
-            return await self._answer
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            self._answer = None
-            timer.cancel()
-            if self._slow_timer is not None:
-                self._slow_timer.cancel()
-                self._slow_timer = None
-
-    def fail(self, error: Exception) -> None:
-        """The job ends with this error."""
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
-
-    def close(self) -> None:
-        """Ends the helper, whatever it does."""
-        self.usable = False
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._process, signal.SIGKILL)
-            os.close(self._process)
-            self._process = None
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        if not self._known:
-            if len(self._data) < HELLO.size:
-                return
-            (pid,) = HELLO.unpack_from(self._data)
-            del self._data[: HELLO.size]
-            self._known = True
-            if self._answer is not None:
-                self._watch()
-            with suppress(ProcessLookupError):
-                self._process = os.pidfd_open(pid)
-        if self._size < 0:
-            if len(self._data) < ANSWER.size:
-                return
-            ends, size = ANSWER.unpack_from(self._data)
-            self._size = ANSWER.size + size
-            if ends == ENDS:
-                self.usable = False
-        if len(self._data) >= self._size:
-            found, self._data, self._size = bytes(self._data[ANSWER.size :]), bytearray(), -1
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(found)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.fail(HelperLost(str(error or "it ended without an answer")))
-        self._lane.lost(self)
-        self.close()
-
-    def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._slow_timer = loop.call_later(self._slow_s, self._lane.is_slow, self)
-
-    def _overdue(self) -> None:
-        self.fail(InternalError(f"reading this request took more than {_WALL_S:g} s", code="helper_overdue"))
 
 
 def _closed() -> InstanceUnavailable:

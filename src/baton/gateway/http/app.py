@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.gateway.access import Access
 from baton.gateway.errors import ApiError, BadRequest, MethodNotAllowed, NotFound
-from baton.gateway.generation.generation import Generator
+from baton.gateway.generation.generator import Generator
 from baton.gateway.http.context import Gateway
 from baton.gateway.http.middleware import GatewayMiddleware, error_response
 from baton.gateway.http.responses import SEND

@@ -17,7 +17,7 @@ from baton.gateway.api.schemas import (
     decode_body,
 )
 from baton.gateway.errors import BadRequest, ContextTooLong, NotFound
-from baton.gateway.generation.generation import Generator
+from baton.gateway.generation.generator import Generator
 from baton.gateway.generation.pausing import Pausing
 from baton.gateway.helpers.metrics import HelperStats
 from baton.gateway.helpers.pool import LONG_BODY, Helpers

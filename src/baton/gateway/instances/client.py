@@ -18,7 +18,7 @@ import signal
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
 
@@ -26,12 +26,14 @@ from baton.gateway.cluster.cluster import Cluster, Requirements
 from baton.gateway.cluster.member import Label, Member, State
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import ApiError, BadRequest, Conflict, InstanceUnavailable, NotFound, Overloaded
+from baton.gateway.instances.conditions import Conditions
 from baton.gateway.instances.connection import InstanceClient
 from baton.gateway.instances.inbox import Inbox, Turn
+from baton.gateway.instances.limits import Limits, check_size, limits_of
 from baton.gateway.instances.orders import Answers, ask_each, merge
 from baton.ipc.zeromq import terminate
 from baton.protocol.codec import pack_int32
-from baton.protocol.requests import TO_ENGINE, QueryKind, Submit, Welcome, max_message_bytes
+from baton.protocol.requests import QueryKind, Welcome
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping
 from baton.protocol.weights import Weights
@@ -43,22 +45,6 @@ _CLOSE_S = 0.5
 """For the last messages to leave, and for ZeroMQ to end."""
 MAX_JOINED = 256
 """Instances of elsewhere: each takes three of ZeroMQ's 1,023 sockets."""
-_PLAN_BYTES = 4096
-"""At most what the decoders of a plan weigh in a message."""
-
-
-_FRAME_BYTES = 256
-"""More than a flow, and lengths and numbers in a message of a prompt, take beyond those of one without."""
-_LONGEST_ID = (1 << 63) - 1
-
-
-class Limits(NamedTuple):
-    """What the instances that serve now can hold."""
-
-    max_num_seqs: int
-    """Sequences that run at once, over all instances."""
-    kv_tokens: int
-    """Tokens in the KV cache of the instance that has the least: a sequence may get there."""
 
 
 def _terminate(reason: str) -> None:
@@ -86,7 +72,7 @@ class ClusterClient:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
-        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._waiters = Conditions()
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._closed = False
         self._holding = False
@@ -121,13 +107,7 @@ class ClusterClient:
     def limits(self) -> Limits | None:
         """Of what serves now; None if nothing does."""
         serving = [member for member in self._serving() if member.label != "prefill"] or self._serving()
-        if not serving:
-            return None
-        welcomes = [welcome for welcome in map(_welcome, serving) if welcome is not None]
-        return Limits(
-            sum(welcome.max_num_seqs for welcome in welcomes),
-            min(welcome.num_blocks * welcome.block_size for welcome in welcomes),
-        )
+        return limits_of([member.welcome for member in serving if member.welcome is not None])
 
     def require(self, requirements: Requirements) -> None:
         """What instances that join must be like."""
@@ -267,16 +247,7 @@ class ClusterClient:
         """Raises `BadRequest` if a sequence with a packed prompt of so many bytes, and all this, is larger
         than engines read, and `InstanceUnavailable` while there is no instance to send it to."""
         self.cluster.check_ready()
-        beside = Submit(_LONGEST_ID, name, b"", sampling, stopping, cache_salt=cache_salt)
-        size = prompt_bytes + len(TO_ENGINE.encode(beside)) + _FRAME_BYTES
-        if len(self.instances) > 1:
-            size += _PLAN_BYTES
-        limit = min(max_message_bytes(w.max_model_len) for w in map(_welcome, self._serving()) if w)
-        if size > limit:
-            raise BadRequest(
-                f"the request makes a message of {size} bytes, and an instance reads at most {limit}; "
-                "send a shorter prompt, or less beside it"
-            )
+        check_size(self._welcomes(), len(self.instances), prompt_bytes, sampling, stopping, name, cache_salt)
 
     def prepare(
         self,
@@ -398,15 +369,7 @@ class ClusterClient:
             link.close_if_failing()
             if link.name not in self.cluster.members:
                 self._forget(link)
-        if self._waiters:
-            waiting, self._waiters = self._waiters, []
-            for condition, waiter in waiting:
-                if waiter.done():
-                    continue
-                if condition():
-                    waiter.set_result(None)
-                else:
-                    self._waiters.append((condition, waiter))
+        self._waiters.look()
         deadline = self.cluster.next_deadline()
         if deadline != self._timer_at:
             if self._timer is not None:
@@ -417,16 +380,7 @@ class ClusterClient:
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
         """Returns when the condition holds after some change."""
-        if condition():
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (condition, waiter)
-        self._waiters.append(entry)
-        try:
-            await waiter
-        finally:
-            if entry in self._waiters:
-                self._waiters.remove(entry)
+        await self._waiters.wait_for(condition)
 
     def reader_died(self, name: str, error: Exception) -> None:
         reason = f"the gateway could not read the instance's output: {error}"
@@ -441,6 +395,9 @@ class ClusterClient:
 
     def _serving(self) -> list[Member]:
         return [member for member in self.cluster.members.values() if member.serves]
+
+    def _welcomes(self) -> list[Welcome]:
+        return [member.welcome for member in self._serving() if member.welcome is not None]
 
     def _add(self, member: Member) -> InstanceClient:
         link = self.instances[member.name] = InstanceClient(self, member)
@@ -479,10 +436,6 @@ class ClusterClient:
         if watcher is not None:
             watcher.cancel()
         log.info("instance %s is gone: %s", link.name, link.failure)
-
-
-def _welcome(member: Member) -> Welcome | None:
-    return member.welcome
 
 
 __all__ = ["ClusterClient", "InstanceClient", "Label", "Limits", "QueryKind", "Requirements", "State"]
