@@ -17,7 +17,7 @@ import pytest
 
 from baton.gateway.api import schemas
 from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
-from baton.gateway.helpers import child, pool
+from baton.gateway.helpers import child, main, pool
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.helpers.wire import ANSWER, GOES_ON, JOB
 from baton.gateway.helpers.wire import HELLO as HELLO_HEAD
@@ -136,6 +136,16 @@ def test_what_a_template_may_cost_is_limited(settings: Settings, template: str, 
     assert text_of(run(msgspec.structs.replace(settings, template=template), work)) == "next"
 
 
+def test_helpers_begin_with_a_compiled_template(settings: Settings):
+    """Compiled once, in their parent, unless a child finds that the template exceeds a job's limits."""
+    reader = Reader(settings)
+    main.warm_up(reader)
+    assert reader._template is not None
+    reader = Reader(msgspec.structs.replace(settings, template="{{ 'x' * 10**9 }}"))
+    main.warm_up(reader)
+    assert reader._template is None
+
+
 def test_a_costly_template_delays_nobody(settings: Settings):
     """While one conversation takes all of its time, others are read by another helper."""
 
@@ -173,14 +183,14 @@ def test_a_helper_that_is_killed_at_work_has_its_job_done_by_another(settings: S
     costly = HELLO[:-1] + b', "chat_template_kwargs": {"loops": 90000}}'
 
     async def killed(helpers: Helpers, times: int) -> bytes:
+        await helpers.answer("chat", HELLO)  # (their parent tries the template in a child of its own first)
         task = asyncio.create_task(helpers.answer("chat", costly))
         seen: set[int] = set()
         while len(seen) < times:
             await asyncio.sleep(0.01)
-            if helpers._parent is not None:
-                for pid in set(helpers_of(helpers)) - seen:
-                    seen.add(pid)
-                    os.kill(pid, signal.SIGKILL)
+            for pid in set(helpers_of(helpers)) - seen:
+                seen.add(pid)
+                os.kill(pid, signal.SIGKILL)
         return await task
 
     async def once(helpers: Helpers) -> None:
@@ -522,7 +532,7 @@ def test_an_answer_wakes_the_gateway_once(settings, monkeypatch):
     monkeypatch.setattr(child.signal, "signal", lambda *_: None)
     connection = Connection(JOB.pack(0, 3) + b"abc" + JOB.pack(0, 2) + b"de")
     helper = child.Helper(connection, Reader(settings))
-    monkeypatch.setattr(helper, "_answer", lambda job, body: (body.upper(), True))
+    monkeypatch.setattr(helper, "answer", lambda job, body: (body.upper(), True))
     helper.run()
     assert connection.sent == [
         HELLO_HEAD.pack(os.getpid()),

@@ -65,15 +65,15 @@ class Helper:
             body = self._receive(size)
             if body is None:
                 return
-            answer, healthy = self._answer(JOBS[number], bytes(body))
+            answer, healthy = self.answer(JOBS[number], bytes(body))
             ends = self._lowered or not healthy or size > _LARGE_BODY
             # (In one piece: the gateway wakes up once.)
             self._connection.sendall(ANSWER.pack(ENDS if ends else GOES_ON, len(answer)) + answer)
             if ends:
                 return
 
-    def _answer(self, job: Job, body: bytes) -> tuple[bytes, bool]:
-        """(the answer, whether the process can go on)."""
+    def answer(self, job: Job, body: bytes) -> tuple[bytes, bool]:
+        """Within the limits.  (The answer, whether the process can go on.)"""
         settings = self._settings
         memory = settings.memory + settings.memory_per_byte * len(body)
         cpu_s = settings.cpu_s + settings.cpu_s_per_byte * len(body)
