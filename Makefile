@@ -60,7 +60,7 @@ PLATFORM ?= manylinux_2_28_$(shell uname -m)
 wheel: $(VENV)/.installed-release
 	rm -rf build/wheel
 	BATON_NATIVE=1 PIP_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python -m build --outdir build/wheel .
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --plat $(PLATFORM) --wheel-dir dist build/wheel/*.whl
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --plat $(PLATFORM) --only-plat --wheel-dir dist build/wheel/*.whl
 	mv build/wheel/*.tar.gz dist/
 
 # The newest wheel, in a fresh environment without a compiler: does `baton serve` answer, with the C++ kernels?

@@ -168,5 +168,18 @@ def read_all(connection: socket.socket) -> bytes:
     return data
 
 
+def read_answer(connection: socket.socket) -> bytes:
+    """One answer with a content-length, in however many segments it comes."""
+    data = b""
+    while True:
+        head, end, body = data.partition(b"\r\n\r\n")
+        if end and len(body) >= int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]):
+            return data
+        piece = connection.recv(1 << 16)
+        if not piece:
+            return data
+        data += piece
+
+
 def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer else 0

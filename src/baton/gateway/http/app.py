@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from baton.gateway.access import Access
 from baton.gateway.errors import ApiError, BadRequest, MethodNotAllowed, NotFound
@@ -37,7 +37,6 @@ from baton.gateway.text.chat_template import ChatTemplateError
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
 from baton.protocol.sampling_params import InvalidParameter
-from baton.version import __version__
 
 
 def create_app(
@@ -47,7 +46,7 @@ def create_app(
     access: Access | None = None,
     sharing: SharingOptions | None = None,
     tokenizer: Tokenizer | None = None,
-) -> FastAPI:
+) -> Starlette:
     """The application for one served model.
 
     `access`: who may do what; None: no keys.  `sharing`: how users share the server.  `tokenizer`: if it is
@@ -71,27 +70,21 @@ def create_app(
     client.cluster.start_name = served.checkpoint
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         gateway.close()
 
-    app = _Application(
-        title="Baton",
-        version=__version__,
-        lifespan=lifespan,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
+    routes = [
+        *completion_routes(gateway),
+        *chat_routes(gateway),
+        *token_routes(gateway),
+        *server_routes(gateway),
+        *cluster_routes(gateway),
+        *docs_routes(),
+    ]
+    app = _Application(routes=routes, lifespan=lifespan, exception_handlers=_ERROR_HANDLERS)
+    app.router.redirect_slashes = False
     app.state.gateway = gateway
-    app.include_router(completion_routes(gateway))
-    app.include_router(chat_routes(gateway))
-    app.include_router(token_routes(gateway))
-    app.include_router(server_routes(gateway))
-    app.include_router(cluster_routes(gateway))
-    app.include_router(docs_routes())
-    _add_error_handlers(app)
     app.add_middleware(GatewayMiddleware, access=access, metrics=metrics)
     if access.allowed_origins:
         # Around the keys: a browser asks first whether it may send them.
@@ -101,7 +94,7 @@ def create_app(
     return app
 
 
-class _Application(FastAPI):
+class _Application(Starlette):
     """Keeps the server's `send` for who writes many pieces; reads `/health/` as `/health`.
 
     The slash is taken off before anything looks at the path: what protects a route sees the path that is
@@ -115,39 +108,41 @@ class _Application(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def _add_error_handlers(app: FastAPI) -> None:
-    """Every error leaves in OpenAI's shape."""
+async def _on_api_error(_: Request, error: Any) -> Response:
+    return error_response(error)
 
-    @app.exception_handler(ApiError)
-    async def on_api_error(_: Request, error: ApiError) -> Response:
-        return error_response(error)
 
-    @app.exception_handler(InvalidParameter)
-    async def on_invalid_parameter(_: Request, error: InvalidParameter) -> Response:
-        return error_response(BadRequest(str(error), param=error.field))
+async def _on_invalid_parameter(_: Request, error: Any) -> Response:
+    return error_response(BadRequest(str(error), param=error.field))
 
-    @app.exception_handler(ChatTemplateError)
-    async def on_template_error(_: Request, error: ChatTemplateError) -> Response:
-        return error_response(BadRequest(str(error), param="messages"))
 
-    @app.exception_handler(RequestValidationError)
-    async def on_validation_error(_: Request, error: RequestValidationError) -> Response:
-        return error_response(BadRequest(str(error)))
+async def _on_template_error(_: Request, error: Exception) -> Response:
+    return error_response(BadRequest(str(error), param="messages"))
 
-    @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> Response:
-        path = request.url.path
-        if error.status_code == 404:
-            return error_response(NotFound(f"there is nothing at {path}", code="not_found"))
-        if error.status_code == 405:
-            response = error_response(MethodNotAllowed(f"{request.method} is not allowed at {path}"))
-            response.headers.update(error.headers or {})
-            return response
-        failure = BadRequest(str(error.detail))
-        failure.status = error.status_code
-        return error_response(failure)
 
-    @app.exception_handler(ClientDisconnect)
-    async def on_disconnect(_: Request, __: ClientDisconnect) -> Response:
-        """Nobody reads this; it keeps a client that left during its upload out of the error log."""
-        return Response(status_code=400)
+async def _on_http_error(request: Request, error: Any) -> Response:
+    path = request.url.path
+    if error.status_code == 404:
+        return error_response(NotFound(f"there is nothing at {path}", code="not_found"))
+    if error.status_code == 405:
+        response = error_response(MethodNotAllowed(f"{request.method} is not allowed at {path}"))
+        response.headers.update(error.headers or {})
+        return response
+    failure = BadRequest(str(error.detail))
+    failure.status = error.status_code
+    return error_response(failure)
+
+
+async def _on_disconnect(_: Request, __: Exception) -> Response:
+    """Nobody reads this; it keeps a client that left during its upload out of the error log."""
+    return Response(status_code=400)
+
+
+_ERROR_HANDLERS: dict[Any, ExceptionHandler] = {
+    ApiError: _on_api_error,
+    InvalidParameter: _on_invalid_parameter,
+    ChatTemplateError: _on_template_error,
+    HTTPException: _on_http_error,
+    ClientDisconnect: _on_disconnect,
+}
+"""Every error leaves in OpenAI's shape."""

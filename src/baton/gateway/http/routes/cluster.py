@@ -19,8 +19,9 @@ import logging
 import re
 from typing import Any
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from baton.gateway.api.fields import MAX_TTL_S, MIN_TTL_S
 from baton.gateway.api.schemas import InstanceRequest, JoinRequest
@@ -38,22 +39,20 @@ _SECRET = re.compile(rf"[\x21-\x7e]{{{MIN_SECRET},{MAX_SECRET}}}\Z")
 _INCARNATION = re.compile(r"[\x21-\x7e]{1,64}\Z")
 
 
-def cluster_routes(gateway: Gateway) -> APIRouter:
-    router = APIRouter()
+def cluster_routes(gateway: Gateway) -> list[Route]:
     client = gateway.client
 
-    @router.get("/cluster/instances")
-    async def instances() -> Response:
+    async def instances(_: Request) -> Response:
         # What all are to have; an instance that is about to join looks at it.
         facts = {"weights": client.cluster.weights.describe(), "checkpoint": gateway.checkpoint}
         return _json({"instances": client.describe(), **facts})
 
-    @router.get("/cluster/instances/{name}")
-    async def instance(name: str) -> Response:
+    async def instance(request: Request) -> Response:
+        name = request.path_params["name"]
         return _json(client.describe(name)[0])
 
-    @router.put("/cluster/instances/{name}")
-    async def join(name: str, request: Request) -> Response:
+    async def join(request: Request) -> Response:
+        name = request.path_params["name"]
         body = await gateway.read(request, JoinRequest)
         if not INSTANCE_NAME.match(name):
             raise BadRequest(
@@ -90,8 +89,8 @@ def cluster_routes(gateway: Gateway) -> APIRouter:
         )
         return _json({**client.describe(name)[0], "decided_weights": client.cluster.weights.describe()})
 
-    @router.post("/cluster/instances/{name}")
-    async def change(name: str, request: Request) -> Response:
+    async def change(request: Request) -> Response:
+        name = request.path_params["name"]
         body = await gateway.read(request, InstanceRequest)
         client.describe(name)
         if body.label is None and body.state is None:
@@ -112,12 +111,18 @@ def cluster_routes(gateway: Gateway) -> APIRouter:
         log.info("%s: now %s, %s, %d requests", name, now["label"], state, now["in_flight"])
         return _json(now)
 
-    @router.delete("/cluster/instances/{name}")
-    async def leave(name: str) -> Response:
+    async def leave(request: Request) -> Response:
+        name = request.path_params["name"]
         client.leave(name)
         return _json({"name": name, "state": "gone"})
 
-    return router
+    return [
+        Route("/cluster/instances", instances),
+        Route("/cluster/instances/{name}", instance),
+        Route("/cluster/instances/{name}", join, methods=["PUT"]),
+        Route("/cluster/instances/{name}", change, methods=["POST"]),
+        Route("/cluster/instances/{name}", leave, methods=["DELETE"]),
+    ]
 
 
 def _check_fit(gateway: Gateway, body: JoinRequest, renewal: bool) -> None:

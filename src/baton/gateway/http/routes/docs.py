@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from baton.gateway.http.openapi import make_document
 from baton.gateway.rendering.formats import encode
@@ -18,18 +19,14 @@ _PAGE_HEADERS = {
 }
 
 
-def docs_routes() -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/openapi.json")
-    async def openapi() -> Response:
+def docs_routes() -> list[Route]:
+    async def openapi(_: Request) -> Response:
         return Response(_document(), media_type="application/json")
 
-    @router.get("/docs")
-    async def docs(request: Request) -> Response:
+    async def docs(_: Request) -> Response:
         return Response(_page(), headers=_PAGE_HEADERS, media_type="text/html")
 
-    return router
+    return [Route("/openapi.json", openapi), Route("/docs", docs)]
 
 
 @cache

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from baton.gateway.api.schemas import StartProfileRequest, UpdateWeightsRequest
 from baton.gateway.directories import below
@@ -27,8 +28,7 @@ _ORDER_DEADLINE_S = 1800.0
 """Of profiles: the instance bounds each part by its step_timeout_s, and fails then."""
 
 
-def server_routes(gateway: Gateway) -> APIRouter:
-    router = APIRouter()
+def server_routes(gateway: Gateway) -> list[Route]:
     client, served = gateway.client, gateway.served
 
     def model_card(name: str) -> dict[str, Any]:
@@ -42,21 +42,18 @@ def server_routes(gateway: Gateway) -> APIRouter:
             "max_model_len": served.max_model_len,
         }
 
-    @router.get("/v1/models")
-    async def models() -> Response:
+    async def models(_: Request) -> Response:
         return _json({"object": "list", "data": [model_card(name) for name in served.names]})
 
-    @router.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
         return _json(model_card(gateway.model_name(name)))
 
-    @router.api_route("/health", methods=["GET", "HEAD"])
-    async def health() -> Response:
+    async def health(_: Request) -> Response:
         """The server is alive, whether or not it can serve."""
         return _json({"status": "alive"})
 
-    @router.api_route("/ready", methods=["GET", "HEAD"])
-    async def ready() -> Response:
+    async def ready(_: Request) -> Response:
         """200 if a request would be served now, else 503 with the reason.  After the start of the server:
         when all its instances are ready.  From the notice that it will stop: never again."""
         if gateway.leaving:
@@ -73,12 +70,10 @@ def server_routes(gateway: Gateway) -> APIRouter:
             return _json({"status": "paused", "reason": reason}, 503, {"retry-after": "5"})
         return _json({"status": "ready"})
 
-    @router.get("/version")
-    async def version() -> Response:
+    async def version(_: Request) -> Response:
         return _json({"version": __version__})
 
-    @router.get("/server_info")
-    async def server_info() -> Response:
+    async def server_info(_: Request) -> Response:
         """How the server was started.  Secrets are not in it."""
         model = {
             "names": served.names,
@@ -91,8 +86,7 @@ def server_routes(gateway: Gateway) -> APIRouter:
         }
         return _json({"version": __version__, "model": model, **gateway.started_with})
 
-    @router.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         """Prometheus text; without an engine's part if it does not answer within a second."""
         stats = await client.query_each("stats", _SCRAPE_DEADLINE_S)
         samples = {}
@@ -116,41 +110,35 @@ def server_routes(gateway: Gateway) -> APIRouter:
         )
         return Response(data, headers={"content-type": CONTENT_TYPE})
 
-    @router.get("/stats")
-    async def stats(instance: str | None = None) -> Response:
+    async def stats(request: Request) -> Response:
         """What the engine of one instance counts, or of all."""
+        instance = request.query_params.get("instance")
         return _json(await (client.query_one(instance, "stats") if instance else client.query("stats")))
 
-    @router.get("/debug/ledger")
-    async def ledger(instance: str | None = None) -> Response:
+    async def ledger(request: Request) -> Response:
         """Who holds the KV blocks, of one instance or of all."""
+        instance = request.query_params.get("instance")
         return _json(await (client.query_one(instance, "ledger") if instance else client.query("ledger")))
 
-    @router.post("/reset_prefix_cache")
-    async def reset_prefix_cache() -> Response:
+    async def reset_prefix_cache(_: Request) -> Response:
         return _json(checked(await client.query("reset_prefix_cache", _SWITCH_DEADLINE_S)))
 
-    @router.post("/pause")
     async def pause(request: Request) -> Response:
         """See `pausing.py`.  `mode` and `clear_cache` have vLLM's names and defaults."""
         return _json(await gateway.pausing.pause(**_pause_options(request.query_params)))
 
-    @router.post("/resume")
-    async def resume() -> Response:
+    async def resume(_: Request) -> Response:
         return _json(await gateway.pausing.resume())
 
-    @router.get("/is_paused")
-    async def is_paused() -> Response:
+    async def is_paused(_: Request) -> Response:
         return _json(gateway.pausing.describe())
 
-    @router.post("/update_weights")
     async def update_weights(request: Request) -> Response:
         """Other weights of the same model, for all instances or none.  Requests wait and go on with them."""
         body = await gateway.read(request, UpdateWeightsRequest)
         path = await asyncio.to_thread(below, gateway.access.weights_dir, "--weights-dir", "path", body.path)
         return _json(await update(client, path))
 
-    @router.post("/start_profile")
     async def start_profile(request: Request) -> Response:
         body = await gateway.read(request, StartProfileRequest)
         path = await asyncio.to_thread(
@@ -158,15 +146,31 @@ def server_routes(gateway: Gateway) -> APIRouter:
         )
         return _json(await order("start_profile", "directory", path))
 
-    @router.post("/stop_profile")
-    async def stop_profile() -> Response:
+    async def stop_profile(_: Request) -> Response:
         """Each rank writes its trace into the directory, before this is answered."""
         return _json(await order("stop_profile", None))
 
     async def order(what: QueryKind, field: str | None, argument: str = "") -> dict[str, Any]:
         return checked(await client.query(what, _ORDER_DEADLINE_S, argument, everybody=True), field)
 
-    return router
+    return [
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/version", version),
+        Route("/server_info", server_info),
+        Route("/metrics", metrics),
+        Route("/stats", stats),
+        Route("/debug/ledger", ledger),
+        Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+        Route("/pause", pause, methods=["POST"]),
+        Route("/resume", resume, methods=["POST"]),
+        Route("/is_paused", is_paused),
+        Route("/update_weights", update_weights, methods=["POST"]),
+        Route("/start_profile", start_profile, methods=["POST"]),
+        Route("/stop_profile", stop_profile, methods=["POST"]),
+    ]
 
 
 _PAUSE_OPTIONS = ("mode", "clear_cache", "wait_for_inflight_requests", "timeout_s", "resume_after_s")

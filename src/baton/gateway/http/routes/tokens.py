@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from baton.gateway.http.context import Gateway
 from baton.gateway.reading.prompts import encode
@@ -18,12 +19,10 @@ _NAMES_A_TURN = 4096
 """Tokens whose names are looked up in one turn of the event loop."""
 
 
-def token_routes(gateway: Gateway) -> APIRouter:
-    router = APIRouter()
+def token_routes(gateway: Gateway) -> list[Route]:
     tokenizer = gateway.tokenizer
     limit = gateway.served.max_model_len
 
-    @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         body, found = await gateway.read_prompted(request, "tokenize")
         gateway.model_name(body.model)
@@ -39,7 +38,6 @@ def token_routes(gateway: Gateway) -> APIRouter:
         }
         return Response(formats.encode(answer), media_type="application/json")
 
-    @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         body, found = await gateway.read_prompted(request, "detokenize")
         gateway.model_name(body.model)
@@ -50,7 +48,10 @@ def token_routes(gateway: Gateway) -> APIRouter:
             text = tokenizer.decode(unpack_int32(found.ids[0]), skip_special_tokens=False)
         return Response(formats.encode({"prompt": text}), media_type="application/json")
 
-    return router
+    return [
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+    ]
 
 
 async def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str | None]:
