@@ -10,7 +10,6 @@ import math
 
 import msgspec
 
-from baton.engine.handover import arrivals as engine_arrivals
 from baton.engine.handover import records as engine_arrival
 from baton.engine.handover.arrivals import Arrivals
 from baton.engine.handover.attempts import Attempts
@@ -307,7 +306,6 @@ def cancelled_too_early(patch: Patch) -> None:
 @mutation("D trusts a lease to its end", "lease", scenario="lease-end")
 def trusted_to_the_end(patch: Patch) -> None:
     patch.setattr(engine_arrival, "TRUST", 1.0)
-    patch.setattr(engine_arrivals, "TRUST", 1.0)
 
 
 @mutation("P ends a lease by a fiftieth too early", "lease", "exported", scenario="lease-end")

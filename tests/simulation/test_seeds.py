@@ -35,6 +35,7 @@ FIXED = {
     "order": range(0, 30),
     "alike": range(0, 20),
     "bursts": range(0, 40),
+    "coming": range(0, 30),
     "lease-end": range(0, 20),
     "strangers": range(0, 30),
     "retired": range(0, 20),

@@ -624,6 +624,7 @@ class EngineCore:
 
     def _decide_all(self, machinery: Machinery, now: float) -> None:
         scheduler, handovers = machinery.scheduler, machinery.handovers
+        handovers.arrivals.settle(now)
         self._commands += handovers.arrivals.fetches.commands
         handovers.arrivals.fetches.commands.clear()
         for admission in handovers.arrivals.seat(now):

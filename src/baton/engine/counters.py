@@ -62,6 +62,8 @@ class HandoverCounters:
     """Requests that were handed over to this instance."""
     seated: int = 0
     """Of those, how many run with pages that were fetched."""
+    pages_shared: int = 0
+    """Pages that were not fetched for a reservation, as they were on their way for another one."""
     recomputed: Counter[str] = field(default_factory=Counter)
     """Of those, how many had to be computed again, by why."""
     given_up: Counter[str] = field(default_factory=Counter)

@@ -24,6 +24,9 @@ counts from when the last `Renew` was sent that P is known to have received (at 
 `TRUST` of it is used, for clocks that do not run equally fast.  So the pages were P's true pages all the time
 that the copying took.  Pages that were fetched enter the prefix index when the request is seated, not before.
 
+*What several share is fetched once.*  An arrival may await pages that are fetched for another one
+(`on_the_way.py`).
+
 Deadlines: the lease, renewed at each third of it; after `Handoff` also `lease_s` from the last page that
 came; a reservation that P has not begun to fill within `lease_s` is given up if somebody here waits for
 blocks (two instances that wait for each other's blocks would do so for ever); and the ranks must end a fetch
@@ -41,7 +44,8 @@ from baton.engine.counters import Counters
 from baton.engine.handover.courier import Alarm, Courier, earliest
 from baton.engine.handover.credits import Credits
 from baton.engine.handover.fetches import Fetches
-from baton.engine.handover.records import TRUST, Arrival, Reply, Stage
+from baton.engine.handover.on_the_way import OnTheWay
+from baton.engine.handover.records import Arrival, Reply, Stage
 from baton.engine.handover.reservation import Checker, Refusal
 from baton.engine.outbox import Outboxes
 from baton.engine.request import Event, Outbox, Request
@@ -103,6 +107,8 @@ class Arrivals:
         self._violation = violation
         self.credits = Credits()
         self.fetches = Fetches(num_ranks, scheduler.ledger, self._counters)
+        caching = scheduler.prefix is not None
+        self._on_the_way = OnTheWay(scheduler.ledger, self.fetches, config.block_size, caching=caching)
         self._arrivals: dict[tuple[str, int, int], Arrival] = {}
         self._renew_at: dict[str, float] = {}
         self._alarm = Alarm()
@@ -124,16 +130,21 @@ class Arrivals:
         if not self._alarm.due(now):
             return None
         for arrival in list(self._arrivals.values()):
-            if now >= self._deadline(arrival):
+            if now >= arrival.deadline:
                 if arrival.closing is not None:
                     if arrival.closing.look(now):
                         return self._describe_stuck(arrival)
                     continue
-                self._fail(arrival, self._overdue(arrival, now), now)
+                self._fail(arrival, arrival.overdue(now), now)
         self._alarm.at = None
         for arrival in self._arrivals.values():
-            self._alarm.note(self._deadline(arrival))
+            self._alarm.note(arrival.deadline)
         return None
+
+    def settle(self, now: float) -> None:
+        """Who awaited pages of a request that is gone fetches them itself; before the fetches are sent."""
+        for arrival in self._on_the_way.settle(now):
+            self._fail(arrival, "shared pages lost", now)
 
     def grant(self, now: float) -> None:
         """Sends credits for the room that there is."""
@@ -179,30 +190,14 @@ class Arrivals:
 
     def waits(self, now: float) -> list[dict[str, Any]]:
         """Who waits for what, and how long at most."""
-        return [
-            {
-                "request": arrival.request.name or str(arrival.request.id),
-                "attempt": arrival.attempt,
-                "state": arrival.stage.value,
-                "handed": arrival.handed,
-                "peer": arrival.peer.incarnation,
-                "pages": arrival.num_pages,
-                "pages_asked": arrival.asked,
-                "fetches": len(arrival.fetches),
-                "seconds": round(now - arrival.since, 3),
-                "seconds_left": None
-                if arrival.stage is Stage.READY
-                else round(self._deadline(arrival) - now, 3),
-            }
-            for arrival in self._arrivals.values()
-        ]
+        return [arrival.waits(now) for arrival in self._arrivals.values()]
 
     def describe(self, key: tuple[str, str, int, int], now: float) -> str:
         """Of the blocks that are reserved under this key."""
         arrival = self._arrivals[key[1:]]
         return (
             f"{arrival.request.name or arrival.request.id} from {arrival.peer.incarnation}, "
-            f"attempt {arrival.attempt}, {arrival.stage.value}, {self._deadline(arrival) - now:.1f} s left"
+            f"attempt {arrival.attempt}, {arrival.stage.value}, {arrival.deadline - now:.1f} s left"
         )
 
     def gauges(self) -> dict[str, int]:
@@ -235,7 +230,8 @@ class Arrivals:
         promised = self.credits.drop(peer, message.id)
         self._promise()
         key = ("from", peer, message.id, message.attempt)
-        num_cached = None if waits else self._scheduler.try_reserve(key, request, promised=promised)
+        fetcher, coming = self._on_the_way.find(peer, request)
+        num_cached = None if waits else self._scheduler.try_reserve(key, request, coming, promised=promised)
         if num_cached is None:
             blocks = self._scheduler.estimate(request)
             credit = self.credits.join(
@@ -259,11 +255,14 @@ class Arrivals:
             moved=now,
             grant=message.grant,
         )
+        self._on_the_way.add(arrival, fetcher, len(coming))
+        if arrival.awaits is not None:
+            self._counters.pages_shared += arrival.shared - arrival.num_cached
         self._arrivals[key[1:]] = arrival
         self._renew_at.setdefault(peer, now + message.lease_s / 3)
-        self._alarm.note(self._deadline(arrival))
+        self._alarm.note(arrival.deadline)
         self._counters.arrivals += 1
-        self._courier.send(target, Reserved(message.id, message.attempt, num_cached))
+        self._courier.send(target, Reserved(message.id, message.attempt, arrival.num_cached))
 
     def progress(self, peer: str, message: Progress, now: float) -> None:
         arrival = self._find(peer, message)
@@ -295,7 +294,7 @@ class Arrivals:
             self._cannot_be(arrival, "Handoff without all pages", now)
             return
         arrival.handed, arrival.handed_at, arrival.moved = True, now, now
-        self._alarm.note(self._deadline(arrival))
+        self._alarm.note(arrival.deadline)
         self._counters.arrived += 1
         request.num_cached = message.num_cached
         request.first_admitted, request.arrived = now, now - message.queued_s  # as it was at P
@@ -363,6 +362,9 @@ class Arrivals:
             self._fail(arrival, "lease over", now)
         else:
             arrival.moved = now
+            for other in self._on_the_way.came(arrival):
+                other.moved = now
+                self._advance(other, now)
             self._advance(arrival, now)
 
     # -- inside
@@ -387,6 +389,7 @@ class Arrivals:
         if arrival.lease_from is None:
             arrival.lease_from = arrival.reserved_at
         if arrival.stage is Stage.RESERVED:
+            self._on_the_way.begins(arrival, now)
             arrival.stage, arrival.since = Stage.FETCHING, now
 
     def _name_pages(self, arrival: Arrival, first: int, blocks: bytes, now: float) -> bool:
@@ -410,10 +413,12 @@ class Arrivals:
         return len(arrival.pages) == arrival.num_pages
 
     def _advance(self, arrival: Arrival, now: float) -> None:
-        if arrival.handed and not arrival.fetches and arrival.stage is Stage.FETCHING:
+        all_here = not (arrival.fetches or arrival.awaits or arrival.owes)
+        if arrival.handed and all_here and arrival.stage is Stage.FETCHING:
             arrival.stage, arrival.since = Stage.READY, now
             self._counters.fetch_tail_seconds += now - arrival.handed_at
             self._courier.send(arrival.peer, Taken(arrival.id, arrival.attempt))
+            self._on_the_way.leave(arrival)
 
     def _fail(self, arrival: Arrival, why: str, now: float, *, reply: Reply | None = None) -> None:
         """Its pages cannot be had.  `reply`: what P is told if it is not the usual."""
@@ -441,17 +446,19 @@ class Arrivals:
 
     def _close(self, arrival: Arrival, reply: Reply, now: float) -> None:
         arrival.stage, arrival.since, arrival.reply = Stage.CLOSING, now, reply
+        self._on_the_way.leave(arrival)
         self._scheduler.forgo(arrival.key)
         if not arrival.fetches:
             self._closed(arrival)
             return
         self._scheduler.ending[arrival.key] = None
         arrival.closing = Silence(self._config.step_timeout_s, now)
-        self._alarm.note(self._deadline(arrival))
+        self._alarm.note(arrival.deadline)
         self.fetches.drop(arrival)
 
     def _closed(self, arrival: Arrival) -> None:
         """No rank touches its blocks any more."""
+        self._on_the_way.gone(arrival)
         self._scheduler.give_up(arrival.key)
         id, attempt = arrival.id, arrival.attempt
         match arrival.reply:
@@ -486,21 +493,6 @@ class Arrivals:
             for arrival in needed:
                 arrival.listed = now if arrival.listed is None else arrival.listed
             self._courier.send(needed[0].peer, Renew(now, [(a.id, a.attempt) for a in needed]))
-
-    def _deadline(self, arrival: Arrival) -> float:
-        if arrival.closing is not None:
-            return arrival.closing.deadline
-        if arrival.stage is Stage.READY:
-            return float("inf")
-        if arrival.lease_from is None:
-            return arrival.reserved_at + arrival.lease_s
-        lease = arrival.lease_from + TRUST * arrival.lease_s
-        return min(lease, arrival.moved + arrival.lease_s) if arrival.handed else lease
-
-    def _overdue(self, arrival: Arrival, now: float) -> str:
-        if arrival.lease_from is None or not arrival.holds_lease(now):
-            return "lease over"
-        return "fetch stalled"
 
     def _describe_stuck(self, arrival: Arrival) -> str:
         ranks = sorted({rank for ranks in arrival.fetches.values() for rank in ranks})

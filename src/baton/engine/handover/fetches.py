@@ -35,16 +35,24 @@ class Fetches:
         num_layers = arrival.source.ranks[0].num_layers
         if complete > arrival.asked:
             if arrival.layers < num_layers:
-                self._send(arrival, complete, arrival.layers, -1)
+                self._send(arrival, arrival.asked, complete, arrival.layers, -1)
             arrival.asked = complete
         layers = min(layers, num_layers)
         if layers > arrival.layers and arrival.asked < arrival.num_pages:
-            self._send(arrival, arrival.num_pages, arrival.layers, layers - arrival.layers)
+            self._send(arrival, arrival.asked, arrival.num_pages, arrival.layers, layers - arrival.layers)
             arrival.layers = layers
+        arrival.complete = max(arrival.complete, complete)
+        self.ask_owed(arrival)
 
-    def _send(self, arrival: Arrival, end: int, first_layer: int, num_layers: int) -> None:
+    def ask_owed(self, arrival: Arrival) -> None:
+        """Asks for the pages that another arrival was to fetch for it, once all of them are final."""
+        if arrival.owes and arrival.complete >= arrival.shared:
+            arrival.owes = False
+            self._send(arrival, arrival.num_cached, arrival.shared, 0, -1)
+
+    def _send(self, arrival: Arrival, first: int, end: int, first_layer: int, num_layers: int) -> None:
         table = self._ledger.reserved(arrival.key)
-        for start in range(arrival.asked, end, MAX_FETCH_PAGES):
+        for start in range(first, end, MAX_FETCH_PAGES):
             stop = min(start + MAX_FETCH_PAGES, end)
             self._last_id += 1
             arrival.fetches[self._last_id] = set(range(self._num_ranks))

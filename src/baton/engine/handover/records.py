@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from baton.engine.request import Outbox, Request
 from baton.protocol.handover import InstanceSource
@@ -121,7 +122,7 @@ class Arrival:
     source: InstanceSource
     lease_s: float
     num_cached: int
-    """Leading pages that were here already."""
+    """Leading pages that are here: from the beginning, or as all that was asked for has come."""
     num_pages: int
     since: float
     """When the stage began."""
@@ -134,7 +135,15 @@ class Arrival:
     pages: list[int] = field(default_factory=list)
     """P's blocks, as far as they were named."""
     asked: int = 0
-    """Leading pages that were asked for, or are here."""
+    """Leading pages that were asked for here or by the fetcher that it awaits, or are here."""
+    complete: int = 0
+    """Leading pages that P has said are final."""
+    awaits: Arrival | None = None
+    """The arrival that fetches a part of its pages (`on_the_way.py`)."""
+    shared: int = 0
+    """So many leading pages are in the same blocks there."""
+    owes: bool = False
+    """The fetcher is gone, and it has to fetch the pages [num_cached, shared) itself."""
     layers: int = 0
     """Of all other pages: so many layers were asked for."""
     fetches: dict[int, set[int]] = field(default_factory=dict)
@@ -157,3 +166,36 @@ class Arrival:
 
     def holds_lease(self, now: float) -> bool:
         return self.lease_from is not None and now < self.lease_from + TRUST * self.lease_s
+
+    @property
+    def deadline(self) -> float:
+        """When it, or the ranks that are to end its fetches, must have gone on."""
+        if self.closing is not None:
+            return self.closing.deadline
+        if self.stage is Stage.READY:
+            return float("inf")
+        if self.lease_from is None:
+            return self.reserved_at + self.lease_s
+        lease = self.lease_from + TRUST * self.lease_s
+        moved = self.moved if self.awaits is None else max(self.moved, self.awaits.moved)
+        return min(lease, moved + self.lease_s) if self.handed else lease
+
+    def overdue(self, now: float) -> str:
+        """Why it ends at its deadline."""
+        return "fetch stalled" if self.holds_lease(now) else "lease over"
+
+    def waits(self, now: float) -> dict[str, Any]:
+        """What it waits for, and how long at most."""
+        return {
+            "request": self.request.name or str(self.request.id),
+            "attempt": self.attempt,
+            "state": self.stage.value,
+            "handed": self.handed,
+            "peer": self.peer.incarnation,
+            "pages": self.num_pages,
+            "pages_asked": self.asked,
+            "fetches": len(self.fetches),
+            "awaits": None if self.awaits is None else self.awaits.request.name,
+            "seconds": round(now - self.since, 3),
+            "seconds_left": None if self.stage is Stage.READY else round(self.deadline - now, 3),
+        }

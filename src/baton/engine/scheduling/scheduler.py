@@ -64,7 +64,7 @@ argument holds after that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -311,10 +311,13 @@ class Scheduler:
 
     # -- hand-overs
 
-    def try_reserve(self, key: Key, request: Request, *, promised: bool = False) -> int | None:
+    def try_reserve(
+        self, key: Key, request: Request, coming: Sequence[int] = (), *, promised: bool = False
+    ) -> int | None:
         """Reserves blocks for a request that is to arrive, if it would be admitted here.
 
-        `promised`: room was kept for it, so who waits here may have come later.
+        `coming`: blocks of its leading tokens that are being fetched for another one.  `promised`: room was
+        kept for it, so who waits here may have come later.
         Returns how many of its leading blocks are here already (from the prefix cache), or None.
         """
         if self.paused or self.draining or self._wanting or self._spare_slots <= 0:
@@ -323,6 +326,8 @@ class Scheduler:
             return None
         # (All blocks of its tokens may come from the cache: nothing of it needs to be computed.)
         shared = self._match(request, len(request.tokens) // self.block_size)
+        num_cached = len(shared)
+        shared += coming[num_cached:]
         fresh, own = self._cost(request, shared)
         if fresh + own + self._growth() > self._available(shared):
             return None
@@ -331,7 +336,7 @@ class Scheduler:
         request.origin = request.gateway.name or ""  # who named the instance that computes the rest
         self.arriving[key] = request
         self.headroom.on_admission()
-        return len(shared)
+        return num_cached
 
     def seat(self, key: Key) -> Admission:
         """The pages of a request with a reservation are here: it runs."""

@@ -46,6 +46,7 @@ Of hand-overs (`watches/handover.py`):
 | `exported` | P gives up what D may be reading only when D let go, is dead, or the lease is over; each turn |
 | `lease` | when D believes a completed fetch, P still holds those pages; each `Fetched` |
 | `reserved` | D gives up blocks and says so only with their fetches closed, writes no other; each turn |
+| `coming` | a page that requests share is fetched once, for all of them; each `Reserved`, batch, turn |
 | `cancel` | a reservation whose `Cancel` D has read is being closed; each turn |
 | `attempt` | P takes for reserved only what D has reserved under this attempt; each turn |
 | `credit` | who waits for credit is remembered where it waits, while nothing is on its way; each turn |
@@ -64,6 +65,7 @@ from typing import TYPE_CHECKING
 from baton.protocol.requests import Submit
 from baton.simulation.checks.books import Books, Violation
 from baton.simulation.checks.watches.clients import ClientWatch
+from baton.simulation.checks.watches.coming import ComingWatch
 from baton.simulation.checks.watches.engine import EngineWatch
 from baton.simulation.checks.watches.fairness import FairnessWatch
 from baton.simulation.checks.watches.following import FollowWatch
@@ -94,6 +96,7 @@ class Monitor:
         self.handover = HandoverWatch(world, self.books)
         self.room = RoomWatch(world, self.books)
         self.following = FollowWatch(world, self.books)
+        self.coming = ComingWatch(self.books)
         self.order = OrderWatch(world)
         self.fairness = FairnessWatch(world)
         self.gateways = GatewayWatch(world)
@@ -139,6 +142,7 @@ class Monitor:
         self.handover.sends(engine, to, message, now)
         self.room.sends(engine, to.incarnation, message, now)
         self.order.sends(engine, to.incarnation, message)
+        self.coming.sends(engine, to.incarnation, message)
         self.strangers.sends(engine, to, message)
 
     def before_flush(self, engine: EngineProcess) -> None:
@@ -153,11 +157,13 @@ class Monitor:
         self.engine.commanded(engine, batch)
         self.following.commanded(engine, batch)
         self.handover.commanded(engine, batch)
+        self.coming.commanded(engine, batch)
 
     def after_turn(self, engine: EngineProcess, now: float) -> None:
         self.engine.after_turn(engine)
         self.following.after_turn(engine)
         self.handover.after_turn(engine, now)
+        self.coming.after_turn(engine)
         self.fairness.after_turn(engine)
         self.room.after_turn(engine, now)
         self.gateways.after_turn(engine)
