@@ -1,7 +1,7 @@
-"""What each kind of fault does, and to whom.  (Those of clusters: `cluster.py`.)
+"""What each kind of fault does, and to whom.  (Those of clusters: `cluster_kinds.py`.)
 
 `FAULTS` maps every kind that strikes at a moment to a function; crashes are counted in messages instead, by
-`World.message_passed`.  A fault finds out whether there is anybody for it to happen to; if it costs an
+`World.message_passed`.  A fault looks first whether its target is alive; if it costs an
 incarnation, it leaves an excuse with the instance, as an instance that fails without one breaks a rule.
 """
 
