@@ -26,7 +26,7 @@ from baton.gateway.text.tokenizer import Tokenizer
 from baton.launch.arguments import choose_arguments, takes_arguments_of
 from baton.launch.background import Background
 from baton.launch.options import EngineOptions
-from baton.launch.plan import Plan, make_plan
+from baton.launch.plan import ServerPlan, make_plan
 from baton.protocol.sampling import TokenLogprobs
 from baton.protocol.sampling_params import SamplingParams, make_params
 
@@ -98,13 +98,13 @@ class LLM:
         self._begin(plan)
 
     @classmethod
-    def planned(cls, plan: Plan) -> LLM:
+    def planned(cls, plan: ServerPlan) -> LLM:
         """With what was resolved already: for the command line."""
         llm = cls.__new__(cls)
         llm._begin(plan)
         return llm
 
-    def _begin(self, plan: Plan) -> None:
+    def _begin(self, plan: ServerPlan) -> None:
         self._plan = plan
         self._ids = itertools.count()
         self._background = Background(self._plan)

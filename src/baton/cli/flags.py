@@ -30,7 +30,7 @@ from baton.launch.options.sources import choose
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from baton.launch.plan import Plan
+    from baton.launch.plan import ServerPlan
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 
@@ -159,7 +159,7 @@ def write_json(path: Path, result: dict[str, Any]) -> None:
     typer.echo(f"written: {path}")
 
 
-def check_before_loading(plan: Plan, sampling: Mapping[str, Any]) -> None:
+def check_before_loading(plan: ServerPlan, sampling: Mapping[str, Any]) -> None:
     """Raises `ValueError` for what would only be found after a model is loaded."""
     from baton.protocol.sampling_params import make_params
 

@@ -14,7 +14,7 @@ from baton.launch.options import EngineOptions
 from baton.launch.options.sources import Chosen
 
 if TYPE_CHECKING:
-    from baton.launch.plan import Plan
+    from baton.launch.plan import ServerPlan
 
 _TEXT = "Text"
 _REFERENCE = "Reference"
@@ -132,7 +132,7 @@ def perplexity(
     typer.echo(result.as_text())
 
 
-def _plan(options: EngineOptions) -> Plan:
+def _plan(options: EngineOptions) -> ServerPlan:
     from baton.launch.plan import make_plan
 
     if options.executor != "torch" or options.tensor_parallel_size != 1:

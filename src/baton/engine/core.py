@@ -342,7 +342,7 @@ class EngineCore:
             submit.sampling,
             submit.stopping,
             priority=submit.priority,
-            arrival=self._number(),
+            number=self._number(),
             arrived=now,
             num_prompt=len(submit.prompt) // 4,
             cache_salt=submit.cache_salt,

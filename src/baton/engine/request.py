@@ -143,7 +143,6 @@ class Request:
     """A sequence to generate.  What the scheduler needs is kept flat, for the sake of the token path."""
 
     __slots__ = (
-        "arrival",
         "arrived",
         "begun",
         "cache_salt",
@@ -168,6 +167,7 @@ class Request:
         "num_cached",
         "num_preemptions",
         "num_prompt",
+        "number",
         "origin",
         "outbox",
         "patient",
@@ -195,7 +195,7 @@ class Request:
         stopping: Stopping,
         *,
         priority: int,
-        arrival: int,
+        number: int,
         arrived: float,
         num_prompt: int | None = None,
         cache_salt: str = "",
@@ -218,7 +218,7 @@ class Request:
         """Tokens whose KV it can need at most: the last generated one is never fed."""
         self.sampling = sampling
         self.stopping = stopping
-        self.rank: tuple[int, float] = (priority, arrival)
+        self.rank: tuple[int, float] = (priority, number)
         """Smaller is served first, among those that run and those of one flow (`waiting.py`); a preempted
         request keeps it."""
         self.flow = flow
@@ -229,7 +229,8 @@ class Request:
         self.continued = state is State.ARRIVING or len(tokens) > self.num_prompt
         """It ran before, here or elsewhere: it comes before those that have not, and is not refused."""
         self.patient = patient
-        self.arrival = arrival
+        self.number = number
+        """Grows with each request that comes to this engine."""
         self.arrived = arrived
         self.state = state
         self.departure: object | None = None
@@ -282,7 +283,7 @@ class Request:
     def let_pass(self, count: int) -> None:
         """Of its priority, the next `count` requests that come are served before this one, which is not in a
         queue; and it leaves the scheduler's `kept_slots` to them."""
-        self.rank = (self.rank[0], self.arrival + count + 0.5)
+        self.rank = (self.rank[0], self.number + count + 0.5)
         self.lets_pass = True
 
     @property

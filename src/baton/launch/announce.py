@@ -10,11 +10,11 @@ import time
 from baton.gateway.errors import ApiError
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.connection import InstanceClient
-from baton.launch.plan import Plan
+from baton.launch.plan import ServerPlan
 from baton.version import __version__
 
 
-async def announce(plan: Plan, client: ClusterClient, listener: socket.socket, started: float) -> None:
+async def announce(plan: ServerPlan, client: ClusterClient, listener: socket.socket, started: float) -> None:
     """At once where it will answer, then each instance as it becomes ready, and when requests are served."""
     host, port = listener.getsockname()[:2]
     say(f"Baton {__version__} loads {plan.served.name}; it will answer at http://{host}:{port}")

@@ -32,7 +32,7 @@ from baton.gateway.generation.generator import Generator
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
-from baton.launch.plan import Plan
+from baton.launch.plan import ServerPlan
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _on_a_loop = threading.local()
 class Background:
     """One instance and what talks to it.  `start` first; `stop` may be called at any time, from anywhere."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ServerPlan) -> None:
         self._plan = plan
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()

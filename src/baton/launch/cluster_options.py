@@ -17,7 +17,7 @@ from baton.gateway.cluster.member import Label
 from baton.ipc.cores import usable_cores
 from baton.launch.limits import OptionError
 from baton.launch.options import ClusterOptions
-from baton.launch.plan import Plan
+from baton.launch.plan import ServerPlan
 from baton.protocol.config import InstanceConfig
 
 
@@ -28,7 +28,7 @@ class InstancePlan(NamedTuple):
     config: InstanceConfig
 
 
-def plan_instances(plan: Plan, options: ClusterOptions) -> tuple[InstancePlan, ...]:
+def plan_instances(plan: ServerPlan, options: ClusterOptions) -> tuple[InstancePlan, ...]:
     """The instances, prefilling ones first.  Raises `OptionError`."""
     check_cluster(options)
     labels = _labels(options)

@@ -1,6 +1,6 @@
 """From flags to what the processes need: what depends on the checkpoint and the machine is resolved here.
 
-`make_plan` returns a `Plan`: the configuration of one instance, and what the gateway has to know of the
+`make_plan` returns a `ServerPlan`: the configuration of one instance, and what the gateway has to know of the
 model.  A combination that cannot be served is an `OptionError` with one line that names the flag and the fix.
 """
 
@@ -32,7 +32,7 @@ _DTYPES: dict[str, Dtype] = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServerPlan:
     """What `make_plan` resolved."""
 
     instance: InstanceConfig
@@ -41,7 +41,7 @@ class Plan:
     max_restarts: int
 
 
-def make_plan(options: EngineOptions) -> Plan:
+def make_plan(options: EngineOptions) -> ServerPlan:
     """Resolves every default.
 
     Raises `OptionError`, or `ModelNotFound` / `UnsupportedModel` / `LoadError` for the model's files.
@@ -81,7 +81,7 @@ def make_plan(options: EngineOptions) -> Plan:
         content_format=options.chat_template_content_format,
         seed=options.seed,
     )
-    return Plan(instance, served, model.architecture, options.max_restarts)
+    return ServerPlan(instance, served, model.architecture, options.max_restarts)
 
 
 def _is_directory(model: str | None) -> bool:

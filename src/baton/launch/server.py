@@ -38,7 +38,7 @@ from baton.launch.instances.supervisor import InstanceFailed
 from baton.launch.limits import OptionError
 from baton.launch.options import RightsOptions, ServeOptions, UserOptions
 from baton.launch.options.sources import Chosen
-from baton.launch.plan import Plan, make_plan
+from baton.launch.plan import ServerPlan, make_plan
 from baton.observe.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class _Served:
     """What one server serves."""
 
     chosen: Chosen[ServeOptions]
-    plan: Plan
+    plan: ServerPlan
     instances: tuple[InstancePlan, ...]
     access: Access
     sharing: SharingOptions

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from baton.simulation.plans.draw import draw_plan
-from baton.simulation.plans.plan import Plan, Shape
+from baton.simulation.plans.plan import RunPlan, Shape
 from baton.simulation.world import Outcome, World
 
 _CHUNK = 8
@@ -91,7 +91,7 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def run_plan(plan: Plan, *, recording: bool = False) -> tuple[Outcome, World]:
+def run_plan(plan: RunPlan, *, recording: bool = False) -> tuple[Outcome, World]:
     world = World(plan, recording=recording)
     return world.run(), world
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from baton.simulation.checks.monitor import Violation
-from baton.simulation.plans.plan import Plan
+from baton.simulation.plans.plan import RunPlan
 from baton.simulation.world import Outcome, World
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ _NAMED = re.compile(r"\brequest (\d+)|\br(\d+)\b")
 
 @dataclass
 class Shrunk:
-    plan: Plan
+    plan: RunPlan
     violation: Violation
     runs: int
     whole: bool = True
@@ -54,7 +54,7 @@ def named_in(text: str) -> list[int]:
 
 
 def shrink(
-    plan: Plan,
+    plan: RunPlan,
     violation: Violation,
     *,
     max_runs: int = 1000,
@@ -70,7 +70,7 @@ def shrink(
 
 class _Search:
     def __init__(
-        self, plan: Plan, violation: Violation, max_runs: int, deadline: float, clock: Callable[[], float]
+        self, plan: RunPlan, violation: Violation, max_runs: int, deadline: float, clock: Callable[[], float]
     ) -> None:
         self.best = Shrunk(plan, violation, 0)
         self._rule = _SAME.get(violation.rule, violation.rule)
@@ -104,11 +104,11 @@ class _Search:
     def _size(self) -> int:
         return len(self.best.plan.requests) + len(self.best.plan.faults)
 
-    def _with(self, **parts: Sequence[object]) -> Plan:
+    def _with(self, **parts: Sequence[object]) -> RunPlan:
         changes = {name: tuple(kept) for name, kept in parts.items()}
         return replace(self.best.plan, **changes)  # type: ignore[arg-type]
 
-    def _before(self, end: float) -> Plan:
+    def _before(self, end: float) -> RunPlan:
         plan = self.best.plan
         return self._with(
             requests=[spec for spec in plan.requests if spec.at <= end],
@@ -121,7 +121,7 @@ class _Search:
         if not self._fails(self._with(requests=requests, faults=[])):
             self._fails(self._with(requests=requests))
 
-    def _fails(self, candidate: Plan) -> bool:
+    def _fails(self, candidate: RunPlan) -> bool:
         if len(candidate.requests) + len(candidate.faults) >= self._size:
             return False
         for chance in range(CHANCES):
@@ -140,7 +140,7 @@ class _Search:
                 return True
         return False
 
-    def _try(self, plan: Plan) -> Outcome | None:
+    def _try(self, plan: RunPlan) -> Outcome | None:
         """None: it was given up."""
         if self.over:
             return None

@@ -32,7 +32,7 @@ from baton.simulation.parties.new_weights import check_weights
 from baton.simulation.parties.registrar import check_found
 from baton.simulation.parties.supervisor import Supervisor
 from baton.simulation.parties.worker import RankProcess
-from baton.simulation.plans.plan import Fault, Plan
+from baton.simulation.plans.plan import Fault, RunPlan
 from baton.simulation.timeline import Timeline, logs_told
 from baton.simulation.wires.peers import Network
 
@@ -87,7 +87,7 @@ class Outcome:
 class World:
     """One run of one plan.  `recording`: keep a timeline (slower)."""
 
-    def __init__(self, plan: Plan, *, recording: bool = False) -> None:
+    def __init__(self, plan: RunPlan, *, recording: bool = False) -> None:
         self.plan = plan
         self.recording = recording
         self.timeline = Timeline()

@@ -99,9 +99,7 @@ def test_senders_that_never_say_hello_are_forgotten():
     named = outboxes.of(b"gateway")
     named.name = "gate"
     busy = outboxes.of(b"busy")
-    request = Request(
-        busy, 1, "r", array("i", [1]), SAMPLING, Stopping(1), priority=0, arrival=1, arrived=0.0
-    )
+    request = Request(busy, 1, "r", array("i", [1]), SAMPLING, Stopping(1), priority=0, number=1, arrived=0.0)
     busy.requests[1] = request
     for number in range(10 * _MAX_UNNAMED):
         outboxes.of(f"stranger {number}".encode())

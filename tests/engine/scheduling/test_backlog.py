@@ -25,7 +25,7 @@ class Queue:
                 Sampling(seed=0),
                 Stopping(4),
                 priority=priority,
-                arrival=self._count,
+                number=self._count,
                 arrived=0.0,
                 flow=flow,
             )

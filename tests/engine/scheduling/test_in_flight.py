@@ -43,7 +43,7 @@ class Bench:
             Sampling(seed=0, **sampling),
             Stopping(max_tokens=max_tokens),
             priority=priority,
-            arrival=self._arrivals,
+            number=self._arrivals,
             arrived=0.0,
             cache_salt=salt,
             root=root_key(salt),
@@ -305,7 +305,7 @@ def test_one_that_follows_gives_way_at_once():
 def test_blocks_that_a_follower_has_too_do_not_come_with_the_first():
     """So when the first gives way, the one that follows it does too, if only that is enough."""
     bench, old, dear, cheap = hungry()
-    dear.rank, cheap.rank = (3, dear.arrival), (2, cheap.arrival)
+    dear.rank, cheap.rank = (3, dear.number), (2, cheap.number)
     while dear.state is State.RUNNING:
         bench.grow(old, 1)
         decisions = bench.decide()

@@ -47,7 +47,7 @@ class Bench:
             Sampling(seed=0),
             Stopping(max_tokens=max_tokens),
             priority=priority,
-            arrival=self._arrivals,
+            number=self._arrivals,
             arrived=0.0,
             flow=flow,
         )

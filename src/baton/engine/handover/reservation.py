@@ -85,7 +85,7 @@ class Checker:
             message.sampling,
             message.stopping,
             priority=message.priority,
-            arrival=self._number(),
+            number=self._number(),
             arrived=now,
             num_prompt=len(message.prompt) // 4,
             cache_salt=message.cache_salt,

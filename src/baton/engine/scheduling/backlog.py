@@ -61,7 +61,7 @@ class Backlog:
         one = self._classes.setdefault(priority, _Class())
         key = one.keys.setdefault(flow.key, _Key())
         user = key.users.setdefault(flow.user, _User())
-        user.requests[request.arrival] = request
+        user.requests[request.number] = request
         key.count, key.weight = key.count + 1, flow.weight
         self._rank(priority, one, flow, key, user)
 
@@ -73,7 +73,7 @@ class Backlog:
         user = None if key is None else key.users.get(flow.user)
         if one is None or key is None or user is None:
             return
-        if user.requests.pop(request.arrival, None) is not None:
+        if user.requests.pop(request.number, None) is not None:
             key.count -= 1
             self._rank(priority, one, flow, key, user)
 

@@ -1,12 +1,12 @@
-"""The scheduler: who is admitted, who gets more blocks, who has to give way.
+"""The scheduler: which requests are admitted, get more blocks, are preempted.
 
 Pure: the core calls `enqueue`, `progress`, `computed` and `release` as things happen, and `decide` returns
 what the engine has to tell the worker.  `decide` depends on the books alone, never on how often or when it is
 called: calling it twice in a row decides nothing the second time.
 
-**Order.** A request's rank is (priority, arrival); smaller is served first (`departures.py` says who lets a
-number of later ones pass). Who waits is admitted by priority, what ran before newcomers, and newcomers fairly
-by flow (`waiting.py`). Admission follows that order
+**Order.** A request's rank is (priority, number of its coming); smaller is served first (`departures.py`
+says which requests let later ones pass). Waiting requests are admitted by priority; those that ran before
+come first, then newcomers, fairly by flow (`waiting.py`). Admission follows that order
 strictly: what does not fit blocks everything behind it, so nothing is overtaken for ever.
 
 **No sooner than needed.** The worker computes prompts in the order in which it was given them. So a newcomer
@@ -16,11 +16,11 @@ worth keeps the worker busy, and a request that comes now waits for no more than
 **Blocks.** A request that was taken needs at most `limit` tokens of KV, which fit in the pool (`validation`).
 At admission it gets the blocks of all its tokens and of `lookahead` tokens more. When less than `lookahead`
 tokens of room are left it *wants* more. Wants are served by rank. Only a want that has become urgent (next to
-no room: the slot is about to skip steps) makes another request give way.
+no room: the slot is about to skip steps) makes another request give way, that is, preempts it.
 
-**Giving way.** The victim is the running request of the largest rank, which may be the one that wants: so
-never an older one for a younger one's sake. Its blocks stay its own until the worker has closed it; until
-then those that its release will make available are *coming*, and an urgent want that coming blocks will
+**Giving way.** The victim is the running request of the largest rank, which may be the one that wants: an
+older request is never preempted for a younger one. Its blocks stay its own until the worker has closed it;
+until then those that its release will make available are *coming*, and an urgent want that coming blocks will
 satisfy chooses no further victim. What is being closed is not chosen again.
 
 **Headroom.** A newcomer is admitted if, besides its own blocks, there is room for everybody who runs, the

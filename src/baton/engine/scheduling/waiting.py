@@ -79,7 +79,7 @@ class WaitingLine:
         elif request.lets_pass:
             heapq.heappush(one.passing, (request.rank, request))
         else:
-            one.newcomers.push(request, request.arrival, request.rank, request.flow)
+            one.newcomers.push(request, request.number, request.rank, request.flow)
         self._num_waiting += 1
         self._counts[priority] = self._counts.get(priority, 0) + 1
         self._priorities.set(priority, priority)
@@ -87,7 +87,7 @@ class WaitingLine:
     def remove(self, request: Request) -> None:
         """A request that waited is gone (its state says so)."""
         one = self._classes[request.rank[0]]
-        one.newcomers.remove(request.arrival)
+        one.newcomers.remove(request.number)
         for heap in (one.continued, one.passing):
             if len(heap) > 2 * self._num_waiting + 16:
                 heap[:] = [entry for entry in heap if entry[1].state is State.WAITING]
@@ -106,7 +106,7 @@ class WaitingLine:
         if priority is None or request is None:
             raise IndexError("nobody waits")
         one = self._classes[priority]
-        if request.arrival in one.newcomers:
+        if request.number in one.newcomers:
             share = one.newcomers.take(cost)
             request.charged = cost
         else:

@@ -58,7 +58,7 @@ from baton.launch.instances.registration import Refused, Registrar, Registration
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
 from baton.launch.limits import OptionError
 from baton.launch.options import ServeOptions
-from baton.launch.plan import Plan, make_plan
+from baton.launch.plan import ServerPlan, make_plan
 from baton.observe.logs import configure_logging
 from baton.protocol.weights import Weights
 from baton.version import __version__
@@ -93,7 +93,7 @@ def run_joined(options: ServeOptions) -> None:
 class _Joined:
     """The process, on its event loop."""
 
-    def __init__(self, plan: Plan, options: ServeOptions, server: Server, *, private: bool) -> None:
+    def __init__(self, plan: ServerPlan, options: ServeOptions, server: Server, *, private: bool) -> None:
         self._plan = plan
         self._options = options
         self._client = ClusterClient(on_fatal=self._on_fatal)

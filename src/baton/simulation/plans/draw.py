@@ -30,8 +30,8 @@ from baton.simulation.plans.plan import (
     ClientKind,
     Fault,
     FaultKind,
-    Plan,
     RequestSpec,
+    RunPlan,
     Shape,
     simulated_config,
 )
@@ -39,7 +39,7 @@ from baton.simulation.plans.plan import (
 _INITIALS: dict[Label, str] = {"mixed": "m", "prefill": "p", "decode": "d"}
 
 
-def draw_plan(seed: int, shape: Shape) -> Plan:
+def draw_plan(seed: int, shape: Shape) -> RunPlan:
     """The plan that the seed stands for in this scenario."""
     random = Random(seed)
     faults_on = [
@@ -69,7 +69,7 @@ def draw_plan(seed: int, shape: Shape) -> Plan:
     ]
     for index, burden in shape.burdens:
         faults += _draw_burden(random, index, burden)
-    return Plan(
+    return RunPlan(
         seed=seed,
         scenario=shape.name,
         instances=instances,

@@ -211,7 +211,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """Everything about a run that is decided before it."""
 
     seed: int

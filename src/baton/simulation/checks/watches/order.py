@@ -205,13 +205,13 @@ class OrderWatch:
                 "order",
                 f"{request.name} of priority {priority} has {request.rank[0]} at {engine.instance.name}",
             )
-        if request.arrival <= known.last:
+        if request.number <= known.last:
             raise Violation(
                 "order",
-                f"{request.name} comes to {engine.instance.name} as {request.arrival}, a later one has it",
+                f"{request.name} comes to {engine.instance.name} as {request.number}, a later one has it",
             )
-        known.last = request.arrival
-        known.came[request] = Came(priority, request.arrival, request.num_generated > 0)
+        known.last = request.number
+        known.came[request] = Came(priority, request.number, request.num_generated > 0)
         if known.came[request].ran:
             known.ran_elsewhere.add(request)
 

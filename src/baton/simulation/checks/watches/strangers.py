@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from baton.simulation.world import World
 
 _GOES_ON = frozenset((Phase.RESERVED, Phase.HANDED))
-Plan = tuple[str, str, int, str]
+PlanKey = tuple[str, str, int, str]
 """(D's incarnation, the gateway's name, its id of the request, P's incarnation)."""
 
 
@@ -41,7 +41,7 @@ class TicketWatch:
         self._world = world
         self._asked: dict[tuple[str, str, int, int], tuple[str, int]] = {}
         """(D, P, id, attempt) → gateway and its id of the request."""
-        self.plans: dict[Plan, bytes] = {}
+        self.plans: dict[PlanKey, bytes] = {}
         """With the ticket that the gateway made."""
 
     def gateway_sends(self, gateway: GatewayProcess, to: str, message: ToEngine) -> None:
