@@ -540,6 +540,16 @@ def forgets_the_decision(patch: Patch) -> None:
     patch.setattr(World, "newest_weights", property(lambda self: Weights()))
 
 
+@mutation("a gateway that hears of a newer decision keeps its own", "weights", scenario="weights")
+def newer_unheard(patch: Patch) -> None:
+    hear = Cluster._hear_weights
+
+    def wrong(self, theirs):
+        return theirs.newer(self.weights) or hear(self, theirs)
+
+    patch.setattr(Cluster, "_hear_weights", wrong)
+
+
 @mutation("an instance that was away when it was decided is not told", "weights", scenario="weights")
 def missed_the_decision(patch: Patch) -> None:
     hear = Cluster._hear_weights

@@ -204,7 +204,7 @@ def credit_to_the_last(patch: Patch) -> None:
     patch.setattr(Credits, "head", property(wrong))
 
 
-@mutation("who comes anew gets room before those in line", "order", scenario="credits", start=960)
+@mutation("who comes anew gets room before those in line", "order", scenario="order")
 def line_overtaken(patch: Patch) -> None:
     patch.setattr(Credits, "must_wait", lambda self, peer, id, priority: False)
 

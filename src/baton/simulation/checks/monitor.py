@@ -33,7 +33,7 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | `timer` | what runs is timed, what does not is not; after each turn |
 | `liveness` | with faults stopped, somebody gets something within 5 virtual seconds, until all have |
 | `verdict` | nobody who renewed in time is lost, who is silent is found; each loss, each event |
-| `weights` | all instances have the same; at the end |
+| `weights` | all instances have the same, and each gateway knows which; at the end |
 | `crash` | no production code raises what it does not say |
 | `end` | nothing is held, nobody waits; at the end |
 

@@ -5,7 +5,7 @@ A path says what becomes of it: `w17` changes every token that is computed with 
 incarnation can).
 
 Rules: a token is what the weights of the moment give, and a request never goes back to older ones
-(`tokens`); at the end all instances have the same (`weights`).
+(`tokens`); at the end all instances have the same, and the gateways know which (`weights`).
 """
 
 from __future__ import annotations
@@ -76,10 +76,12 @@ class WeightsUpdates:
 
 
 def check_weights(world: World) -> None:
-    """At the end all instances have the same."""
+    """At the end all instances have the same, and each gateway knows which."""
     names = {}
     for instance in world.instances:
         controls: Any = instance.engine.core._controls
         names[instance.name] = controls.weights.name
+    for gateway in world.gateways:
+        names[gateway.name] = gateway.cluster.weights.name
     if len(set(names.values())) > 1:
-        raise Violation("weights", f"instances have different weights at the end: {names}")
+        raise Violation("weights", f"instances and gateways have different weights at the end: {names}")
