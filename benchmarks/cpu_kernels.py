@@ -8,7 +8,8 @@
   matrix product.  Builds: each instruction set of the C++ library, numba, and plain PyTorch.
 * products: those of a layer of ERNIE-4.5-0.3B's shape, weights cold, and its output head, beside the larger
   of two limits: the bytes of the weights at the rate of a plain read, and the operations at the rate that
-  the kernel reaches with 1,024 rows and a weight that stays in the cache.  "torch": oneDNN, packed weights.
+  the kernel of this kind (of int8, for weights in groups) reaches with 1,024 rows and a weight that stays in
+  the cache.  "torch": oneDNN, packed weights.  Kinds: bf16, int8, and int4 and int8 in groups of inputs.
 * sampling: a step of 64 rows of 100,000 logits, beside one plain read of them.
 
 A time is the median of several rounds; a round runs every build once, then its limit.  "of limit" is the
@@ -33,6 +34,7 @@ from _common import Table, machine, print_machine, write_json
 from baton.model.attention import AttentionShape, AttentionStep, CpuAttention, TorchPieces
 from baton.model.attention.base import AttentionBackend
 from baton.model.attention.cpu_backend import kernel_shape
+from baton.model.cpu.grouped import NativeGroupedProduct
 from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.linear import NativeInt8Product, NativeProduct, serves
 from baton.model.cpu.native_kernels import NativeKernels
@@ -40,6 +42,8 @@ from baton.model.cpu.sampling import native_kernel
 from baton.model.layers.packed import OneDnnProduct
 from baton.model.ops.fused import Activations
 from baton.model.sampling.sampler import Sampler
+from baton.model.weights.group_rows import quantize_in_blocks
+from baton.model.weights.grouped import Grouped
 from baton.model.weights.quantized import quantize_activations
 from baton.protocol.sampling import Sampling, Stopping
 
@@ -56,6 +60,7 @@ class Options:
     builds: list[str]
     quick: bool
     clock: Clock
+    kinds: list[str]
 
     @property
     def rounds(self) -> int:
@@ -236,42 +241,64 @@ PRODUCTS: dict[str, list[tuple[int, int]]] = {
 """Outputs and inputs: qkv, o, gate + up, down; the output head."""
 
 
-def product_of(build: str, weight: torch.Tensor, int8: bool) -> Callable[[Activations], object] | None:
+KINDS = ("bf16", "int8", "int4 g128", "int4 g64", "int4 g32", "int8 g64")
+"""Of weights; g: inputs a group, with zero points."""
+
+
+def product_of(build: str, weight: torch.Tensor, kind: str) -> Callable[[Activations], object] | None:
     """None where a build has no such kernel."""
     if build == "torch":
-        return None if int8 else OneDnnProduct(weight, None).multiply
-    if build == "numba" or not serves(load(build), torch.int8 if int8 else weight.dtype):
+        return OneDnnProduct(weight, None).multiply if kind == "bf16" else None
+    if build == "numba":
         return None
-    return (NativeInt8Product if int8 else NativeProduct)(load(build), weight, None).multiply
+    if " g" in kind:
+        return NativeGroupedProduct(load(build), in_groups(weight, kind), None, weight.dtype).multiply
+    if not serves(load(build), torch.int8 if kind == "int8" else weight.dtype):
+        return None
+    return (NativeInt8Product if kind == "int8" else NativeProduct)(load(build), weight, None).multiply
+
+
+def in_groups(weight: torch.Tensor, kind: str) -> Grouped:
+    """Of this shape; values do not matter here."""
+    bits, group = int(kind[3]), int(kind.partition(" g")[2])
+    scales = torch.rand(len(weight), weight.shape[1] // group).half().float()
+    zeros = torch.randint(1 << bits, scales.shape).float()
+    return Grouped(torch.randint(1 << bits, weight.shape, dtype=torch.uint8), scales, zeros, group, bits)
+
+
+def rows_for(kind: str, x: torch.Tensor) -> Activations:
+    return quantize_in_blocks(x) if " g" in kind else quantize_activations(x) if kind == "int8" else x
+
+
+def weight_bytes_of(kind: str, n: int, k: int) -> float:
+    if " g" not in kind:
+        return n * k * (2 if kind == "bf16" else 1)
+    return n * k * (int(kind[3]) / 8 + 3 / int(kind.partition(" g")[2]))  # a scale of 2 bytes and a zero of 1
 
 
 def product_case(
-    shapes: list[tuple[int, int]], tokens: int, int8: bool, options: Options
+    shapes: list[tuple[int, int]], tokens: int, kind: str, options: Options
 ) -> tuple[dict[str, list[float]], list[float]]:
     """(seconds of each build for all shapes, least seconds by the limits), in each round"""
     dtype = torch.bfloat16
-    weight_bytes = sum(n * k for n, k in shapes) * (1 if int8 else 2)
+    weight_bytes = sum(weight_bytes_of(kind, n, k) for n, k in shapes)
     copies = 1 + int(128e6 / weight_bytes)  # one after the other, to find none of them in a cache
-    inputs: dict[int, Activations] = {}
-    for k in {k for _, k in shapes}:
-        x = torch.randn(tokens, k).to(dtype)
-        inputs[k] = quantize_activations(x) if int8 else x
-    rows = torch.randn(1024, 1024).to(dtype)
-    many: Activations = quantize_activations(rows) if int8 else rows
+    inputs = {k: rows_for(kind, torch.randn(tokens, k).to(dtype)) for k in {k for _, k in shapes}}
     works: dict[str, Work] = {}
     peak: Work | None = None
+    best = "int8" if " g" in kind else kind
+    many = rows_for(best, torch.randn(1024, 1024).to(dtype))
     for build in options.builds:
         made = [
-            (product_of(build, torch.randn(n, k).to(dtype), int8), inputs[k])
+            (product_of(build, torch.randn(n, k).to(dtype), kind), inputs[k])
             for _ in range(copies)
             for n, k in shapes
         ]
         calls: list[Work] = [partial(product, x) for product, x in made if product is not None]
         if calls:
             works[build] = partial(_each, calls)
-            cached = product_of(build, rows, int8)
-            assert cached is not None
-            peak = peak or partial(cached, many)
+            cached = product_of(build, torch.randn(1024, 1024).to(dtype), best)
+            peak = peak or (None if cached is None else partial(cached, many))
     if peak is None:
         return {}, []
     read, read_bytes = read_limit()
@@ -290,14 +317,14 @@ def _each(calls: list[Work]) -> None:
 
 
 def products(options: Options) -> list[dict[str, Any]]:
-    """Few and many rows, bf16 and int8."""
+    """Few and many rows, of each kind of weights."""
     table = Table("products: microseconds", ["case", "build", "us", "limit", "of limit"])
     results = []
     for part, shapes in PRODUCTS.items():
-        for int8 in (False, True):
+        for kind in options.kinds:
             for tokens in (1, 16, 64) if options.quick or part == "head" else (1, 4, 16, 64, 256, 2048):
-                times, limit = product_case(shapes, tokens, int8, options)
-                case = f"{part}, {'int8' if int8 else 'bf16'}, {tokens} rows"
+                times, limit = product_case(shapes, tokens, kind, options)
+                case = f"{part}, {kind}, {tokens} rows"
                 for build, seconds in times.items():
                     ratio = statistics.median(
                         least / mine for least, mine in zip(limit, seconds, strict=True)
@@ -326,6 +353,7 @@ def main() -> None:
     parser.add_argument(
         "--builds", nargs="*", default=[*known, "numba", "torch"], help=f"of {known}, numba, torch"
     )
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS), help="of products' weights")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and cases")
     parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread")
     parser.add_argument("--out", help="a JSON file for the result")
@@ -333,7 +361,7 @@ def main() -> None:
     if arguments.cpu_time:
         torch.set_num_threads(1)
     clock = time.thread_time if arguments.cpu_time else time.perf_counter
-    options = Options(arguments.builds, arguments.quick, clock)
+    options = Options(arguments.builds, arguments.quick, clock, arguments.kinds)
     facts = machine() | {"threads": torch.get_num_threads(), "torch": torch.__version__}
     print_machine(facts)
     with torch.inference_mode():
