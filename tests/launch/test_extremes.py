@@ -12,7 +12,7 @@ from baton.cli.main import app
 from baton.launch.limits import MAX_SECONDS, OptionError, check_range
 from baton.launch.options import ServeOptions, flags_of
 
-_INTEGERS = ["-1", "0", "1", "100", "4096", str(2**31), str(2**63), str(10**30)]
+_INTEGERS = ["-1", "0", "1", "8", "64", "100", "4096", str(2**31), str(2**63), str(10**30)]
 _FLOATS = ["-1", "0", "1e-9", "1", "3000000", "1e300", "inf", "nan"]
 
 

@@ -35,6 +35,8 @@ Seed = Annotated[int, typer.Option(help="Of prompts and arrivals.", rich_help_pa
     EngineOptions,
     "dtype",
     "quantization",
+    "quantization_group_size",
+    "quantize_head",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",

@@ -16,6 +16,8 @@ from baton.launch.options.sources import Chosen
     EngineOptions,
     "dtype",
     "quantization",
+    "quantization_group_size",
+    "quantize_head",
     "max_model_len",
     "tensor_parallel_size",
     "log_level",

@@ -31,6 +31,7 @@ from baton.executor.base import (
 )
 from baton.executor.kv_pool import KvPool, available_memory
 from baton.executor.profiler import StepProfiler
+from baton.executor.weights import ExecutorError, form_told, groups_of, weights_form
 from baton.ipc.cores import usable_cores
 from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.attention import (
@@ -45,9 +46,7 @@ from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.cpu.steps import fused_ops
-from baton.model.layers.int8 import why_not_int8
 from baton.model.layers.layers import Placement
-from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.parallel import TensorParallel
 from baton.model.loader import check_numbers, check_weights, is_finite, load_model, load_weights
 from baton.model.sampling.logprobs import token_logprobs
@@ -61,10 +60,6 @@ logger = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _DEFAULT_KV_BYTES = 4 << 30
 _PROMPT_LOGPROB_CHUNK_BYTES = 64 << 20
-
-
-class ExecutorError(ValueError):
-    """The configuration cannot run on this machine.  One line that names the setting and the fix."""
 
 
 class TorchExecutor:
@@ -122,10 +117,10 @@ class TorchExecutor:
         with torch.inference_mode():
             shape = _attention_shape(config, model_config, rank, dtype, device)
             backend = attention_backend(shape)
-            weights = _weights(config, dtype, device)
+            weights = weights_form(config, dtype, device)
             longest = max(model_config.hidden_size, model_config.intermediate_size)
             ops = fused_ops(dtype, device, longest, int8=weights == "int8")
-            placement = Placement(parallel, dtype, device, weights, ops)
+            placement = Placement(parallel, dtype, device, weights, ops, **groups_of(config, model_config))
             model = load_model(Path(config.model), model_config, placement, backend, config.max_model_len)
             num_blocks = parallel.minimum(_num_blocks(config, shape), config.device)
         # Outside of inference mode, so that a transport may write into the pool from anywhere.
@@ -323,16 +318,6 @@ def _num_threads(config: InstanceConfig) -> int:
     return max(1, usable_cores() // config.tensor_parallel_size)
 
 
-def _weights(config: InstanceConfig, dtype: torch.dtype, device: torch.device) -> Weights:
-    """How layers hold their weights."""
-    if config.quantization == "int8":
-        reason = why_not_int8() if config.device == "cpu" else "it is computed on CPUs only"
-        if reason:
-            raise ExecutorError(f"quantization int8: {reason}; leave --quantization away")
-        return "int8"
-    return best_form(dtype, device)
-
-
 def _attention_shape(
     config: InstanceConfig, model: ModelConfig, rank: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionShape:
@@ -391,9 +376,11 @@ def _num_blocks(config: InstanceConfig, shape: AttentionShape) -> int:
 def _detail(config: InstanceConfig, model: LlamaForCausalLM, pool: KvPool, device: torch.device) -> str:
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     kv = pool.num_blocks * pool.block_bytes
+    rounded = model.placement.rounded.told()
     attention = model.backend.kernel_name if isinstance(model.backend, CpuAttention) else "PyTorch"
     return (
         f"torch {torch.__version__} on {device}, {config.dtype}{threads}, "
-        f"weights {model.weight_bytes() / 1e6:.0f} MB ({model.weights}), KV {kv / 1e6:.0f} MB "
+        f"weights {model.weight_bytes() / 1e6:.0f} MB ({form_told(config, model)}), "
+        f"{rounded + ', ' if rounded else ''}KV {kv / 1e6:.0f} MB "
         f"({pool.num_blocks} blocks of {config.block_size} tokens), attention by {attention}"
     )

@@ -27,6 +27,8 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
         "device": "cpu",
         "dtype": "bfloat16",
         "quantization": options.quantization,
+        "quantization_group_size": options.quantization_group_size,
+        "quantize_head": options.quantize_head or (8 if options.quantization == "int4" else 16),
         "tensor_parallel_size": options.tensor_parallel_size,
         "block_size": options.block_size,
         "num_blocks": options.num_gpu_blocks_override,

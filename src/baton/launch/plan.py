@@ -64,7 +64,7 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         max_model_len=max_model_len,
         device=device,
         dtype=_dtype(options.dtype, model.dtype, device),
-        quantization=_quantization(options, device),
+        quantization=_quantization(options, model, device),
         record=_record_directory(options.record),
         vocab_size=model.vocab_size,
     )
@@ -159,14 +159,27 @@ def _dtype(flag: str, checkpoint: str, device: str) -> Dtype:
     return dtype
 
 
-def _quantization(options: EngineOptions, device: str) -> Literal["int8"] | None:
+def _quantization(options: EngineOptions, model: ModelConfig, device: str) -> Literal["int8", "int4"] | None:
     if options.quantization is not None:
+        if model.quantization is not None:
+            raise OptionError(
+                f"--quantization {options.quantization}: this checkpoint is quantized already "
+                f"({model.quantization.method}); leave it away"
+            )
         if options.executor != "torch":
             raise OptionError(f"--quantization {options.quantization}: the simulated executor has no weights")
         if device != "cpu":
             raise OptionError(
                 f"--quantization {options.quantization}: on CPUs only; give --device cpu or leave it away"
             )
+    if options.quantize_head not in (None, 16):
+        if options.quantization == "int8":
+            raise OptionError(
+                f"--quantize-head {options.quantize_head}: has no effect with --quantization int8, which has "
+                "the head in 8 bits"
+            )
+        if device != "cpu" or options.executor != "torch":
+            raise OptionError(f"--quantize-head {options.quantize_head}: on CPUs only; leave it away")
     return options.quantization
 
 
@@ -174,7 +187,12 @@ def _computes_in(instance: InstanceConfig) -> str:
     """What two instances must have in common to continue each other's requests."""
     if instance.executor == "simulated":
         return "simulated"
-    return instance.dtype if instance.quantization is None else f"{instance.dtype}+{instance.quantization}"
+    found: str = instance.dtype
+    if instance.quantization is not None:
+        found += f"+{instance.quantization}"
+    if instance.quantization == "int4":
+        found += f"/{instance.quantization_group_size}"
+    return found if instance.quantize_head == 16 else f"{found}+head{instance.quantize_head}"
 
 
 def _cpu_has_bf16() -> bool:

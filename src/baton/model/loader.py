@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,7 +26,9 @@ from baton.model.architectures.qwen3 import Qwen3ForCausalLM
 from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError, checkpoint_files, some
-from baton.model.layers.layers import Module, Piece, Placement
+from baton.model.layers.layers import Layer, Module, Piece, Placement
+from baton.model.reading.safetensors import SafetensorsSource
+from baton.model.weights.grouped import Grouped, joined
 
 MODELS: dict[str, type[LlamaForCausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
@@ -63,30 +63,57 @@ def load_weights(model: LlamaForCausalLM, directory: Path, config: ModelConfig) 
     Raises `LoadError` before the first byte is copied if the files do not hold the model (`check_weights`);
     if they cannot be read after all, later, and then old and new are mixed.
     """
-    check_weights(model, directory, config)
-    model.weights_change()
-    # A step tells (`TorchExecutor`), but for embeddings of other tokens, and for what becomes bytes.
-    careful = model.weights == "int8"
-    try:
-        with ExitStack() as stack:
-            files: dict[str, Any] = {}
-            for path in checkpoint_files(directory):
-                file = stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
-                files.update(dict.fromkeys(file.keys(), file))
-            for layer in model.layers_within():
-                filled = layer.open()
-                for piece in layer.pieces:
-                    target, part = filled[piece.parameter], _part(piece, files[piece.source])
-                    if (careful or piece.source == _EMBEDDING) and not is_finite(part):
-                        raise LoadError(_not_numbers(directory, [piece.source]))
-                    whole = part.shape == target.shape and part.dtype == target.dtype
-                    if layer.copies and piece.parameter == "weight" and whole and part.is_contiguous():
-                        filled[piece.parameter] = part
-                    else:
-                        target[piece.row : piece.row + part.shape[0]].copy_(part)
+    with open_source(directory, config) as source:
+        _check(model, source, directory, config)
+        model.weights_change()
+        # A step tells (`TorchExecutor`), but for embeddings of other tokens, and for what becomes bytes.
+        careful = model.weights == "int8" or model.placement.grouping is not None
+        for layer in model.layers_within():
+            filled: dict[str, Tensor | Grouped] = dict(layer.open())
+            groups: dict[str, list[tuple[Piece, Grouped]]] = defaultdict(list)
+            for piece in layer.pieces:
+                part = _part(piece, source)
+                if isinstance(part, Grouped):
+                    groups[piece.parameter].append((piece, part))
+                    continue
+                if (careful or piece.source == _EMBEDDING) and not is_finite(part):
+                    raise LoadError(_not_numbers(directory, [piece.source]))
+                _put(layer, filled, piece, part)
+            for parameter, parts in groups.items():
+                _put_groups(layer, filled, parameter, parts)
+            try:
                 layer.close(filled)
-    except (SafetensorError, OSError) as error:
-        raise LoadError(f"{str(directory)!r} cannot be read: {error}") from None
+            except ValueError as error:
+                raise LoadError(f"{str(directory)!r}: {layer.pieces[0].source}: {error}") from None
+
+
+def open_source(directory: Path, config: ModelConfig) -> SafetensorsSource:
+    """The tensors of a checkpoint, until its `with` ends.  Raises `LoadError`."""
+    return SafetensorsSource(directory, config.quantization)
+
+
+def _put(layer: Layer, filled: dict[str, Tensor | Grouped], piece: Piece, part: Tensor) -> None:
+    target = filled[piece.parameter]
+    assert isinstance(target, Tensor)
+    whole = part.shape == target.shape and part.dtype == target.dtype
+    if layer.copies and piece.parameter == "weight" and whole and part.is_contiguous():
+        filled[piece.parameter] = part
+    else:
+        target[piece.row : piece.row + part.shape[0]].copy_(part)
+
+
+def _put_groups(
+    layer: Layer, filled: dict[str, Tensor | Grouped], parameter: str, parts: list[tuple[Piece, Grouped]]
+) -> None:
+    """In groups if the whole parameter is, and the layer takes them; else expanded beside the rest."""
+    if layer.takes_groups and len(parts) == sum(piece.parameter == parameter for piece in layer.pieces):
+        try:
+            filled[parameter] = joined([part for _, part in parts])
+            return
+        except ValueError:
+            pass  # matrices of one product that differ in the order of their inputs
+    for piece, part in parts:
+        _put(layer, filled, piece, part.dequantized())
 
 
 def check_numbers(directory: Path) -> None:
@@ -119,71 +146,47 @@ def _not_numbers(directory: Path, names: list[str]) -> str:
 
 
 def check_weights(model: Module, directory: Path, config: ModelConfig) -> None:
-    """Compares names, shapes and kinds of all tensors with what the model needs; reads headers only.
+    """Compares names, shapes and kinds of all tensors with what the model needs; reads headers and scales.
 
     Raises `LoadError`.
     """
-    wanted = _pieces(model)
+    with open_source(directory, config) as source:
+        _check(model, source, directory, config)
+
+
+def _check(model: Module, source: SafetensorsSource, directory: Path, config: ModelConfig) -> None:
+    wanted = {piece.source: piece.shape for layer in model.layers_within() for piece in layer.pieces}
     # A rank whose share of a small vocabulary is empty declares no piece, but the tensor is known.
-    known = set(wanted) | {_EMBEDDING, "lm_head.weight"}
-    unexpected: list[str] = []
-    loaded: set[str] = set()
-    for path in checkpoint_files(directory):
-        try:
-            with safe_open(str(path), framework="pt", device="cpu") as file:
-                for name in file.keys():  # noqa: SIM118 - not a dictionary
-                    if name in loaded:
-                        raise LoadError(f"{str(path)!r}: tensor {name!r} is in another file too")
-                    if name in wanted:
-                        _check(wanted[name][0], file.get_slice(name), path)
-                        loaded.add(name)
-                    elif name not in known and not _is_harmless(name):
-                        unexpected.append(name)
-        except (SafetensorError, OSError) as error:
-            raise LoadError(f"{str(path)!r} cannot be read: {error}") from None
-    missing = sorted(set(wanted) - loaded)
+    known = {_EMBEDDING, "lm_head.weight"}
+    missing: list[str] = []
+    for name, shape in wanted.items():
+        used, absent = source.check(name, shape)
+        known |= used
+        missing += absent
     if missing:
         raise LoadError(
-            f"{str(directory)!r}: no tensor {some(missing)} in the checkpoint, which "
+            f"{str(directory)!r}: no tensor {some(sorted(missing))} in the checkpoint, which "
             f"{config.architecture} needs according to config.json"
         )
+    unexpected = sorted(name for name in source.names() if name not in known and not _is_harmless(name))
     if unexpected:
         raise LoadError(
             f"{str(directory)!r}: {config.architecture} as in config.json has no place for tensor "
-            f"{some(sorted(unexpected))}"
+            f"{some(unexpected)}"
         )
 
 
-def _pieces(model: Module) -> dict[str, list[Piece]]:
-    """By the name of the checkpoint tensor that they come from."""
-    wanted: dict[str, list[Piece]] = defaultdict(list)
-    for layer in model.layers_within():
-        for piece in layer.pieces:
-            wanted[piece.source].append(piece)
-    return wanted
-
-
-def _check(piece: Piece, source: Any, path: Path) -> None:
-    """Whether `source` (a safetensors slice) can be what `piece` comes from.  Raises `LoadError`."""
-    shape = tuple(source.get_shape())
-    if shape != piece.shape:
-        raise LoadError(
-            f"{str(path)!r}: tensor {piece.source!r} has shape {list(shape)}, config.json makes it "
-            f"{list(piece.shape)}"
-        )
-    if not source.get_dtype().startswith(("F", "BF")):
-        kind = source[:1].dtype
-        raise LoadError(f"{str(path)!r}: tensor {piece.source!r} is {kind}; Baton reads floating point")
-
-
-def _part(piece: Piece, file: Any) -> Tensor:
-    """What of a file (an open `safe_open`) fills the piece; a view of the mapping if nothing is reordered."""
-    source = file.get_slice(piece.source)
-    stop = source.get_shape()[piece.dim] if piece.stop is None else piece.stop
-    part: Tensor = source[piece.start : stop] if piece.dim == 0 else source[:, piece.start : stop]
-    return part if piece.transform is None else piece.transform(part)
+def _part(piece: Piece, source: SafetensorsSource) -> Tensor | Grouped:
+    """What fills the piece; a view of the mapping if nothing is reordered."""
+    stop = piece.shape[piece.dim] if piece.stop is None else piece.stop
+    part = source.read(piece.source, piece.shape, piece.dim, piece.start, stop)
+    if piece.transform is None:
+        return part
+    return part.changed(piece.transform) if isinstance(part, Grouped) else piece.transform(part)
 
 
 def _is_harmless(name: str) -> bool:
-    """Tensors that some programs save though they follow from config.json."""
-    return name.endswith(("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"))
+    """Tensors that some programs save though they follow from config.json, or are of no use here."""
+    return name.endswith(
+        ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", ".k_scale", ".v_scale")
+    )

@@ -36,7 +36,12 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["cpu", "cuda"]
     dtype: Dtype
     """Of activations and the KV cache; also of weights, unless these are quantized."""
-    quantization: Literal["int8"] | None = None
+    quantization: Literal["int8", "int4"] | None = None
+    """Of a checkpoint in floating point, while it is loaded."""
+    quantization_group_size: int
+    """Inputs that share a scale, at most, with int4."""
+    quantize_head: int
+    """Bits of the output head; 16: as the checkpoint is."""
     tensor_parallel_size: int
     block_size: int
     num_blocks: int | None = None

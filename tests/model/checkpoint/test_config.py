@@ -99,7 +99,7 @@ def test_a_window_matters_only_below_the_served_length() -> None:
         ({"architectures": "absent"}, "names no architecture"),
         ({"hidden_size": "absent"}, "'hidden_size'"),
         ({"hidden_act": "gelu"}, 'hidden_act "gelu"'),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"rope_scaling": {"type": "mrope"}}, "'mrope'"),
         ({"rope_scaling": {"type": "linear"}}, "no 'rope_scaling.factor'; it must be a number"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),

@@ -28,6 +28,16 @@ def _check_names(names: tuple[str, ...]) -> None:
         raise ValueError("must not be empty")
 
 
+def _check_group_size(size: int) -> None:
+    if size not in (32, 64, 128):
+        raise ValueError("give 32, 64 or 128")
+
+
+def _check_head_bits(bits: int | None) -> None:
+    if bits not in (None, 4, 8, 16):
+        raise ValueError("give 4, 8 or 16")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions(Options):
     title: ClassVar[str] = "Configuration"
@@ -59,8 +69,30 @@ class ModelOptions(Options):
     dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float"] = flag(
         "auto", "Of weights and activations. auto: the checkpoint's, or float32 on a CPU without bf16."
     )
-    quantization: Literal["int8"] | None = flag(
-        None, "int8: weights and activations of all products in 8 bits, on a CPU.", unset="none"
+    quantization: Literal["int8", "int4"] | None = flag(
+        None,
+        "Of a checkpoint in floating point, while it is loaded, on a CPU. int8: weights and activations of "
+        "all products in 8 bits; int4: weights in 4 bits, with a scale and a zero point for each group.",
+        unset="as the checkpoint is",
+    )
+    quantization_group_size: int = flag(
+        64,
+        "Inputs that share a scale, with --quantization int4: 32, 64 or 128. Fewer are more "
+        "accurate, and larger.",
+        least=32,
+        most=128,
+        unit="inputs",
+        check=_check_group_size,
+    )
+    quantize_head: int | None = flag(
+        None,
+        "Bits of the output head, and of the embedding where both are one table: 4 or 8; 16: as in the "
+        "checkpoint.",
+        least=4,
+        most=16,
+        unit="bits",
+        unset="8 with --quantization int4, else as the checkpoint is",
+        check=_check_head_bits,
     )
     max_model_len: int | None = flag(
         None,

@@ -40,6 +40,7 @@ class LlamaForCausalLM(Module):
     ) -> None:
         self.config = config
         self.weights = placement.weights
+        self.placement = placement
         self.backend = backend
         self.ops = placement.ops
         sizes, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings

@@ -4,8 +4,9 @@ Theory.  A checkpoint's `config.json` names an architecture and its sizes.  It h
 versions of many programs, so everything that varies is settled here, once: rotary parameters as
 `rope_theta` + `rope_scaling` (older files) or as `rope_parameters` (newer), head_dim given or implied,
 the sliding window as one number or layer by layer, ids as one int or a list.  The rest of Baton sees
-one frozen `ModelConfig`.  Whatever Baton cannot compute faithfully (another architecture, quantized
-weights, an unknown rotary scaling) is an `UnsupportedModel` here and never a wrong answer later.
+one frozen `ModelConfig`.  Whatever Baton cannot compute faithfully (another architecture, a format of
+quantized weights that it does not read, an unknown rotary scaling) is an `UnsupportedModel` here and never a
+wrong answer later.
 
 No torch, no transformers: the launcher reads this in milliseconds.
 """
@@ -24,6 +25,7 @@ from baton.model.checkpoint.config_fields import (
     read_json_object,
     shown,
 )
+from baton.model.checkpoint.quantization import Quantization, read_quantization
 from baton.protocol.rules.ranks import heads_of_rank
 
 __all__ = ["ModelConfig", "ModelNotFound", "RopeConfig", "UnsupportedModel"]
@@ -93,6 +95,8 @@ class ModelConfig:
     """What the checkpoint says of its weights: one of SUPPORTED_DTYPES."""
     bos_token_ids: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
+    quantization: Quantization | None = field(default=None, compare=False)
+    """Which weights are small integers, and how; None: none are, or a GGUF file's tensors say."""
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> ModelConfig:
@@ -129,11 +133,15 @@ class ModelConfig:
     def sizes_differ(self, other: ModelConfig) -> str:
         """What makes weights of this model useless for `other`, or "".
 
-        Special tokens and the dtype of the files do not count.
+        Special tokens, the dtype of the files and how they are quantized do not count.
         """
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
-            if item.name not in ("dtype", "bos_token_ids", "eos_token_ids") and mine != theirs:
+            if (
+                item.compare
+                and item.name not in ("dtype", "bos_token_ids", "eos_token_ids")
+                and mine != theirs
+            ):
                 return f"{item.name} is {mine!r}, not {theirs!r}"
         return ""
 
@@ -152,6 +160,26 @@ class ModelConfig:
                 f"tensor_parallel_size {size} and the model's {self.num_kv_heads} KV heads: "
                 "one must divide the other"
             )
+        self._check_cut_of_groups(size)
+
+    def _check_cut_of_groups(self, size: int) -> None:
+        """The output projection and the MLP's second matrix are cut by inputs: groups must stay whole."""
+        if self.quantization is None or size == 1:
+            return
+        inputs = (self.num_attention_heads * self.head_dim, self.intermediate_size)
+        for scheme in self.quantization.schemes():
+            if scheme.ordered and scheme.group is not None:
+                raise UnsupportedModel(
+                    f"tensor_parallel_size {size}: a {self.quantization.method} checkpoint in act-order "
+                    "cannot be cut, for every group has inputs of every rank; serve it with "
+                    "tensor_parallel_size 1"
+                )
+            for count in inputs:
+                if count // size % (scheme.group or 32):
+                    raise UnsupportedModel(
+                        f"tensor_parallel_size {size} cuts {count} inputs through a group of "
+                        f"{scheme.group or 32} of this {self.quantization.method} checkpoint"
+                    )
 
     def kv_heads_of_rank(self, rank: int, size: int) -> tuple[int, int]:
         """[first, stop) KV heads of a rank."""
@@ -171,9 +199,6 @@ def _parse(fields: Fields, architecture: str) -> ModelConfig:
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise fields.refused(f"hidden_act {shown(activation)}; Baton computes silu only")
-    if fields.object("quantization_config"):
-        method = fields.within("quantization_config").text("quant_method", "an unknown method")
-        raise fields.refused(f"quantized ({method}); Baton serves weights in {', '.join(SUPPORTED_DTYPES)}")
     heads = fields.integer("num_attention_heads", most=_MAX_HEADS)
     hidden = fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers", most=_MAX_LAYERS)
@@ -209,6 +234,7 @@ def _parse(fields: Fields, architecture: str) -> ModelConfig:
         dtype=_dtype(fields),
         bos_token_ids=fields.token_ids("bos_token_id", vocab_size),
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
+        quantization=read_quantization(fields),
     )
 
 

@@ -54,6 +54,11 @@ class Fields:
         self._inside = inside
         self._defaults = defaults or {}
 
+    @property
+    def model(self) -> str:
+        """Its name for messages."""
+        return self._name
+
     def __contains__(self, key: str) -> bool:
         return self.any(key) is not None
 

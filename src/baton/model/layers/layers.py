@@ -34,6 +34,7 @@ from baton.model.layers.grouped import GroupedProduct, grouped_product
 from baton.model.layers.int8 import Int8Product
 from baton.model.layers.packed import OneDnnProduct, PackedRows, PlainProduct, Weights, rows_of
 from baton.model.layers.parallel import TensorParallel
+from baton.model.layers.rounding import Grouping, Rounded, in_groups
 from baton.model.ops.fused import Activations, Form, FusedOps, Result
 from baton.model.ops.steady import Sizes, find_sizes
 from baton.model.weights.grouped import Grouped
@@ -54,6 +55,18 @@ class Placement:
     ops: FusedOps = field(default_factory=FusedOps)
     sizes: dict[tuple[int, int, bool], Sizes] = field(default_factory=dict)
     """Found already, by outputs, inputs and whether there is a bias."""
+    groups: bool = False
+    """Weights may come in groups, or are put into groups."""
+    grouping: Grouping | None = None
+    """For weights of layers in floating point; None: they stay so."""
+    head_grouping: Grouping | None = None
+    """For the output head, and the embedding if it is the same table."""
+    rounded: Rounded = field(default_factory=Rounded)
+
+    @property
+    def copies(self) -> bool:
+        """Whether products make a form of their own of a weight."""
+        return self.weights != "plain" or self.groups
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
@@ -63,6 +76,18 @@ class Placement:
         if self.device.type != "cpu":
             return self.empty(*shape)
         return own_memory(math.prod(shape), self.dtype).view(shape)
+
+    def rounding(self, name: str, weight: Tensor | Grouped, head: bool = False) -> Tensor | Grouped:
+        """The weight as it is to be multiplied: in groups, if it is not and should be.
+
+        Raises `ValueError` (one line).
+        """
+        grouping = self.head_grouping if head else self.grouping
+        if isinstance(weight, Grouped) or grouping is None:
+            return weight
+        found, error = in_groups(weight, grouping)
+        self.rounded.note(name, error)
+        return found
 
     def product(self, weight: Tensor | Grouped, bias: Tensor | None) -> Product:
         if isinstance(weight, Grouped):
@@ -134,6 +159,8 @@ class Layer(Module):
 
     copies = False
     """What `close` gets may be the mapped file itself: the layer makes its own form of it, and keeps that."""
+    takes_groups = False
+    """The weight that `close` gets may be a `Grouped`."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
@@ -147,7 +174,7 @@ class Layer(Module):
         """Tensors for the loader to fill, by the names of parameters in `pieces`."""
         return self.parameters()
 
-    def close(self, filled: dict[str, Tensor]) -> None:
+    def close(self, filled: dict[str, Tensor | Grouped]) -> None:
         """All pieces of what `open` gave are in place; the layer works from now on."""
 
     def weight_bytes(self) -> int:
@@ -184,7 +211,8 @@ class Matrix(Layer):
         self._placement = placement
         self._shape = (out_features, in_features)
         self.bias = placement.empty(out_features) if bias else None
-        self.copies = placement.weights != "plain"
+        self.copies = placement.copies
+        self.takes_groups = placement.groups
         self.weight = None if self.copies else placement.empty(*self._shape)
 
     @property
@@ -203,8 +231,10 @@ class Matrix(Layer):
             filled["weight"] = self._placement.buffer(*self._shape)
         return filled
 
-    def close(self, filled: dict[str, Tensor]) -> None:
-        self.product = self._placement.product(filled["weight"], self.added_bias)
+    def close(self, filled: dict[str, Tensor | Grouped]) -> None:
+        name = " + ".join(piece.source for piece in self.pieces if piece.parameter == "weight")
+        weight = self._placement.rounding(name, filled["weight"])
+        self.product = self._placement.product(weight, self.added_bias)
         self.multiply = self.product.multiply
 
     def weight_bytes(self) -> int:
@@ -266,7 +296,7 @@ class RowParallelLinear(Matrix):
     def added_bias(self) -> Tensor | None:
         return self.bias if self.parallel.rank == 0 else None
 
-    def close(self, filled: dict[str, Tensor]) -> None:
+    def close(self, filled: dict[str, Tensor | Grouped]) -> None:
         super().close(filled)
         if self.parallel.size > 1:
             self.multiply = self._multiply_and_add_up
@@ -296,9 +326,11 @@ class VocabParallelEmbedding(Layer):
         self._rows: PackedRows | GroupedProduct | None = None
         self.product: Product | None = None
         self.weight: Tensor | None = None
-        if placement.weights == "plain" or not head:
+        if not placement.copies or not head:
             self.weight = placement.empty(self.share, hidden_size)
         self.copies = self.weight is None
+        self.takes_groups = placement.groups and head
+        self._name = name
         self.filled = max(min(self.first + self.share, vocab_size) - self.first, 0)
         if self.filled:
             shape, stop = (vocab_size, hidden_size), self.first + self.filled
@@ -311,20 +343,24 @@ class VocabParallelEmbedding(Layer):
         weight[self.filled :] = 0
         return {"weight": weight}
 
-    def close(self, filled: dict[str, Tensor]) -> None:
-        table = filled["weight"]
+    def close(self, filled: dict[str, Tensor | Grouped]) -> None:
         if not self._head:
             return
         self._rows = self.product = None  # the old one goes before the new one comes
+        table = self._placement.rounding(f"{self._name}.weight", filled["weight"], head=True)
+        if isinstance(table, Grouped):
+            table = table.padded(self.share)
         self.product = self._placement.product(table, None)
-        if not self._lookup or self._placement.weights == "plain":
+        if not self._lookup or not self.copies:
             return
         self.weight = None
         if isinstance(self.product, GroupedProduct):
             self._rows = self.product
         elif isinstance(self.product, (NativeProduct, OneDnnProduct)):
+            assert isinstance(table, Tensor)
             self._rows = rows_of(self.product, table, self._placement.ops)
         if self._rows is None:
+            assert isinstance(table, Tensor)
             self.weight = table.clone()
 
     @property
@@ -334,7 +370,7 @@ class VocabParallelEmbedding(Layer):
         return self.product.form
 
     def weight_bytes(self) -> int:
-        packed = self.product is not None and self._placement.weights != "plain"
+        packed = self.product is not None and self.copies
         return super().weight_bytes() + (self.product.nbytes if packed and self.product else 0)
 
     def look_up(self, tokens: Tensor) -> Tensor:

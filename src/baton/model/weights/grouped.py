@@ -15,7 +15,7 @@ input `order[j]`, so activations are taken in that order, or `dequantized` puts 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -82,14 +82,6 @@ class Grouped:
         return bool((self.zeros == MIDDLE[self.bits]).all())
 
     @property
-    def scales_fit_half(self) -> bool:
-        """Whether float16 holds every scale exactly.
-
-        It does for scales of Baton's own and of most files; not for all of GGUF's Q4_K, nor tiny bf16 ones.
-        """
-        return torch.equal(self.scales.half().float(), self.scales)
-
-    @property
     def nbytes(self) -> int:
         """Of the weight as kernels need it: codes at their bits, scales and zeros at 4 bytes."""
         order = 0 if self.order is None else 4 * self.in_features
@@ -114,6 +106,18 @@ class Grouped:
         """Outputs [first, last)."""
         part = slice(first, last)
         return replace(self, codes=self.codes[part], scales=self.scales[part], zeros=self.zeros[part])
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Grouped:
+        """With rows put into another order by `change`, which takes [out, …] to [out, …]."""
+        codes, scales, zeros = (change(part) for part in (self.codes, self.scales, self.zeros))
+        return replace(self, codes=codes, scales=scales, zeros=zeros)
+
+    def padded(self, rows: int) -> Grouped:
+        """With rows of zeros up to so many."""
+        missing = rows - self.out_features
+        if not missing:
+            return self
+        return self.changed(lambda part: torch.cat((part, part.new_zeros((missing, part.shape[1])))))
 
     def columns(self, first: int, last: int) -> Grouped:
         """Inputs [first, last).  Raises `ValueError` where that cuts a group, or if there is an order."""

@@ -1,0 +1,184 @@
+"""From a module's tensors in a file's layout to a `Grouped`.
+
+Theory.  Codes of 4 or 8 bits lie in 32-bit words, the first in the lowest bits:
+
+* compressed-tensors `pack-quantized`: `weight_packed` [out, in / n] along the inputs, value + 2^(bits - 1);
+  `weight_scale` [out, groups]; `weight_zero_point` packed likewise along the outputs; `weight_shape`;
+  `weight_g_idx` [in], the group of each input, where these were sorted.  `int-quantized`: `weight` int8.
+* AWQ (gemm): `qweight` [in, out / 8] along the outputs, of which eight stand as 0, 2, 4, 6, 1, 3, 5, 7;
+  `qzeros` [groups, out / 8] likewise, `scales` [groups, out]; w = (code - zero) * scale.
+* GPTQ: `qweight` [in / n, out] along the inputs; `qzeros` [groups, out / n], in its first version less one;
+  `scales` [groups, out]; `g_idx` [in].
+
+n is 32 / bits.  Inputs that were sorted come out as an `order`: the columns of each group side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.model.checkpoint.quantization import Layout, Scheme
+from baton.model.weights.grouped import MIDDLE, Grouped
+from baton.model.weights.quantize import group_for
+
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Of outputs 0, 1, 2, … in a word of AWQ's."""
+
+
+class LayoutError(ValueError):
+    """Tensors that do not fit the scheme.  One line that names the tensor, without the module."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A tensor of a module."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    """Any of these"""
+    kinds: tuple[str, ...] = ("BF16", "F16", "F32")
+    """As safetensors names them"""
+    needed: bool = True
+
+
+def expected(scheme: Scheme, shape: tuple[int, int]) -> dict[str, Expected]:
+    """The tensors of a module with a weight [out, in], by the last parts of their names.
+
+    Raises `LayoutError` if such a weight is not served.
+    """
+    out_features, in_features = shape
+    if scheme.group is not None and in_features % scheme.group:
+        raise LayoutError(f"{in_features} inputs are no multiple of the group of {scheme.group}")
+    if not group_for(in_features, 128):
+        raise LayoutError(
+            f"{in_features} inputs are no multiple of 32, the smallest group that Baton multiplies"
+        )
+    groups = in_features // scheme.group if scheme.group else 1
+    many = 32 // scheme.bits
+    words, integers = ("I32",), ("I32", "I64")
+    scales = Expected(((out_features, groups), *([(out_features,)] if groups == 1 else [])))
+    order = Expected(((in_features,),), integers, needed=False)
+    if scheme.layout in ("packed", "int"):
+        packed = scheme.layout == "packed"
+        rows = -(-out_features // many)
+        zeros = Expected(
+            ((rows, groups),) if packed else scales.shapes,
+            words if packed else ("I8",),
+            needed=not scheme.symmetric,
+        )
+        found = {"weight_scale": scales, "weight_zero_point": zeros, "weight_g_idx": order}
+        if not packed:
+            return {"weight": Expected((shape,), ("I8",)), **found}
+        return {
+            "weight_packed": Expected(((out_features, -(-in_features // many)),), words),
+            "weight_shape": Expected(((2,),), integers, needed=False),
+            **found,
+        }
+    stored = (
+        (in_features, -(-out_features // many))
+        if scheme.layout == "awq"
+        else (-(-in_features // many), out_features)
+    )
+    return {
+        "qweight": Expected((stored,), words),
+        "qzeros": Expected(((groups, -(-out_features // many)),), words),
+        "scales": Expected(((groups, out_features),)),
+        **({"g_idx": order} if scheme.layout == "gptq" else {}),
+    }
+
+
+def read(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Grouped:
+    """A weight of `shape` [out, in] from tensors that are as `expected`.  Raises `ValueError` (one line)."""
+    in_features = shape[1]
+    group = scheme.group or group_for(in_features, 128)
+    kept = in_features // scheme.group if scheme.group else 1
+    codes, scales, zeros = _READERS[scheme.layout](scheme, tensors, shape)
+    if not bool(torch.isfinite(scales).all()):
+        raise LayoutError("its scales hold NaN or infinity")
+    times = (in_features // group) // kept
+    order = None
+    indices = tensors.get("weight_g_idx", tensors.get("g_idx"))
+    if indices is not None and scheme.group is not None:
+        order = _order(indices, in_features, scheme.group)
+        if order is not None:
+            codes = codes[:, order.long()]
+    scales, zeros = (part.float().repeat_interleave(times, dim=1).contiguous() for part in (scales, zeros))
+    return Grouped(codes.contiguous(), scales, zeros, group, scheme.bits, order)
+
+
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Codes [out, in], scales and zeros [out, groups]."""
+
+
+def _packed(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Parts:
+    out_features, in_features = shape
+    stored = tensors.get("weight_shape")
+    if stored is not None and stored.tolist() != list(shape):
+        raise LayoutError(f"weight_shape is {stored.tolist()}, config.json makes it {list(shape)}")
+    codes = unpacked(tensors["weight_packed"], scheme.bits)[:, :in_features]
+    scales = tensors["weight_scale"].view(out_features, -1)
+    if scheme.symmetric:
+        return codes, scales, torch.full(scales.shape, MIDDLE[scheme.bits])
+    zeros = unpacked(tensors["weight_zero_point"].t(), scheme.bits)[:, :out_features].t()
+    return codes, scales, zeros.float()
+
+
+def _int(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Parts:
+    codes = tensors["weight"].contiguous().view(torch.uint8) ^ 128
+    scales = tensors["weight_scale"].view(shape[0], -1)
+    zeros = torch.full(scales.shape, MIDDLE[8])
+    if not scheme.symmetric:
+        zeros += tensors["weight_zero_point"].view(scales.shape)
+    return codes, scales, zeros
+
+
+def _awq(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Parts:
+    codes, zeros = (_awq_codes(tensors[name])[:, : shape[0]].t() for name in ("qweight", "qzeros"))
+    return codes, tensors["scales"].t(), zeros.float()
+
+
+def _awq_codes(words: Tensor) -> Tensor:
+    found = unpacked(words, 4).view(len(words), -1, 8)
+    return found[:, :, list(_AWQ_PLACES)].flatten(1)
+
+
+def _gptq(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Parts:
+    out_features, in_features = shape
+    codes = unpacked(tensors["qweight"].t(), scheme.bits)[:, :in_features]
+    zeros = unpacked(tensors["qzeros"], scheme.bits)[:, :out_features].t().float()
+    if scheme.zeros_less_one:
+        zeros = (zeros + 1) % (1 << scheme.bits)  # 0 - 1 is stored as 15
+    return codes, tensors["scales"].t(), zeros
+
+
+_READERS: dict[Layout, Callable[[Scheme, Mapping[str, Tensor], tuple[int, int]], Parts]] = {
+    "packed": _packed,
+    "int": _int,
+    "awq": _awq,
+    "gptq": _gptq,
+}
+
+
+def unpacked(words: Tensor, bits: int) -> Tensor:
+    """int32 [rows, n] → uint8 [rows, n * 32 / bits], the lowest bits of a word first."""
+    found = words.contiguous().view(torch.uint8)  # (little-endian, as all that Baton runs on)
+    if bits == 8:
+        return found
+    return torch.stack((found & 15, found >> 4), dim=2).flatten(1)
+
+
+def _order(indices: Tensor, in_features: int, group: int) -> Tensor | None:
+    """From the group of each input to the inputs, group by group; None if they lie so already."""
+    indices = indices.flatten().long()
+    if len(indices) != in_features:
+        raise LayoutError(f"g_idx has {len(indices)} entries for {in_features} inputs")
+    if bool((indices < 0).all()):  # as some programs write for none
+        return None
+    sizes = torch.bincount(indices.clamp(min=0), minlength=in_features // group)
+    if bool((indices < 0).any()) or len(sizes) != in_features // group or bool((sizes != group).any()):
+        raise LayoutError(f"g_idx does not give each of {in_features // group} groups {group} inputs")
+    order = torch.argsort(indices, stable=True).int()
+    return None if torch.equal(order, torch.arange(in_features, dtype=torch.int32)) else order

@@ -1,0 +1,151 @@
+"""The tensors of a checkpoint in safetensors files, which are mapped, not read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from baton.model.checkpoint.files import LoadError, checkpoint_files
+from baton.model.checkpoint.quantization import Quantization, Scheme
+from baton.model.reading.layouts import LayoutError, expected, read
+from baton.model.weights.grouped import Grouped
+
+
+class SafetensorsSource:
+    """Open until its `with` ends.  Raises `LoadError` if a file cannot be opened or a name is in two."""
+
+    exact = True
+    """What is read is what the files hold: nothing is rounded."""
+
+    def __init__(self, directory: Path, quantization: Quantization | None) -> None:
+        self._directory = directory
+        self._quantization = quantization
+        self._files: dict[str, Any] = {}
+        self._paths: dict[str, Path] = {}
+        self._stack = ExitStack()
+        try:
+            for path in checkpoint_files(directory):
+                self._open(path)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _open(self, path: Path) -> None:
+        try:
+            file = self._stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
+            names = file.keys()
+        except (SafetensorError, OSError) as error:
+            raise LoadError(f"{str(path)!r} cannot be read: {error}") from None
+        for name in names:
+            if name in self._files:
+                raise LoadError(f"{str(path)!r}: tensor {name!r} is in another file too")
+            self._files[name], self._paths[name] = file, path
+
+    def __enter__(self) -> SafetensorsSource:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.clear()
+        self._stack.close()
+
+    def names(self) -> Iterable[str]:
+        return self._files
+
+    def check(self, source: str, shape: tuple[int, ...]) -> tuple[set[str], list[str]]:
+        """The tensors that a parameter of the model is made of, and those of them that are missing.
+
+        Looks at headers, and at the scales of a quantized weight.  Raises `LoadError` if one cannot be what
+        the model needs.
+        """
+        scheme = self._scheme(source, shape)
+        if scheme is None:
+            if source not in self._files:
+                return {source}, [source]
+            found = self._files[source].get_slice(source)
+            if tuple(found.get_shape()) != shape:
+                raise LoadError(
+                    f"{str(self._paths[source])!r}: tensor {source!r} has shape {list(found.get_shape())}, "
+                    f"config.json makes it {list(shape)}"
+                )
+            if not found.get_dtype().startswith(("F", "BF")):
+                raise LoadError(
+                    f"{str(self._paths[source])!r}: tensor {source!r} is {found[:1].dtype}; Baton reads "
+                    "floating point"
+                )
+            return {source}, []
+        module = source.removesuffix(".weight")
+        try:
+            parts = expected(scheme, (shape[0], shape[1]))
+        except LayoutError as error:
+            raise LoadError(f"{str(self._directory)!r}: {module}: {error}") from None
+        missing = []
+        for last, what in parts.items():
+            name = f"{module}.{last}"
+            if name not in self._files:
+                missing += [name] if what.needed else []
+                continue
+            found = self._files[name].get_slice(name)
+            there = tuple(found.get_shape())
+            if there not in what.shapes:
+                raise LoadError(
+                    f"{str(self._paths[name])!r}: tensor {name!r} has shape {list(there)}, config.json makes "
+                    f"it {list(what.shapes[0])}"
+                )
+            if found.get_dtype() not in what.kinds:
+                raise LoadError(
+                    f"{str(self._paths[name])!r}: tensor {name!r} is {found.get_dtype()}; Baton reads "
+                    f"{' or '.join(what.kinds)} there"
+                )
+            if last in ("scales", "weight_scale") and not bool(torch.isfinite(self._whole(name)).all()):
+                raise LoadError(
+                    f"{str(self._paths[name])!r}: tensor {name!r} holds NaN or infinity; the checkpoint "
+                    "is damaged"
+                )
+        return {f"{module}.{last}" for last in parts}, missing
+
+    def read(self, source: str, shape: tuple[int, ...], dim: int, start: int, stop: int) -> Tensor | Grouped:
+        """[start, stop) along `dim` of a parameter; a view of the mapping if it is in floating point.
+
+        Raises `LoadError`.
+        """
+        try:
+            scheme = self._scheme(source, shape)
+            if scheme is None:
+                found = self._files[source].get_slice(source)
+                part: Tensor = found[start:stop] if dim == 0 else found[:, start:stop]
+                return part
+            module = source.removesuffix(".weight")
+            parts = expected(scheme, (shape[0], shape[1]))
+            names = {last: f"{module}.{last}" for last in parts}
+            tensors = {last: self._whole(name) for last, name in names.items() if name in self._files}
+            whole = read(scheme, tensors, (shape[0], shape[1]))
+            return whole.rows(start, stop) if dim == 0 else whole.columns(start, stop)
+        except (SafetensorError, OSError) as error:
+            raise LoadError(f"{str(self._directory)!r} cannot be read: {error}") from None
+        except ValueError as error:
+            raise LoadError(f"{str(self._directory)!r}: {source}: {error}") from None
+
+    def _whole(self, name: str) -> Tensor:
+        found: Tensor = self._files[name].get_tensor(name)
+        return found
+
+    def _scheme(self, source: str, shape: tuple[int, ...]) -> Scheme | None:
+        """None for what is in floating point: where the scheme's tensors are not, but a weight is."""
+        if self._quantization is None or len(shape) != 2 or not source.endswith(".weight"):
+            return None
+        scheme = self._quantization.scheme_of(source.removesuffix(".weight"))
+        if scheme is None or source not in self._files:
+            return scheme
+        if scheme.layout != "int":
+            return None
+        kind: str = self._files[source].get_slice(source).get_dtype()
+        return None if kind.startswith(("F", "BF")) else scheme

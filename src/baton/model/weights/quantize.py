@@ -1,0 +1,134 @@
+"""From a weight in floating point to a `Grouped`: what `--quantization int4` does while loading.
+
+Theory.  A group's scale maps its range to the codes.  With the whole range, a single outlier makes steps wide
+for all others; with a part of it (the *clip*) outliers are cut off.  So several clips are tried for each
+group, each with the scale and zero point that follow, and the one with the least squared error is kept.  At
+last the scale is fitted to the codes by least squares, where that helps.
+
+Scales are rounded to float16's 11 bits before codes are chosen, so kernels may keep them in two bytes, and
+zero points are whole numbers.
+
+Rows are done some at a time, in threads of our own: so few elements that PyTorch computes each operation in
+one thread, in the nearest cache.  Its own threads would meet after each of some hundred short operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from baton.model.weights.grouped import GROUPS, MIDDLE, Grouped
+
+_CACHED_ELEMENTS = 1 << 15
+"""PyTorch divides an operation on more elements among threads."""
+_CLIPS = {
+    4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.74, 0.68),
+    8: (1.0,),
+}
+"""Parts of a group's range that are tried, by bits: in 8 bits steps are fine enough."""
+_SCALE_BITS = 11
+_TINY = 1e-30
+
+
+def group_for(in_features: int, wanted: int) -> int:
+    """The largest size of groups, up to `wanted`, that divides a row; 0 if none does."""
+    return max((group for group in GROUPS if group <= wanted and in_features % group == 0), default=0)
+
+
+def quantize(weight: Tensor, bits: int = 4, group: int = 64, symmetric: bool = False) -> Grouped:
+    """[out, in] → the nearest that is found with such groups.
+
+    Raises `ValueError` (one line) if rows are no multiple of the group, or a weight is NaN or infinite.
+    """
+    out_features, in_features = weight.shape
+    if group not in GROUPS or in_features % group:
+        raise ValueError(f"{in_features} inputs are no multiple of a group of {group}")
+    codes = torch.empty((out_features, in_features), dtype=torch.uint8)
+    scales = torch.empty((out_features, in_features // group), dtype=torch.float32)
+    zeros = torch.empty_like(scales)
+    search = _Search(bits, symmetric)
+
+    @torch.inference_mode()  # (a setting of each thread)
+    def compute(part: slice) -> None:
+        # A column a group: then sums over groups and factors of groups are as fast as anything else.
+        columns = weight[part].float().reshape(-1, group).t().contiguous()
+        found, scale, zero = search(columns)
+        codes[part] = found.to(torch.uint8).t().reshape(-1, in_features)
+        scales[part], zeros[part] = scale.view(-1, scales.shape[1]), zero.view(-1, zeros.shape[1])
+
+    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
+        for _ in pool.map(compute, _parts(out_features, in_features)):
+            pass
+    return Grouped(codes, scales, zeros, group, bits)
+
+
+def relative_error(exact: Tensor, found: Grouped) -> float:
+    """Root of the mean squared error over the root of the mean square of `exact` [out, in]."""
+    wrong = total = 0.0
+    for part in _parts(found.out_features, found.in_features):
+        true = exact[part].double()
+        wrong += float((found.rows(part.start, part.stop).dequantized().double() - true).square().sum())
+        total += float(true.square().sum())
+    return (wrong / total) ** 0.5 if total else 0.0
+
+
+def _parts(rows: int, columns: int) -> Iterator[slice]:
+    some = max(1, _CACHED_ELEMENTS // columns)
+    return (slice(first, min(first + some, rows)) for first in range(0, rows, some))
+
+
+class _Search:
+    """Codes, scales and zero points of groups [group, n], a column each."""
+
+    def __init__(self, bits: int, symmetric: bool) -> None:
+        self._most = float((1 << bits) - 1)
+        self._middle = MIDDLE[bits]
+        self._clips = _CLIPS[bits]
+        self._symmetric = symmetric
+
+    def __call__(self, exact: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[group, n] float32 → codes [group, n], as whole numbers in float32; scales and zeros [n]"""
+        low, high = torch.aminmax(exact, dim=0)
+        scale, zero, error = self._tried(exact, low, high, self._clips[0])
+        for clip in self._clips[1:]:
+            other = self._tried(exact, low, high, clip)
+            wins = other[2] < error
+            scale, zero, error = (
+                torch.where(wins, new, old) for new, old in zip(other, (scale, zero, error), strict=True)
+            )
+        steps = self._steps(exact, scale, zero)
+        fitted = (steps * exact).sum(dim=0).div_(steps.square().sum(dim=0).clamp_(min=1))
+        fitted = torch.where(fitted.abs() < _TINY, scale, _rounded(fitted))
+        scale = torch.where(self._error(exact, fitted, zero) < error, fitted, scale)
+        return self._steps(exact, scale, zero).add_(zero), scale, zero
+
+    def _tried(self, exact: Tensor, low: Tensor, high: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Scales, zeros and squared errors [n] of a part of the range."""
+        if self._symmetric:  # the sign of the largest magnitude has one code more
+            largest = torch.where(high > -low, high, low) * (-clip / self._middle)
+            scale = _rounded(torch.where(largest.abs() < _TINY, torch.full_like(largest, _TINY), largest))
+            zero = torch.full_like(scale, self._middle)
+        else:
+            low, high = low.clamp(max=0), high.clamp(min=0)
+            scale = _rounded(((high - low) * (clip / self._most)).clamp_(min=_TINY))
+            zero = (low * -clip).div_(scale).round_().clamp_(0, self._most)
+        return scale, zero, self._error(exact, scale, zero)
+
+    def _error(self, exact: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        inverse = scale.reciprocal()
+        true = exact * inverse
+        steps = true.round().clamp_(-zero, self._most - zero)
+        return steps.sub_(true).square_().sum(dim=0).mul_(scale).mul_(scale)
+
+    def _steps(self, exact: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        """code - zero"""
+        return (exact * scale.reciprocal()).round_().clamp_(-zero, self._most - zero)
+
+
+def _rounded(scale: Tensor) -> Tensor:
+    """To float16's precision, whatever the exponent: a factor for all makes them float16."""
+    mantissa, exponent = torch.frexp(scale)
+    return torch.ldexp(mantissa.mul_(1 << _SCALE_BITS).round_(), exponent - _SCALE_BITS)
