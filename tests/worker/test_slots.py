@@ -436,9 +436,27 @@ def test_whoever_leaves_moves_the_rows_behind_it_and_no_other(monkeypatch):
     step(slots, [2] * 27, 3)
     assert work.take() == (0, 7, 1)
     check_decode_set(slots)
-    slots.apply(Grow(28, 0, b""))
-    step(slots, [2] * 27, 4)
-    assert work.take() == (1, 0, 0)
+
+
+def test_a_slot_that_grows_lays_no_table_anew_and_the_others_are_not_asked(monkeypatch):
+    work = Work(monkeypatch)
+    slots = make(size=8)
+    for slot in range(3):
+        slots.apply(admit(slot, 0, [slot], [slot, slot + 10], max_tokens=20))
+    step(slots, [1] * 3)
+    step(slots, [1] * 3, 2)
+    work.take()
+    room = slots._decode.room
+    slots.apply(Grow(1, 0, pack_int32([30, 31])))
+    assert slots._decode.room == room > 0
+    assert slots._decode.tables[1, :4].tolist() == [1, 11, 30, 31]
+    check_decode_set(slots)
+    for number in range(3, 3 + room):
+        batch, _ = step(slots, [1] * 3, number)
+    assert batch.slots.tolist() == [0, 1, 2]
+    batch, _ = step(slots, [1], 9)
+    assert batch.slots.tolist() == [1], "the others have no block for their token"
+    assert work.take() == (0, 0, 0)
 
 
 def test_a_request_of_one_token_never_enters(monkeypatch):

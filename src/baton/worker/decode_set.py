@@ -61,6 +61,12 @@ class DecodeSet:
             self._leaving.append(slot)
         self.changed = bool(self._entering or self._leaving)
 
+    def grow(self, slot: int, first: int, blocks: Int32Array) -> None:
+        """Its table has these blocks, from column `first` on.  (`room` stays true: it is at least so much.)"""
+        row = int(self.row_of[slot])
+        if row >= 0:
+            self.tables[row, first : first + len(blocks)] = blocks
+
     def settle(self, columns: int) -> None:
         """Gives rows to the slots that entered and takes back those of the slots that left.  No earlier batch
         is used any more.  `columns`: of the tables, so many at most mean anything."""
@@ -101,7 +107,7 @@ class DecodeSet:
         self.left = int(self.counters[:, LEFT].min(initial=MAX_TOKEN))
         """Steps until the first of them reaches its `max_tokens`."""
         self.room = 0
-        """Steps for which every slot has a block for its token; 0: not known."""
+        """Steps for which every slot has a block for its token, at least; 0: not known."""
         self.epochs: Int32Array = epochs[slots]
         self.stops: Int32Array = stops[slots]
         used = int((self.stops != NO_STOP).any(axis=0).sum())  # (they are filled from the first on)

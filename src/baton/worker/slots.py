@@ -205,12 +205,11 @@ class Slots:
         return Admitted(slot, tokens, command.num_prompt, command.sampling, command.stopping)
 
     def _grow(self, command: Grow) -> None:
-        self._append_blocks(command)
-        row = int(self._decode.row_of[command.slot])
-        if row >= 0:
-            self._decode.lay([command.slot], row, self._width)
+        have, blocks = self._append_blocks(command)
+        self._decode.grow(command.slot, have, blocks)
 
-    def _append_blocks(self, command: Admit | Grow) -> None:
+    def _append_blocks(self, command: Admit | Grow) -> tuple[int, Int32Array]:
+        """Returns how many blocks the slot had, and the new ones."""
         blocks = self._unpack(command, command.blocks, "blocks")
         have = int(self._capacity[command.slot]) // self.block_size
         if have + len(blocks) > self._width:
@@ -218,8 +217,8 @@ class Slots:
         if len(blocks) and (blocks.min() < 0 or blocks.max() >= self.num_blocks):
             raise self._violation(command, f"a block is outside the pool of {self.num_blocks}")
         self._tables[command.slot, have : have + len(blocks)] = blocks
-        self._decode.room = 0
         self._capacity[command.slot] += len(blocks) * self.block_size
+        return have, blocks
 
     def _set_stops(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
         self._stops[slot] = NO_STOP
