@@ -5,11 +5,12 @@
 One server for each budget, all of the same checkout and all there at once (one that has nothing to do does
 nothing); rounds go from one to the next, so that whatever else the machine does meets all of them.  What is
 compared is the median over rounds of the ratio to the first budget, of the same round.  Prompts are random.
+What two servers with the same policy differ by (`--budgets 2048,2047,auto`) says what a ratio is worth.
 
 | load | what is sent | what is measured |
 | --- | --- | --- |
 | closed | 48 requests, 16 at a time, 128 tokens each, 32 answered | times to the first token, throughput |
-| poisson | 48 of these at 70 % of the rate that the first budget served in that loop | the same, and gaps |
+| poisson | 96 of these at 70 % of the rate that the first budget served in that loop | the same, and gaps |
 | long | 1,900 tokens while 8 streams run | the longest gap of the streams, the time to its first token |
 | decode | 16 prompts of 16 tokens, 64 answered | throughput |
 | prefill | 1,900 tokens alone | the time to the first token |
@@ -36,7 +37,7 @@ from baton.bench.server import first_model, own_server
 from baton.bench.workload import arrival_times, random_requests, vocabulary_of
 
 _PROMPT, _ANSWER, _REQUESTS, _AT_A_TIME = 128, 32, 48, 16
-_LOAD = 0.7
+_LOAD, _ARRIVALS = 0.7, 96
 _LONG, _STREAMS, _STREAM_TOKENS = 1900, 8, 160
 Row = dict[str, float]
 
@@ -46,9 +47,15 @@ class Load:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self.rate = 0.0
-        """Requests a second of the load `poisson`."""
+        self.served: list[float] = []
+        """Requests a second that the first budget served in the load `closed`, of each round that counts.  (A
+        server that has just started is slower, and at half of the load hardly two prompts ever meet.)"""
         self.seed = 0
+
+    @property
+    def rate(self) -> float:
+        """Requests a second of the load `poisson`; 0 as long as it is not known."""
+        return _LOAD * statistics.median(self.served) if self.served else 0.0
 
     async def closed(self, endpoint: Endpoint) -> Row:
         requests = random_requests(_REQUESTS, _PROMPT, _ANSWER, self._vocab_size, self.seed)
@@ -56,8 +63,8 @@ class Load:
         return _latencies(outcomes, seconds)
 
     async def poisson(self, endpoint: Endpoint) -> Row:
-        requests = random_requests(_REQUESTS, _PROMPT, _ANSWER, self._vocab_size, self.seed + 1)
-        outcomes, seconds = await run(endpoint, requests, arrival_times(_REQUESTS, self.rate, 1.0, self.seed))
+        requests = random_requests(_ARRIVALS, _PROMPT, _ANSWER, self._vocab_size, self.seed + 1)
+        outcomes, seconds = await run(endpoint, requests, arrival_times(_ARRIVALS, self.rate, 1.0, self.seed))
         return _latencies(outcomes, seconds)
 
     async def long(self, endpoint: Endpoint) -> Row:
@@ -122,11 +129,12 @@ def main() -> None:
         for number in range(-1, args.rounds):  # the first round is a warm-up
             load.seed = 100 * (number + 1)
             order = budgets if number % 2 == 0 else budgets[::-1]
-            found = _round(load, loads, {budget: endpoints[budget] for budget in order})
+            of_order = {budget: endpoints[budget] for budget in order}
             if number < 0:
-                load.rate = _LOAD * found.get("closed", {}).get(budgets[0], {}).get("req_s", load.rate)
+                _round(load, [name for name in loads if name != "poisson"], budgets[0], of_order)
+                load.served.clear()
             else:
-                rounds.append(found)
+                rounds.append(_round(load, loads, budgets[0], of_order))
     result = _result(rounds, budgets)
     _show(result, budgets)
     limits = {"requests_a_second": load.rate, "server": flags}
@@ -135,7 +143,9 @@ def main() -> None:
     )
 
 
-def _round(load: Load, loads: list[str], endpoints: dict[str, Endpoint]) -> dict[str, dict[str, Row]]:
+def _round(
+    load: Load, loads: list[str], first: str, endpoints: dict[str, Endpoint]
+) -> dict[str, dict[str, Row]]:
     found: dict[str, dict[str, Row]] = {}
     for name in loads:
         if name == "poisson" and not load.rate:
@@ -145,6 +155,8 @@ def _round(load: Load, loads: list[str], endpoints: dict[str, Endpoint]) -> dict
         for budget, endpoint in endpoints.items():
             found[name][budget] = row = uvloop.run(measure(endpoint))
             print(name, budget, *(f"{key} {value:.1f}" for key, value in row.items()), flush=True)
+        if name == "closed":
+            load.served.append(found[name][first]["req_s"])
     return found
 
 

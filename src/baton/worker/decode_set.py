@@ -62,7 +62,7 @@ class DecodeSet:
         self.changed = bool(self._entering or self._leaving)
 
     def grow(self, slot: int, first: int, blocks: Int32Array) -> None:
-        """Its table has these blocks, from column `first` on.  (`room` stays true: it is at least so much.)"""
+        """Its table has these blocks, from column `first` on.  (`room` is still true: at least so much.)"""
         row = int(self.row_of[slot])
         if row >= 0:
             self.tables[row, first : first + len(blocks)] = blocks
