@@ -282,6 +282,8 @@ def simulated_config(**fields: Any) -> InstanceConfig:
         "executor": "simulated",
         "device": "cpu",
         "dtype": "bfloat16",
+        "quantization_group_size": 128,
+        "quantize_head": 16,
         "startup_timeout_s": 600.0,
         "transfer": "auto",
         "transfer_checksums": False,
