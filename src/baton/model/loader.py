@@ -26,7 +26,8 @@ from baton.model.architectures.qwen3 import Qwen3ForCausalLM
 from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError, checkpoint_files, some
-from baton.model.layers.layers import Layer, Module, Piece, Placement
+from baton.model.layers.layers import Layer, Module, Placement
+from baton.model.layers.piece import Piece
 from baton.model.reading.safetensors import SafetensorsSource
 from baton.model.weights.grouped import Grouped, joined
 

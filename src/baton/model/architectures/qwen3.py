@@ -7,7 +7,8 @@ from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.kernels import HeadNorms
-from baton.model.layers.layers import Layer, Piece, Placement
+from baton.model.layers.layers import Layer, Placement
+from baton.model.layers.piece import Piece
 
 
 class HeadNormWeights(Layer):

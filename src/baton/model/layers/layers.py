@@ -34,6 +34,7 @@ from baton.model.layers.grouped import GroupedProduct, grouped_product
 from baton.model.layers.int8 import Int8Product
 from baton.model.layers.packed import OneDnnProduct, PackedRows, PlainProduct, Weights, rows_of
 from baton.model.layers.parallel import TensorParallel
+from baton.model.layers.piece import Piece
 from baton.model.layers.rounding import Grouping, Rounded, in_groups
 from baton.model.ops.fused import Activations, Form, FusedOps, Result
 from baton.model.ops.steady import Sizes, find_sizes
@@ -115,23 +116,6 @@ class Placement:
             )
         product.sizes = self.sizes[key]
         return product
-
-
-@dataclass(frozen=True)
-class Piece:
-    """[start, stop) along `dim` of the checkpoint tensor `source` fills `parameter` from row `row` on.
-
-    `shape` is the whole source tensor's.  `transform` reorders the slice's elements before the copy.
-    """
-
-    source: str
-    shape: tuple[int, ...]
-    parameter: str
-    row: int = 0
-    dim: int = 0
-    start: int = 0
-    stop: int | None = None
-    transform: Callable[[Tensor], Tensor] | None = None
 
 
 class Module:
