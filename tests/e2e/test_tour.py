@@ -64,7 +64,7 @@ def _out_of_order(hops: list[list[Place]], calls: dict[Place, list[int]], start:
 def server(tmp_path, monkeypatch):
     places = sorted({place for places in _hops() for place in places})
     trace = {"directory": str(tmp_path), "root": f"{SOURCES}/", "functions": places}
-    monkeypatch.setenv("BATON_TRACE", json.dumps(trace))
+    monkeypatch.setenv("TRACED_CALLS", json.dumps(trace))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "tracing"))
     with Server() as running:
         yield running

@@ -1,7 +1,7 @@
 """Notes calls of some of Baton's functions, in every process of a server.
 
 Python imports this file at its start where this directory is in PYTHONPATH.  `test_tour.py` starts such a
-server, with the arguments of `Tracer` in `BATON_TRACE`.
+server, with the arguments of `Tracer` in `TRACED_CALLS`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Tracer:
         return f"{path} {name}" if (path, name) in self._functions else ""
 
 
-if "BATON_TRACE" in os.environ:
-    _tracer = Tracer(**json.loads(os.environ["BATON_TRACE"]))
+if "TRACED_CALLS" in os.environ:
+    _tracer = Tracer(**json.loads(os.environ["TRACED_CALLS"]))
     threading.setprofile(_tracer.note)
     sys.setprofile(_tracer.note)
