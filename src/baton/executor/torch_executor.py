@@ -200,7 +200,7 @@ class TorchExecutor:
     def update_weights(self, directory: str) -> None:
         """Layer by layer: its old weights go when the new ones have been packed."""
         self._refuse_together(self._why_not_load(directory))
-        load_weights(self._model, Path(directory), self._model_config)
+        load_weights(self._model, Path(directory), ModelConfig.from_directory(directory))
 
     def start_profile(self, directory: str) -> None:
         self._refuse_together(self._profiler.why_not_start(directory))
@@ -222,7 +222,7 @@ class TorchExecutor:
             difference = config.sizes_differ(self._model_config)
             if difference:
                 return f"{directory!r} is another model: {difference}; restart with it instead"
-            check_weights(self._model, Path(directory), self._model_config)
+            check_weights(self._model, Path(directory), config)
             if self._parallel.rank == 0:
                 check_numbers(Path(directory))
         except (ValueError, OSError) as error:
