@@ -89,7 +89,7 @@ def build() -> bool:
             print(f"baton native library: no {name} build: {error}")
     if not made or (os.environ.get("BATON_NATIVE") == "1" and error):
         return _say(f"not built: {error}", False)
-    flags = [*COMMON, f'-DBATON_ISAS="{",".join(made)}"']
+    flags = [*COMMON, f'-DBATON_ISAS="{",".join(made)}"', f'-DBATON_SOURCES="{sources_digest()}"']
     common = _compile_all(
         compiler,
         {("common", SOURCES / name): [*flags, str(SOURCES / name)] for name in COMMON_SOURCES},
@@ -107,6 +107,14 @@ def build() -> bool:
     fresh.replace(LIBRARY)
     seconds = time.monotonic() - begin
     return _say(f"{', '.join(made)} with {compiler} in {seconds:.1f} s", True)
+
+
+def sources_digest() -> str:
+    """Of all C++ files: the library says what it was made of (`model/cpu/library.py` compares)."""
+    made_of = hashlib.sha256()
+    for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
+        made_of.update(path.name.encode() + b"\0" + path.read_bytes())
+    return made_of.hexdigest()[:16]
 
 
 def find_compiler() -> str | None:

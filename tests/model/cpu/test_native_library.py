@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from baton.model.cpu.library import LIBRARY, instruction_sets, load, native
+from baton.model.cpu.library import LIBRARY, SOURCES, check_sources, instruction_sets, load, native
 from baton.model.cpu.openmp import openmp
 
 ROOT = Path(__file__).parents[3]
@@ -175,3 +175,14 @@ def test_as_many_threads_as_pytorch() -> None:
         assert max_threads() == ctypes.CDLL(str(LIBRARY)).baton_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+@BUILT
+def test_a_library_of_other_sources_is_refused(build: ModuleType, tmp_path: Path) -> None:
+    library = ctypes.CDLL(str(LIBRARY))
+    check_sources(library, SOURCES)
+    check_sources(library, tmp_path / "an installed wheel has no sources")
+    with pytest.raises(ValueError, match=r"built from other C\+\+ files .*python hatch_build.py"):
+        check_sources(library, build.SOURCES)
+    assert build.build()
+    check_sources(ctypes.CDLL(str(build.LIBRARY)), build.SOURCES)

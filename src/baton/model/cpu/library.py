@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from baton.model.cpu.openmp import openmp
 
 LIBRARY = Path(__file__).with_name("_native.so")
+SOURCES = Path(__file__).with_name("native")
 
 Function = Callable[..., None]
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -75,12 +77,36 @@ def instruction_sets() -> list[str]:
     return [name for name in names if library.baton_cpu_has(name.encode())]
 
 
+def check_sources(library: ctypes.CDLL, sources: Path) -> None:
+    """Raises `ValueError` if the library was made of other C++ files than those beside it, if there are any.
+
+    Its functions might take other arguments than Python gives them, which ends a worker with a signal.
+    """
+    paths = sorted((*sources.glob("*.cpp"), *sources.glob("*.h")))
+    if not paths:
+        return
+    made_of = hashlib.sha256()
+    for path in paths:
+        made_of.update(path.name.encode() + b"\0" + path.read_bytes())
+    try:
+        library.baton_sources.restype = ctypes.c_char_p
+        found = library.baton_sources().decode()
+    except AttributeError:
+        found = ""
+    if found != made_of.hexdigest()[:16]:
+        raise ValueError(
+            f"{LIBRARY} was built from other C++ files than {sources} has now: run `make install-dev`, or "
+            "`python hatch_build.py`; BATON_NATIVE=0 goes on without it"
+        )
+
+
 @functools.cache
 def _open() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError:
         return None
+    check_sources(library, SOURCES)
     runtime = openmp()
     if runtime is not None:
         library.baton_bind_max_threads.argtypes = [POINTER]

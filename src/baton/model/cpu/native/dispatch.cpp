@@ -7,6 +7,9 @@
 // Instruction sets that were compiled, best first, with commas between.
 EXPORT const char* baton_instruction_sets() { return BATON_ISAS; }
 
+// What it was made of: see hatch_build.py.
+EXPORT const char* baton_sources() { return BATON_SOURCES; }
+
 // Whether this CPU (and its operating system) has what `name` needs.
 EXPORT int baton_cpu_has(const char* name) {
 #if defined(__x86_64__)
