@@ -78,6 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "my-checkpoint").symlink_to(MODEL)
     (place / "serve.yaml").write_text(YAML)
     (place / "DIR").mkdir()
+    (place / "README.md").symlink_to(Path(__file__).parents[2] / "README.md")
     return place
 
 
