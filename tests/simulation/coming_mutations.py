@@ -58,21 +58,6 @@ def fetched_twice(patch: Patch) -> None:
     patch.setattr(Arrivals, "_close", wrong)
 
 
-@mutation("pages that came are fetched again for who awaited more", "coming", scenario="coming")
-def fetched_again(patch: Patch) -> None:
-    came = OnTheWay.came
-
-    def wrong(self, arrival):
-        before = {other: other.num_cached for other in (arrival, *self._waiting.get(arrival, ()))}
-        served = came(self, arrival)
-        for other, num_cached in before.items():
-            if other not in served:
-                other.num_cached = num_cached
-        return served
-
-    patch.setattr(OnTheWay, "came", wrong)
-
-
 @mutation("what was fetched on the word of one gateway is awaited by another's", "coming", scenario="coming")
 def other_gateway(patch: Patch) -> None:
     def wrong(fetcher, peer, request):

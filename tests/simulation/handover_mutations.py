@@ -70,7 +70,7 @@ def freed_on_loss(patch: Patch) -> None:
     patch.setattr(Departures, "peer_lost", lambda self, peer, now, dead: lost(self, peer, now, True))
 
 
-@mutation("D frees before its fetch is closed", "reserved", scenario="1p1d")
+@mutation("D frees before its fetch is closed", "reserved", "coming", scenario="1p1d")
 def freed_under_a_fetch(patch: Patch) -> None:
     close = Arrivals._close
 
@@ -103,7 +103,8 @@ def one_rank_of_two(patch: Patch) -> None:
     def wrong(self, rank, report):
         arrival = self._under_way.get(report.id)
         if arrival is None:
-            return SimpleNamespace(stage=None, fetches=(), holds_lease=lambda now: True, handed=False)
+            # One of which something is still under way, so that nothing follows from it.
+            return SimpleNamespace(stage=None, fetches=(1,), holds_lease=lambda now: True, handed=False)
         arrival.fetches[report.id] = {rank}
         return ended(self, rank, report)
 

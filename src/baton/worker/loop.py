@@ -122,6 +122,8 @@ class WorkerLoop:
         self._busy = batch is not None
         if batch is not None:
             self._step(batch)
+            if self._reports.pending:  # a follower writes nothing by itself, step after step
+                self._reports.flush()
             return True
         if self._quiet:
             self._quiet = 0
