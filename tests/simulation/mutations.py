@@ -178,7 +178,14 @@ def double_release(patch: Patch) -> None:
 
 
 @mutation(
-    "the prefix index does not hear of evictions", "owner", "tokens", "ledger", "crash", "closing-5", "salt"
+    "the prefix index does not hear of evictions",
+    "pages",
+    "owner",
+    "tokens",
+    "ledger",
+    "crash",
+    "closing-5",
+    "salt",
 )
 def evictions_unheard(patch: Patch) -> None:
     patch.setattr(PrefixIndex, "_forget", lambda self, block: None)
