@@ -106,6 +106,16 @@ def test_without_a_target_streams_wait_for_some_steps():
     assert PACE.with_prompts(many, 0, 64, 12800) <= 3 * PACE.decoding(64, 12800)
 
 
+def test_steps_that_nobody_notices_cut_nothing():
+    """A small model, whose steps take a millisecond: 8 of them would cut these prompts in two."""
+    fast = Pace(
+        base=5e-4, token=1.5e-5, pair=0.0, row=1e-5, read=0.0, alone=5e-4, alone_row=1e-5, shortest=6e-4
+    )
+    assert fast.with_prompts(500, 0, 8, 1600) > 8 * fast.shortest
+    composition = make(*(prompt(slot, 125) for slot in range(4)), pace=fast)
+    assert step(composition, rows=8) == [(slot, 125) for slot in range(4)]
+
+
 def test_a_target_that_no_step_meets_leaves_some_tokens():
     composition = make(prompt(0, 1900), itl=0.001)
     assert LEAST <= step(composition, rows=8)[0][1] <= 2 * LEAST

@@ -11,10 +11,10 @@ more than half of it and what was computed of itself since: of two tokens one is
 whole prompts as far as it can, rather than pieces of several.
 
 *How much.*  If a client reads a stream: what the time until its next token allows, which is `itl_target_s`,
-or else 8 times the shortest step, at least 3 times the step without prompts.  If nobody does, and a prompt
-waits for its first token: so many that what each step costs besides is 3 % of it, half a per cent if no other
-prompt waits, and that it takes at least 6 times the shortest step.  If all answers are wanted as a whole
-only: as many as fit.
+or else 8 times the shortest step, at least 3 times the step without prompts, and 10 ms.  If nobody does, and
+a prompt waits for its first token: so many that what each step costs besides is 3 % of it, half a per cent if
+no other prompt waits, and that it takes at least 6 times the shortest step.  If all answers are wanted as a
+whole only: as many as fit.
 
 A prompt that needs a little more than that is not cut (unless there is an `itl_target_s`), and one that is
 cut is cut into equal pieces.  With a `ttft_target_s` a prompt that would miss it, and would not if it were
@@ -36,6 +36,9 @@ BESIDE_STREAMS = 8.0
 """Times the shortest step: a step with prompts beside streams."""
 BESIDE_ROWS = 3.0
 """Times the step without prompts, at least: prompts get two thirds of the time, also beside many streams."""
+UNNOTICED_S = 0.01
+"""Seconds: no reader of a stream notices a shorter wait.  Without it a model with steps of 1 ms would cut
+prompts for nothing."""
 ALONE = 6.0
 """Times the shortest step, at least, where nobody reads a stream."""
 LOSS = 0.03
@@ -146,7 +149,7 @@ class Composition:
         target, slack = self._itl_target, 1.0
         if target is None:
             alone = pace.decoding(rows, context)
-            target, slack = max(BESIDE_STREAMS * pace.shortest, BESIDE_ROWS * alone), SLACK
+            target, slack = max(BESIDE_STREAMS * pace.shortest, BESIDE_ROWS * alone, UNNOTICED_S), SLACK
         beside = pace.with_prompts(0, 0, rows, context)
         tokens = max(_fitting(pace, first.start, target - beside), LEAST)
         if self._ttft_target is not None:

@@ -140,7 +140,7 @@ class MemoryOptions(Options):
         least=0.01,
         most=MAX_SECONDS,
         unit="milliseconds",
-        unset="8 times the shortest step, or 3 times a step without prompts",
+        unset="8 times the shortest step, 3 times a step without prompts, or 10 ms, whichever is longest",
     )
     ttft_target: float | None = flag(
         None,

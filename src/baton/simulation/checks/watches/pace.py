@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.executor.base import StepBatch
 from baton.simulation.checks.books import Violation
-from baton.worker.composition import BESIDE_ROWS, BESIDE_STREAMS, LEAST, SLACK
+from baton.worker.composition import BESIDE_ROWS, BESIDE_STREAMS, LEAST, SLACK, UNNOTICED_S
 from baton.worker.slots import DECODE, PREFILL
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class PaceWatch:
         if target is None:
             alone = pace.decoding(len(rows), context)
             least = int(LEAST * SLACK)  # a prompt is not cut for the few tokens between
-            target = max(BESIDE_STREAMS * pace.shortest, BESIDE_ROWS * alone) * SLACK * SLACK
+            target = max(BESIDE_STREAMS * pace.shortest, BESIDE_ROWS * alone, UNNOTICED_S) * SLACK * SLACK
         fewest = pace.with_prompts(least, start, len(rows), context)
         takes = pace.with_prompts(tokens, start, len(rows), context)
         if takes > max(target, fewest) * 1.0001:
