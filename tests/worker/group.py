@@ -145,6 +145,8 @@ class Group:
     def shutdown(self):
         self.send(Control("shutdown"))
         give_up = time.monotonic() + DEADLINE_S
+        while self.wiring.commands.pending and time.monotonic() < give_up:  # a small ring may be full
+            self.poll(RETRY_S)
         codes = [worker.wait(give_up - time.monotonic()) for worker in self.workers]
         self.poll()
         return codes
