@@ -49,6 +49,20 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(3, VOCAB, length)]
 
 
+def same_in_a_crowd(executor: TorchExecutor) -> None:
+    """A request gets the same tokens alone and among five others."""
+    alone = Driver(executor)
+    first = alone.add(prompt_of(20), 30)
+    alone.run()
+    alone.remove(first)
+    crowd = Driver(executor, seed=1)
+    again = crowd.add(prompt_of(20), 30)
+    for index in range(5):
+        crowd.add(prompt_of(10 + index, index), 30)
+    crowd.run()
+    assert again.tokens == first.tokens
+
+
 def vector(report: TokenLogprobs) -> torch.Tensor:
     """The whole distribution of a report that was asked for with logprobs = VOCAB."""
     found = torch.full((VOCAB,), float("nan"))

@@ -18,8 +18,7 @@ from baton.model.layers import grouped as grouped_layers
 from baton.model.layers.grouped import TorchGroupedProduct, grouped_product
 from baton.model.layers.layers import Placement, Product
 from baton.model.weights.grouped import Grouped
-from tests.executor.driver import Driver
-from tests.executor.test_torch_parity import prompt_of
+from tests.executor.test_torch_parity import same_in_a_crowd
 from tests.model.architectures.test_program import BLOCK, check_same, make, outcome
 from tests.model.checkpoints import make_checkpoint
 
@@ -109,14 +108,5 @@ def test_rows_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen3")
     with weights_in_groups():
         executor = make(tmp_path, "bfloat16", None)
-    alone = Driver(executor)
-    first = alone.add(prompt_of(20), 30)
-    alone.run()
-    alone.remove(first)
-    crowd = Driver(executor, seed=1)
-    again = crowd.add(prompt_of(20), 30)
-    for index in range(5):
-        crowd.add(prompt_of(10 + index, index), 30)
-    crowd.run()
-    assert again.tokens == first.tokens
+    same_in_a_crowd(executor)
     executor.close()

@@ -18,7 +18,7 @@ from baton.model.ops.fused import FusedOps
 from baton.model.weights.quantized import Quantized, quantize_activations, quantize_rows
 from baton.protocol.sampling import Sampling
 from tests.executor.driver import Driver
-from tests.executor.test_torch_parity import config_for, prompt_of
+from tests.executor.test_torch_parity import config_for, prompt_of, same_in_a_crowd
 from tests.model.checkpoints import make_checkpoint
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -124,16 +124,7 @@ def test_rows_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen3")
     executor = create_executor(config_for(tmp_path, quantization="int8", dtype="bfloat16"), 0, "")
     assert "int8" in executor.info.detail
-    alone = Driver(executor)
-    first = alone.add(prompt_of(20), 30)
-    alone.run()
-    alone.remove(first)
-    crowd = Driver(executor, seed=1)
-    again = crowd.add(prompt_of(20), 30)
-    for index in range(5):
-        crowd.add(prompt_of(10 + index, index), 30)
-    crowd.run()
-    assert again.tokens == first.tokens
+    same_in_a_crowd(executor)
     executor.close()
 
 
