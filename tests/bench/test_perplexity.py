@@ -118,6 +118,13 @@ def test_a_model_is_no_distance_from_itself_and_some_when_rounded(tokens):
     assert rounded.top1_agreement > 0.8
 
 
+def test_kv_in_eight_bits_is_near_kv_that_is_not(tokens):
+    near = measure(tokens, {"dtype": "float32"}, dtype="float32", kv_cache_dtype="int8").reference
+    assert 0.0 < near.kl_mean < 0.01
+    assert near.ratio == pytest.approx(1.0, abs=0.02)
+    assert near.top1_agreement > 0.95
+
+
 WORDS = Tokenizer.from_directory(resolve_model(None)).encode("Once there was", add_special_tokens=False)[:2]
 
 

@@ -20,7 +20,7 @@ from baton.executor.torch_executor import ExecutorError, TorchExecutor
 from baton.model.checkpoint.config import ModelNotFound, UnsupportedModel
 from baton.protocol.sampling import Sampling, Stopping
 from tests.executor.driver import Driver
-from tests.executor.test_torch_parity import BLOCK, config_for, prompt_of
+from tests.executor.test_torch_parity import BLOCK, config_for, prompt_of, same_in_a_crowd
 from tests.model.checkpoints import VOCAB, make_checkpoint
 
 
@@ -133,6 +133,21 @@ def test_block_bytes_and_detail(checkpoint: Path) -> None:
     for word in ("bfloat16", "1 threads", "MB", "200 blocks"):
         assert word in info.detail
     executor.close()
+
+
+def test_the_pool_in_eight_bits(checkpoint: Path) -> None:
+    """A byte a number and four for the scale of each position and KV head: more blocks of the same memory."""
+    pool = {"num_blocks": None, "kv_cache_memory_bytes": 1 << 20}
+    block_bytes = {}
+    for kind in (None, "int8"):
+        executor = TorchExecutor.from_config(config_for(checkpoint, kv_cache_dtype=kind, **pool), 0, "")
+        block_bytes[kind] = executor.info.block_bytes
+        assert executor.info.num_blocks == (1 << 20) // block_bytes[kind]
+        assert ("int8" in executor.info.tile) == ("int8" in executor.info.detail) == (kind == "int8")
+        assert executor.pool.block_bytes == block_bytes[kind]
+        same_in_a_crowd(executor)
+        executor.close()
+    assert block_bytes == {None: 3 * 2 * 2 * BLOCK * 32 * 4, "int8": 3 * 2 * 2 * BLOCK * (32 + 4)}
 
 
 def test_sizes_of_the_pool(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from baton.model.attention.base import AttentionBackend, AttentionShape, AttentionStep
+from baton.model.attention.kv_int8 import quantize
 
 LAYERS = 2
 
@@ -25,6 +27,7 @@ class Case:
     block_size: int = 16
     window: int | None = None
     dtype: torch.dtype = torch.float32
+    kv_int8: bool = False
 
     def shape(self) -> AttentionShape:
         return AttentionShape(
@@ -37,7 +40,20 @@ class Case:
             windows=frozenset({None, self.window}),
             dtype=self.dtype,
             device=torch.device("cpu"),
+            kv_int8=self.kv_int8,
         )
+
+    def kept(self, heads: Tensor) -> Tensor:
+        """[n, kv_heads, head_dim] as readers of the pool see them."""
+        if not self.kv_int8:
+            return heads
+        integers, scales = quantize(heads)
+        return integers * scales
+
+    @property
+    def tolerance(self) -> float:
+        """bfloat16: weights and results are rounded to 8 bits; KV in 8 bits: queries and weights to 15."""
+        return 2e-2 if self.dtype == torch.bfloat16 else 2e-4 if self.kv_int8 else 2e-5
 
 
 @dataclass
@@ -62,9 +78,13 @@ class Loaded:
         parts = self.queries.split([now for _, now in self.case.rows])
         return torch.cat(
             [
-                direct(part, keys, values, before, self.case.window, self.case.heads_per_kv)
-                for part, keys, values, (before, _) in zip(
-                    parts, self.keys, self.values, self.case.rows, strict=True
+                direct(part, *kept, before, self.case.window, self.case.heads_per_kv)
+                for part, *kept, (before, _) in zip(
+                    parts,
+                    map(self.case.kept, self.keys),
+                    map(self.case.kept, self.values),
+                    self.case.rows,
+                    strict=True,
                 )
             ]
         )
@@ -88,9 +108,7 @@ def load(backend: AttentionBackend, case: Case, seed: int = 0, garbage: float = 
     for row, number in enumerate(blocks):
         tables[row, :number] = ids[used : used + number]
         used += number
-    pool = torch.full(
-        (len(ids), LAYERS, 2, case.num_kv_heads, *backend.tile_shape), garbage, dtype=case.dtype
-    )
+    pool = empty_pool(backend, case, len(ids), garbage)
     backend.bind(pool)
     keys, values = (
         [
@@ -112,6 +130,14 @@ def load(backend: AttentionBackend, case: Case, seed: int = 0, garbage: float = 
     return Loaded(case, pool, step, keys, values, queries)
 
 
+def empty_pool(backend: AttentionBackend, case: Case, blocks: int, garbage: float) -> Tensor:
+    """Each number of it is `garbage`; of bytes all scales are, if it is NaN."""
+    sizes = (blocks, LAYERS, 2, case.num_kv_heads, *backend.tile_shape)
+    if backend.pool_dtype == torch.uint8:
+        return torch.full(sizes, 0xFF if math.isnan(garbage) else int(garbage), dtype=torch.uint8)
+    return torch.full(sizes, garbage, dtype=backend.pool_dtype)
+
+
 def run(backend: AttentionBackend, loaded: Loaded) -> Tensor:
     plan = backend.prepare(loaded.step)
     backend.write_kv(LAYER, loaded.new(loaded.keys), loaded.new(loaded.values), plan)
@@ -123,8 +149,7 @@ def check(make: Callable[[AttentionShape], AttentionBackend], case: Case, seed: 
     backend = make(case.shape())
     loaded = load(backend, case, seed, garbage=float("nan"))
     found = run(backend, loaded)
-    # bfloat16: the weights and the result are rounded to 8 bits.
-    tolerance = 2e-5 if case.dtype == torch.float32 else 2e-2
+    tolerance = case.tolerance
     torch.testing.assert_close(found.double(), loaded.expected(), atol=tolerance, rtol=tolerance)
 
 

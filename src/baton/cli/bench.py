@@ -41,6 +41,7 @@ Seed = Annotated[int, typer.Option(help="Of prompts and arrivals.", rich_help_pa
     "max_num_seqs",
     "max_num_batched_tokens",
     "kv_cache_memory_bytes",
+    "kv_cache_dtype",
     "tensor_parallel_size",
     "num_threads",
     "log_level",

@@ -18,6 +18,7 @@ from baton.launch.options.sources import Chosen
     "quantization",
     "quantization_group_size",
     "quantize_head",
+    "kv_cache_dtype",
     "max_model_len",
     "tensor_parallel_size",
     "log_level",

@@ -21,7 +21,7 @@ _REFERENCE = "Reference"
 _DEFAULT_CONTEXT = 2048
 
 
-@flags.of(EngineOptions, "dtype", "quantization", "num_threads", "log_level", quiet=True)
+@flags.of(EngineOptions, "dtype", "quantization", "kv_cache_dtype", "num_threads", "log_level", quiet=True)
 def perplexity(
     chosen: Chosen[EngineOptions],
     text: Annotated[Path, typer.Option(help="A file of UTF-8 text.", rich_help_panel=_TEXT)],
@@ -93,6 +93,7 @@ def perplexity(
                     model=reference,
                     tokenizer=None,
                     quantization=None,
+                    kv_cache_dtype="auto",
                     dtype=reference_dtype or "auto",
                 )
             )

@@ -122,9 +122,10 @@ class TorchExecutor:
             ops = fused_ops(dtype, device, longest, int8=weights == "int8")
             placement = Placement(parallel, dtype, device, weights, ops, **groups_of(config, model_config))
             model = load_model(Path(config.model), model_config, placement, backend, config.max_model_len)
-            num_blocks = parallel.minimum(_num_blocks(config, shape), config.device)
+            num_blocks = parallel.minimum(_num_blocks(config, backend), config.device)
         # Outside of inference mode, so that a transport may write into the pool from anywhere.
-        pool = KvPool(num_blocks, shape.num_layers, shape.num_kv_heads, backend.tile_shape, dtype, device)
+        sizes = shape.num_layers, shape.num_kv_heads, backend.tile_shape
+        pool = KvPool(num_blocks, *sizes, backend.pool_dtype, device)
         backend.bind(pool.tensor)
         executor = cls(config, model_config, model, backend, parallel, pool, device)
         executor._warm_up(config)
@@ -333,17 +334,15 @@ def _attention_shape(
         windows=frozenset(model.window_of(layer, config.max_model_len) for layer in layers),
         dtype=dtype,
         device=device,
+        kv_int8=config.kv_cache_dtype == "int8",
     )
 
 
-def _num_blocks(config: InstanceConfig, shape: AttentionShape) -> int:
+def _num_blocks(config: InstanceConfig, backend: AttentionBackend) -> int:
     """Blocks of the pool; the same on each rank once the smallest is agreed on."""
     if config.num_blocks is not None:
         return config.num_blocks
-    size = config.tensor_parallel_size
-    block_bytes = (
-        shape.num_layers * 2 * shape.num_kv_heads * shape.block_size * shape.head_dim * shape.dtype.itemsize
-    )
+    size, shape, block_bytes = config.tensor_parallel_size, backend.shape, backend.block_bytes
     if config.kv_cache_memory_bytes is not None:
         blocks = config.kv_cache_memory_bytes // size // block_bytes
         if blocks < 1:
@@ -376,11 +375,12 @@ def _num_blocks(config: InstanceConfig, shape: AttentionShape) -> int:
 def _detail(config: InstanceConfig, model: LlamaForCausalLM, pool: KvPool, device: torch.device) -> str:
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     kv = pool.num_blocks * pool.block_bytes
+    cells = f"{config.kv_cache_dtype}, " if config.kv_cache_dtype else ""
     rounded = model.placement.rounded.told()
     attention = model.backend.kernel_name if isinstance(model.backend, CpuAttention) else "PyTorch"
     return (
         f"torch {torch.__version__} on {device}, {config.dtype}{threads}, "
         f"weights {model.weight_bytes() / 1e6:.0f} MB ({form_told(config, model)}), "
         f"{rounded + ', ' if rounded else ''}KV {kv / 1e6:.0f} MB "
-        f"({pool.num_blocks} blocks of {config.block_size} tokens), attention by {attention}"
+        f"({cells}{pool.num_blocks} blocks of {config.block_size} tokens), attention by {attention}"
     )

@@ -31,6 +31,7 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
         "quantize_head": options.quantize_head or (8 if options.quantization == "int4" else 16),
         "tensor_parallel_size": options.tensor_parallel_size,
         "block_size": options.block_size,
+        "kv_cache_dtype": None if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
         "num_blocks": options.num_gpu_blocks_override,
         "kv_cache_memory_bytes": memory and parse_bytes("--kv-cache-memory-bytes", memory),
         "max_num_seqs": options.max_num_seqs,

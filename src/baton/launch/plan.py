@@ -46,6 +46,11 @@ def make_plan(options: EngineOptions) -> ServerPlan:
 
     Raises `OptionError`, or `ModelNotFound` / `UnsupportedModel` / `LoadError` for the model's files.
     """
+    if options.kv_cache_dtype != "auto" and options.executor != "torch":
+        raise OptionError(
+            f"--kv-cache-dtype {options.kv_cache_dtype}: the simulated executor's KV cache holds token ids; "
+            "leave it away"
+        )
     directory = resolve_model(options.model, revision=options.revision)
     tokenizer = _tokenizer_directory(options.tokenizer, directory)
     model = ModelConfig.from_directory(directory)
@@ -192,6 +197,8 @@ def _computes_in(instance: InstanceConfig) -> str:
         found += f"+{instance.quantization}"
     if instance.quantization == "int4":
         found += f"/{instance.quantization_group_size}"
+    if instance.kv_cache_dtype is not None:
+        found += f"+kv_{instance.kv_cache_dtype}"
     return found if instance.quantize_head == 16 else f"{found}+head{instance.quantize_head}"
 
 

@@ -35,7 +35,9 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     executor: Literal["torch", "simulated"]
     device: Literal["cpu", "cuda"]
     dtype: Dtype
-    """Of activations and the KV cache; also of weights, unless these are quantized."""
+    """Of activations; also of weights, unless these are quantized, and of the KV cache, unless it is."""
+    kv_cache_dtype: Literal["int8"] | None = None
+    """int8: integers, and a scale for each position and KV head; None: as `dtype`."""
     quantization: Literal["int8", "int4"] | None = None
     """Of a checkpoint in floating point, while it is loaded."""
     quantization_group_size: int

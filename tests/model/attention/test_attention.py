@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from baton.model.attention import torch_backend, torch_pieces
 from baton.model.attention.base import AttentionShape, AttentionStep
+from baton.model.attention.kv_int8 import quantize
 from baton.model.attention.torch_backend import TorchAttention, _groups
 from baton.model.attention.torch_pieces import TorchPieces
 
@@ -28,6 +29,11 @@ def direct(queries, keys, values, start, window, heads_per_kv):
     return torch.einsum("hqk,khd->qhd", weights, values.double()).flatten(1).float()
 
 
+def dequantized(heads):
+    integers, scales = quantize(heads)
+    return integers * scales
+
+
 rows_strategy = st.lists(
     st.tuples(st.integers(0, 60), st.one_of(st.just(1), st.integers(2, 30))), min_size=1, max_size=7
 )
@@ -41,11 +47,12 @@ rows_strategy = st.lists(
     kv_heads=st.sampled_from([1, 2]),
     heads_per_kv=st.sampled_from([1, 3]),
     small_limits=st.booleans(),
+    kv_int8=st.booleans(),
     kind=st.sampled_from([TorchAttention, TorchPieces]),
     seed=st.integers(0, 1000),
 )
 def test_matches_a_direct_computation(
-    rows, block_size, window, kv_heads, heads_per_kv, small_limits, kind, seed
+    rows, block_size, window, kv_heads, heads_per_kv, small_limits, kv_int8, kind, seed
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if small_limits:
@@ -79,10 +86,15 @@ def test_matches_a_direct_computation(
             windows,
             torch.float32,
             torch.device("cpu"),
+            kv_int8,
         )
         backend = kind(shape)
-        pool = torch.full((len(ids), LAYERS, 2, kv_heads, *backend.tile_shape), float("nan"))
-        pool[tables[tables < len(ids)]] = 0.0  # of a backend in PyTorch, all blocks of a row must be numbers
+        pool = torch.full(
+            (len(ids), LAYERS, 2, kv_heads, *backend.tile_shape),
+            0xFF if kv_int8 else float("nan"),
+            dtype=backend.pool_dtype,
+        )
+        pool[tables[tables < len(ids)]] = 0  # of a backend in PyTorch, all blocks of a row must be numbers
         backend.bind(pool)
         with torch.inference_mode():
             for layer, wanted in ((0, None), (1, window)):
@@ -105,11 +117,12 @@ def test_matches_a_direct_computation(
                 plan = backend.prepare(AttentionStep(starts, counts, tables, num_decodes))
                 new = [[part[start:] for part in contexts[row]] for row, (start, _) in enumerate(rows)]
                 backend.write_kv(layer, torch.cat([k for k, _ in new]), torch.cat([v for _, v in new]), plan)
+                kept = dequantized if kv_int8 else lambda heads: heads
                 queries = torch.randn(int(counts.sum()), kv_heads * heads_per_kv, HEAD_DIM)
                 found = backend.attend(layer, queries, wanted, plan)
                 expected = torch.cat(
                     [
-                        direct(part, *contexts[row], rows[row][0], wanted, heads_per_kv)
+                        direct(part, *map(kept, contexts[row]), rows[row][0], wanted, heads_per_kv)
                         for row, part in enumerate(queries.split(counts.tolist()))
                     ]
                 )
@@ -146,11 +159,12 @@ def test_very_different_lengths_are_not_padded_to_the_longest() -> None:
 
 
 def test_the_name_of_a_tile_tells_what_differs() -> None:
-    def name(block_size: int, head_dim: int, dtype: torch.dtype) -> str:
-        shape = AttentionShape(
-            1, 1, 1, head_dim, block_size, 1.0, frozenset({None}), dtype, torch.device("cpu")
-        )
+    def name(block_size: int, head_dim: int, dtype: torch.dtype, kv_int8: bool = False) -> str:
+        device = torch.device("cpu")
+        shape = AttentionShape(1, 1, 1, head_dim, block_size, 1.0, frozenset({None}), dtype, device, kv_int8)
         return TorchAttention(shape).tile_name
 
     names = {name(b, d, t) for b in (16, 32) for d in (64, 128) for t in (torch.float32, torch.bfloat16)}
     assert len(names) == 8
+    assert name(16, 64, torch.float32, True) not in names
+    assert name(16, 64, torch.float32, True) == name(16, 64, torch.bfloat16, True)

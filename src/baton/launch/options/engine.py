@@ -163,6 +163,11 @@ class MemoryOptions(Options):
     kv_cache_memory_bytes: int | str | None = flag(
         None, "Size of the KV cache, such as 4GiB.", size=True, unset="by free memory", metavar="SIZE"
     )
+    kv_cache_dtype: Literal["auto", "int8"] = flag(
+        "auto",
+        "Of keys and values in the KV cache. auto: as --dtype; int8: 8 bits and a scale for each position "
+        "and KV head, about half of bfloat16's memory and transfers.",
+    )
     num_gpu_blocks_override: int | None = flag(
         None,
         "KV blocks, on any device, instead of a size.",

@@ -10,6 +10,7 @@ into whatever indices, masks and groups of rows the backend needs; layers share 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,10 @@ class AttentionShape:
     windows: frozenset[int | None]
     """The different windows of the layers (None: no window)."""
     dtype: torch.dtype
+    """Of queries, keys and values, and of the pool unless `kv_int8`."""
     device: torch.device
+    kv_int8: bool = False
+    """The pool holds keys and values in eight bits (`kv_int8`)."""
 
 
 @dataclass(slots=True)
@@ -70,6 +74,18 @@ class AttentionBackend(ABC):
         self.shape = shape
 
     @property
+    def pool_dtype(self) -> torch.dtype:
+        """Of the pool's elements: bytes where it holds integers and scales."""
+        return torch.uint8 if self.shape.kv_int8 else self.shape.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block: all layers."""
+        shape = self.shape
+        tiles = shape.num_layers * 2 * shape.num_kv_heads
+        return tiles * math.prod(self.tile_shape) * self.pool_dtype.itemsize
+
+    @property
     @abstractmethod
     def tile_name(self) -> str:
         """Names the layout of a tile, its dtype and sizes included."""
@@ -77,7 +93,7 @@ class AttentionBackend(ABC):
     @property
     @abstractmethod
     def tile_shape(self) -> tuple[int, ...]:
-        """Shape of a tile, in elements of `shape.dtype`, for (block_size, head_dim)."""
+        """Shape of a tile, in elements of `pool_dtype`, for (block_size, head_dim)."""
 
     @abstractmethod
     def bind(self, pool: Tensor) -> None:

@@ -44,6 +44,8 @@ class CpuPlan:
 
 def supported(shape: AttentionShape) -> bool:
     """Whether the kernels serve these sizes."""
+    if shape.kv_int8:
+        return False
     if shape.device.type != "cpu" or shape.head_dim % 2 or shape.head_dim > 256 or shape.block_size > 128:
         return False
     return shape.dtype == torch.float32 or (shape.dtype == torch.bfloat16 and shape.block_size % 2 == 0)

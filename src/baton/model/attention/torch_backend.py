@@ -195,7 +195,9 @@ class TorchAttention(TorchTiles):
         """[B, heads, head_dim] → [B, heads * head_dim]"""
         shape = self.shape
         batch = queries.shape[0]
-        found = self._gather(layer, group.tiles).view(2, batch, shape.num_kv_heads, -1, shape.head_dim)
+        found = self._gather(layer, group.tiles, queries.dtype).view(
+            2, batch, shape.num_kv_heads, -1, shape.head_dim
+        )
         found = found[:, :, :, group.first : group.stop]
         grouped = queries.reshape(batch, shape.num_kv_heads, self._heads_per_kv, shape.head_dim)
         out = F.scaled_dot_product_attention(
@@ -205,7 +207,9 @@ class TorchAttention(TorchTiles):
 
     def _attend_prefill(self, layer: int, queries: Tensor, row: _PrefillRow, out: Tensor) -> None:
         shape = self.shape
-        found = self._gather(layer, row.tiles).view(2, shape.num_kv_heads, 1, -1, shape.head_dim)
+        found = self._gather(layer, row.tiles, queries.dtype).view(
+            2, shape.num_kv_heads, 1, -1, shape.head_dim
+        )
         found = found.expand(-1, -1, self._heads_per_kv, -1, -1)
         for part in row.parts:
             tile = queries[part.queries]

@@ -173,7 +173,7 @@ class TorchPieces(TorchTiles):
 
     def _gather_exact(self, layer: int, tiles: Tensor) -> Tensor:
         """As `_gather`, in float32."""
-        found = self._gather(layer, tiles)
+        found = self._gather(layer, tiles, torch.float32)
         if found.dtype == torch.float32:
             return found
         if self._exact.numel() < found.numel():
