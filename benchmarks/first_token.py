@@ -1,11 +1,13 @@
 """How soon first tokens come and what streams beside notice: `--max-num-batched-tokens auto` and numbers.
 
     python benchmarks/first_token.py MODEL [--budgets 2048,auto] [--rounds 5] [--server-args "…"] [--out FILE]
+                                     [--beside vllm=http://127.0.0.1:8001]
 
 One server for each budget, all of the same checkout and all there at once (one that has nothing to do does
 nothing); rounds go from one to the next, so that whatever else the machine does meets all of them.  What is
 compared is the median over rounds of the ratio to the first budget, of the same round.  Prompts are random.
 What two servers with the same policy differ by (`--budgets 2048,2047,auto`) says what a ratio is worth.
+A server of another engine that serves the same model and runs already takes part by `--beside NAME=URL`.
 
 | load | what is sent | what is measured |
 | --- | --- | --- |
@@ -112,6 +114,9 @@ def main() -> None:
     parser.add_argument("--loads", default="closed,poisson,long,decode,prefill")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--server-args", default="", help="further flags of all servers")
+    parser.add_argument(
+        "--beside", action="append", default=[], metavar="NAME=URL", help="a server that runs already"
+    )
     parser.add_argument("--out")
     args = parser.parse_args()
     facts = machine()
@@ -126,6 +131,9 @@ def main() -> None:
             flag = ["--max-num-batched-tokens", budget]
             url, _ = stack.enter_context(own_server(args.model, [*flags, *flag]))
             endpoints[budget] = Endpoint(url, first_model(url, None))
+        for name, _, url in (beside.partition("=") for beside in args.beside):
+            budgets.append(name)
+            endpoints[name] = Endpoint(url, first_model(url, None))
         for number in range(-1, args.rounds):  # the first round is a warm-up
             load.seed = 100 * (number + 1)
             order = budgets if number % 2 == 0 else budgets[::-1]
