@@ -114,6 +114,10 @@ def test_a_violation_reaches_the_process_that_sums_up():
         ("crashes", 2003299),
         # A follower's reports waited in a full ring for as long as it ran steps.
         ("coming", 1666),
+        # P decided what it tells D, then read in the same turn that D is over, then sent it.
+        ("restart", 4000093),
+        # One gateway named two requests over two connections: it is the same one.
+        ("retired", 4000248),
     ],
 )
 def test_seeds_that_were_once_found(scenario, seed):

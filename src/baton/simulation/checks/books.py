@@ -97,6 +97,8 @@ class Books:
         """As P: (D, stamp) → when this `Renew` was read, and what it names."""
         self.let_go: set[tuple[int, int]] = set()
         """As P: attempts of which D has said that it reads nothing (any more)."""
+        self.just_let_go: set[tuple[int, int]] = set()
+        """Those of which it said so in this turn."""
         self.taken_back: list[tuple[str, int, int]] = []
         """As D: (P, id, attempt) of each `Cancel` that was read in this turn."""
         self.dead_peers: set[str] = set()

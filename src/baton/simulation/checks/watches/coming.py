@@ -52,7 +52,8 @@ class ComingWatch:
             end = (max(shared) + 1) * size if shared else 0
             one, two = mine.request, other.request
             same = one.tokens[:end] == two.tokens[:end] and one.cache_salt == two.cache_salt
-            if shared and not (same and one.gateway is two.gateway):
+            # (A gateway that lost its connection comes back with another one, by the same name.)
+            if shared and not (same and one.gateway.name == two.gateway.name):
                 raise Violation(
                     "coming",
                     f"{one.name} shares pages {shared} at {engine.instance.name} with {two.name}, which is "

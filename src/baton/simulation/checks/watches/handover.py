@@ -67,10 +67,9 @@ class HandoverWatch:
                 books.renewed.setdefault((message.id, message.attempt), now)
             case Renew():
                 books.renewing[peer, message.stamp] = (now, message.handovers)
-            case Taken():
+            case Taken() | Cancel(by_p=False) | Cancelled(by_p=True):
                 books.let_go.add((message.id, message.attempt))
-            case Cancel(by_p=False) | Cancelled(by_p=True):
-                books.let_go.add((message.id, message.attempt))
+                books.just_let_go.add((message.id, message.attempt))
             case Cancel():
                 books.taken_back.append((peer, message.id, message.attempt))
 
@@ -114,6 +113,8 @@ class HandoverWatch:
         books = self._books(engine.instance)
         key = (message.id, message.attempt)
         attempt = _attempt(engine, *key)
+        if attempt is None and key in books.just_let_go:
+            return  # (decided before P read that D is over, and sent after it: D knows it no more)
         if attempt is None:
             raise Violation("attempt", f"{describe.peer(message)} of an attempt that is over")
         request = attempt.departure.request
@@ -221,6 +222,7 @@ class HandoverWatch:
                     f"{engine.instance.name} after the turn",
                 )
         books.taken_back.clear()
+        books.just_let_go.clear()
         if books.named:
             self._check_named(engine, books, now)
         if books.fetches:
