@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.engine.core import EngineCore
+from baton.engine.intake import Intake
 from baton.engine.scheduling.waiting import WaitingLine
 from baton.gateway.cluster.request import EngineRequest
 from baton.protocol.rules.fair_queue import EVERYBODY, FairQueue, Flow, Share
@@ -113,13 +113,13 @@ def users_ignored(patch: Patch) -> None:
 
 @mutation("who makes place in a full queue is told nothing", "liveness", "end", "retired", scenario="refused")
 def displaced_untold(patch: Patch) -> None:
-    make_place = EngineCore._make_place
+    make_place = Intake._make_place
 
-    def wrong(self, machinery, submit, now):
-        self._reject = lambda *_: None
+    def wrong(self, submit, now):
+        self._refuse = lambda *_: None
         try:
-            make_place(self, machinery, submit, now)
+            make_place(self, submit, now)
         finally:
-            del self._reject
+            del self._refuse
 
-    patch.setattr(EngineCore, "_make_place", wrong)
+    patch.setattr(Intake, "_make_place", wrong)

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from baton.engine import core as engine_core
+from baton.engine import intake as engine_intake
 from baton.engine.core import EngineCore
+from baton.engine.intake import Intake
 from baton.engine.request import State
 from baton.engine.scheduling.ledger import Ledger
 from baton.engine.scheduling.prefix import PrefixIndex, root_key
@@ -71,14 +72,14 @@ def mutation(
 
 @mutation("blocks are freed before Closed", "closing-4", "table")
 def free_before_closed(patch: Patch) -> None:
-    cancel = EngineCore._cancel
+    cancel = Intake.cancel
 
-    def wrong(self, request):
-        cancel(self, request)
+    def wrong(self, request, now):
+        cancel(self, request, now)
         if request.state is State.ABORTING:
-            self.scheduler.ledger.release(request.slot)
+            self._scheduler.ledger.release(request.slot)
 
-    patch.setattr(EngineCore, "_cancel", wrong)
+    patch.setattr(Intake, "cancel", wrong)
 
 
 @mutation("the slot is given away when it is preempted", "closing-4", "closing-1")
@@ -127,13 +128,13 @@ def indexed_one_token_early(patch: Patch) -> None:
 
 @mutation("a cancel is lost while the request is queued", "cancel")
 def cancel_lost_while_queued(patch: Patch) -> None:
-    cancel = EngineCore._cancel
+    cancel = Intake.cancel
 
-    def wrong(self, request):
+    def wrong(self, request, now):
         if request.state is not State.WAITING:
-            cancel(self, request)
+            cancel(self, request, now)
 
-    patch.setattr(EngineCore, "_cancel", wrong)
+    patch.setattr(Intake, "cancel", wrong)
 
 
 @mutation("the requests of a lost gateway run on", "cancel")
@@ -193,7 +194,7 @@ def evictions_unheard(patch: Patch) -> None:
 
 @mutation("the salt is left out of the prefix keys", "salt")
 def salt_ignored(patch: Patch) -> None:
-    patch.setattr(engine_core, "root_key", lambda salt: root_key(""))
+    patch.setattr(engine_intake, "root_key", lambda salt: root_key(""))
 
 
 @mutation("epochs do not grow when a slot is reused", "epoch")
@@ -209,13 +210,12 @@ def epochs_repeat(patch: Patch) -> None:
 
 @mutation("the queue's bound is ignored", "queue")
 def queue_bound_ignored(patch: Patch) -> None:
-    init = EngineCore.__init__
+    init = Intake.__init__
 
-    def wrong(self, config, **options):
-        init(self, config, **options)
-        self.config = msgspec.structs.replace(config, max_waiting=1 << 30)
+    def wrong(self, limits, max_waiting, *others):
+        init(self, limits, 1 << 30, *others)
 
-    patch.setattr(EngineCore, "__init__", wrong)
+    patch.setattr(Intake, "__init__", wrong)
 
 
 @mutation("a request behind a cancelled head is not looked at", "liveness", "end")
@@ -248,7 +248,7 @@ def finished_twice(patch: Patch) -> None:
         if reason == "aborted":
             request.gateway.finished.append(request.gateway.finished[-1])
 
-    patch.setattr(engine_core, "finish", wrong)
+    patch.setattr(engine_intake, "finish", wrong)
     patch.setattr(engine_steps, "finish", wrong)
 
 
@@ -259,13 +259,13 @@ def untimed(patch: Patch) -> None:
 
 @mutation("tokens of a cancelled request are still sent", "answer")
 def tokens_after_cancel(patch: Patch) -> None:
-    cancel = EngineCore._cancel
+    cancel = Intake.cancel
 
-    def wrong(self, request):
-        cancel(self, request)
+    def wrong(self, request, now):
+        cancel(self, request, now)
         request.outbox = request.gateway
 
-    patch.setattr(EngineCore, "_cancel", wrong)
+    patch.setattr(Intake, "cancel", wrong)
 
 
 @mutation("admission goes on while the slots drain for new weights", "crash")

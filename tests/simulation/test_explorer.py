@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.engine.core import EngineCore
+from baton.engine.dispatch import Dispatcher
 from baton.engine.endings import finish
+from baton.engine.intake import Intake
 from baton.engine.request import State
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.protocol.codec import pack_int32
@@ -128,14 +129,14 @@ def test_the_command_prints_and_returns_an_exit_code(capsys):
 
 
 def free_before_closed(patch):
-    original = EngineCore._cancel
+    original = Intake.cancel
 
-    def cancel(self, request):
-        original(self, request)
+    def cancel(self, request, now):
+        original(self, request, now)
         if request.state is State.ABORTING:
-            self.scheduler.release(request)
+            self._scheduler.release(request)
 
-    patch.setattr(EngineCore, "_cancel", cancel)
+    patch.setattr(Intake, "cancel", cancel)
 
 
 def closed_forgotten_without_a_step(patch):
@@ -154,23 +155,23 @@ def closed_forgotten_without_a_step(patch):
 
 
 def cancel_lost_while_queued(patch):
-    original = EngineCore._cancel
+    original = Intake.cancel
 
-    def cancel(self, request):
+    def cancel(self, request, now):
         if request.state is not State.WAITING:
-            original(self, request)
+            original(self, request, now)
 
-    patch.setattr(EngineCore, "_cancel", cancel)
+    patch.setattr(Intake, "cancel", cancel)
 
 
 def cancel_lost_while_preempting(patch):
-    original = EngineCore._cancel
+    original = Intake.cancel
 
-    def cancel(self, request):
+    def cancel(self, request, now):
         if request.state is not State.PREEMPTING:
-            original(self, request)
+            original(self, request, now)
 
-    patch.setattr(EngineCore, "_cancel", cancel)
+    patch.setattr(Intake, "cancel", cancel)
 
 
 def indexed_before_computed(patch):
@@ -185,14 +186,14 @@ def indexed_before_computed(patch):
 
 
 def generated_tokens_forgotten(patch):
-    original = EngineCore._admit
+    original = Dispatcher._admit
 
     def admit(self, admission, now):
         request = admission.request
         del request.tokens[request.num_prompt :]
         return original(self, admission, now)
 
-    patch.setattr(EngineCore, "_admit", admit)
+    patch.setattr(Dispatcher, "_admit", admit)
 
 
 def nobody_gives_way(patch):
@@ -213,14 +214,14 @@ def preempted_twice(patch):
 
 
 def finished_twice(patch):
-    original = EngineCore._cancel
+    original = Intake.cancel
 
-    def cancel(self, request):
-        original(self, request)
+    def cancel(self, request, now):
+        original(self, request, now)
         if request.state is State.ABORTING:
-            finish(self._outboxes, self.counters, request, "aborted")
+            finish(self._outboxes, self._counters, request, "aborted")
 
-    patch.setattr(EngineCore, "_cancel", cancel)
+    patch.setattr(Intake, "cancel", cancel)
 
 
 @pytest.mark.parametrize(

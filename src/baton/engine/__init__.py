@@ -4,7 +4,10 @@
 | --- | --- |
 | `core` | the state machine: messages in, messages out, the clock an argument |
 | `parts` | what the core is made of once the workers are ready |
+| `intake` | requests as gateways send them: taken, refused, displaced, cancelled |
+| `dispatch` | what was decided, as commands for the workers |
 | `request`, `outbox` | one request and the table of its states; what its gateway is told |
+| `endings` | the last message of a request |
 | `validation` | what a `Submit` must satisfy to be taken |
 | `counters`, `loads` | what the engine counts, and what it tells gateways of its load |
 | `scheduling/` | who is admitted, which blocks they get, who has to give way |

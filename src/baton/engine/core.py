@@ -34,20 +34,20 @@ from typing import Any, NamedTuple
 import msgspec
 
 from baton.engine.counters import Counters
-from baton.engine.endings import finish
+from baton.engine.dispatch import CommandBuffer
+from baton.engine.endings import refuse
 from baton.engine.handover.courier import Courier, earliest
 from baton.engine.handover.handovers import Handovers
 from baton.engine.outbox import Outboxes
 from baton.engine.parts import Machinery
-from baton.engine.request import Event, Outbox, Request, State
-from baton.engine.scheduling.prefix import root_key
-from baton.engine.scheduling.scheduler import Admission, Scheduler
-from baton.engine.validation import Rejected, check_submit
+from baton.engine.request import Outbox, State
+from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.validation import Rejected
 from baton.engine.workers.controls import ACTIONS, Controls, OrderFailed, UnexpectedDone
 from baton.engine.workers.handshake import Handshake, HandshakeError
 from baton.engine.workers.steps import UnreadableReport
-from baton.protocol.codec import MalformedMessage, pack_int32
-from baton.protocol.commands import Abort, Admit, Command, CommandBatch, Control, Grants, Grow, Preempt
+from baton.protocol.codec import MalformedMessage
+from baton.protocol.commands import CommandBatch, Control, Grants
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PeerMessage, Refused, Reserve
 from baton.protocol.reports import (
@@ -62,7 +62,6 @@ from baton.protocol.reports import (
 from baton.protocol.requests import (
     Cancel,
     Failing,
-    Finished,
     FromEngine,
     Hello,
     Query,
@@ -127,10 +126,8 @@ class EngineCore:
         self._courier = Courier(incarnation, peer_endpoint)
         self._machinery: Machinery | None = None
         self._welcome: Welcome | None = None
-        self._numbers = 0
         self._now = now
-        self._sequence = 0
-        self._commands: list[Command] = []
+        self._buffer = CommandBuffer()
         self._reports = Silence(config.step_timeout_s, now)
         self._expecting = False
         self._failing_at: float | None = None
@@ -189,17 +186,12 @@ class EngineCore:
         """Decides, and takes everything that is to be sent."""
         self._now = now
         if self._machinery is not None and self.failure is None and not self.closing:
-            self._decide_all(self._machinery, now)
+            self._decide(self._machinery, now)
         expects = self._expects_reports()
         if expects and not self._expecting:
             self._reports.heard(now)
         self._expecting = expects
-        batch = None
-        if self._commands:
-            self._sequence += 1
-            batch = CommandBatch(self._sequence, self._commands)
-            self._commands = []
-        return Outgoing(batch, self._outboxes.take(), self._courier.take())
+        return Outgoing(self._buffer.take(), self._outboxes.take(), self._courier.take())
 
     def take_grants(self) -> list[Grants]:
         """After a flush, before what it returned is sent: what the workers' page servers are to be told of
@@ -236,14 +228,14 @@ class EngineCore:
             self.failure = message
             # (Of an instance that was never ready the supervisor tells the user why, once.)
             log.log(logging.CRITICAL if self.ready else logging.DEBUG, "the instance fails: %s", message)
-            self._commands.append(Control("shutdown"))  # ranks that are well leave by themselves
+            self._buffer.commands.append(Control("shutdown"))  # ranks that are well leave by themselves
             self._outboxes.tell_all_last(Failing(message))
 
     def shut_down(self) -> None:
         """Ends the instance: tells workers and gateways so, and takes nothing new."""
         if not self.closing and self.failure is None:
             self.closing = True
-            self._commands.append(Control("shutdown"))
+            self._buffer.commands.append(Control("shutdown"))
             self._outboxes.tell_all_last(Failing("the instance is shutting down"))
 
     def gateway_lost(self, identity: bytes) -> None:
@@ -256,10 +248,10 @@ class EngineCore:
             level = logging.WARNING if alive else logging.INFO
             self._controls.gateway_lost(outbox)
             log.log(level, "gateway %s is gone; cancelling its %d requests", outbox, alive)
-            for request in list(outbox.requests.values()):
-                self._cancel(request)
-            if self._handovers is not None:
-                self._handovers.arrivals.gateway_lost(outbox, self._now)
+            if self._machinery is not None:
+                for request in list(outbox.requests.values()):
+                    self._machinery.intake.cancel(request, self._now)
+                self._machinery.handovers.arrivals.gateway_lost(outbox, self._now)
 
     def violation(self, sender: str, what: str) -> None:
         """Something arrived that cannot be."""
@@ -275,11 +267,8 @@ class EngineCore:
         if isinstance(message, Submit):
             self._submit(outbox, message, now)
         elif isinstance(message, Cancel):
-            request = outbox.requests.get(message.id)
-            if request is not None:
-                self._cancel(request)
-            elif self._handovers is not None:  # it has just finished, or is on its way here
-                self._handovers.arrivals.cancel_request(outbox, message.id, now)
+            if self._machinery is not None:
+                self._machinery.intake.cancel_id(outbox, message.id, now)
         elif isinstance(message, Query):
             if message.what in ACTIONS:
                 self._order(outbox, message, now)
@@ -304,117 +293,15 @@ class EngineCore:
                 self._outboxes.reply(outbox, whole)
 
     def _submit(self, outbox: Outbox, submit: Submit, now: float) -> None:
-        try:
-            request = self._accept(outbox, submit, now)
-        except Rejected as refusal:
-            self._reject(outbox, submit.id, refusal, now)
-            return
-        outbox.requests[submit.id] = request
-        if self._machinery is not None and not request.continued:
-            self._machinery.backlog.add(request)
-        decoders = tuple(target for target in submit.decoders if target.incarnation != self.incarnation)
-        if self._handovers is None or not self._handovers.departures.begin(request, decoders):
-            self.scheduler.enqueue(request)
-
-    def _accept(self, outbox: Outbox, submit: Submit, now: float) -> Request:
-        """Raises `Rejected`."""
         if self.closing or self.failure is not None:
-            raise Rejected("shutting_down", "the instance is going down; send this to another one, or later")
-        machinery = self._machinery
-        if machinery is None:
-            raise Rejected("bad_request", "the instance is still loading; submit nothing before Welcome")
-        scheduler = machinery.scheduler
-        if submit.id in outbox.requests:
-            raise Rejected(
-                "bad_request", f"id: {submit.id} is that of a request that has not ended; never use one twice"
-            )
-        tokens = check_submit(submit, machinery.limits)
-        limit = self.config.max_waiting
-        if machinery.num_waiting >= limit and scheduler.due:
-            self._decide(scheduler, now)  # what came just before may be admitted at once
-        if machinery.num_waiting >= limit:
-            self._make_place(machinery, submit, now)
-        return Request(
-            outbox,
-            submit.id,
-            submit.name,
-            tokens,
-            submit.sampling,
-            submit.stopping,
-            priority=submit.priority,
-            number=self._number(),
-            arrived=now,
-            num_prompt=len(submit.prompt) // 4,
-            cache_salt=submit.cache_salt,
-            root=root_key(submit.cache_salt) if scheduler.prefix is not None else b"",
-            patient=submit.patient,
-            flow=submit.flow,
-        )
-
-    def _make_place(self, machinery: Machinery, submit: Submit, now: float) -> None:
-        """The queue is full: the worst newcomer that waits goes.  Raises `Rejected` if that is this one."""
-        full = Rejected(
-            "queue_full",
-            f"{machinery.num_waiting} requests are waiting and max_waiting is {self.config.max_waiting}; "
-            "try again later, or raise --max-waiting",
-        )
-        worst = machinery.backlog.place_for(submit.priority, submit.flow, continued=bool(submit.generated))
-        if worst is None:
-            raise full
-        log.debug("request %s makes place for %s", worst.name or worst.id, submit.name or submit.id)
-        self.counters.displaced += 1
-        self._withdraw(worst)
-        del worst.gateway.requests[worst.id]
-        self._reject(worst.gateway, worst.id, full, now)
-
-    def _reject(self, outbox: Outbox, id: int, refusal: Rejected, now: float) -> None:
-        """A request that holds nothing is answered, and is gone."""
-        self.counters.rejected[refusal.code] += 1
-        self.counters.finished["rejected"] += 1
-        retry_after_s = 0.0
-        if refusal.code == "queue_full" and self._machinery is not None:
-            retry_after_s = self._machinery.turnover.wait_s(self._machinery.num_waiting, now)
-        outbox.finished.append(
-            Finished(
-                id,
-                "rejected",
-                code=refusal.code,
-                message=refusal.message,
-                retry_after_s=retry_after_s,
-            )
-        )
-        self._outboxes.touch(outbox)
-
-    def _withdraw(self, request: Request) -> State:
-        """A request is wanted no more.  Returns its state: gone, or to be closed by the worker."""
-        was, state = request.state, request.advance(Event.CANCEL)
-        machinery = self._machinery
-        if machinery is not None:
-            machinery.backlog.remove(request)
-            if was is State.ARRIVING:
-                machinery.handovers.arrivals.withdrawn(request, self._now)
-            elif request.departure is not None:
-                machinery.handovers.departures.withdrawn(request)
-        if was is State.WAITING:
-            self.scheduler.withdraw(request)
-        elif was is State.FOLLOWING:
-            self.scheduler.release(request)
-        return state
-
-    def _number(self) -> int:
-        """Counts the requests of this engine, in the order of their coming."""
-        self._numbers += 1
-        return self._numbers
-
-    def _cancel(self, request: Request) -> None:
-        was = request.state
-        state = self._withdraw(request)
-        if state is State.GONE:
-            finish(self._outboxes, self.counters, request, "aborted")
-        elif was is not State.ABORTING:
-            self.scheduler.stop_running(request)
-            self._commands.append(Abort(request.slot, request.epoch))
-            self._outboxes.redirect(request, self._outboxes.nowhere)
+            text = "the instance is going down; send this to another one, or later"
+            refusal = Rejected("shutting_down", text)
+        elif self._machinery is None:
+            refusal = Rejected("bad_request", "the instance is still loading; submit nothing before Welcome")
+        else:
+            self._machinery.intake.submit(outbox, submit, now)
+            return
+        refuse(self._outboxes, self.counters, outbox, submit.id, refusal)
 
     def _order(self, outbox: Outbox, query: Query, now: float) -> None:
         if self.closing or self.failure is not None:
@@ -422,7 +309,7 @@ class EngineCore:
         elif self._scheduler is None:
             body = {"error": "the instance is still loading", "code": "loading"}
         else:
-            self._commands += self._controls.begin(outbox, query, self._scheduler, now)
+            self._buffer.commands += self._controls.begin(outbox, query, self._scheduler, now)
             if self._scheduler.draining and self._handovers is not None:
                 self._handovers.end_all("new weights", now)
             return
@@ -442,7 +329,7 @@ class EngineCore:
         paused = query.what == "pause"
         if paused != scheduler.paused:
             scheduler.pause(paused)
-            self._commands.append(Control("pause" if paused else "resume"))
+            self._buffer.commands.append(Control("pause" if paused else "resume"))
         return {"paused": paused}
 
     def stats(self, now: float) -> dict[str, Any]:
@@ -479,8 +366,8 @@ class EngineCore:
         """`peer`: the incarnation of the engine that sent this."""
         self._now = now
         self._touch()
-        handovers = self._handovers
-        if handovers is None or self.closing or self.failure is not None:
+        machinery = self._machinery
+        if machinery is None or self.closing or self.failure is not None:
             if isinstance(message, Reserve):
                 refused = Refused(
                     message.id, message.attempt, "shutting_down", "the instance takes nothing now"
@@ -489,9 +376,9 @@ class EngineCore:
                 self._courier.send(Target(peer, message.endpoint, key), refused)
             return
         self._hand_over_clock(now)
-        if isinstance(message, Reserve) and self.scheduler.due:
-            self._decide(self.scheduler, now)  # what waits here may be admitted at once
-        handovers.on_peer(peer, message, now)
+        if isinstance(message, Reserve) and machinery.scheduler.due:
+            machinery.dispatcher.schedule(now)  # what waits here may be admitted at once
+        machinery.handovers.on_peer(peer, message, now)
 
     def peer_lost(self, peer: str, now: float, dead: bool = False) -> None:
         """The connection to this engine is gone.  `dead`: its process has ended, for certain."""
@@ -588,7 +475,8 @@ class EngineCore:
             self._courier,
             self._outboxes,
             self.counters,
-            self._number,
+            self._buffer,
+            self.incarnation,
             self.violation,
             self._secret,
         )
@@ -620,85 +508,9 @@ class EngineCore:
             return scheduler.num_occupied > 0
         return any(request and request.state in _CLOSING for request in scheduler.slots)
 
-    # -- deciding
-
-    def _decide_all(self, machinery: Machinery, now: float) -> None:
-        scheduler, handovers = machinery.scheduler, machinery.handovers
-        handovers.arrivals.settle(now)
-        self._commands += handovers.arrivals.fetches.commands
-        handovers.arrivals.fetches.commands.clear()
-        for admission in handovers.arrivals.seat(now):
-            self._commands.append(self._admit(admission, now))
-        handovers.departures.fill(now)
-        while scheduler.due:
-            self._decide(scheduler, now)
-            handovers.departures.fill(now)  # an admission makes place for the next one
-        handovers.arrivals.grant(now)
-        pace = machinery.costs.take() if machinery.costs is not None else None
-        if pace is not None:
-            self._commands.append(pace)
-        control = self._controls.command(scheduler, now)
+    def _decide(self, machinery: Machinery, now: float) -> None:
+        machinery.dispatcher.decide(now)
+        control = self._controls.command(machinery.scheduler, now)
         if control is not None:
-            self._commands.append(control)
+            self._buffer.commands.append(control)
         self._send_load(now)
-
-    def _decide(self, scheduler: Scheduler, now: float) -> None:
-        decisions, commands = scheduler.decide(), self._commands
-        for request, blocks in decisions.grown:
-            commands.append(Grow(request.slot, request.epoch, pack_int32(blocks)))
-        for request in decisions.preempted:
-            log.debug("preempting request %s on slot %d", request.name or request.id, request.slot)
-            commands.append(Preempt(request.slot, request.epoch))
-        for request in decisions.gave_up:
-            request.num_preemptions += 1
-            self.counters.preemptions += 1
-        newcomers = 0
-        for request in decisions.following:
-            newcomers += self._takes_slot(request, now)
-        for admission in decisions.admitted:
-            newcomers += self._takes_slot(admission.request, now)
-            commands.append(self._admit(admission, now))
-        if self._machinery is not None:
-            self._machinery.turnover.decided(newcomers, scheduler.num_waiting, now)
-
-    def _takes_slot(self, request: Request, now: float) -> bool:
-        """Whether this is the first time."""
-        if request.first_admitted is not None:
-            return False
-        request.first_admitted = now
-        if self._machinery is not None:
-            self._machinery.backlog.remove(request)
-        return True
-
-    def _admit(self, admission: Admission, now: float) -> Admit:
-        request = admission.request
-        if not request.begun:
-            request.begun = True
-            request.num_cached = admission.num_computed
-            if request.num_cached:
-                request.gateway.cached.append((request.id, request.num_cached))
-            caching = self.scheduler.prefix is not None
-            self.counters.count_admission(request, caching=caching, num_followed=admission.num_followed)
-        else:
-            self.counters.recomputed_tokens += len(request.tokens) - admission.num_computed
-        handovers = self._handovers
-        handover = handovers is not None and handovers.departures.departs(request)
-        if handover and handovers is not None:
-            handovers.departures.admitted(request, admission.num_computed)
-        sampling = request.sampling
-        if sampling.prompt_logprobs is not None and not request.wants_prompt_logprobs:
-            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
-        return Admit(
-            slot=request.slot,
-            epoch=request.epoch,
-            tokens=pack_int32(request.tokens),
-            num_prompt=request.num_prompt,
-            num_computed=admission.num_computed,
-            blocks=pack_int32(admission.blocks),
-            sampling=sampling,
-            stopping=request.stopping,
-            handover=handover,
-            patient=request.patient and not handover,  # (who fetches its pages waits for each chunk)
-            priority=request.rank[0],
-            waited=now - request.arrived,
-        )

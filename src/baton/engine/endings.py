@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from baton.engine.counters import Counters
 from baton.engine.outbox import Outboxes
-from baton.engine.request import Request
+from baton.engine.request import Outbox, Request
+from baton.engine.validation import Rejected
 from baton.protocol.requests import Finished, FinishReason
 
 
@@ -26,5 +27,23 @@ def finish(
             num_preemptions=request.num_preemptions,
             queued_s=0.0 if admitted is None else admitted - request.arrived,
         )
+    )
+    outboxes.touch(outbox)
+
+
+def refuse(
+    outboxes: Outboxes,
+    counters: Counters,
+    outbox: Outbox,
+    id: int,
+    refusal: Rejected,
+    *,
+    retry_after_s: float = 0.0,
+) -> None:
+    """Writes the one `Finished` of a request that holds nothing.  `retry_after_s`: 0 says nothing of when."""
+    counters.rejected[refusal.code] += 1
+    counters.finished["rejected"] += 1
+    outbox.finished.append(
+        Finished(id, "rejected", code=refusal.code, message=refusal.message, retry_after_s=retry_after_s)
     )
     outboxes.touch(outbox)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from baton.engine.counters import Counters
+from baton.engine.dispatch import CommandBuffer, Dispatcher
 from baton.engine.handover.courier import Courier
 from baton.engine.handover.handovers import Handovers
+from baton.engine.intake import Intake
 from baton.engine.loads import Loads, Speeds, Turnover
 from baton.engine.outbox import Outboxes
 from baton.engine.scheduling.backlog import Backlog
@@ -29,10 +31,9 @@ KEYS_SHOWN = 20
 
 
 class Machinery:
-    """Scheduler, hand-overs, the reader of step reports and load reports, over one ledger.
+    """Intake, scheduler, hand-overs, dispatcher, reader of step reports, load reports, over one ledger.
 
-    `number()` counts the requests of this engine; `violation(sender, what)` counts and
-    logs what no correct sender would send.
+    `violation(sender, what)` counts and logs what no correct sender would send.
     """
 
     def __init__(
@@ -43,13 +44,15 @@ class Machinery:
         courier: Courier,
         outboxes: Outboxes,
         counters: Counters,
-        number: Callable[[], int],
+        buffer: CommandBuffer,
+        incarnation: str,
         violation: Callable[[str, str], None],
         secret: bytes,
     ) -> None:
+        self._numbers = 0
         ledger = Ledger(agreed.num_blocks, config.max_num_seqs)
         prefix = PrefixIndex(ledger) if config.enable_prefix_caching else None
-        self.limits = Limits(agreed.num_blocks, agreed.block_size, config.max_model_len, agreed.vocab_size)
+        limits = Limits(agreed.num_blocks, agreed.block_size, config.max_model_len, agreed.vocab_size)
         self.scheduler = Scheduler(
             ledger,
             prefix,
@@ -61,22 +64,38 @@ class Machinery:
             in_order=not config.auto_step_tokens,
         )
         self.backlog = Backlog()
-        self.turnover = Turnover()
+        turnover = Turnover()
         self.handovers = Handovers(
             config,
             num_ranks,
-            self.limits,
+            limits,
             courier,
             self.scheduler,
             outboxes,
             counters,
             agreed.source if courier.endpoint else None,
-            number,
+            self._number,
             violation,
             secret,
         )
         self.speeds = Speeds()
         self.costs = StepCosts() if config.auto_step_tokens else None
+        self.dispatcher = Dispatcher(
+            buffer, self.scheduler, self.handovers, self.backlog, turnover, self.costs, counters
+        )
+        self.intake = Intake(
+            limits,
+            config.max_waiting,
+            incarnation,
+            self.scheduler,
+            self.handovers,
+            self.dispatcher,
+            self.backlog,
+            turnover,
+            outboxes,
+            counters,
+            self._number,
+        )
         self.loads = Loads(config.load_interval_s, prefix, self.measure)
         self.steps = StepReader(
             self.scheduler,
@@ -88,10 +107,10 @@ class Machinery:
             self.costs,
         )
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for admission, those in preparation included."""
-        return self.scheduler.num_waiting + self.handovers.departures.num_preparing
+    def _number(self) -> int:
+        """Counts the requests of this engine, in the order of their coming."""
+        self._numbers += 1
+        return self._numbers
 
     def gauges(self) -> dict[str, Any]:
         """For statistics."""
@@ -99,7 +118,7 @@ class Machinery:
             self.scheduler.gauges()
             | self.handovers.gauges()
             | {
-                "waiting": self.num_waiting,
+                "waiting": self.intake.num_waiting,
                 "waiting_by_key": self.backlog.counts(KEYS_SHOWN),
                 "step_cost": {} if self.costs is None else self.costs.snapshot(),
             }
