@@ -17,7 +17,7 @@ from baton.engine.handover.courier import Courier
 from baton.engine.handover.credits import Credits
 from baton.engine.handover.records import Phase
 from baton.engine.handover.reservation import Checker, Refusal
-from baton.engine.parts import Machinery
+from baton.engine.intake import Intake
 from baton.engine.scheduling.backlog import Backlog
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.workers.steps import StepReader
@@ -214,10 +214,8 @@ def line_overtaken(patch: Patch) -> None:
 
 @mutation("the queue is full one place too early", "queue", scenario="refused")
 def full_too_early(patch: Patch) -> None:
-    num_waiting = Machinery.num_waiting.fget
-    patch.setattr(
-        Machinery, "num_waiting", property(lambda self: num_waiting(self) + (num_waiting(self) > 0))
-    )
+    num_waiting = Intake.num_waiting.fget
+    patch.setattr(Intake, "num_waiting", property(lambda self: num_waiting(self) + (num_waiting(self) > 0)))
 
 
 @mutation("a full queue refuses newcomers, however urgent", "queue", scenario="refused")
