@@ -35,9 +35,10 @@ from baton.model.architectures.blocks import Block
 from baton.model.architectures.program import Program
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.steps import fused_ops
-from baton.model.layers.layers import Matrix, Placement
+from baton.model.layers.layers import Matrix
 from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.parallel import TensorParallel
+from baton.model.layers.placement import Placement
 from baton.protocol.sampling import Sampling, Stopping
 
 BLOCK = 64
@@ -140,7 +141,7 @@ def peak(quantization: str | None, dtype: torch.dtype) -> float:
     placement = Placement(
         TensorParallel(), dtype, device, form, fused_ops(dtype, device, k, quantization == "int8")
     )
-    product = placement.product(torch.randn(n, k).to(dtype), None)
+    product = placement.product(torch.randn(n, k).to(dtype), None, "peak")
     x = placement.ops.quantize(torch.randn(rows, k).to(dtype))
     best = 0.0
     for _ in range(12):

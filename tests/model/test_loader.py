@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from baton.model.attention import AttentionShape, attention_backend
 from baton.model.checkpoint.config import ModelConfig
-from baton.model.layers.layers import Placement
 from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.parallel import TensorParallel
+from baton.model.layers.placement import Placement
 from baton.model.loader import LoadError, load_model
 from tests.model.checkpoints import VOCAB, make_checkpoint
 
@@ -153,13 +153,13 @@ _MEMORY = """
 import sys, threading, time
 from pathlib import Path
 import torch
-from baton.model.layers import layers
+from baton.model.layers import placement
 from baton.model.cpu.library import native
 from baton.model.ops.steady import Sizes
 from tests.model.test_loader import load
 
 # oneDNN keeps what it makes for each shape that it has multiplied: as much as it would keep later.
-layers.find_sizes = lambda *_, **__: Sizes(1, 512)
+placement.find_sizes = lambda *_, **__: Sizes(1, 512)
 if native() is None:  # the compiler of the other kernels takes memory of its own
     from baton.model.cpu.numba.kernels import kernel
     kernel("attend_pairs")

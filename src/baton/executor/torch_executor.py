@@ -13,6 +13,7 @@ A rank that waits for another one inside a collective does so for `step_timeout_
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from baton.executor.banner import banner
 from baton.executor.base import (
     ControlRefused,
     ExecutorInfo,
@@ -29,16 +31,16 @@ from baton.executor.base import (
     StepBatch,
     StepResult,
 )
+from baton.executor.images import WeightMemory, open_weights
 from baton.executor.kv_pool import KvPool, available_memory
 from baton.executor.profiler import StepProfiler
-from baton.executor.weights import ExecutorError, form_told, groups_of, weights_form
+from baton.executor.weights import ExecutorError, groups_of, weights_form
 from baton.ipc.cores import usable_cores
 from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.attention import (
     AttentionBackend,
     AttentionShape,
     AttentionStep,
-    CpuAttention,
     attention_backend,
 )
 from baton.model.checkpoint.config import ModelConfig
@@ -46,8 +48,9 @@ from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.cpu.steps import fused_ops
-from baton.model.layers.layers import Placement
 from baton.model.layers.parallel import TensorParallel
+from baton.model.layers.placement import Placement
+from baton.model.layers.rounding import Rounded
 from baton.model.loader import check_numbers, check_weights, is_finite, load_model, load_weights
 from baton.model.sampling.logprobs import token_logprobs
 from baton.model.sampling.sampler import Sampler
@@ -74,7 +77,10 @@ class TorchExecutor:
         parallel: TensorParallel,
         pool: KvPool,
         device: torch.device,
+        memory: WeightMemory,
     ) -> None:
+        self._config = config
+        self._memory = memory
         self._block_size = config.block_size
         self._vocab_size = model_config.vocab_size
         self._model_config = model_config
@@ -93,7 +99,7 @@ class TorchExecutor:
             tile=backend.tile_name,
             block_bytes=pool.block_bytes,
             vocab_size=model_config.vocab_size,
-            detail=_detail(config, model, pool, device),
+            detail=banner(config, model, pool, device, memory),
         )
 
     @classmethod
@@ -120,14 +126,17 @@ class TorchExecutor:
             weights = weights_form(config, dtype, device)
             longest = max(model_config.hidden_size, model_config.intermediate_size)
             ops = fused_ops(dtype, device, longest, int8=weights == "int8")
-            placement = Placement(parallel, dtype, device, weights, ops, **groups_of(config, model_config))
+            groups = groups_of(config, model_config)
+            memory = open_weights(config, Path(config.model), rank, weights, groups)
+            placement = Placement(parallel, dtype, device, weights, ops, **groups, store=memory.store)
             model = load_model(Path(config.model), model_config, placement, backend, config.max_model_len)
+            memory.done()
             num_blocks = parallel.minimum(_num_blocks(config, backend), config.device)
         # Outside of inference mode, so that a transport may write into the pool from anywhere.
         sizes = shape.num_layers, shape.num_kv_heads, backend.tile_shape
         pool = KvPool(num_blocks, *sizes, backend.pool_dtype, device)
         backend.bind(pool.tensor)
-        executor = cls(config, model_config, model, backend, parallel, pool, device)
+        executor = cls(config, model_config, model, backend, parallel, pool, device, memory)
         executor._warm_up(config)
         logger.info("rank %d: %s", rank, executor.info.detail)
         return executor
@@ -201,7 +210,21 @@ class TorchExecutor:
     def update_weights(self, directory: str) -> None:
         """Layer by layer: its old weights go when the new ones have been packed."""
         self._refuse_together(self._why_not_load(directory))
-        load_weights(self._model, Path(directory), ModelConfig.from_directory(directory))
+        config = ModelConfig.from_directory(directory)
+        placement = self._model.placement
+        if not placement.store.complete:
+            load_weights(self._model, Path(directory), config)
+            return
+        # An image is never written again: a second model beside the first, which then goes.
+        rank = self._parallel.rank
+        memory = open_weights(
+            self._config, Path(directory), rank, placement.weights, groups_of(self._config, config)
+        )
+        new = replace(placement, store=memory.store, rounded=Rounded())
+        model = load_model(directory, config, new, self._backend, self._config.max_model_len)
+        memory.done()
+        self._model, self._memory, old = model, memory, self._memory
+        old.release()
 
     def start_profile(self, directory: str) -> None:
         self._refuse_together(self._profiler.why_not_start(directory))
@@ -215,6 +238,7 @@ class TorchExecutor:
         self._view = self._view.without_memory()
         self._pool.close()
         self._parallel.close()
+        self._memory.release()
 
     def _why_not_load(self, directory: str) -> str:
         """Why the checkpoint cannot take the place of the one that is loaded, or ""."""
@@ -370,17 +394,3 @@ def _num_blocks(config: InstanceConfig, backend: AttentionBackend) -> int:
             "--kv-cache-memory-bytes"
         )
     return blocks
-
-
-def _detail(config: InstanceConfig, model: LlamaForCausalLM, pool: KvPool, device: torch.device) -> str:
-    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    kv = pool.num_blocks * pool.block_bytes
-    cells = f"{config.kv_cache_dtype}, " if config.kv_cache_dtype else ""
-    rounded = model.placement.rounded.told()
-    attention = model.backend.kernel_name if isinstance(model.backend, CpuAttention) else "PyTorch"
-    return (
-        f"torch {torch.__version__} on {device}, {config.dtype}{threads}, "
-        f"weights {model.weight_bytes() / 1e6:.0f} MB ({form_told(config, model)}), "
-        f"{rounded + ', ' if rounded else ''}KV {kv / 1e6:.0f} MB "
-        f"({cells}{pool.num_blocks} blocks of {config.block_size} tokens), attention by {attention}"
-    )

@@ -35,18 +35,20 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class HugeMapping:
-    """A whole memfd, mapped shared.  Unmapped when nothing refers to its memory any more."""
+    """A whole memfd or file, mapped shared.  Unmapped when nothing refers to its memory any more."""
 
-    def __init__(self, fd: int) -> None:
-        """Raises `OSError` if it cannot be mapped.  The descriptor stays the caller's."""
+    def __init__(self, fd: int, *, writable: bool = True) -> None:
+        """Raises `OSError` if it cannot be mapped.  The descriptor stays the caller's.  Who writes into
+        `bytes` of a mapping that is not `writable` gets SIGSEGV."""
         size = os.fstat(fd).st_size
         room = _map(None, size + HUGE_PAGE, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
         address = -(-room // HUGE_PAGE) * HUGE_PAGE
-        _map(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+        _map(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, fd)
         array = (ctypes.c_uint8 * size).from_address(address)
         weakref.finalize(array, _libc.munmap, room, size + HUGE_PAGE).atexit = False
         self.bytes = memoryview(array).cast("B")
-        self._address = address
+        self._address, self._size = address, size
         self._used = 0
         self._stretches = size // HUGE_PAGE * HUGE_PAGE
 
@@ -59,6 +61,18 @@ class HugeMapping:
             self.bytes[self._used]  # reading it makes the kernel give it memory
             _libc.madvise(self._address + self._used, HUGE_PAGE, _MADV_COLLAPSE)
             self._used += HUGE_PAGE
+
+    def protect(self, fd: int, size: int) -> None:
+        """From now on the first `size` bytes can be read only, at the same addresses; the rest is let go.
+
+        `fd` is the same file, opened for reading: a mapping of it does not keep the file from being sealed
+        against writing.
+        """
+        _map(self._address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        end = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if end < self._size:
+            nowhere = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+            _map(self._address + end, self._size - end, _PROT_NONE, nowhere, -1)
 
 
 def _map(address: int | None, size: int, protection: int, flags: int, fd: int) -> int:

@@ -46,6 +46,8 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
         "step_timeout_s": options.step_timeout,
         "startup_timeout_s": options.startup_timeout,
         "simulated_cost": CostModel(*cost_parts(options.simulated_cost or "0")),
+        "weight_cache": options.weight_cache,
+        "weight_cache_verify": options.weight_cache_verify,
         "record": options.record,
         "record_max_bytes": parse_bytes("--record-max-bytes", options.record_max_bytes),
         "log_level": options.log_level,

@@ -70,7 +70,8 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         device=device,
         dtype=_dtype(options.dtype, model.dtype, device),
         quantization=_quantization(options, model, device),
-        record=_record_directory(options.record),
+        record=_made("--record", options.record),
+        weight_cache=None if options.weight_cache is None else str(Path(options.weight_cache).absolute()),
         vocab_size=model.vocab_size,
     )
     served = ServedModel(
@@ -106,15 +107,15 @@ def _tokenizer_directory(name: str | None, model: Path) -> Path:
     return path
 
 
-def _record_directory(name: str | None) -> str | None:
-    """Made here, so that a wrong one is known before anything is loaded."""
+def _made(flag: str, name: str | None) -> str | None:
+    """A directory that is made here, so that a wrong one is known before anything is loaded."""
     if name is None:
         return None
     path = Path(name).absolute()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise OptionError(f"--record {name}: cannot make this directory: {error.strerror}") from None
+        raise OptionError(f"{flag} {name}: cannot make this directory: {error.strerror}") from None
     return str(path)
 
 

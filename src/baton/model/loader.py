@@ -8,6 +8,8 @@ belong to the page cache, shared by all ranks.
 
 A checkpoint is complete or an error: a tensor that is missing, has another shape, or is there and unknown
 to the model (so it may be another model than its config.json says) is a `LoadError` that names it.
+
+Of a model whose store is complete (`weights.store`) nothing is read.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from baton.model.architectures.qwen3 import Qwen3ForCausalLM
 from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError, checkpoint_files, some
-from baton.model.layers.layers import Layer, Module, Placement
+from baton.model.layers.layers import Layer, Module
 from baton.model.layers.piece import Piece
+from baton.model.layers.placement import Placement
 from baton.model.reading.safetensors import SafetensorsSource
 from baton.model.weights.grouped import Grouped, joined
 
@@ -54,7 +57,13 @@ def load_model(
     """Builds this rank's part of the model and fills it from `directory`.  Raises `LoadError`."""
     with torch.device("cpu"):
         model = MODELS[config.architecture](config, placement, backend, max_model_len)
-    load_weights(model, Path(directory), config)
+    store, errors = placement.store, placement.rounded.errors
+    if store.complete:
+        for layer in model.layers_within():
+            layer.attach()
+    else:
+        load_weights(model, Path(directory), config)
+    errors.update({name: float(error) for name, error in store.note("rounded", lambda: errors).items()})
     return model
 
 
@@ -64,6 +73,8 @@ def load_weights(model: LlamaForCausalLM, directory: Path, config: ModelConfig) 
     Raises `LoadError` before the first byte is copied if the files do not hold the model (`check_weights`);
     if they cannot be read after all, later, and then old and new are mixed.
     """
+    if model.placement.store.complete:
+        raise AssertionError("the weights of this model lie in an image, which nobody writes")
     with open_source(directory, config) as source:
         _check(model, source, directory, config)
         model.weights_change()

@@ -84,6 +84,13 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: as few as hold the tokens."""
     command_ring_bytes: int = 1 << 20
     report_ring_bytes: int = 1 << 20
+    weight_images: str = ""
+    """Socket of the launcher's keeper of weight images (`launch/instances/image_keeper.py`); "": none, and
+    each worker has its own copy of the weights."""
+    weight_cache: str | None = None
+    """Directory of weight images as files; None: none are read or written."""
+    weight_cache_verify: bool
+    """Compare the checksums of a file's tensors before it is used."""
     weights: Weights = Weights()
     """What `update_weights` put in place before this start; its name is in `InstanceSource.weights`."""
     name: str = "instance-0"

@@ -16,7 +16,7 @@ from baton.model.cpu.library import native
 from baton.model.cpu.linear import serves
 from baton.model.layers import grouped as grouped_layers
 from baton.model.layers.grouped import TorchGroupedProduct, grouped_product
-from baton.model.layers.layers import Placement, Product
+from baton.model.layers.placement import Placement, Product
 from baton.model.weights.grouped import Grouped
 from tests.executor.test_torch_parity import same_in_a_crowd
 from tests.model.architectures.test_program import BLOCK, check_same, make, outcome
@@ -44,11 +44,11 @@ def weights_in_groups(mixed: bool = False, bits: int = 4) -> Iterator[list[Produ
     made: list[Product] = []
     plain = Placement.product
 
-    def product(self: Placement, weight: Tensor, bias: Tensor | None) -> Product:
+    def product(self: Placement, weight: Tensor, bias: Tensor | None, name: str) -> Product:
         number = len(made)
         order = torch.randperm(weight.shape[1]).int() if mixed and number % 3 == 1 else None
         if mixed and number % 3 == 2:
-            made.append(plain(self, weight, bias))
+            made.append(plain(self, weight, bias, name))
         else:
             found = in_groups(weight, 32, 8 if len(weight) > 300 else bits, order)
             made.append(grouped_product(found, bias, weight.dtype))

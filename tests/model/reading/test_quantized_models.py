@@ -13,8 +13,8 @@ from baton.model.attention import AttentionShape, attention_backend
 from baton.model.checkpoint.config import ModelConfig, UnsupportedModel
 from baton.model.checkpoint.files import LoadError
 from baton.model.layers.grouped import GroupedProduct
-from baton.model.layers.layers import Placement
 from baton.model.layers.parallel import TensorParallel
+from baton.model.layers.placement import Placement
 from baton.model.layers.rounding import Grouping
 from baton.model.loader import load_model
 from baton.model.weights.group_rows import quantize_in_blocks

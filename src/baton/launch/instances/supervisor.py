@@ -35,7 +35,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -44,6 +44,7 @@ from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.instances.connection import HEARTBEAT_S, SILENT_S, InstanceClient
 from baton.gateway.instances.patience import any_within
 from baton.launch.instances.environment import engine_environment
+from baton.launch.instances.image_server import image_server
 from baton.launch.instances.process import InstanceLaunch
 from baton.launch.instances.runtime_dir import RuntimeDirectory
 from baton.protocol.config import InstanceConfig
@@ -119,7 +120,11 @@ class Supervisor:
                 f"{reason}; make room there, or set TMPDIR to a place that has some"
             ) from None
         failures = 0
+        images = ExitStack()
         try:
+            if self._config.executor == "torch" and self._config.device == "cpu":
+                server = images.enter_context(image_server())
+                self._config = msgspec.structs.replace(self._config, weight_images=server)
             while True:
                 served_s, reason = await self._run_once(directory.path)
                 if self._client.closed:
@@ -139,6 +144,7 @@ class Supervisor:
         finally:
             await self._stop()
             directory.remove()
+            images.close()
 
     def name_weights(self, weights: Weights) -> None:
         """The cluster calls the weights that the next incarnation loads so (`InstanceConfig.weights`)."""

@@ -203,6 +203,23 @@ class MemoryOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WeightOptions(Options):
+    title: ClassVar[str] = "Weights"
+
+    weight_cache: str | None = flag(
+        None,
+        "Keep packed weights in this directory: the next start maps them instead of packing them again.",
+        metavar="DIRECTORY",
+        unset="they are packed at every start",
+    )
+    weight_cache_verify: bool = flag(
+        True,
+        "Compare the checksums of all tensors of a cached image before it is used: some tenths of a second "
+        "for each gigabyte.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExecutionOptions(Options):
     title: ClassVar[str] = "Execution"
 
@@ -278,5 +295,7 @@ class RecordOptions(Options):
 
 
 @dataclass(frozen=True)
-class EngineOptions(SourceOptions, ModelOptions, MemoryOptions, ExecutionOptions, RecordOptions):
+class EngineOptions(
+    SourceOptions, ModelOptions, MemoryOptions, WeightOptions, ExecutionOptions, RecordOptions
+):
     """Every flag of one instance: the arguments of `LLM`."""

@@ -17,7 +17,8 @@ from torch import Tensor
 from baton.model.attention import AttentionBackend, CpuAttention
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.kernels import HeadNorms
-from baton.model.layers.layers import Linear, Module, Placement, RMSNorm, RowParallelLinear, column_parallel
+from baton.model.layers.layers import Linear, Module, RMSNorm, RowParallelLinear, column_parallel
+from baton.model.layers.placement import Placement
 from baton.model.layers.rotary import Rotary, rotate
 from baton.model.ops.fused import Activations, Result
 

@@ -11,7 +11,8 @@ from functools import partial
 from baton.model.architectures.blocks import Attention
 from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.checkpoint.config import ModelConfig
-from baton.model.layers.layers import Linear, Placement
+from baton.model.layers.layers import Linear
+from baton.model.layers.placement import Placement
 from baton.model.layers.rotary import pairs_to_halves
 
 

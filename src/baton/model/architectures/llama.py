@@ -20,12 +20,8 @@ from baton.model.architectures.blocks import Attention, Block, LayerContext
 from baton.model.architectures.program import Program, program_of
 from baton.model.attention import AttentionBackend, AttentionStep, CpuAttention
 from baton.model.checkpoint.config import ModelConfig
-from baton.model.layers.layers import (
-    Module,
-    Placement,
-    RMSNorm,
-    VocabParallelEmbedding,
-)
+from baton.model.layers.layers import Module, RMSNorm, VocabParallelEmbedding
+from baton.model.layers.placement import Placement
 from baton.model.layers.rotary import Rotary
 from baton.model.ops.fused import Result
 

@@ -7,8 +7,9 @@ from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.kernels import HeadNorms
-from baton.model.layers.layers import Layer, Placement
+from baton.model.layers.layers import Layer
 from baton.model.layers.piece import Piece
+from baton.model.layers.placement import Placement
 
 
 class HeadNormWeights(Layer):
@@ -16,8 +17,8 @@ class HeadNormWeights(Layer):
 
     def __init__(self, name: str, head_dim: int, placement: Placement) -> None:
         super().__init__()
-        self.queries = placement.empty(head_dim)
-        self.keys = placement.empty(head_dim)
+        self.queries = placement.parameter(f"{name}.q_norm.weight", head_dim)
+        self.keys = placement.parameter(f"{name}.k_norm.weight", head_dim)
         self.pieces = [
             Piece(f"{name}.q_norm.weight", (head_dim,), "queries"),
             Piece(f"{name}.k_norm.weight", (head_dim,), "keys"),

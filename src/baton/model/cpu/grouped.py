@@ -13,7 +13,7 @@ from baton.model.cpu.library import INT, POINTER, Native
 from baton.model.ops.fused import Activations, Form
 from baton.model.weights.group_rows import GroupRows
 from baton.model.weights.grouped import Grouped
-from baton.model.weights.own_memory import own_memory
+from baton.model.weights.store import Facts, Shelf
 
 _LANES = {"avx512bf16": 16, "avx512vnni": 16, "avx512": 16, "avx2vnni": 8, "avx2": 8}
 """Float32 a vector, by instruction set; else 4."""
@@ -38,34 +38,42 @@ class Weight(ctypes.Structure):
 
 
 class PackedGroups:
-    """A `Grouped` in panels.  It is copied; nothing of it is kept.
+    """A `Grouped` in panels.  It is copied; nothing of it is kept.  None: the shelf has it.
 
     Scales and zeros take as few bytes as hold them exactly: float16 scales (times one power of two for all)
     if all fit, zeros as bytes or not at all if they are whole numbers or all the same; else float32.
     """
 
-    def __init__(self, library: Native, weight: Grouped) -> None:
-        self.out_features, self.in_features = weight.out_features, weight.in_features
-        self.group, self.bits = weight.group, weight.bits
-        lanes = _LANES.get(library.instruction_set, 4)
-        panels = -(-weight.out_features // (2 * lanes))
-        kind, exponent, metas = _metas(weight, panels, 2 * lanes)
-        codes = weight.codes.contiguous()
-        size = panels * 2 * lanes * weight.in_features * weight.bits // 8 + metas.numel()
-        self.elements = own_memory(size, torch.uint8)
-        self.twin = Weight(
-            packed=self.elements.data_ptr(),
-            bits=weight.bits,
-            group=weight.group,
-            meta=kind,
-            n=weight.out_features,
-            k=weight.in_features,
-            zero=float(weight.zeros.flatten()[0]) if weight.zeros.numel() else 0.0,
-            scale=2.0**exponent,
-        )
+    def __init__(self, library: Native, weight: Grouped | None, shelf: Shelf) -> None:
+        panel = 2 * _LANES.get(library.instruction_set, 4)
+        metas: Tensor | None = None
+
+        def described() -> Facts:
+            nonlocal metas
+            assert weight is not None
+            panels = -(-weight.out_features // panel)
+            kind, exponent, metas = _metas(weight, panels, panel)
+            return {
+                "bits": weight.bits,
+                "group": weight.group,
+                "meta": kind,
+                "n": weight.out_features,
+                "k": weight.in_features,
+                "zero": float(weight.zeros.flatten()[0]) if weight.zeros.numel() else 0.0,
+                "scale": 2.0**exponent,
+                "bytes": panels * panel * weight.in_features * weight.bits // 8 + metas.numel(),
+            }
+
+        facts = dict(shelf.note("groups", described))
+        self.elements = shelf.make("groups", (int(facts.pop("bytes")),), torch.uint8)
+        self.twin = Weight(packed=self.elements.data_ptr(), **facts)
+        self.out_features, self.in_features = int(facts["n"]), int(facts["k"])
+        self.group, self.bits = int(facts["group"]), int(facts["bits"])
         self.address = ctypes.addressof(self.twin)
-        pack = library.function("pack_grouped", *[POINTER] * 3)
-        pack(self.address, codes.data_ptr(), metas.data_ptr())
+        if weight is not None and metas is not None:
+            codes = weight.codes.contiguous()
+            pack = library.function("pack_grouped", *[POINTER] * 3)
+            pack(self.address, codes.data_ptr(), metas.data_ptr())
         self._rows = library.function("grouped_rows", INT, POINTER, POINTER, POINTER, INT)
 
     @property
@@ -81,11 +89,22 @@ class PackedGroups:
 
 
 class NativeGroupedProduct:
-    """Activations in blocks [T, in] → x Wᵀ + b [T, out] in `dtype`.  A row depends on its row of x only."""
+    """Activations in blocks [T, in] → x Wᵀ + b [T, out] in `dtype`.  A row depends on its row of x only.
 
-    def __init__(self, library: Native, weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self.weight = PackedGroups(library, weight)
-        self.form = Form("groups", weight.order)
+    Without a weight the shelf has it.
+    """
+
+    def __init__(
+        self,
+        library: Native,
+        weight: Grouped | None,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        shelf: Shelf | None = None,
+    ) -> None:
+        shelf = shelf or Shelf()
+        self.weight = PackedGroups(library, weight, shelf)
+        self.form = Form("groups", kept_order(weight, self.weight.in_features, shelf))
         self.bias = bias
         self._dtype = dtype
         self._to_bf16 = int(dtype == torch.bfloat16)
@@ -114,6 +133,17 @@ class NativeGroupedProduct:
             tokens,
         )
         return out
+
+
+def kept_order(weight: Grouped | None, inputs: int, shelf: Shelf) -> Tensor | None:
+    """The order of the inputs, on the shelf; of a weight that is there, if there is no `weight`."""
+    given = weight is not None and weight.order is not None
+    ordered = shelf.note("order", lambda: {"given": int(given)})
+    if not ordered["given"]:
+        return None
+    if weight is None or weight.order is None:
+        return shelf.make("order", (inputs,), torch.int32)
+    return shelf.keep("order", weight.order)
 
 
 def _metas(weight: Grouped, panels: int, panel: int) -> tuple[int, int, Tensor]:

@@ -77,6 +77,16 @@ def instruction_sets() -> list[str]:
     return [name for name in names if library.baton_cpu_has(name.encode())]
 
 
+def made_of() -> str:
+    """Tells libraries that pack otherwise apart: of the C++ files that it was made of; "" without one."""
+    library = _open()
+    if library is None:
+        return ""
+    library.baton_sources.restype = ctypes.c_char_p
+    found: str = library.baton_sources().decode()
+    return found
+
+
 def check_sources(library: ctypes.CDLL, sources: Path) -> None:
     """Raises `ValueError` if the library was made of other C++ files than those beside it, if there are any.
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from baton.model.cpu.library import INT, POINTER, Native
 from baton.model.ops.fused import INT8, PLAIN, Activations
-from baton.model.weights.own_memory import own_memory
 from baton.model.weights.quantized import Quantized, quantize_rows
+from baton.model.weights.store import Shelf
 
 _LANES = {"avx512bf16": 16, "avx512": 16}
 """Instruction sets for which the kernel is worth using, and their float32 a vector."""
@@ -28,19 +28,24 @@ def serves(library: Native | None, dtype: torch.dtype) -> bool:
 
 
 class PackedWeight:
-    """[N, K] in panels.  What it is made of is copied; nothing of it is kept."""
+    """[N, K] in panels.  What it is made of is copied; nothing of it is kept.
 
-    def __init__(self, library: Native, weight: Tensor) -> None:
-        weight = weight.contiguous()
+    Of a weight that the shelf has, only shape and dtype are looked at.
+    """
+
+    def __init__(self, library: Native, weight: Tensor, shelf: Shelf | None = None) -> None:
+        shelf = shelf or Shelf()
         self.out_features, self.in_features = weight.shape
         self._inputs = 4 // weight.itemsize
         self._steps = -(-self.in_features // self._inputs)
         self._panel = 2 * _LANES[library.instruction_set]
         self.padded = -(-self.out_features // self._panel) * self._panel
         """Outputs, in whole panels."""
-        self.elements = own_memory(self.padded * self._steps * self._inputs, weight.dtype)
-        pack = library.function("pack_linear", INT, POINTER, POINTER, INT, INT)
-        pack(weight.itemsize, weight.data_ptr(), self.elements.data_ptr(), *weight.shape)
+        self.elements = shelf.make("packed", (self.padded * self._steps * self._inputs,), weight.dtype)
+        if not shelf.complete:
+            weight = weight.contiguous()
+            pack = library.function("pack_linear", INT, POINTER, POINTER, INT, INT)
+            pack(weight.itemsize, weight.data_ptr(), self.elements.data_ptr(), *weight.shape)
         self.address = self.elements.data_ptr()
 
     @property
@@ -63,8 +68,10 @@ class NativeProduct:
 
     form = PLAIN
 
-    def __init__(self, library: Native, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = PackedWeight(library, weight)
+    def __init__(
+        self, library: Native, weight: Tensor, bias: Tensor | None, shelf: Shelf | None = None
+    ) -> None:
+        self.weight = PackedWeight(library, weight, shelf)
         self._dtype = weight.dtype
         self.bias = bias
         self._is_bf16 = int(weight.dtype == torch.bfloat16)
@@ -96,19 +103,27 @@ class NativeInt8Product:
 
     form = INT8
 
-    def __init__(self, library: Native, weight: Tensor, bias: Tensor | None) -> None:
-        values, scales = quantize_rows(weight)
-        self.weight = PackedWeight(library, values)
+    def __init__(
+        self, library: Native, weight: Tensor, bias: Tensor | None, shelf: Shelf | None = None
+    ) -> None:
+        shelf = shelf or Shelf()
+        values, scales = (weight.to(torch.int8), None) if shelf.complete else quantize_rows(weight)
+        self.weight = PackedWeight(library, values, shelf)
         self._dtype = weight.dtype
         self.bias = bias
-        self.scales = torch.zeros(self.weight.padded, dtype=torch.float32)
-        self.row_sums = torch.zeros(self.weight.padded, dtype=torch.int32)
-        self.scales[: len(scales)] = scales
+        self.scales = shelf.make("scales", (self.weight.padded,), torch.float32)
+        self.row_sums = shelf.make("row_sums", (self.weight.padded,), torch.int32)
+        if scales is not None:
+            self._fill(values, scales)
+        self._to_bf16 = int(weight.dtype == torch.bfloat16)
+        self._linear = library.function("linear_int8", INT, *[POINTER] * 7, *[INT] * 3)
+
+    def _fill(self, values: Tensor, scales: Tensor) -> None:
+        self.scales.zero_()[: len(scales)] = scales
+        self.row_sums.zero_()
         for first in range(0, len(scales), _ROWS_AT_A_TIME):
             part = values[first : first + _ROWS_AT_A_TIME]
             self.row_sums[first : first + len(part)] = part.float().sum(dim=1)  # below 2^24: exact
-        self._to_bf16 = int(weight.dtype == torch.bfloat16)
-        self._linear = library.function("linear_int8", INT, *[POINTER] * 7, *[INT] * 3)
 
     @property
     def nbytes(self) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.model.cpu.grouped import NativeGroupedProduct
+from baton.model.cpu.grouped import NativeGroupedProduct, kept_order
 from baton.model.cpu.library import native
 from baton.model.ops.fused import Activations, Form
 from baton.model.weights.group_rows import BLOCK, GroupRows, sums_at
 from baton.model.weights.grouped import Grouped
+from baton.model.weights.store import Facts, Shelf
 
 
 class TorchGroupedProduct:
@@ -17,16 +18,37 @@ class TorchGroupedProduct:
 
     Sums of integers are exact in float32 (below 2^24), in whatever order a matrix product adds them, and
     groups are added one after the other: a row depends on its row of x only, whatever T is.
+    Without a weight the shelf has it.
     """
 
-    def __init__(self, weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self._shape, self._group, self._bits = weight.codes.shape, weight.group, weight.bits
-        codes = weight.codes.contiguous()
-        self._codes = codes if weight.bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4
-        self._scales, self._zeros = weight.scales, weight.zeros
+    def __init__(
+        self, weight: Grouped | None, bias: Tensor | None, dtype: torch.dtype, shelf: Shelf | None = None
+    ) -> None:
+        shelf = shelf or Shelf()
+
+        def described() -> Facts:
+            assert weight is not None
+            return {
+                "n": weight.out_features,
+                "k": weight.in_features,
+                "group": weight.group,
+                "bits": weight.bits,
+            }
+
+        facts = {name: int(value) for name, value in shelf.note("groups", described).items()}
+        self._shape, self._group, self._bits = (facts["n"], facts["k"]), facts["group"], facts["bits"]
+        groups = (facts["n"], facts["k"] // facts["group"])
+        self._codes = shelf.make("codes", (facts["n"], facts["k"] * facts["bits"] // 8), torch.uint8)
+        self._scales = shelf.make("scales", groups, torch.float32)
+        self._zeros = shelf.make("zeros", groups, torch.float32)
+        if weight is not None:
+            codes = weight.codes
+            self._codes.copy_(codes if weight.bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4)
+            self._scales.copy_(weight.scales)
+            self._zeros.copy_(weight.zeros)
         self._dtype = dtype
         self.bias = bias
-        self.form = Form("groups", weight.order)
+        self.form = Form("groups", kept_order(weight, facts["k"], shelf))
 
     @property
     def nbytes(self) -> int:
@@ -72,9 +94,11 @@ class TorchGroupedProduct:
 GroupedProduct = NativeGroupedProduct | TorchGroupedProduct
 
 
-def grouped_product(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> GroupedProduct:
-    """The fastest that this machine has.  `weight` is on the CPU, and is copied or kept."""
+def grouped_product(
+    weight: Grouped | None, bias: Tensor | None, dtype: torch.dtype, shelf: Shelf | None = None
+) -> GroupedProduct:
+    """The fastest that this machine has.  `weight` is on the CPU, and is copied; None: the shelf has it."""
     library = native()
     if library is None:
-        return TorchGroupedProduct(weight, bias, dtype)
-    return NativeGroupedProduct(library, weight, bias, dtype)
+        return TorchGroupedProduct(weight, bias, dtype, shelf)
+    return NativeGroupedProduct(library, weight, bias, dtype, shelf)

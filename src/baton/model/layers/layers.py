@@ -4,7 +4,8 @@ Theory.  A layer holds exactly the slice of its weight that this rank needs, in 
 in, and says in `pieces` which checkpoint tensor fills which part of it.  The loader visits one layer after
 the other, asks it for tensors to fill (`open`), copies slices of the mapped file straight into them, and
 gives them back (`close`).  A layer whose weight is served in another form than it is read in (`packed`)
-makes that form then, so that at most one layer is in memory twice.
+makes that form then, so that at most one layer is in memory twice.  All that a layer keeps is made through
+the model's store (`weights.store`); of a store that is complete it takes what is there (`attach`).
 
 * column parallel: output features are cut; each rank computes its own outputs. No communication.
 * row parallel: input features are cut; each rank has a partial sum, completed by one all-reduce.
@@ -18,104 +19,19 @@ the kernel: `torch.nn.Module` costs more for each call and attribute than the ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from baton.model.cpu.grouped import NativeGroupedProduct
-from baton.model.cpu.library import native
-from baton.model.cpu.linear import NativeInt8Product, NativeProduct, serves
-from baton.model.layers.grouped import GroupedProduct, grouped_product
-from baton.model.layers.int8 import Int8Product
-from baton.model.layers.packed import OneDnnProduct, PackedRows, PlainProduct, Weights, rows_of
-from baton.model.layers.parallel import TensorParallel
+from baton.model.cpu.linear import NativeProduct
+from baton.model.layers.grouped import GroupedProduct
+from baton.model.layers.packed import OneDnnProduct, PackedRows, PlainProduct, rows_of
 from baton.model.layers.piece import Piece
-from baton.model.layers.rounding import Grouping, Rounded, in_groups
-from baton.model.ops.fused import Activations, Form, FusedOps, Result
-from baton.model.ops.steady import Sizes, find_sizes
+from baton.model.layers.placement import Placement, Product
+from baton.model.ops.fused import Activations, Form, Result
 from baton.model.weights.grouped import Grouped
-from baton.model.weights.own_memory import own_memory
-
-Product = PlainProduct | NativeProduct | OneDnnProduct | NativeInt8Product | Int8Product | GroupedProduct
-Library = TypeVar("Library", PlainProduct, OneDnnProduct, Int8Product)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where parameters live and how products are computed with them."""
-
-    parallel: TensorParallel
-    dtype: torch.dtype
-    device: torch.device
-    weights: Weights = "plain"
-    ops: FusedOps = field(default_factory=FusedOps)
-    sizes: dict[tuple[int, int, bool], Sizes] = field(default_factory=dict)
-    """Found already, by outputs, inputs and whether there is a bias."""
-    groups: bool = False
-    """Weights may come in groups, or are put into groups."""
-    grouping: Grouping | None = None
-    """For weights of layers in floating point; None: they stay so."""
-    head_grouping: Grouping | None = None
-    """For the output head, and the embedding if it is the same table."""
-    rounded: Rounded = field(default_factory=Rounded)
-
-    @property
-    def copies(self) -> bool:
-        """Whether products make a form of their own of a weight."""
-        return self.weights != "plain" or self.groups
-
-    def empty(self, *shape: int) -> Tensor:
-        return torch.empty(*shape, dtype=self.dtype, device=self.device)
-
-    def buffer(self, *shape: int) -> Tensor:
-        """For a weight that is about to be packed."""
-        if self.device.type != "cpu":
-            return self.empty(*shape)
-        return own_memory(math.prod(shape), self.dtype).view(shape)
-
-    def rounding(self, name: str, weight: Tensor | Grouped, head: bool = False) -> Tensor | Grouped:
-        """The weight as it is to be multiplied: in groups, if it is not and should be.
-
-        Raises `ValueError` (one line).
-        """
-        grouping = self.head_grouping if head else self.grouping
-        if isinstance(weight, Grouped) or grouping is None:
-            return weight
-        found, error = in_groups(weight, grouping)
-        self.rounded.note(name, error)
-        return found
-
-    def product(self, weight: Tensor | Grouped, bias: Tensor | None) -> Product:
-        if isinstance(weight, Grouped):
-            return grouped_product(weight, bias, self.dtype)
-        if self.weights == "int8":
-            library = native()
-            if library is not None and serves(library, torch.int8):
-                return NativeInt8Product(library, weight, bias)
-            return self._steady(Int8Product(weight, bias, self.ops), weight, bias)
-        if self.weights == "packed":
-            library = native()
-            assert library is not None
-            return NativeProduct(library, weight, bias)
-        if self.weights == "onednn":
-            return self._steady(OneDnnProduct(weight, bias), weight, bias)
-        plain = PlainProduct(weight, bias)
-        return self._steady(plain, weight, bias) if self.device.type == "cpu" else plain
-
-    def _steady(self, product: Library, weight: Tensor, bias: Tensor | None) -> Library:
-        """So that a row of its result does not depend on the number of rows."""
-        key = (*weight.shape, bias is not None)
-        if key not in self.sizes:
-            self.sizes[key] = find_sizes(
-                product.at_once, weight.shape[1], weight.dtype, int8=self.weights == "int8"
-            )
-        product.sizes = self.sizes[key]
-        return product
 
 
 class Module:
@@ -161,6 +77,9 @@ class Layer(Module):
     def close(self, filled: dict[str, Tensor | Grouped]) -> None:
         """All pieces of what `open` gave are in place; the layer works from now on."""
 
+    def attach(self) -> None:
+        """The store is complete: the layer works from now on, without `open` and `close`."""
+
     def weight_bytes(self) -> int:
         return sum(item.numel() * item.element_size() for item in self.parameters().values())
 
@@ -170,7 +89,7 @@ class RMSNorm(Layer):
 
     def __init__(self, name: str, size: int, eps: float, placement: Placement) -> None:
         super().__init__()
-        self.weight = placement.empty(size)
+        self.weight = placement.parameter(f"{name}.weight", size)
         self.eps = eps
         self.ops = placement.ops
         self.pieces = [Piece(f"{name}.weight", (size,), "weight")]
@@ -190,14 +109,17 @@ class Matrix(Layer):
     multiply: Callable[[Activations], Result]
     """[T, in] → [T, out]"""
 
-    def __init__(self, out_features: int, in_features: int, bias: bool, placement: Placement) -> None:
+    def __init__(
+        self, name: str, out_features: int, in_features: int, bias: bool, placement: Placement
+    ) -> None:
         super().__init__()
+        self._name = name
         self._placement = placement
         self._shape = (out_features, in_features)
-        self.bias = placement.empty(out_features) if bias else None
+        self.bias = placement.parameter(f"{name}.bias", out_features) if bias else None
         self.copies = placement.copies
         self.takes_groups = placement.groups
-        self.weight = None if self.copies else placement.empty(*self._shape)
+        self.weight = None if self.copies else placement.parameter(f"{name}.weight", *self._shape)
 
     @property
     def form(self) -> Form:
@@ -217,8 +139,13 @@ class Matrix(Layer):
 
     def close(self, filled: dict[str, Tensor | Grouped]) -> None:
         name = " + ".join(piece.source for piece in self.pieces if piece.parameter == "weight")
-        weight = self._placement.rounding(name, filled["weight"])
-        self.product = self._placement.product(weight, self.added_bias)
+        self._use(self._placement.rounding(name, filled["weight"]))
+
+    def attach(self) -> None:
+        self._use(self._placement.absent(*self._shape) if self.weight is None else self.weight)
+
+    def _use(self, weight: Tensor | Grouped) -> None:
+        self.product = self._placement.product(weight, self.added_bias, self._name)
         self.multiply = self.product.multiply
 
     def weight_bytes(self) -> int:
@@ -240,7 +167,8 @@ class Linear(Matrix):
         placement: Placement,
         transforms: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> None:
-        super().__init__(sum(stop - start for _, _, start, stop in parts), in_features, bias, placement)
+        out_features = sum(stop - start for _, _, start, stop in parts)
+        super().__init__(parts[0][0], out_features, in_features, bias, placement)
         row = 0
         for name, size, start, stop in parts:
             change = (transforms or {}).get(name)
@@ -270,7 +198,7 @@ class RowParallelLinear(Matrix):
         self.parallel = placement.parallel
         share = in_features // self.parallel.size
         first = self.parallel.rank * share
-        super().__init__(out_features, share, bias, placement)
+        super().__init__(name, out_features, share, bias, placement)
         shape = (out_features, in_features)
         self.pieces = [Piece(f"{name}.weight", shape, "weight", 0, 1, first, first + share)]
         if bias:
@@ -280,8 +208,8 @@ class RowParallelLinear(Matrix):
     def added_bias(self) -> Tensor | None:
         return self.bias if self.parallel.rank == 0 else None
 
-    def close(self, filled: dict[str, Tensor | Grouped]) -> None:
-        super().close(filled)
+    def _use(self, weight: Tensor | Grouped) -> None:
+        super()._use(weight)
         if self.parallel.size > 1:
             self.multiply = self._multiply_and_add_up
 
@@ -311,7 +239,7 @@ class VocabParallelEmbedding(Layer):
         self.product: Product | None = None
         self.weight: Tensor | None = None
         if not placement.copies or not head:
-            self.weight = placement.empty(self.share, hidden_size)
+            self.weight = placement.parameter(f"{name}.weight", self.share, hidden_size)
         self.copies = self.weight is None
         self.takes_groups = placement.groups and head
         self._name = name
@@ -332,20 +260,30 @@ class VocabParallelEmbedding(Layer):
             return
         self._rows = self.product = None  # the old one goes before the new one comes
         table = self._placement.rounding(f"{self._name}.weight", filled["weight"], head=True)
-        if isinstance(table, Grouped):
-            table = table.padded(self.share)
-        self.product = self._placement.product(table, None)
+        self._use(table.padded(self.share) if isinstance(table, Grouped) else table)
+
+    def attach(self) -> None:
+        if self._head:
+            absent = self._placement.absent(self.share, self._hidden_size)
+            self._use(absent if self.weight is None else self.weight)
+
+    def _use(self, table: Tensor | Grouped) -> None:
+        self.product = self._placement.product(table, None, self._name)
         if not self._lookup or not self.copies:
             return
         self.weight = None
         if isinstance(self.product, GroupedProduct):
             self._rows = self.product
+        elif isinstance(self.product, PlainProduct):
+            self.weight = self.product.weight
         elif isinstance(self.product, (NativeProduct, OneDnnProduct)):
             assert isinstance(table, Tensor)
             self._rows = rows_of(self.product, table, self._placement.ops)
-        if self._rows is None:
+        if self._rows is None and self.weight is None:
             assert isinstance(table, Tensor)
-            self.weight = table.clone()
+            self.weight = self._placement.parameter(f"{self._name}.rows", *table.shape)
+            if not self._placement.store.complete:
+                self.weight.copy_(table)
 
     @property
     def form(self) -> Form:

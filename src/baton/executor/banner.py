@@ -1,0 +1,33 @@
+"""What a worker says of itself when it is ready, in a line."""
+
+from __future__ import annotations
+
+import torch
+
+from baton.executor.images import WeightMemory
+from baton.executor.kv_pool import KvPool
+from baton.executor.weights import form_told
+from baton.model.architectures.llama import LlamaForCausalLM
+from baton.model.attention import CpuAttention
+from baton.protocol.config import InstanceConfig
+
+
+def banner(
+    config: InstanceConfig,
+    model: LlamaForCausalLM,
+    pool: KvPool,
+    device: torch.device,
+    memory: WeightMemory,
+) -> str:
+    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    kv = pool.num_blocks * pool.block_bytes
+    cells = f"{config.kv_cache_dtype}, " if config.kv_cache_dtype else ""
+    rounded = model.placement.rounded.told()
+    attention = model.backend.kernel_name if isinstance(model.backend, CpuAttention) else "PyTorch"
+    return (
+        f"torch {torch.__version__} on {device}, {config.dtype}{threads}, "
+        f"weights {model.weight_bytes() / 1e6:.0f} MB ({form_told(config, model)}; "
+        f"{memory.told()}), "
+        f"{rounded + ', ' if rounded else ''}KV {kv / 1e6:.0f} MB "
+        f"({cells}{pool.num_blocks} blocks of {config.block_size} tokens), attention by {attention}"
+    )

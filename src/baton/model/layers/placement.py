@@ -1,0 +1,113 @@
+"""Where the parameters of a model live, and which product multiplies by each weight."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from baton.model.cpu.library import native
+from baton.model.cpu.linear import NativeInt8Product, NativeProduct, serves
+from baton.model.layers.grouped import GroupedProduct, grouped_product
+from baton.model.layers.int8 import Int8Product
+from baton.model.layers.packed import OneDnnProduct, PlainProduct, Weights
+from baton.model.layers.parallel import TensorParallel
+from baton.model.layers.rounding import Grouping, Rounded, in_groups
+from baton.model.ops.fused import FusedOps
+from baton.model.ops.steady import Sizes, find_sizes
+from baton.model.weights.grouped import Grouped
+from baton.model.weights.own_memory import own_memory
+from baton.model.weights.store import PrivateStore, Shelf, WeightStore
+
+Product = PlainProduct | NativeProduct | OneDnnProduct | NativeInt8Product | Int8Product | GroupedProduct
+Library = TypeVar("Library", PlainProduct, OneDnnProduct, Int8Product)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where parameters live and how products are computed with them."""
+
+    parallel: TensorParallel
+    dtype: torch.dtype
+    device: torch.device
+    weights: Weights = "plain"
+    ops: FusedOps = field(default_factory=FusedOps)
+    sizes: dict[tuple[int, int, bool], Sizes] = field(default_factory=dict)
+    """Found already, by outputs, inputs and whether there is a bias."""
+    groups: bool = False
+    """Weights may come in groups, or are put into groups."""
+    grouping: Grouping | None = None
+    """For weights of layers in floating point; None: they stay so."""
+    head_grouping: Grouping | None = None
+    """For the output head, and the embedding if it is the same table."""
+    rounded: Rounded = field(default_factory=Rounded)
+    store: WeightStore = field(default_factory=PrivateStore)
+    """Of one model."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether products make a form of their own of a weight."""
+        return self.weights != "plain" or self.groups
+
+    def parameter(self, name: str, *shape: int) -> Tensor:
+        """That stays as it is filled."""
+        return self.store.make(name, shape, self.dtype, self.device)
+
+    def buffer(self, *shape: int) -> Tensor:
+        """For a weight that is about to be packed."""
+        if self.device.type != "cpu":
+            return torch.empty(*shape, dtype=self.dtype, device=self.device)
+        return own_memory(math.prod(shape), self.dtype).view(shape)
+
+    def absent(self, *shape: int) -> Tensor:
+        """In place of a weight that the store has in the form that it is multiplied in."""
+        return torch.empty(*shape, dtype=self.dtype, device="meta")
+
+    def rounding(self, name: str, weight: Tensor | Grouped, head: bool = False) -> Tensor | Grouped:
+        """The weight as it is to be multiplied: in groups, if it is not and should be.
+
+        Raises `ValueError` (one line).
+        """
+        grouping = self.head_grouping if head else self.grouping
+        if isinstance(weight, Grouped) or grouping is None:
+            return weight
+        found, error = in_groups(weight, grouping)
+        self.rounded.note(name, error)
+        return found
+
+    def product(self, weight: Tensor | Grouped, bias: Tensor | None, name: str) -> Product:
+        """`weight` is `absent` if the store is complete."""
+        shelf = Shelf(self.store, name)
+        kind = shelf.note("product", lambda: {"groups": int(isinstance(weight, Grouped))})
+        if kind["groups"]:
+            return grouped_product(weight if isinstance(weight, Grouped) else None, bias, self.dtype, shelf)
+        assert isinstance(weight, Tensor)
+        if self.weights == "int8":
+            library = native()
+            if library is not None and serves(library, torch.int8):
+                return NativeInt8Product(library, weight, bias, shelf)
+            return self._steady(Int8Product(weight, bias, self.ops), weight, bias)
+        if self.weights == "packed":
+            library = native()
+            assert library is not None
+            return NativeProduct(library, weight, bias, shelf)
+        if self.weights == "onednn":
+            return self._steady(OneDnnProduct(weight, bias), weight, bias)
+        if self.copies:  # (else it is a parameter, and in the store)
+            kept = shelf.make("plain", tuple(weight.shape), self.dtype)
+            weight = kept if shelf.complete else kept.copy_(weight)
+        plain = PlainProduct(weight, bias)
+        return self._steady(plain, weight, bias) if self.device.type == "cpu" else plain
+
+    def _steady(self, product: Library, weight: Tensor, bias: Tensor | None) -> Library:
+        """So that a row of its result does not depend on the number of rows."""
+        key = (*weight.shape, bias is not None)
+        if key not in self.sizes:
+            self.sizes[key] = find_sizes(
+                product.at_once, weight.shape[1], weight.dtype, int8=self.weights == "int8"
+            )
+        product.sizes = self.sizes[key]
+        return product
