@@ -4,8 +4,8 @@
 
 Starts `baton serve` with the embedded model and keeps `--streams` streamed completions running.  A round goes
 through all attacks of `_attacks/`, each with a quiet window just before it.  The attack runs in a process of
-its own, in a session of the lowest priority: it gets what the others leave of the cores, as an attacker's
-work is not the server's.  The client of the streams shares the cores with the server, at the same priority,
+its own, of the lowest priority: it gets what the others leave of the cores, as an attacker's work is not the
+server's.  The client of the streams shares the cores with the server, at the same priority,
 in quiet windows as under attack.  A gap that has not ended when the attack's seconds are over counts as long
 as it is by then.  The model's chat template has switches (`loops`, `size`) with which a request makes it cost
 much.

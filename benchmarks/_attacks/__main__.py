@@ -1,7 +1,7 @@
 """Runs one attack, in a process of its own that imports little: NAME HOST PORT SECONDS.
 
-Says `ready`, and begins when a line comes.  It takes what the server leaves of the cores, in a session of
-its own: an attacker computes elsewhere.
+Says `ready`, and begins when a line comes.  It takes what the server leaves of the cores: an attacker
+computes elsewhere.
 """
 
 from __future__ import annotations

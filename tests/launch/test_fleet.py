@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -70,6 +71,18 @@ async def test_one_is_restarted_and_the_other_is_not_disturbed():
         assert running.fleet.supervisors["b"].pid == other
         assert running.states()["b"] == "ready"
         assert running.client.restarts == {"a": 1, "b": 0}
+
+
+async def test_an_instance_is_in_the_servers_session_and_in_a_process_group_of_its_own():
+    """Linux shares cores between sessions: processes that wait for each other are in one.  And Ctrl-C reaches
+    the server's group only."""
+    async with Running(plan("a")) as running:
+        await asyncio.wait_for(running.client.ready(), DEADLINE_S)
+        engine = running.fleet.supervisors["a"].pid
+        workers = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()
+        assert workers
+        for pid in (engine, *map(int, workers)):
+            assert (os.getsid(pid), os.getpgid(pid)) == (os.getsid(0), engine)
 
 
 async def test_an_engine_that_is_over_and_does_not_end_is_killed(monkeypatch, caplog):

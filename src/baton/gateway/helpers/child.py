@@ -4,7 +4,7 @@ A chat template is foreign code, and a body is foreign data.  So a job may use s
 memory beyond what the process has, and a job that is not short gives way to everything else:
 
 * after `NICE_AFTER_S` of CPU time the process gives way (for good, so it ends after the answer); one for long
-  bodies, a *patient* one, has a parent that gives way, and so it does from the beginning;
+  bodies, a *patient* one, does so from the beginning;
 * after `Settings.cpu_s`, and a little for each byte, a signal raises `OverTime` wherever the interpreter is,
   until it gets through;
 * `HARD_S` later the kernel ends the process, if all that was within one native call;
@@ -28,7 +28,7 @@ import msgspec
 
 from baton.gateway.helpers.wire import ANSWER, ENDS, GOES_ON, HELLO, JOB
 from baton.gateway.reading.reader import JOBS, Answer, Failure, Job, Reader
-from baton.ipc.giving_way import give_way, lower_session
+from baton.ipc.giving_way import give_way
 
 NICE_AFTER_S = 0.02
 HARD_S = 2.0
@@ -52,6 +52,8 @@ class Helper:
         self._patient = patient
         self._lowered = False
         """A job took long, and others should not wait for what comes next."""
+        if patient:
+            give_way(self._settings.nice)
         signal.signal(signal.SIGVTALRM, self._on_slow)
         signal.signal(signal.SIGPROF, _on_over_time)
 
@@ -97,9 +99,8 @@ class Helper:
         signal.setitimer(signal.ITIMER_PROF, cpu_s, _AGAIN_S)
 
     def _on_slow(self, *_: Any) -> None:
-        nice = self._settings.nice
-        if not (lower_session(nice) if self._lowered else give_way(nice)):
-            signal.setitimer(signal.ITIMER_VIRTUAL, _AGAIN_S)
+        if not self._lowered:
+            give_way(self._settings.nice)
         self._lowered = True
 
     def _receive(self, size: int) -> bytearray | None:

@@ -5,10 +5,6 @@
 It forks a helper for each connection that comes over the control socket, and does nothing else; it has no
 threads, which a fork would lose.  It ends with the gateway, and its children with it.  SIGINT and SIGTERM
 are the gateway's to decide about: they may reach the whole group.
-
-Patient helpers have a parent of their own, which it forks for the first of them: a process that gives way
-to everything else, and whose children inherit that.  (They cannot lower themselves: each may be for one body,
-and the kernel lowers ten sessions a second.)
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -29,7 +24,6 @@ from baton.gateway.helpers.child import Helper
 from baton.gateway.helpers.wire import PATIENT
 from baton.gateway.reading.reader import Reader, Settings
 from baton.gateway.text.encoding import Encoding
-from baton.ipc.giving_way import give_way, lower_session
 from baton.ipc.process import ParentGone, die_with_parent
 
 _CONVERSATION = b'{"messages": [{"role": "user", "content": "hello"}]}'
@@ -57,64 +51,27 @@ def warm_up(reader: Reader) -> None:
 
 def serve(control: socket.socket, reader: Reader) -> None:
     """Forks until the gateway closes the control socket."""
-    patient: socket.socket | None = None
     while True:
         kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not kind:
             return
-        (descriptor,) = descriptors
-        connection = socket.socket(fileno=descriptor)
-        if kind == PATIENT:
-            patient = _hand_on(connection, patient, control, reader)
-        else:
-            _fork(partial(_help, connection, reader), control, patient)
-        connection.close()
-
-
-def _hand_on(
-    connection: socket.socket, patient: socket.socket | None, control: socket.socket, reader: Reader
-) -> socket.socket:
-    """Gives the connection to the parent of patient helpers; another one if it has died, or there is none.
-    Returns the control socket of that parent."""
-    for _ in range(2):
-        if patient is not None:
-            with suppress(OSError):
-                socket.send_fds(patient, [PATIENT], [connection.fileno()])
-                return patient
-            patient.close()
-        patient, theirs = socket.socketpair()
-        _fork(partial(_serve_patient, theirs, reader), control, connection, patient)
-        theirs.close()
-    raise OSError("the parent of the patient helpers dies at once")
-
-
-def _serve_patient(control: socket.socket, reader: Reader) -> None:
-    nice = reader.settings.nice
-    lowered = give_way(nice)
-    while True:
-        kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not kind:
-            return
-        lowered = lowered or lower_session(nice)
         connection = socket.socket(fileno=descriptors[0])
-        _fork(partial(_help, connection, reader, patient=True), control)
+        _fork(partial(_help, connection, reader, patient=kind == PATIENT), control)
         connection.close()
 
 
-def _help(connection: socket.socket, reader: Reader, *, patient: bool = False) -> None:
+def _help(connection: socket.socket, reader: Reader, *, patient: bool) -> None:
     Helper(connection, reader, patient=patient).run()
 
 
-def _fork(work: Callable[[], None], *not_theirs: socket.socket | None) -> None:
-    """A child that does this work, and ends.  It closes the sockets that are not its own."""
+def _fork(work: Callable[[], None], not_its: socket.socket) -> None:
+    """A child that does this work, and ends.  It closes the socket that is not its own."""
     parent = os.getpid()
     if os.fork():
         return
     code = 1
     try:
-        for one in not_theirs:
-            if one is not None:
-                one.close()
+        not_its.close()
         die_with_parent(parent)
         work()
         code = 0

@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True):
     memory_per_byte: int = 64
     """... and so many for each byte of the body: what JSON's smallest values become."""
     nice: int = 10
-    """By how much a helper lowers its priority, and its session's, once a body turns out to be costly."""
+    """By how much a helper lowers its priority once a body turns out to be costly."""
 
 
 class Failure(msgspec.Struct, array_like=True, frozen=True):

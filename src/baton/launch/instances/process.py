@@ -114,6 +114,7 @@ def main() -> int:
     launch = msgspec.json.decode(sys.argv[1], type=InstanceLaunch)
     configure_logging(launch.config.log_level, launch.config.name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # (`stty tostop` would stop who logs in the background)
     try:
         die_with_parent(launch.parent_pid)
     except ParentGone as error:

@@ -316,8 +316,10 @@ def _place(endpoint: str, path: str) -> str:
 def _spawn(launch: InstanceLaunch, secret: str) -> subprocess.Popen[bytes]:
     """Starts the engine process.
 
-    `-P`: the working directory must not shadow installed packages.  A session of its own: Ctrl-C and signals
-    to the server's group reach the server only, which ends the instance in its own time.
+    `-P`: the working directory must not shadow installed packages.  A process group of its own: Ctrl-C and
+    signals to the server's group reach the server only, which ends the instance in its own time.  And the
+    server's session: Linux shares cores between sessions (`ipc/giving_way.py`), and some kernels then let
+    one that has something short to do wait for tens of milliseconds for another one.
     """
     command = [
         sys.executable,
@@ -329,7 +331,7 @@ def _spawn(launch: InstanceLaunch, secret: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        start_new_session=True,
+        process_group=0,
         pass_fds=(launch.told_fd,),
         env={**engine_environment(), SECRET_VARIABLE: secret},
     )
