@@ -14,6 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from baton.model.checkpoint.gguf import is_gguf
+from baton.model.checkpoint.gguf_config import read_config
+
 _FIRST_ID = 10
 """Below it: what many vocabularies reserve."""
 UNKNOWN_VOCABULARY = 1000
@@ -74,9 +77,11 @@ def arrival_times(count: int, rate: float, burstiness: float = 1.0, seed: int = 
     return scaled
 
 
-def vocabulary_of(directory: Path) -> int:
-    """`vocab_size` in the `config.json` of a checkpoint.  Raises `ValueError`, `OSError`."""
-    size = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+def vocabulary_of(model: Path) -> int:
+    """`vocab_size` of a checkpoint.  Raises `ValueError`, `OSError`."""
+    if is_gguf(model):
+        return int(read_config(model)[0]["vocab_size"])
+    size = json.loads((model / "config.json").read_text(encoding="utf-8")).get("vocab_size")
     if not isinstance(size, int):
-        raise ValueError(f"{directory / 'config.json'} does not say the vocab_size")
+        raise ValueError(f"{model / 'config.json'} does not say the vocab_size")
     return size

@@ -21,6 +21,7 @@ from baton.executor.weights import ExecutorError
 from baton.ipc.image_client import ImageClient, KeeperGone
 from baton.model.checkpoint.files import checkpoint_files
 from baton.model.checkpoint.fingerprint import fingerprint
+from baton.model.checkpoint.gguf import is_gguf, shards_of
 from baton.model.cpu.library import made_of, native
 from baton.model.cpu.linear import serves
 from baton.model.layers.packed import Weights
@@ -201,7 +202,7 @@ def _identity(
 
 
 def _files(directory: Path) -> list[Path]:
-    return [directory] if directory.is_file() else list(checkpoint_files(directory))
+    return shards_of(directory) if is_gguf(directory) else checkpoint_files(directory)
 
 
 def _mapped(fd: int, key: str) -> ImageReader:

@@ -19,6 +19,8 @@ from baton.model.checkpoint.config import ModelConfig, UnsupportedModel
 from baton.model.checkpoint.files import check_files, has_tokenizer
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.checkpoint.generation_config import read_generation_config
+from baton.model.checkpoint.gguf import is_gguf
+from baton.model.checkpoint.gguf_config import has_gguf_tokenizer
 from baton.model.checkpoint.hub import EMBEDDED_MODEL, resolve_model
 from baton.protocol.config import Dtype, InstanceConfig
 
@@ -52,9 +54,9 @@ def make_plan(options: EngineOptions) -> ServerPlan:
             "leave it away"
         )
     directory = resolve_model(options.model, revision=options.revision)
-    tokenizer = _tokenizer_directory(options.tokenizer, directory)
+    tokenizer = _tokenizer_path(options.tokenizer, directory)
     model = ModelConfig.from_directory(directory)
-    if options.executor == "torch":
+    if options.executor == "torch" and not is_gguf(directory):  # (whose header says all that there is)
         check_files(directory)
     generation = read_generation_config(
         directory, model.vocab_size, sampling=options.generation_config == "auto"
@@ -80,7 +82,7 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         max_model_len=max_model_len,
         eos_token_ids=generation.eos_token_ids or model.eos_token_ids,
         vocab_size=model.vocab_size,
-        root=str(directory) if _is_directory(options.model) else str(options.model),
+        root=str(directory) if _is_here(options.model) else str(options.model),
         checkpoint=fingerprint(directory),
         dtype=_computes_in(instance),
         defaults=generation.sampling,
@@ -90,13 +92,17 @@ def make_plan(options: EngineOptions) -> ServerPlan:
     return ServerPlan(instance, served, model.architecture, options.max_restarts)
 
 
-def _is_directory(model: str | None) -> bool:
+def _is_here(model: str | None) -> bool:
     """Not a name on the hub."""
-    return model is None or model == EMBEDDED_MODEL or Path(model).expanduser().is_dir()
+    return model is None or model == EMBEDDED_MODEL or Path(model).expanduser().exists()
 
 
-def _tokenizer_directory(name: str | None, model: Path) -> Path:
+def _tokenizer_path(name: str | None, model: Path) -> Path:
     path = model if name is None else Path(name).expanduser()
+    if is_gguf(path) and path.exists():
+        if not has_gguf_tokenizer(path):
+            raise OptionError(f"{str(path)!r} has no tokenizer; give the directory of one with --tokenizer")
+        return path
     if not path.is_dir():
         raise OptionError(f"--tokenizer {name}: no such directory")
     if not has_tokenizer(path):

@@ -1,4 +1,4 @@
-"""From safetensors files to the parameters of one rank, without a second copy of the model in memory.
+"""From safetensors or GGUF files to the parameters of one rank, without a second copy of the model in memory.
 
 Theory.  Files are mapped, not read.  Each layer has declared which slice of which checkpoint tensor fills
 which part of its parameters (`layers.Piece`); the loader visits the layers one by one, takes just these
@@ -28,9 +28,11 @@ from baton.model.architectures.qwen3 import Qwen3ForCausalLM
 from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError, checkpoint_files, some
+from baton.model.checkpoint.gguf import is_gguf
 from baton.model.layers.layers import Layer, Module
 from baton.model.layers.piece import Piece
 from baton.model.layers.placement import Placement
+from baton.model.reading.gguf import GgufSource
 from baton.model.reading.safetensors import SafetensorsSource
 from baton.model.weights.grouped import Grouped, joined
 
@@ -44,6 +46,7 @@ MODELS: dict[str, type[LlamaForCausalLM]] = {
 """By name in `config.json`.  Mistral's windows, and Qwen2's biases and windows, stand in `ModelConfig`, so
 their modules are Llama's own."""
 
+Source = SafetensorsSource | GgufSource
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -97,10 +100,14 @@ def load_weights(model: LlamaForCausalLM, directory: Path, config: ModelConfig) 
                 layer.close(filled)
             except ValueError as error:
                 raise LoadError(f"{str(directory)!r}: {layer.pieces[0].source}: {error}") from None
+        for name, relative in source.rounded.items():
+            model.placement.rounded.note(name, relative)
 
 
-def open_source(directory: Path, config: ModelConfig) -> SafetensorsSource:
+def open_source(directory: Path, config: ModelConfig) -> Source:
     """The tensors of a checkpoint, until its `with` ends.  Raises `LoadError`."""
+    if is_gguf(directory):
+        return GgufSource(directory, config.head_dim)
     return SafetensorsSource(directory, config.quantization)
 
 
@@ -131,6 +138,12 @@ def _put_groups(
 def check_numbers(directory: Path) -> None:
     """Reads all tensors.  Raises `LoadError` if there are NaN or infinities in any."""
     wrong: list[str] = []
+    if is_gguf(directory):
+        with GgufSource(directory, 0) as source:
+            wrong = source.not_finite()
+        if wrong:
+            raise LoadError(_not_numbers(directory, sorted(wrong)))
+        return
     try:
         for path in checkpoint_files(directory):
             with safe_open(str(path), framework="pt", device="cpu") as file:
@@ -166,7 +179,7 @@ def check_weights(model: Module, directory: Path, config: ModelConfig) -> None:
         _check(model, source, directory, config)
 
 
-def _check(model: Module, source: SafetensorsSource, directory: Path, config: ModelConfig) -> None:
+def _check(model: Module, source: Source, directory: Path, config: ModelConfig) -> None:
     wanted = {piece.source: piece.shape for layer in model.layers_within() for piece in layer.pieces}
     # A rank whose share of a small vocabulary is empty declares no piece, but the tensor is known.
     known = {_EMBEDDING, "lm_head.weight"}
@@ -178,17 +191,17 @@ def _check(model: Module, source: SafetensorsSource, directory: Path, config: Mo
     if missing:
         raise LoadError(
             f"{str(directory)!r}: no tensor {some(sorted(missing))} in the checkpoint, which "
-            f"{config.architecture} needs according to config.json"
+            f"{config.architecture} needs according to {source.described_by}"
         )
     unexpected = sorted(name for name in source.names() if name not in known and not _is_harmless(name))
     if unexpected:
         raise LoadError(
-            f"{str(directory)!r}: {config.architecture} as in config.json has no place for tensor "
+            f"{str(directory)!r}: {config.architecture} as in {source.described_by} has no place for tensor "
             f"{some(unexpected)}"
         )
 
 
-def _part(piece: Piece, source: SafetensorsSource) -> Tensor | Grouped:
+def _part(piece: Piece, source: Source) -> Tensor | Grouped:
     """What fills the piece; a view of the mapping if nothing is reordered."""
     stop = piece.shape[piece.dim] if piece.stop is None else piece.stop
     part = source.read(piece.source, piece.shape, piece.dim, piece.start, stop)

@@ -89,3 +89,52 @@ def test_no_network_and_not_in_the_cache(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelNotFound, match="Some/Absent-Model"):
         resolve_model("Some/Absent-Model")
+
+
+def test_gguf_files_and_directories_with_one(tmp_path: Path) -> None:
+    first, second = tmp_path / "a-Q4_K_M.gguf", tmp_path / "mmproj-a.gguf"
+    for path in (first, second):
+        path.write_bytes(b"GGUF")
+    assert resolve_model(str(first)) == first
+    assert resolve_model(str(tmp_path)) == first
+    (tmp_path / "a-Q8_0-00001-of-00002.gguf").write_bytes(b"")
+    (tmp_path / "a-Q8_0-00002-of-00002.gguf").write_bytes(b"")
+    with pytest.raises(
+        ModelNotFound, match=r"has 2 GGUF files; give one of them: a-Q4_K_M\.gguf, a-Q8_0-00001"
+    ):
+        resolve_model(str(tmp_path))
+    with pytest.raises(ModelNotFound, match="no such file"):
+        resolve_model(str(tmp_path / "absent.gguf"))
+    with pytest.raises(ModelNotFound, match="no such file"):
+        resolve_model("absent.gguf")
+
+
+def test_gguf_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def download(name: str, *, allow_patterns: list[str], **_: Any) -> str:
+        asked.append((name, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    (tmp_path / "sub").mkdir()
+    for name in (
+        "m-Q4_K_M.gguf",
+        "m-UD-Q4_K_M.gguf",
+        "sub/m-q8_0-00001-of-00002.gguf",
+        "a-Q5.gguf",
+        "b-Q5.gguf",
+    ):
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert resolve_model("o/m-GGUF:Q4_K_M") == tmp_path / "m-Q4_K_M.gguf"
+    assert asked == [("o/m-GGUF", ["*Q4_K_M*.gguf", "*q4_k_m*.gguf"])]
+    assert resolve_model("o/m-GGUF:Q8_0").name == "m-q8_0-00001-of-00002.gguf"
+    assert resolve_model("o/m/sub/m-q8_0-00001-of-00002.gguf").name == "m-q8_0-00001-of-00002.gguf"
+    assert asked[-1] == ("o/m", ["sub/m-q8_0-*-of-00002.gguf"])
+    for name, says in (
+        ("o/m:Q6_K", "no GGUF file whose name ends with 'Q6_K'"),
+        ("o/m:Q5", "several files for 'Q5': 'a-Q5.gguf' \\(and 1 more\\)"),
+        ("o/m/x.gguf", "has no file 'x.gguf'"),
+    ):
+        with pytest.raises(ModelNotFound, match=says):
+            resolve_model(name)

@@ -28,7 +28,9 @@ from baton.gateway.text.detokenizer import (
     WindowDetokenizer,
 )
 from baton.gateway.text.encoding import Backend, Encoding
+from baton.gateway.text.gguf_tokenizer import read_gguf_tokenizer
 from baton.model.checkpoint.files import has_tokenizer
+from baton.model.checkpoint.gguf import is_gguf
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +101,13 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path | str) -> Tokenizer:
-        """Raises `TokenizerError` or `ChatTemplateError` with the file and the reason."""
+        """Of a directory, or of a GGUF file.
+
+        Raises `TokenizerError` or `ChatTemplateError` with the file and the reason.
+        """
         directory = Path(directory)
+        if is_gguf(directory):
+            return _from_gguf(directory)
         config = _read_config(directory)
         path = directory / "tokenizer.json"
         if not path.is_file():
@@ -361,8 +368,19 @@ def _from_transformers(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
         raise TokenizerError(f"{directory}: the tokenizer's vocabulary is empty; its files are incomplete")
     backend.no_truncation()
     backend.no_padding()
-    description = msgspec.json.decode(backend.to_str(), type=_Description)
-    return Tokenizer(backend, description, config)
+    return _described(backend, config)
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    try:
+        backend, config = read_gguf_tokenizer(path)
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"{str(path)!r}: {_first_line(error)}") from None
+    return _described(backend, config)
+
+
+def _described(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> Tokenizer:
+    return Tokenizer(backend, msgspec.json.decode(backend.to_str(), type=_Description), config)
 
 
 def _first_line(error: Exception) -> str:

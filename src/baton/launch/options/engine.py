@@ -57,11 +57,14 @@ class ModelOptions(Options):
 
     model: str | None = flag(
         None,
-        "Directory of a checkpoint, or a name on the model hub.",
+        "Directory of a checkpoint, a GGUF file, or a name on the model hub (OWNER/NAME, "
+        "OWNER/NAME:Q4_K_M for a GGUF file there).",
         unset="the embedded model",
     )
     _: KW_ONLY
-    tokenizer: str | None = flag(None, "Directory of the tokenizer.", unset="the model's")
+    tokenizer: str | None = flag(
+        None, "Directory of the tokenizer, or a GGUF file with one.", unset="the model's"
+    )
     revision: str | None = flag(None, "Branch, tag or commit on the hub.", unset="the newest")
     served_model_name: tuple[str, ...] = flag(
         (), "Names that clients use. Repeatable.", unset="MODEL", check=_check_names
@@ -86,8 +89,7 @@ class ModelOptions(Options):
     )
     quantize_head: int | None = flag(
         None,
-        "Bits of the output head, and of the embedding where both are one table: 4 or 8; 16: as in the "
-        "checkpoint.",
+        "Bits of the output head and the embedding: 4 or 8; 16: as in the checkpoint.",
         least=4,
         most=16,
         unit="bits",

@@ -13,7 +13,7 @@ from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.layers.layers import Linear
 from baton.model.layers.placement import Placement
-from baton.model.layers.rotary import pairs_to_halves
+from baton.model.weights.rows import pairs_to_halves
 
 
 class Ernie45Attention(Attention):

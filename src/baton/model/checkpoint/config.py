@@ -13,7 +13,8 @@ No torch, no transformers: the launcher reads this in milliseconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import math
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from baton.model.checkpoint.config_fields import (
     read_json_object,
     shown,
 )
+from baton.model.checkpoint.gguf import is_gguf
+from baton.model.checkpoint.gguf_config import SOURCE, read_config
 from baton.model.checkpoint.quantization import Quantization, read_quantization
 from baton.protocol.rules.ranks import heads_of_rank
 
@@ -38,7 +41,8 @@ SUPPORTED_ARCHITECTURES = (
     "Ernie4_5ForCausalLM",
 )
 SUPPORTED_DTYPES = ("bfloat16", "float16", "float32")
-_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
+"""factors: by what each frequency is divided, one by one (GGUF files of Llama 3)."""
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"num_key_value_heads": 8},
@@ -64,7 +68,7 @@ class RopeConfig:
 
     theta: float = 10_000.0
     type: str = "default"
-    """default, linear, dynamic, llama3 or yarn."""
+    """default, linear, dynamic, llama3, yarn or factors."""
     parameters: dict[str, Any] = field(default_factory=dict)
 
 
@@ -100,17 +104,24 @@ class ModelConfig:
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> ModelConfig:
-        """Reads `config.json`.  Raises `ModelNotFound` or `UnsupportedModel`."""
-        return cls.from_dict(read_json_object(Path(directory) / "config.json"), str(directory))
+        """Reads `config.json`, or the metadata of a GGUF file.
+
+        Raises `ModelNotFound`, `UnsupportedModel` or, for a GGUF file that is damaged, `LoadError`.
+        """
+        path = Path(directory)
+        if is_gguf(path):
+            raw, quantization = read_config(path)
+            return replace(cls.from_dict(raw, str(path), SOURCE), quantization=quantization)
+        return cls.from_dict(read_json_object(path / "config.json"), str(directory))
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any], name: str = "model") -> ModelConfig:
-        """Parses a `config.json`; `name` is for error messages.  Raises `UnsupportedModel`."""
-        architecture = _architecture(Fields(raw, name), name)
+    def from_dict(cls, raw: dict[str, Any], name: str = "model", file: str = "config.json") -> ModelConfig:
+        """Parses a `config.json`; `name` and `file` are for errors.  Raises `UnsupportedModel`."""
+        architecture = _architecture(Fields(raw, name, file), name)
         defaults = {
             key: value for key, value in _DEFAULTS[architecture].items() if key not in raw
         }  # (an explicit null is none)
-        return _parse(Fields(raw, name, defaults=defaults), architecture)
+        return _parse(Fields(raw, name, file, defaults=defaults), architecture)
 
     @property
     def max_context(self) -> int:
@@ -223,7 +234,7 @@ def _parse(fields: Fields, architecture: str) -> ModelConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=context,
-        rope=_rope(fields, context),
+        rope=_rope(fields, context, head_dim),
         norm_eps=fields.number("rms_norm_eps", 1e-6, more_than=0),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=qkv_bias,
@@ -275,7 +286,7 @@ def _windows(fields: Fields, architecture: str, layers: int) -> tuple[int | None
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _rope(fields: Fields, context: int) -> RopeConfig:
+def _rope(fields: Fields, context: int, head_dim: int) -> RopeConfig:
     """Both styles: {"rope_theta", "rope_scaling"} and {"rope_parameters": {"rope_theta", …}}.
 
     A file that was saved in the newer style and given a `rope_scaling` by hand (as model cards advise for
@@ -314,6 +325,14 @@ def _rope(fields: Fields, context: int) -> RopeConfig:
         for key in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"):
             if key in given:
                 given.number(key)
+    if kind == "factors":
+        factors = given.any("factors")
+        if (
+            not isinstance(factors, list)
+            or not all(isinstance(factor, float) and 0 < factor < math.inf for factor in factors)
+            or len(factors) != head_dim // 2
+        ):
+            raise given.wrong("factors", f"must be a list of {head_dim // 2} positive numbers")
     needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
     for key in needed.get(kind, ()):
         given.number(key, more_than=0)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.model.checkpoint.config_fields import Fields, read_json_object
+from baton.model.checkpoint.gguf import is_gguf
+from baton.model.checkpoint.gguf_config import SOURCE, read_generation
 from baton.protocol.sampling_params import InvalidParameter, make_params
 
 FILE = "generation_config.json"
@@ -30,15 +32,19 @@ class GenerationConfig:
 def read_generation_config(
     directory: str | Path, vocab_size: int, *, sampling: bool = True
 ) -> GenerationConfig:
-    """Reads `generation_config.json`; everything is empty without one.  `sampling`: not only the end ids.
+    """Reads `generation_config.json`, or a GGUF file's metadata; everything is empty without one.
 
+    `sampling`: not only the end ids.
     `do_sample: false` is `temperature: 0`: that is what the file asks of the program that wrote it.
     Raises `ModelNotFound` or `UnsupportedModel`.
     """
-    path = Path(directory) / FILE
-    if not path.exists():
+    directory = Path(directory)
+    if is_gguf(directory):
+        fields = Fields(read_generation(directory), str(directory), SOURCE)
+    elif not (directory / FILE).exists():
         return GenerationConfig()
-    fields = Fields(read_json_object(path), str(directory), FILE)
+    else:
+        fields = Fields(read_json_object(directory / FILE), str(directory), FILE)
     return GenerationConfig(
         fields.token_ids("eos_token_id", vocab_size), _sampling(fields) if sampling else {}
     )

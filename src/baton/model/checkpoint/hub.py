@@ -1,17 +1,22 @@
-"""From what a user typed as a model to a directory with its files.
+"""From what a user typed as a model to a directory with its files, or to its GGUF file.
 
-A directory loads as it is, so a machine without network serves whatever was copied to it.  Anything
-else is a name on the Hugging Face hub; its files are downloaded once into the hub's cache.  Nothing, or
-the name `baton-tiny`, is the model that comes with Baton, for trying things out.
+A directory or a GGUF file loads as it is, so a machine without network serves whatever was copied to it.
+Anything else is a name on the Hugging Face hub; its files are downloaded once into the hub's cache.  There,
+`OWNER/NAME:Q4_K_M` or `OWNER/NAME/FILE.gguf` is a GGUF file.  Nothing, or the name `baton-tiny`, is the model
+that comes with Baton, for trying things out.
 
 Every failure is a `ModelNotFound` of one line that says what to do.  No torch, no transformers.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from baton.model.checkpoint.config import ModelNotFound
+from baton.model.checkpoint.config_fields import ModelNotFound
+from baton.model.checkpoint.files import some
+from baton.model.checkpoint.gguf import SUFFIX, is_gguf
 
 EMBEDDED_MODEL = "baton-tiny"
 _EMBEDDED_DIRECTORY = Path(__file__).resolve().parents[2] / "assets" / EMBEDDED_MODEL
@@ -19,10 +24,18 @@ _WANTED = ("*.json", "*.safetensors", "tokenizer*", "*.model", "*.jinja", "*.txt
 _UNWANTED = ("consolidated*", "original/*", "onnx/*")
 
 
-def resolve_model(name_or_path: str | None, revision: str | None = None) -> Path:
-    """The directory of a checkpoint, downloaded if need be.
+_TAGGED = re.compile(r"(?P<name>[\w.-]+/[\w.-]+):(?P<tag>[\w.-]+)\Z")
+_FILE = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)/(?P<file>.+\.gguf)\Z", re.IGNORECASE)
+_LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf\Z", re.IGNORECASE)
+_LISTED = 8
+_PROJECTOR = "mmproj"
+"""Begins the names of files with the part of a model that reads images."""
 
-    `revision` is a branch, tag or commit of the hub and has no meaning for a directory.
+
+def resolve_model(name_or_path: str | None, revision: str | None = None) -> Path:
+    """The directory of a checkpoint, or its (first) GGUF file, downloaded if need be.
+
+    `revision` is a branch, tag or commit of the hub and has no meaning for files that are here.
     Raises `ModelNotFound`.
     """
     if name_or_path is None or name_or_path == EMBEDDED_MODEL:
@@ -31,14 +44,64 @@ def resolve_model(name_or_path: str | None, revision: str | None = None) -> Path
     if path.is_dir():
         return _checked(path)
     if path.exists():
-        raise ModelNotFound(f"{name_or_path!r} is a file; give the directory that holds config.json")
-    looks_like_a_path = name_or_path.startswith(("/", ".", "~")) or name_or_path.count("/") > 1
-    if looks_like_a_path:
-        raise ModelNotFound(f"{name_or_path!r}: no such directory")
+        if is_gguf(path):
+            return path
+        raise ModelNotFound(
+            f"{name_or_path!r} is a file; give the directory that holds config.json, or a GGUF file "
+            f"(*{SUFFIX})"
+        )
+    is_path = name_or_path.startswith(("/", ".", "~"))
+    file, tagged = _FILE.match(name_or_path), _TAGGED.match(name_or_path)
+    if file is not None and not is_path:
+        return _downloaded_file(file["name"], file["file"], revision)
+    if tagged is not None and not is_path:
+        return _downloaded_tag(tagged["name"], tagged["tag"], revision)
+    if is_path or name_or_path.count("/") > 1 or path.suffix.lower() == SUFFIX:
+        what = "file" if path.suffix.lower() == SUFFIX else "directory"
+        raise ModelNotFound(f"{name_or_path!r}: no such {what}")
     return _checked(_download(name_or_path, revision))
 
 
+def _downloaded_file(name: str, file: str, revision: str | None) -> Path:
+    """One GGUF file of a model of the hub, and those that it is split into."""
+    pattern = re.sub(r"-\d{5}(-of-\d{5}\.gguf)\Z", r"-*\1", file, flags=re.IGNORECASE)
+    path = _download(name, revision, [pattern]) / file
+    if not path.is_file():
+        raise ModelNotFound(f"{name!r} has no file {file!r}")
+    return path
+
+
+def _downloaded_tag(name: str, tag: str, revision: str | None) -> Path:
+    """The GGUF file whose name ends with a tag, as people call its types: `Q4_K_M`."""
+    spellings = dict.fromkeys((tag, tag.upper(), tag.lower()))
+    directory = _download(name, revision, [f"*{spelling}*{SUFFIX}" for spelling in spellings])
+    ends = re.compile(rf"(.*[-._/])?{re.escape(tag)}(-00001-of-\d{{5}})?\.gguf\Z", re.IGNORECASE)
+    found = [path for path in _gguf_files(directory.rglob(f"*{SUFFIX}")) if ends.match(path.name)]
+    if not found:
+        raise ModelNotFound(f"{name!r} has no GGUF file whose name ends with {tag!r}")
+    shortest = min(len(path.name) for path in found)  # X-Q4_K_M rather than X-UD-Q4_K_M
+    found = [path for path in found if len(path.name) == shortest]
+    if len(found) > 1:
+        raise ModelNotFound(f"{name!r} has several files for {tag!r}: {some(path.name for path in found)}")
+    return found[0]
+
+
+def _gguf_files(paths: Iterable[Path]) -> list[Path]:
+    """One for each model."""
+    return sorted(
+        path for path in paths if not _LATER_SHARD.search(path.name) and not path.name.startswith(_PROJECTOR)
+    )
+
+
 def _checked(directory: Path) -> Path:
+    files = _gguf_files(directory.glob(f"*{SUFFIX}"))
+    if files and not any(directory.glob("*.safetensors")):
+        if len(files) == 1:
+            return files[0]
+        raise ModelNotFound(
+            f"{str(directory)!r} has {len(files)} GGUF files; give one of them: "
+            f"{', '.join(path.name for path in files[:_LISTED])}"
+        )
     if not (directory / "config.json").is_file():
         raise ModelNotFound(f"{str(directory)!r} has no config.json; give the directory of a checkpoint")
     if not any(directory.glob("*.safetensors")):
@@ -50,7 +113,7 @@ def _checked(directory: Path) -> Path:
     return directory
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, wanted: Iterable[str] = _WANTED) -> Path:
     # Imported here: it takes a fifth of a second that a local directory need not pay.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -64,7 +127,7 @@ def _download(name: str, revision: str | None) -> Path:
 
     try:
         path = snapshot_download(
-            name, revision=revision, allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)
+            name, revision=revision, allow_patterns=list(wanted), ignore_patterns=list(_UNWANTED)
         )
     except HFValidationError:
         raise ModelNotFound(

@@ -16,8 +16,8 @@ from typing import Final, Literal
 
 from baton.model.checkpoint.config_fields import Fields, shown
 
-Layout = Literal["packed", "int", "awq", "gptq"]
-"""packed, int: compressed-tensors' `pack-quantized` and `int-quantized`."""
+Layout = Literal["packed", "int", "awq", "gptq", "gguf"]
+"""packed, int: compressed-tensors' `pack-quantized` and `int-quantized`; gguf: each tensor says its own."""
 
 SERVED: Final = (
     "compressed-tensors (pack-quantized and int-quantized in 4 or 8 bits), AWQ (gemm), GPTQ in 4 or 8 bits, "

@@ -32,6 +32,7 @@ from baton.model.layers.piece import Piece
 from baton.model.layers.placement import Placement, Product
 from baton.model.ops.fused import Activations, Form, Result
 from baton.model.weights.grouped import Grouped
+from baton.model.weights.store import Shelf
 
 
 class Module:
@@ -238,10 +239,10 @@ class VocabParallelEmbedding(Layer):
         self._rows: PackedRows | GroupedProduct | None = None
         self.product: Product | None = None
         self.weight: Tensor | None = None
-        if not placement.copies or not head:
+        if not placement.copies or not (head or placement.groups):
             self.weight = placement.parameter(f"{name}.weight", self.share, hidden_size)
         self.copies = self.weight is None
-        self.takes_groups = placement.groups and head
+        self.takes_groups = placement.groups
         self._name = name
         self.filled = max(min(self.first + self.share, vocab_size) - self.first, 0)
         if self.filled:
@@ -256,19 +257,22 @@ class VocabParallelEmbedding(Layer):
         return {"weight": weight}
 
     def close(self, filled: dict[str, Tensor | Grouped]) -> None:
-        if not self._head:
+        if not self._head and not self.copies:
             return
         self._rows = self.product = None  # the old one goes before the new one comes
         table = self._placement.rounding(f"{self._name}.weight", filled["weight"], head=True)
         self._use(table.padded(self.share) if isinstance(table, Grouped) else table)
 
     def attach(self) -> None:
-        if self._head:
+        if self._head or self.copies:
             absent = self._placement.absent(self.share, self._hidden_size)
             self._use(absent if self.weight is None else self.weight)
 
     def _use(self, table: Tensor | Grouped) -> None:
-        self.product = self._placement.product(table, None, self._name)
+        shelf = Shelf(self._placement.store, self._name)
+        groups = shelf.note("table", lambda: {"groups": int(isinstance(table, Grouped))})["groups"]
+        if self._head or groups:
+            self.product = self._placement.product(table, None, self._name)
         if not self._lookup or not self.copies:
             return
         self.weight = None

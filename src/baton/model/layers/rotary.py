@@ -8,6 +8,7 @@ Theory.  RoPE turns each pair of elements (i, i + head_dim/2) of a query or key 
 * llama3: those of long wavelength divided by `factor`, short ones kept, a linear blend between;
 * yarn (arXiv 2309.00071): the same idea with the borders counted in rotations over the original context,
   and cos and sin multiplied by an attention factor;
+* factors: each divided by a number of its own (how GGUF files have llama3's);
 * dynamic: equal to default as long as a context fits `max_position_embeddings`, which Baton enforces.
 
 Heads whose pairs are (2i, 2i+1) instead (ERNIE-4.5) are reordered when their weights are loaded; a dot
@@ -30,6 +31,8 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     base = 1.0 / (rope.theta**exponents)
     if rope.type == "linear":
         return base / float(rope.parameters["factor"]), 1.0
+    if rope.type == "factors":
+        return base / torch.tensor(rope.parameters["factors"], dtype=torch.float32), 1.0
     if rope.type == "llama3":
         return _llama3(base, rope), 1.0
     if rope.type == "yarn":
@@ -124,9 +127,3 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     a, b = heads.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(heads.dtype)
-
-
-def pairs_to_halves(rows: Tensor, head_dim: int) -> Tensor:
-    """Reorders the rows [n * head_dim, …] of a q or k projection from pairs (2i, 2i+1) to (i, i + half)."""
-    heads = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
-    return heads.transpose(1, 2).reshape(rows.shape)

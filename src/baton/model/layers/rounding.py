@@ -14,6 +14,9 @@ from torch import Tensor
 from baton.model.weights.grouped import Grouped
 from baton.model.weights.quantize import group_for, quantize, relative_error
 
+_LISTED = 5
+"""Kinds of weights that are named; more of them are practically all."""
+
 
 @dataclass(frozen=True)
 class Grouping:
@@ -41,8 +44,11 @@ class Rounded:
             return ""
         worst = max(self.errors, key=self.errors.__getitem__)
         mean = sum(self.errors.values()) / len(self.errors)
+        parts = [name for names in self.errors for name in names.split(" + ")]
+        kinds = list(dict.fromkeys(name.removesuffix(".weight").split(".")[-1] for name in parts))
+        which = f" ({', '.join(kinds)})" if len(kinds) <= _LISTED else ""
         return (
-            f"{len(self.errors)} weights rounded by {100 * mean:.2g} % (RMS; most {worst}: "
+            f"{len(self.errors)} weights{which} rounded by {100 * mean:.2g} % (RMS; most {worst}: "
             f"{100 * self.errors[worst]:.2g} %)"
         )
 

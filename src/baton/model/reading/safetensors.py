@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from baton.model.weights.grouped import Grouped
 class SafetensorsSource:
     """Open until its `with` ends.  Raises `LoadError` if a file cannot be opened or a name is in two."""
 
-    exact = True
-    """What is read is what the files hold: nothing is rounded."""
+    described_by = "config.json"
+    rounded: Mapping[str, float] = MappingProxyType({})
+    """Errors of what cannot be held exactly: nothing is rounded."""
 
     def __init__(self, directory: Path, quantization: Quantization | None) -> None:
         self._directory = directory

@@ -1,0 +1,158 @@
+"""The tokenizer that a GGUF file describes in its metadata.
+
+Theory.  llama.cpp has code for each kind of tokenizer; a file has the tokens, their kinds, and merges or
+scores.  Two kinds are in use for the architectures that Baton serves, and both are byte pair encodings of the
+`tokenizers` library:
+
+* `gpt2`: texts are cut by a regular expression, named by `tokenizer.ggml.pre`, and the bytes of each piece
+  are merged.
+* `llama` (SentencePiece): spaces become "▁", characters are merged, and what has no token falls back to
+  bytes.  A pair's rank follows from the score of what it makes.
+
+An expression that is not known is an error: other pieces are other tokens, and worse answers without a word.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from baton.model.checkpoint.gguf import GgufFile, read_gguf
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+"""Kinds of tokens"""
+
+_LLAMA3: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2: Final = _LLAMA3.replace("{1,3}", "")
+_TEKKEN: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_WHOLE_WORDS: Final = frozenset(
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken".split()
+)
+"""Where a piece that is a token is not merged, and a text begins with the BOS, as llama.cpp has it."""
+_EXPRESSIONS: Final = {
+    **dict.fromkeys(_WHOLE_WORDS | {"dbrx", "smaug-bpe"}, _LLAMA3),
+    "tekken": _TEKKEN,
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _QWEN2),
+}
+_GPT2: Final = frozenset(("gpt-2", "default", "olmo", "mpt", "jais", "trillion", "granite-docling"))
+"""Cut as in GPT-2."""
+_DIGITS: Final = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"))
+"""Likewise, with each digit on its own."""
+_SPECIAL: Final = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",  # (as the format spells it)
+}
+
+
+def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    """And what a tokenizer_config.json would say.
+
+    Raises `ValueError` (one line) for a file without a tokenizer, or with one of another kind.
+    """
+    file = read_gguf(path)
+    tokens = file.strings("tokenizer.ggml.tokens")
+    kind = file.metadata.get("tokenizer.ggml.model")
+    if not tokens or kind not in ("gpt2", "llama"):
+        what = f"its tokenizer is a {kind!r}" if tokens else "it has no tokenizer"
+        raise ValueError(f"{what}; Baton reads gpt2 and llama; give a directory with one by --tokenizer")
+    kinds = file.metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        kinds = [1] * len(tokens)
+    make = _byte_level if kind == "gpt2" else _sentencepiece
+    tokenizer = make(file, tokens, kinds)
+    special = [token for token, one in zip(tokens, kinds, strict=True) if one == _CONTROL]
+    plain = [token for token, one in zip(tokens, kinds, strict=True) if one == _USER_DEFINED]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in plain])
+    return tokenizer, _config(file, tokens, kind)
+
+
+def _config(file: GgufFile, tokens: list[str], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, key in _SPECIAL.items():
+        number = file.metadata.get(f"tokenizer.ggml.{key}")
+        if isinstance(number, int) and 0 <= number < len(tokens):
+            found[name] = tokens[number]
+    adds = file.metadata.get("tokenizer.ggml.add_bos_token")
+    if not isinstance(adds, bool):
+        adds = kind == "llama" or file.metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
+    template = file.metadata.get("tokenizer.chat_template")
+    return {**found, "add_bos_token": adds, "chat_template": template if isinstance(template, str) else None}
+
+
+def _byte_level(file: GgufFile, tokens: list[str], kinds: list[int]) -> Tokenizer:
+    name = file.metadata.get("tokenizer.ggml.pre", "default")
+    expression = _EXPRESSIONS.get(name)
+    if expression is None and name not in _GPT2 | _DIGITS:
+        raise ValueError(
+            f"texts are cut as in {str(name)[:60]!r} (tokenizer.ggml.pre), which Baton does not know; give a "
+            "directory with its tokenizer by --tokenizer"
+        )
+    halves = [merge.partition(" ") for merge in file.strings("tokenizer.ggml.merges")]
+    merges = [(first, second) for first, _, second in halves]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in _WHOLE_WORDS))
+    if expression == _QWEN2:
+        tokenizer.normalizer = normalizers.NFC()
+    if expression is not None:
+        cut: Any = [pre_tokenizers.Split(Regex(expression), "isolated"), _bytes(False)]
+    else:
+        cut = [*([pre_tokenizers.Digits(individual_digits=True)] if name in _DIGITS else []), _bytes(True)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cut)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _bytes(cut: bool) -> pre_tokenizers.ByteLevel:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut)
+
+
+def _sentencepiece(file: GgufFile, tokens: list[str], kinds: list[int]) -> Tokenizer:
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    scores = file.metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise ValueError(f"it has not a score for each of {len(tokens)} tokens (tokenizer.ggml.scores)")
+    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
+    known = tokens[unknown] if isinstance(unknown, int) and 0 <= unknown < len(tokens) else None
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=_merges(tokens, scores, kinds),
+            unk_token=known,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    adds = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
+    spaces = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = normalizers.Sequence([*([normalizers.Prepend("▁")] if adds else []), spaces])
+    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if adds else [])])
+    return tokenizer
+
+
+def _merges(tokens: list[str], scores: list[float], kinds: list[int]) -> list[tuple[str, str]]:
+    """Every pair of tokens that makes a token, those of the highest score first."""
+    alone = (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)
+    whole = {token for token, kind in zip(tokens, kinds, strict=True) if kind not in alone}
+    found: list[tuple[float, str, str]] = []
+    for token, score in zip(tokens, scores, strict=True):
+        if token in whole:
+            for cut in range(1, len(token)):
+                first, second = token[:cut], token[cut:]
+                if first in whole and second in whole:
+                    found.append((-score, first, second))
+    found.sort(key=lambda merge: merge[0])
+    return [(first, second) for _, first, second in found]

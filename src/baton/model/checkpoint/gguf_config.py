@@ -1,0 +1,245 @@
+"""From the metadata of a GGUF file to what config.json and generation_config.json say of other checkpoints.
+
+llama.cpp names the same things otherwise, and leaves out what its own code implies: an output head that is
+not there is the embedding, biases are there or not.  Llama's rotary scaling comes as `rope_freqs.weight`, by
+what each frequency is divided.
+
+Names of metadata: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.  No torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from pathlib import Path
+from typing import Any, Final
+
+from baton.model.checkpoint.config_fields import MAX_CONTEXT, Fields
+from baton.model.checkpoint.files import LoadError
+from baton.model.checkpoint.gguf import FLOATS, GgufFile, read_gguf
+from baton.model.checkpoint.quantization import Quantization, Scheme
+
+SOURCE: Final = "its metadata"
+"""What errors call the place of a wrong value."""
+ARCHITECTURES: Final = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+}
+"""By `general.architecture`.  Mistral's models are called llama there."""
+ROPE_FACTORS: Final = "rope_freqs.weight"
+_DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_MAX_FREQUENCIES: Final = 1 << 13
+_ENDS: Final = frozenset(
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> _<EOT> "
+    "<|end_of_text|> <end_of_utterance>".split()
+)
+"""Tokens that end an answer, whatever the metadata calls the end, as in llama.cpp."""
+_CONTROL: Final = 3
+_NAMES: Final = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_THEIRS: Final = {theirs: ours for ours, theirs in _NAMES.items()}
+_OURS: Final = re.compile(r"(?:model\.layers\.(?P<layer>\d+)\.)?(?P<module>.+)\.(?P<last>weight|bias)\Z")
+_BLOCK: Final = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<last>weight|bias)\Z")
+
+
+def gguf_name(name: str) -> str:
+    """Of a tensor that transformers calls `name`."""
+    found = _OURS.match(name)
+    if found is None or found["module"] not in _NAMES:
+        return name
+    place = "" if found["layer"] is None else f"blk.{found['layer']}."
+    return f"{place}{_NAMES[found['module']]}.{found['last']}"
+
+
+def usual_name(name: str) -> str:
+    """How transformers calls a tensor of a GGUF file; `name` itself if it has none there."""
+    found = _BLOCK.match(name)
+    if found is None or found["module"] not in _THEIRS:
+        return name
+    place = "" if found["layer"] is None else f"model.layers.{found['layer']}."
+    return f"{place}{_THEIRS[found['module']]}.{found['last']}"
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], Quantization | None]:
+    """The fields of a config.json, and which tensors are quantized.
+
+    Raises `LoadError` or `UnsupportedModel`.
+    """
+    file = read_gguf(path)
+    fields = Fields(file.metadata, str(path), SOURCE)
+    kind = fields.text("general.architecture") or ""
+    if kind not in ARCHITECTURES:
+        raise fields.refused(f"is a {kind[:60]!r}; of GGUF Baton serves: {', '.join(ARCHITECTURES)}")
+    return _config(file, fields, kind), _quantization(file)
+
+
+def read_generation(path: Path) -> dict[str, Any]:
+    """The fields of a generation_config.json."""
+    file = read_gguf(path)
+    fields = Fields(file.metadata, str(path), SOURCE)
+    names = {
+        "temperature": "temp",
+        "top_p": "top_p",
+        "top_k": "top_k",
+        "min_p": "min_p",
+        "repetition_penalty": "penalty_repeat",
+    }
+    given = {key: fields.any(f"general.sampling.{name}") for key, name in names.items()}
+    ends = [fields.any(f"tokenizer.ggml.{key}") for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    tokens, kinds = file.strings("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.ggml.token_type")
+    if isinstance(kinds, list):
+        ends += [
+            number
+            for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+            if kind == _CONTROL and token in _ENDS
+        ]
+    # float32 of the file: 0.7 is not 0.699999988079071
+    found = {key: float(f"{value:.6g}") for key, value in given.items() if isinstance(value, (int, float))}
+    return {**found, "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None))}
+
+
+def has_gguf_tokenizer(path: Path) -> bool:
+    """Whether the file says how texts become tokens.  Raises `LoadError` or `UnsupportedModel`."""
+    return "tokenizer.ggml.tokens" in read_gguf(path).metadata
+
+
+def _config(file: GgufFile, fields: Fields, kind: str) -> dict[str, Any]:
+    def key(name: str) -> str:
+        return f"{kind}.{name}"
+
+    if fields.integer(key("expert_count"), 0, least=0):
+        raise fields.refused(f"is a {kind} with experts; Baton serves dense models only")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise LoadError(f"{str(file.path)!r}: no tensor 'token_embd.weight' of two dimensions in the file")
+    hidden, heads = fields.integer(key("embedding_length")), fields.integer(key("attention.head_count"))
+    if key("attention.key_length") not in fields and hidden % heads:
+        raise fields.refused(f"embedding_length {hidden} is no multiple of its {heads} heads")
+    head_dim = fields.integer(key("attention.key_length"), max(1, hidden // heads))
+    for name in ("attention.value_length", "rope.dimension_count"):
+        found = fields.integer(key(name), head_dim, least=0)
+        if found != head_dim:
+            raise fields.refused(f"{key(name)} {found}, with heads of {head_dim}: not served")
+    biased = "blk.0.attn_q.bias" in file.tensors
+    return {
+        "architectures": [_architecture(fields, kind)],
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": fields.integer(key("feed_forward_length")),
+        "num_hidden_layers": fields.integer(key("block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.integer(key("attention.head_count_kv"), heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": fields.integer(key("context_length"), most=MAX_CONTEXT),
+        "rms_norm_eps": fields.number(key("attention.layer_norm_rms_epsilon"), more_than=0),
+        "rope_parameters": _rope(file, fields, kind, head_dim),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "sliding_window": _window(fields, kind),
+        "attention_bias": biased,
+        "use_bias": biased,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "bos_token_id": fields.any("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": fields.any("tokenizer.ggml.eos_token_id"),
+        "torch_dtype": _dtype(file),
+    }
+
+
+def _architecture(fields: Fields, kind: str) -> str:
+    return "MistralForCausalLM" if kind == "llama" and _window(fields, kind) else ARCHITECTURES[kind]
+
+
+def _window(fields: Fields, kind: str) -> int | None:
+    window = fields.integer(f"{kind}.attention.sliding_window", 0, least=0, most=MAX_CONTEXT)
+    if window and kind != "llama":
+        raise fields.refused(f"{kind}.attention.sliding_window {window}: not served for this architecture")
+    return window or None
+
+
+def _rope(file: GgufFile, fields: Fields, kind: str, head_dim: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": fields.number(f"{kind}.rope.freq_base", 10_000.0, more_than=0),
+    }
+    inside = f"{kind}.rope.scaling."
+    scaling = fields.text(f"{inside}type", "none")
+    if scaling not in ("none", "linear", "yarn"):
+        raise fields.refused(f"{inside}type {scaling!r}; Baton computes linear and yarn")
+    old = fields.number(f"{kind}.rope.scale_linear", 1.0, more_than=0)
+    if scaling == "linear" or (scaling == "none" and old != 1):
+        found |= {"rope_type": "linear", "factor": fields.number(f"{inside}factor", old, more_than=0)}
+    elif scaling == "yarn":
+        if (
+            fields.number(f"{inside}attn_factor", 1.0) != 1
+            or fields.number(f"{inside}yarn_attn_factor", 1.0) != 1
+        ):
+            raise fields.refused(f"{inside}attn_factor: not served")
+        found |= {
+            "rope_type": "yarn",
+            "factor": fields.number(f"{inside}factor", more_than=0),
+            "original_max_position_embeddings": fields.integer(
+                f"{inside}original_context_length", most=MAX_CONTEXT
+            ),
+            "beta_fast": fields.number(f"{inside}yarn_beta_fast", 32.0),
+            "beta_slow": fields.number(f"{inside}yarn_beta_slow", 1.0),
+        }
+    if ROPE_FACTORS not in file.tensors:
+        return found
+    if found["rope_type"] != "default":
+        raise fields.refused(f"{ROPE_FACTORS} beside {inside}type {scaling}: not served")
+    return found | {"rope_type": "factors", "factors": _factors(file, head_dim)}
+
+
+def _factors(file: GgufFile, head_dim: int) -> list[float]:
+    """By what each frequency is divided."""
+    tensor = file.tensors[ROPE_FACTORS]
+    count = head_dim // 2
+    if tensor.shape != (count,) or tensor.kind != "F32" or count > _MAX_FREQUENCIES:
+        raise LoadError(
+            f"{str(tensor.path)!r}: tensor {ROPE_FACTORS!r} is {list(tensor.shape)} in {tensor.kind}, not "
+            f"[{count}] in F32"
+        )
+    try:
+        with tensor.path.open("rb") as opened:
+            opened.seek(tensor.offset)
+            found = list(struct.unpack(f"<{count}f", opened.read(tensor.nbytes)))
+    except (OSError, struct.error) as error:
+        raise LoadError(f"{str(tensor.path)!r} cannot be read: {error}") from None
+    if not all(math.isfinite(factor) and factor > 0 for factor in found):
+        raise LoadError(
+            f"{str(tensor.path)!r}: tensor {ROPE_FACTORS!r} holds NaN, infinity, or no positive number"
+        )
+    return found
+
+
+def _dtype(file: GgufFile) -> str:
+    """What most elements of matrices are in; bfloat16 for what is multiplied in groups."""
+    sizes = dict.fromkeys(FLOATS, 0)
+    for tensor in file.tensors.values():
+        if len(tensor.shape) == 2 and tensor.kind in sizes:
+            sizes[tensor.kind] += math.prod(tensor.shape)
+    return "bfloat16" if file.quantized else _DTYPES[max(sizes, key=sizes.__getitem__)]
+
+
+def _quantization(file: GgufFile) -> Quantization | None:
+    if not file.quantized:
+        return None
+    # All types come out in groups of 32 inputs: see `reading/ggml.py`.
+    scheme = Scheme("gguf", 8, 32, symmetric=False)
+    return Quantization(f"gguf {' + '.join(file.quantized)}", ((lambda module: True, scheme),))

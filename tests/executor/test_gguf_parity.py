@@ -1,0 +1,98 @@
+"""Models from GGUF files against transformers, whose model has the weights that the file says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.executor.torch_executor import TorchExecutor
+from baton.model.checkpoint.config import ModelConfig
+from tests.executor.driver import Driver
+from tests.executor.test_torch_parity import ALL, check, config_for, prompt_of
+from tests.model.checkpoints import VARIANTS, make_checkpoint
+from tests.model.gguf_files import write_gguf
+
+WRITTEN = [name for name in VARIANTS if name != "qwen2-window"]
+"""llama.cpp's converter does not say that layers have windows."""
+
+
+def make(directory: Path, variant: str, kinds: Any, **changes: Any) -> tuple[Path, Any]:
+    """A file, and a model in float32 with what it holds."""
+    source = directory / "source"
+    source.mkdir()
+    model = make_checkpoint(source, variant, **changes)
+    path = directory / "model.gguf"
+    weights = write_gguf(source, path, kinds)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    return path, model
+
+
+@pytest.mark.parametrize("variant", WRITTEN)
+def test_every_architecture(tmp_path: Path, variant: str) -> None:
+    path, model = make(tmp_path, variant, "F32")
+    executor = TorchExecutor.from_config(config_for(path), 0, "")
+    driver = Driver(executor)
+    requests = [driver.add(prompt_of(length, seed=length), 24, ALL) for length in (40, 5)]
+    driver.run()
+    for request in requests:
+        check(request, model)
+    executor.close()
+
+
+@pytest.mark.parametrize("variant", WRITTEN)
+def test_the_metadata_say_what_config_json_says(tmp_path: Path, variant: str) -> None:
+    path, _ = make(tmp_path, variant, "BF16")
+    found, expected = (ModelConfig.from_directory(item) for item in (path, tmp_path / "source"))
+    assert found.dtype == "bfloat16"
+    if variant == "llama3":  # its scaling comes as numbers
+        assert found.rope.type == "factors"
+        assert found.rope.theta == expected.rope.theta
+    elif variant == "qwen3-yarn":
+        for key, value in expected.rope.parameters.items():
+            assert found.rope.parameters[key] == value
+    else:
+        assert found.rope == expected.rope
+    for name in ("num_kv_heads", "head_dim", "tie_word_embeddings", "layer_windows", "qkv_bias", "mlp_bias"):
+        assert getattr(found, name) == getattr(expected, name), name
+    assert found.norm_eps == pytest.approx(expected.norm_eps)
+
+
+def test_a_file_in_float16_is_quantized_while_it_is_loaded(tmp_path: Path) -> None:
+    path, _ = make(tmp_path, "qwen3", "F16")
+    executor = TorchExecutor.from_config(config_for(path, quantization="int4"), 0, "")
+    assert "weights rounded" in executor.info.detail
+    executor.close()
+
+
+MIXED = {"attn_v.weight": "Q6_K", "ffn_down.weight": "Q6_K", "output.weight": "Q6_K", "ffn_up.weight": "Q5_K"}
+
+
+def test_a_mixed_file_as_people_have_them(tmp_path: Path) -> None:
+    """Q4_K_M: the banner says what could not be held exactly, and answers are near the float32 model's."""
+
+    def kind(name: str) -> str:
+        return next((kind for end, kind in MIXED.items() if name.endswith(end)), "Q4_K")
+
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "initializer_range": 0.05}
+    path, model = make(tmp_path, "llama2", kind, **sizes)
+    assert ModelConfig.from_directory(path).quantization.method == "gguf Q6_K + Q4_K + Q5_K"
+    executor = TorchExecutor.from_config(config_for(path), 0, "")
+    assert "gguf Q6_K + Q4_K + Q5_K" in executor.info.detail
+    assert "7 weights (v_proj, o_proj, down_proj, lm_head) rounded by 0.3" in executor.info.detail
+    driver = Driver(executor)
+    request = driver.add(prompt_of(40), 8, ALL)
+    driver.run()
+    with torch.no_grad():
+        logits = model(torch.tensor([request.all_tokens])).logits[0].log_softmax(-1)
+    found = torch.full((8, logits.shape[1]), torch.nan)
+    for row, report in enumerate(request.logprobs):
+        for token, value in report.top:
+            found[row, token] = value
+    error = found - logits[39:-1]
+    assert float(error.square().mean().sqrt()) < 0.05 * float(logits.std())
+    executor.close()

@@ -1,0 +1,147 @@
+"""Tokenizers from the metadata of GGUF files: those of transformers, and of the file that was converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.gateway.text.tokenizer import Tokenizer, TokenizerError
+from baton.model.checkpoint.hub import resolve_model
+from tests.model.gguf_files import GGUFWriter, add_tokenizer
+
+TEXTS = (
+    "The capital of France is Paris.",
+    "  two  spaces\n\n\tand 12345 numbers, it's I'LL",
+    "naïve café — 日本語 😀 e\u0301",
+    "<|im_start|>user\nhi<|im_end|>",
+    "",
+)
+
+
+def written(path: Path, describe: Any) -> Path:
+    writer = GGUFWriter(path, "llama")
+    describe(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_converted_tokenizer_is_the_same(tmp_path: Path) -> None:
+    directory = resolve_model(None)
+    path = written(tmp_path / "model.gguf", lambda writer: add_tokenizer(writer, directory))
+    found, expected = (Tokenizer.from_directory(item) for item in (path, directory))
+    for text in TEXTS[:2] + TEXTS[3:]:
+        assert found.encode(text) == expected.encode(text), text
+        assert found.decode(expected.encode(text)) == expected.decode(expected.encode(text))
+    assert found.special_ids == expected.special_ids
+    assert found.eos_token_id == expected.eos_token_id
+    assert found.template_source == expected.template_source
+    messages = [{"role": "user", "content": "hi"}]
+    assert found.render_chat(messages, add_generation_prompt=True) == expected.render_chat(
+        messages, add_generation_prompt=True
+    )
+    streamed = found.detokenizer()
+    ids = expected.encode(TEXTS[2])
+    assert streamed.push(ids) + streamed.finish() == expected.decode(ids)
+
+
+PIECES = ["▁", "a", "b", "c", "▁a", "ab", "bc", "abc", "▁ab", "▁abc", "1", "▁1"]
+
+
+def sentencepiece(writer: GGUFWriter, add_prefix: bool | None = None) -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES, "<tool>"]
+    scores = [0.0] * 259 + [-float(len(PIECES) - len(piece) * 3) for piece in PIECES] + [0.0]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * len(PIECES), 4])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    if add_prefix is not None:
+        writer.add_add_space_prefix(add_prefix)
+
+
+def test_sentencepiece(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(written(tmp_path / "model.gguf", sentencepiece))
+    ids = tokenizer.encode("abc ab<tool>é1")
+    assert [tokenizer.token(number) for number in ids] == [
+        "<s>", "▁abc", "▁ab", "<tool>", "▁", "<0xC3>", "<0xA9>", "1",
+    ]  # fmt: skip
+    assert tokenizer.decode(ids) == "abc ab<tool> é1"
+    streamed = tokenizer.detokenizer()
+    assert streamed.push(ids) + streamed.finish() == "abc ab<tool> é1"
+    assert tokenizer.special_ids == {1, 2}
+
+
+def test_sentencepiece_without_a_first_space(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(
+        written(tmp_path / "model.gguf", lambda writer: sentencepiece(writer, False))
+    )
+    ids = tokenizer.encode("abc a")
+    assert [tokenizer.token(number) for number in ids] == ["<s>", "abc", "▁a"]
+    assert tokenizer.decode(ids) == "abc a"
+
+
+def test_sentencepiece_is_merged_as_transformers_merges_it(tmp_path: Path) -> None:
+    """Its converter of GGUF vocabularies is the reference of the merges."""
+    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+
+    path = written(tmp_path / "model.gguf", sentencepiece)
+    architecture, described, _ = get_gguf_tokenizer(str(path))
+    reference, _ = convert_gguf_tokenizer(architecture, described)
+    tokenizer = Tokenizer.from_directory(path)
+    for text in ("abc", "abcabc cab bca", "aabbcc 11 a1b", "ünï abc"):
+        expected = reference.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, add_special_tokens=False) == expected, text
+
+
+def byte_level(writer: GGUFWriter, pre: str) -> None:
+    tokens = [*"abcĠ1", "ab", "Ġab", "abc", "<|begin_of_text|>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * 8 + [3])
+    writer.add_token_merges(["a b", "Ġ ab"])
+    writer.add_bos_token_id(8)
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        # A word that is a token is taken whole though no merges lead there, and a text begins with the BOS.
+        ("llama-bpe", [8, 7, 6, 2]),
+        ("qwen2", [5, 2, 6, 2]),
+        ("gpt-2", [5, 2, 6, 2]),
+    ],
+)
+def test_ways_to_cut_a_text(tmp_path: Path, pre: str, expected: list[int]) -> None:
+    path = written(tmp_path / "model.gguf", lambda writer: byte_level(writer, pre))
+    assert Tokenizer.from_directory(path).encode("abc abc") == expected
+
+
+def test_digits(tmp_path: Path) -> None:
+    path = written(tmp_path / "model.gguf", lambda writer: byte_level(writer, "smollm"))
+    assert Tokenizer.from_directory(path).encode("11") == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("describe", "says"),
+    [
+        (lambda writer: byte_level(writer, "chameleon"), "'chameleon' (tokenizer.ggml.pre)"),
+        (lambda writer: writer.add_tokenizer_model("gpt2"), "it has no tokenizer"),
+        (lambda writer: (writer.add_tokenizer_model("bert"), writer.add_token_list(["a"])), "is a 'bert'"),
+        (lambda writer: (writer.add_tokenizer_model("llama"), writer.add_token_list(["a"])), "a score"),
+    ],
+)
+def test_what_is_not_read_is_an_error_of_one_line(tmp_path: Path, describe: Any, says: str) -> None:
+    path = written(tmp_path / "model.gguf", describe)
+    with pytest.raises(TokenizerError) as error:
+        Tokenizer.from_directory(path)
+    assert says in str(error.value)
+    assert "--tokenizer" in str(error.value) or says == "a score"
+    assert "\n" not in str(error.value)
