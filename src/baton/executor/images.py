@@ -116,6 +116,9 @@ def open_weights(
         return WeightMemory(PrivateStore(), "private")
     place, key = identity
     client, fill, fd = _ask(config, directory, place, key)
+    if client is None and not config.weight_cache:
+        os.close(fd)
+        return WeightMemory(PrivateStore(), "private")
     try:
         if not fill:
             return WeightMemory(_mapped(fd, key), "mapped", client)

@@ -37,7 +37,7 @@ def read_file(path: Path, key: str, threads: int) -> tuple[ImageReader, int] | N
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         log.warning("weight cache: %s cannot be read: %s", path, error.strerror)
