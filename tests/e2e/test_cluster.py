@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.server import Server, child_pids
+from tests.e2e.server import Server, child_pids, is_engine
 
 DEADLINE_S = 60.0
 PROMPT = "Once upon a time there was a small boat that wanted to see the sea. " * 6
@@ -176,6 +177,18 @@ def test_a_server_says_what_it_runs(pair: Server) -> None:
     assert len(pair.children()["engine"]) == len(pair.children()["worker"]) == 2
 
 
+def test_a_server_says_what_its_memory_is_used_for(pair: Server) -> None:
+    found = pair.http.get("/debug/memory").json()
+    rows = {row["process"]: row for row in found["processes"]}
+    ours = {"gateway", "fork server", *(f"{n} {p}" for n in instances(pair) for p in ("engine", "rank 0"))}
+    assert ours <= set(rows)
+    assert all(name.startswith("helper ") for name in set(rows) - ours)
+    assert [rows[f"{name} rank 0"]["kv_pool_bytes"] > 0 for name in instances(pair)] == [True, True]
+    assert found["sum"]["pss_bytes"] == sum(row["pss_bytes"] for row in rows.values())
+    assert re.search(r"memory    \d+ MB: image \d+, KV \d+, private \d+", pair.banner)
+    assert "  decode-0: " in pair.banner
+
+
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "seed": 11}])
 def test_handed_over_or_not_the_answer_is_the_same(pair: Server, settings: dict[str, Any]) -> None:
     pair.http.post("/reset_prefix_cache").raise_for_status()
@@ -256,7 +269,7 @@ def test_an_instance_that_joined_is_restarted_and_joins_again(gateway: Server) -
     with join(gateway, "--label", "decode", "--name", "guest") as guest:
         first = until(lambda: instances(gateway).get("guest", {}).get("incarnation"), "it joins")
         until(lambda: instances(gateway)["guest"]["state"] == "ready", "it is ready")
-        (engine,) = child_pids(guest.process.pid)
+        (engine,) = filter(is_engine, child_pids(guest.process.pid))
         long = InBackground(lambda: complete(gateway, max_tokens=800))
         until(lambda: instances(gateway)["guest"]["in_flight"] == 1, "it decodes")
         os.kill(engine, signal.SIGKILL)

@@ -18,7 +18,7 @@ import pytest
 
 from baton import LLM, SamplingParams
 from baton.gateway.errors import InstanceUnavailable
-from tests.e2e.server import alive
+from tests.e2e.server import alive, is_engine
 
 FEW = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -29,7 +29,8 @@ def small(**options) -> LLM:
 
 
 def engines() -> set[int]:
-    return {pid for task in os.listdir("/proc/self/task") for pid in child_pids_of_thread(task)}
+    pids = {pid for task in os.listdir("/proc/self/task") for pid in child_pids_of_thread(task)}
+    return set(filter(is_engine, pids))
 
 
 def child_pids_of_thread(task: str) -> list[int]:

@@ -17,7 +17,7 @@ from baton.gateway.instances.client import ClusterClient
 from baton.launch.cluster_options import InstancePlan
 from baton.launch.instance_config import instance_config
 from baton.launch.instances.fleet import Fleet
-from baton.launch.instances.supervisor import InstanceFailed, Supervisor
+from baton.launch.instances.supervisor import InstanceFailed, Supervisor, _backoff
 
 CONFIG = instance_config(
     model="", executor="simulated", vocab_size=100, max_model_len=64, num_blocks=9, peer_endpoint="ipc://*"
@@ -139,25 +139,28 @@ async def test_a_process_that_no_signal_reaches_is_not_waited_for(monkeypatch, c
 async def test_an_engine_that_says_nothing_and_stays_is_ended(monkeypatch):
     """It closes its pipe without a word and lives on."""
     monkeypatch.setattr("baton.launch.instances.supervisor._LEAVE_S", 0.05)
-    command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    monkeypatch.setattr(
-        "baton.launch.instances.supervisor._spawn", lambda launch, secret: subprocess.Popen(command)
-    )
+
+    async def start(self, module, argument, environment, fds):
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    monkeypatch.setattr("baton.launch.instances.starting.Starter.start", start)
     async with Running(plan("a")) as running:
         with pytest.raises(InstanceFailed, match="without saying where it listens"):
             await asyncio.wait_for(running.task, DEADLINE_S)
 
 
 async def test_loading_has_its_own_deadline(monkeypatch):
-    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    async def start(self, module, argument, environment, fds):
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=fds)
 
-    def spawn(launch, secret):
-        return subprocess.Popen(command, pass_fds=(launch.told_fd,))
-
-    monkeypatch.setattr("baton.launch.instances.supervisor._spawn", spawn)
+    monkeypatch.setattr("baton.launch.instances.starting.Starter.start", start)
     async with Running(plan("a", startup_timeout_s=0.2)) as running:
         with pytest.raises(InstanceFailed, match=r"not ready after 0\.2 s \(--startup-timeout\)"):
             await asyncio.wait_for(running.task, DEADLINE_S)
+
+
+def test_the_first_restart_is_at_once_and_later_ones_are_not():
+    assert [_backoff(failures) for failures in (0, 1, 2, 3, 4, 9, 10**6)] == [0, 0, 0.5, 1, 2, 30, 30]
 
 
 async def test_a_server_that_shuts_down_restarts_nobody(monkeypatch, caplog):

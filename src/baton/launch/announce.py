@@ -6,15 +6,23 @@ import asyncio
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
 
 from baton.gateway.errors import ApiError
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.connection import InstanceClient
 from baton.launch.plan import ServerPlan
+from baton.observe.memory import Memory, memory_of_all, sum_of
 from baton.version import __version__
 
 
-async def announce(plan: ServerPlan, client: ClusterClient, listener: socket.socket, started: float) -> None:
+async def announce(
+    plan: ServerPlan,
+    client: ClusterClient,
+    processes: Callable[[], Mapping[str, int]],
+    listener: socket.socket,
+    started: float,
+) -> None:
     """At once where it will answer, then each instance as it becomes ready, and when requests are served."""
     host, port = listener.getsockname()[:2]
     say(f"Baton {__version__} loads {plan.served.name}; it will answer at http://{host}:{port}")
@@ -30,6 +38,7 @@ async def announce(plan: ServerPlan, client: ClusterClient, listener: socket.soc
     await client.ready()
     took = time.monotonic() - started
     say(
+        *await asyncio.to_thread(_memory, processes()),
         f"  address   http://{host}:{port}/v1  (ready in {took:.1f} s; /docs describes the API)",
     )
 
@@ -47,6 +56,26 @@ async def _announce_instance(link: InstanceClient, *, named: bool) -> None:
             f"  KV cache  {welcome.num_blocks:,} blocks of {welcome.block_size} = {tokens:,} tokens",
             f"  running   {welcome.detail}",
         )
+
+
+def _memory(processes: Mapping[str, int]) -> list[str]:
+    """What they use, by instance: nothing where the system does not say."""
+    try:
+        found = memory_of_all(processes)
+    except OSError:
+        return []
+    owners: dict[str, list[Memory]] = {}
+    for process, memory in found.items():
+        name, _, what = process.partition(" ")
+        owner = name if what == "engine" or what.startswith("rank ") else "the server"
+        owners.setdefault(owner, []).append(memory)
+    said = [f"  memory    {_parts(sum_of(found.values()))}, as PSS of all processes (/debug/memory)"]
+    return said + [f"            {owner}: {_parts(sum_of(its))}" for owner, its in owners.items()]
+
+
+def _parts(memory: Memory) -> str:
+    parts = (f"image {memory.image / 1e6:.0f}", f"KV {memory.kv_pool / 1e6:.0f}")
+    return f"{memory.pss / 1e6:.0f} MB: {', '.join(parts)}, private {memory.private / 1e6:.0f}"
 
 
 def say(*lines: str) -> None:

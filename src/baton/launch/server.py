@@ -143,12 +143,12 @@ async def _serve(served: _Served, listener: socket.socket, started: float) -> No
     spawned = asyncio.create_task(fleet.spawned(), name="spawned")
     others = [
         spawned,
-        asyncio.create_task(announce(plan, client, listener, started), name="announce"),
+        asyncio.create_task(announce(plan, client, fleet.processes, listener, started), name="announce"),
         asyncio.create_task(ending, name="end"),
     ]
     try:
         await asyncio.wait((spawned, instances), return_when=asyncio.FIRST_COMPLETED)
-        http = _make_http(served, client, stopping)
+        http = _make_http(served, client, fleet, stopping)
         end.on_notice(http.leave)
         if options.fair_weights is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, http)
@@ -172,7 +172,7 @@ async def _serve(served: _Served, listener: socket.socket, started: float) -> No
         await asyncio.gather(*others, instances, return_exceptions=True)
 
 
-def _make_http(served: _Served, client: ClusterClient, stopping: asyncio.Event) -> HttpServer:
+def _make_http(served: _Served, client: ClusterClient, fleet: Fleet, stopping: asyncio.Event) -> HttpServer:
     """While the instances load, on their cores.  Raises as `create_app`."""
     from baton.launch.http.http_server import make_http
 
@@ -187,6 +187,7 @@ def _make_http(served: _Served, client: ClusterClient, stopping: asyncio.Event) 
         descriptors=served.descriptors,
         sharing=served.sharing,
         shutdown_timeout_s=options.shutdown_timeout,
+        processes=fleet.processes,
         started_with={**served.chosen.as_dict(), "instance": msgspec.to_builtins(config)},
     )
     gc.collect()

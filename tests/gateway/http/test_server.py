@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import re
 import threading
 import time
@@ -61,6 +62,26 @@ def test_how_the_server_was_started(server: GatewayServer):
         msgspec.json.decode(http.get("/server_info").content, type=answers.ServerInfo)
         assert http.get("/server_info").json()["flags"] == {"port": 1}
         server.app.state.gateway.started_with = {}
+
+
+def test_what_memory_is_used_for(server: GatewayServer, monkeypatch: pytest.MonkeyPatch):
+    gateway = server.app.state.gateway
+    with server.http() as http:
+        monkeypatch.setattr(gateway, "processes", lambda: {"gateway": os.getpid(), "a rank 0": 1 << 30})
+        found = msgspec.json.decode(http.get("/debug/memory").content, type=answers.MemoryUse)
+        (process,) = found.processes
+        assert (found.available, process.process, process.pid) == (True, "gateway", os.getpid())
+        parts = (process.image_bytes, process.kv_pool_bytes, process.private_bytes)
+        assert sum(parts) == process.pss_bytes == found.sum.pss_bytes > 0
+        assert found.elsewhere == list(gateway.client.instances)
+
+        def unknown(processes: object) -> None:
+            raise FileNotFoundError(2, "No such file or directory", "/proc/1/smaps")
+
+        monkeypatch.setattr("baton.gateway.http.routes.server.memory_of_all", unknown)
+        found = msgspec.json.decode(http.get("/debug/memory").content, type=answers.MemoryUse)
+        assert (found.available, found.processes) == (False, [])
+        assert "/proc/1/smaps" in found.reason
 
 
 def test_switches_reach_the_engine(server: GatewayServer):

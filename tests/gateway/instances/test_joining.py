@@ -177,7 +177,7 @@ def test_proofs():
 
 
 def test_the_secret_is_in_no_argument():
-    """Those of a process are readable for everybody on the machine; see `launch.supervisor._spawn`."""
+    """Those of a process are readable for everybody on the machine; see `launch.instances.starting`."""
     from baton.launch.instances.process import InstanceLaunch
 
     assert "secret" not in InstanceLaunch.__struct_fields__

@@ -241,6 +241,37 @@ class ServerInfo(Struct, forbid_unknown_fields=True):
     """What one of its own instances is configured with: sizes and types as they were resolved."""
 
 
+class MemoryParts(Struct, forbid_unknown_fields=True):
+    """In bytes of proportional set size: a page that n processes share counts 1/n for each."""
+
+    pss_bytes: int
+    """The sum of the three others."""
+    image_bytes: int
+    """Weights, where they lie in an image that the instances of a host share."""
+    kv_pool_bytes: int
+    """What of the pool has been in use."""
+    private_bytes: int
+    """All else; weights too, if they are in no image."""
+
+
+class ProcessMemory(MemoryParts, forbid_unknown_fields=True, kw_only=True):
+    process: str
+    """`gateway`, `fork server`, `helper N`, `NAME engine`, `NAME rank N`."""
+    pid: int
+
+
+class MemoryUse(Struct, forbid_unknown_fields=True):
+    available: bool
+    """Whether the system says it."""
+    processes: list[ProcessMemory]
+    elsewhere: list[str]
+    """Instances that joined: their processes are not this server's."""
+    sum: MemoryParts | None = None
+    """Of all these processes."""
+    reason: str = ""
+    """Why it is not available."""
+
+
 class Paused(Struct):
     """With what the instance says, or `instances` with what each of several says."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -38,6 +39,10 @@ _MAX_ORDER_BYTES = 64 << 10
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+def _this_one() -> dict[str, int]:
+    return {"gateway": os.getpid()}
+
+
 @dataclass
 class Gateway:
     """One served model on a cluster of instances."""
@@ -55,6 +60,8 @@ class Gateway:
     """The server will stop soon: load balancers should look for another one."""
     started_with: Mapping[str, Any] = field(init=False, default_factory=dict)
     """What /server_info says besides the model: `flags`, `given`, `instance` (`answers.ServerInfo`)."""
+    processes: Callable[[], Mapping[str, int]] = field(init=False, default_factory=lambda: _this_one)
+    """Process ids of the server's processes on this host, by what they are."""
     _reader: Reader = field(init=False)
     _unknown: UnknownFields = field(default_factory=UnknownFields)
     sharing: Sharing = field(default_factory=Sharing)

@@ -130,6 +130,7 @@ ROUTES: tuple[Route, ...] = (
     Route("get", "/docs", "This document, to be read", "text/html"),
     Route("get", "/stats", "What engines count", dict[str, Any], errors=(404, 503), query=_INSTANCE),
     Route("get", "/debug/ledger", "Who holds KV blocks", dict[str, Any], errors=(404, 503), query=_INSTANCE),
+    Route("get", "/debug/memory", "What the memory of the server's processes is used for", answers.MemoryUse),
     Route("post", "/pause", "Stop all instances", answers.Paused, errors=(400, 409, 503), query=_PAUSE),
     Route("post", "/resume", "Let them go on", answers.Resumed, errors=(503,)),
     Route("get", "/is_paused", "Whether they stand still, and since when", answers.PauseStatus),

@@ -50,6 +50,7 @@ RIGHTS: dict[str, Right] = {
     "/server_info": "operator",
     "/stats": "operator",
     "/debug/ledger": "operator",
+    "/debug/memory": "operator",
     "/pause": "operator",
     "/resume": "operator",
     "/is_paused": "operator",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import uvicorn
@@ -158,8 +158,9 @@ def make_http(
     sharing: SharingOptions,
     shutdown_timeout_s: float,
     started_with: Mapping[str, Any],
+    processes: Callable[[], Mapping[str, int]] | None = None,
 ) -> HttpServer:
-    """Raises as `create_app`.  `started_with`: see `Gateway`."""
+    """Raises as `create_app`.  `started_with`, `processes`: see `Gateway`."""
     app = create_app(served, client, access=access, sharing=sharing)
     app.state.gateway.bodies.limit_bytes = parse_bytes("--max-body-memory", limits.max_body_memory)
     config = uvicorn.Config(
@@ -174,5 +175,6 @@ def make_http(
     )
     gateway = app.state.gateway
     gateway.started_with = started_with
+    gateway.processes = processes or gateway.processes
     gateway.helpers.start()  # its imports take a moment, which the model's loading hides
     return HttpServer(config, gateway, stopping, limits, descriptors)

@@ -1,4 +1,5 @@
-"""The environment variables of an instance's processes.  What the user has set stays.
+"""The environment variables of an instance's processes.  What the user has set stays, but for
+`OPENBLAS_NUM_THREADS` of the fork server: a pool made by NumPy's import could not be forked.
 
 | variable | value | why |
 | --- | --- | --- |

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 
 from baton.gateway.instances.client import ClusterClient
 from baton.launch.cluster_options import InstancePlan
+from baton.launch.instances.starting import Starter
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
+from baton.observe.memory import child_processes
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -25,15 +28,22 @@ class Fleet:
     def __init__(
         self, instances: Sequence[InstancePlan], client: ClusterClient, *, max_restarts: int
     ) -> None:
+        self._starters = {
+            executor: Starter(executor) for executor in {one.config.executor for one in instances}
+        }
         self.supervisors = {
             plan.config.name: Supervisor(
-                plan.config, client.add(plan.config.name, plan.label), max_restarts=max_restarts
+                plan.config,
+                client.add(plan.config.name, plan.label),
+                max_restarts=max_restarts,
+                starter=self._starters[plan.config.executor],
             )
             for plan in instances
         }
 
     async def spawned(self) -> None:
-        """Returns when each instance has had a process; not at all if one never gets it: then `run` ends."""
+        """Returns when each instance is being started, by another process than this one; not at all if one
+        never is: then `run` ends."""
         for supervisor in self.supervisors.values():
             await supervisor.spawned.wait()
 
@@ -54,6 +64,25 @@ class Fleet:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+            for starter in self._starters.values():
+                starter.close()
+
+    def processes(self) -> dict[str, int]:
+        """The process ids of this server's processes by what they are; those of an instance begin with its
+        name."""
+        found = {"gateway": os.getpid()}
+        for starter in self._starters.values():
+            if starter.fork_server is not None:
+                found["fork server"] = starter.fork_server
+        for name, supervisor in self.supervisors.items():
+            if supervisor.pid is not None:
+                found[f"{name} engine"] = supervisor.pid
+                ranks = enumerate(child_processes(supervisor.pid))
+                found |= {f"{name} rank {rank}": pid for rank, pid in ranks}
+        known = set(found.values())
+        helpers = [pid for pid in child_processes(os.getpid()) if pid not in known]
+        helpers += [pid for parent in helpers for pid in child_processes(parent)]
+        return found | {f"helper {number}": pid for number, pid in enumerate(helpers)}
 
     def use_weights(self, weights: Weights) -> None:
         """The instances are to have other weights: later incarnations load them from the start."""

@@ -2,6 +2,9 @@
 
     python -m baton.launch.instances.process '<InstanceLaunch as JSON>'
 
+or a fork of the fork server (`fork_server.py`), which has imported everything; then its workers are forks of
+itself, made before it has threads.
+
 The engine is the parent of its workers and watches each through a pidfd; a worker that dies takes the
 instance down with the reason, and the supervisor starts a new one.  Exit code 0 after SIGTERM, 1 when
 the instance failed.
@@ -16,10 +19,13 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from baton.ipc.children import Process
+from baton.ipc.forking import fork_child, num_threads
 from baton.ipc.process import ParentGone, die_with_parent
 from baton.launch.instances.environment import worker_environment
 from baton.observe.logs import configure_logging
@@ -48,18 +54,18 @@ class InstanceLaunch(msgspec.Struct, frozen=True):
     """Where gateways of other hosts reach it, "" if none shall; a port of 0 takes a free one."""
 
 
-def run_instance(launch: InstanceLaunch) -> int:
-    """Runs until SIGTERM or failure; returns the exit code.  No worker is alive afterwards."""
+def run_instance(launch: InstanceLaunch, *, forked: bool = False) -> int:
+    """Runs until SIGTERM or failure; returns the exit code.  No worker is alive afterwards.  `forked`: this
+    process has imported what its workers need."""
     secret = os.environ.pop(SECRET_VARIABLE, "")  # not for the workers
     config = launch.config
     rendezvous = Path(launch.directory) / f"rendezvous-{launch.incarnation}"
     group = GroupWiring(config, str(rendezvous))
-    workers: list[subprocess.Popen[bytes]] = []
+    workers: list[Process] = []
     try:
-        workers.append(_start(group.worker(0)))
-        workers += [
-            _start(group.worker(rank, workers[0].pid)) for rank in range(1, config.tensor_parallel_size)
-        ]
+        workers.append(_start(group.worker(0), forked))
+        for rank in range(1, config.tensor_parallel_size):
+            workers.append(_start(group.worker(rank, workers[0].pid), forked))
         group.close_worker_ends()
         from baton.engine.shell.loop import EngineLoop  # (now, while the workers import theirs)
 
@@ -85,8 +91,13 @@ def run_instance(launch: InstanceLaunch) -> int:
         rendezvous.unlink(missing_ok=True)
 
 
-def _start(wiring: WorkerWiring) -> subprocess.Popen[bytes]:
+def _start(wiring: WorkerWiring, forked: bool) -> Process:
     """Starts a rank."""
+    if forked and num_threads() == 1:
+        from baton.worker.main import run_worker
+
+        work = partial(run_worker, wiring)
+        return fork_child(work, worker_argv(wiring), worker_environment(), wiring.descriptors())
     return subprocess.Popen(
         worker_argv(wiring),
         pass_fds=wiring.descriptors(),
@@ -95,7 +106,7 @@ def _start(wiring: WorkerWiring) -> subprocess.Popen[bytes]:
     )
 
 
-def _end(workers: list[subprocess.Popen[bytes]]) -> None:
+def _end(workers: list[Process]) -> None:
     """A process that has not left by now gets SIGTERM and a moment; then it is killed."""
     deadline = time.monotonic() + _WORKER_EXIT_DEADLINE_S
     for worker in workers:
@@ -110,7 +121,7 @@ def _end(workers: list[subprocess.Popen[bytes]]) -> None:
             worker.wait()
 
 
-def main() -> int:
+def main(forked: bool = False) -> int:
     launch = msgspec.json.decode(sys.argv[1], type=InstanceLaunch)
     configure_logging(launch.config.log_level, launch.config.name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
@@ -121,7 +132,7 @@ def main() -> int:
         log.error("%s", error)
         return 1
     try:
-        return run_instance(launch)
+        return run_instance(launch, forked=forked)
     except Exception:
         log.exception("the engine failed")
         return 1

@@ -16,7 +16,8 @@ waits `_KILL_S` for it, says so, and starts the next incarnation beside it.
 
 Each start is a new *incarnation* with its own sockets, so that nothing of the old one is ever taken for
 the new one.  An endpoint `ipc://*` stands for a socket in a private directory; of `tcp://HOST:0` only the
-engine learns the port, and tells it through a pipe.  Restarts back off (0.5 s, 1 s, 2 s, … 30 s); after
+engine learns the port, and tells it through a pipe.  An instance that was lost is started again at once; if
+it is lost again and again, at the earliest 0.5 s, 1 s, 2 s, … 30 s after it had begun to serve; after
 `max_restarts` in a row that did not serve for a minute, or when the very first start fails, the supervisor
 gives up and says why.
 
@@ -31,8 +32,6 @@ import logging
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -43,10 +42,12 @@ import msgspec
 from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.instances.connection import HEARTBEAT_S, SILENT_S, InstanceClient
 from baton.gateway.instances.patience import any_within
+from baton.ipc.children import Process
 from baton.launch.instances.environment import engine_environment
 from baton.launch.instances.image_server import image_server
 from baton.launch.instances.process import InstanceLaunch
 from baton.launch.instances.runtime_dir import RuntimeDirectory
+from baton.launch.instances.starting import Starter, exit_of
 from baton.protocol.config import InstanceConfig
 from baton.protocol.rules.proof import SECRET_VARIABLE
 from baton.protocol.rules.silence import Silence
@@ -54,6 +55,7 @@ from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
 
+_MODULE = "baton.launch.instances.process"
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _HEALTHY_AFTER_S = 60.0
@@ -80,12 +82,15 @@ class Supervisor:
         public: str = "",
         heartbeat_idle: bool = False,
         secret: str = "",
+        starter: Starter | None = None,
     ) -> None:
         """`public`: where gateways of other hosts reach the engine, "" if none shall; this process uses a
         socket in a private directory.  `heartbeat_idle`: it is asked for its statistics also
         while nothing is in flight here, because others send to it as well.  `secret`: with which the engine
-        proves itself to those it registers with."""
+        proves itself to those it registers with.  `starter`: one that others use as well, and close."""
         self._secret = secret
+        self._starter = starter or Starter(config.executor)
+        self._owns_starter = starter is None
         self._config = config
         self._client = client
         self._public = public
@@ -93,9 +98,9 @@ class Supervisor:
         """Where gateways of other hosts reach the running engine, once it has said so."""
         self._heartbeat_idle = heartbeat_idle
         self._max_restarts = max_restarts
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self.spawned = asyncio.Event()
-        """There has been a process."""
+        """What is slow about the first start happens in another process by now."""
         self.restarts = 0
 
     @property
@@ -137,12 +142,15 @@ class Supervisor:
                     reason = f"the instance failed {failures} times in a row, the last time: {reason}"
                     self._client.failed(reason)
                     raise InstanceFailed(reason)
-                backoff = min(_FIRST_BACKOFF_S * 2 ** max(failures - 1, 0), _MAX_BACKOFF_S)
-                log.error("%s: instance lost: %s; starting it again in %.1f s", self.name, reason, backoff)
-                await asyncio.sleep(backoff)
+                pause = max(0.0, _backoff(failures) - served_s)
+                when = f"in {pause:.1f} s" if pause else "now"
+                log.error("%s: instance lost: %s; starting it again %s", self.name, reason, when)
+                await asyncio.sleep(pause)
                 self.restarts += 1
         finally:
             await self._stop()
+            if self._owns_starter:
+                self._starter.close()
             directory.remove()
             images.close()
 
@@ -172,9 +180,11 @@ class Supervisor:
             launch = InstanceLaunch(
                 config, incarnation, endpoint, str(directory), os.getpid(), told_fd, self._public
             )
-            self._process = _spawn(launch, self._secret)
-            self.spawned.set()
-        died = asyncio.ensure_future(_exit_of(self._process))
+            environment = {**engine_environment(), SECRET_VARIABLE: self._secret}
+            argument = msgspec.json.encode(launch).decode()
+            self.spawned.set()  # (it is read when this task waits)
+            self._process = await self._starter.start(_MODULE, argument, environment, [told_fd])
+        died = asyncio.ensure_future(exit_of(self._process))
         ready = asyncio.ensure_future(self._attach(told, incarnation))
         ready_at: float | None = None
         try:
@@ -193,8 +203,9 @@ class Supervisor:
                     f"not ready after {self._config.startup_timeout_s:g} s (--startup-timeout); raise it if "
                     "loading the model takes longer"
                 )
-            # The engine may have said why it goes down; let the client read it before it is asked.
-            await asyncio.sleep(0.05)
+            if not died.done() or died.result() >= 0:
+                # The engine may have said why it goes down; let the client read it before it is asked.
+                await asyncio.sleep(0.05)
             reason = self._client.failure or _how_it_ended(died)
             return (time.monotonic() - ready_at if ready_at else 0.0), reason
         finally:
@@ -217,7 +228,7 @@ class Supervisor:
             raise InstanceUnavailable("the engine closed its pipe without saying where it listens")
         await self._client.attach(endpoint, incarnation)
 
-    async def _watch(self, process: subprocess.Popen[bytes], died: asyncio.Future[int]) -> None:
+    async def _watch(self, process: Process, died: asyncio.Future[int]) -> None:
         """Returns when the process is dead, or was killed and does not end; sees to it when it does not
         answer, or does not leave."""
         leaving: Silence | None = None
@@ -247,7 +258,7 @@ class Supervisor:
         """The server shuts down, which ends with cancelling this; its last answers have a deadline there."""
         await asyncio.Event().wait()
 
-    async def _kill(self, process: subprocess.Popen[bytes], died: asyncio.Future[int]) -> None:
+    async def _kill(self, process: Process, died: asyncio.Future[int]) -> None:
         """Returns when the process has ended, or does not within `_KILL_S`."""
         process.kill()
         await asyncio.wait((died,), timeout=_KILL_S)
@@ -265,7 +276,7 @@ class Supervisor:
         if process is None or process.poll() is not None:
             return
         process.send_signal(signal.SIGTERM)
-        died = asyncio.ensure_future(_exit_of(process))
+        died = asyncio.ensure_future(exit_of(process))
         try:
             await asyncio.wait((died,), timeout=_STOP_DEADLINE_S)
             if not died.done():
@@ -308,47 +319,14 @@ class _Told:
         os.close(self._read)
 
 
+def _backoff(failures: int) -> float:
+    """Seconds from when an instance began to serve to its next start, after so many that ended in a row."""
+    return min(_FIRST_BACKOFF_S * 2 ** min(failures - 2, 16), _MAX_BACKOFF_S) if failures > 1 else 0.0
+
+
 def _place(endpoint: str, path: str) -> str:
     """`ipc://*` → a socket at this path."""
     return f"ipc://{path}" if endpoint == "ipc://*" else endpoint
-
-
-def _spawn(launch: InstanceLaunch, secret: str) -> subprocess.Popen[bytes]:
-    """Starts the engine process.
-
-    `-P`: the working directory must not shadow installed packages.  A process group of its own: Ctrl-C and
-    signals to the server's group reach the server only, which ends the instance in its own time.  And the
-    server's session: Linux shares cores between sessions (`ipc/giving_way.py`), and some kernels then let
-    one that has something short to do wait for tens of milliseconds for another one.
-    """
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "baton.launch.instances.process",
-        msgspec.json.encode(launch).decode(),
-    ]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        process_group=0,
-        pass_fds=(launch.told_fd,),
-        env={**engine_environment(), SECRET_VARIABLE: secret},
-    )
-
-
-async def _exit_of(process: subprocess.Popen[bytes]) -> int:
-    """Waits for the process without polling; returns its exit code (negative: the signal)."""
-    loop = asyncio.get_running_loop()
-    pidfd = os.pidfd_open(process.pid)
-    exited = asyncio.Event()
-    loop.add_reader(pidfd, exited.set)
-    try:
-        await exited.wait()
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
-    return process.wait()
 
 
 def _how_it_ended(died: asyncio.Future[int]) -> str:

@@ -19,6 +19,7 @@ from baton.gateway.instances.client import QueryKind
 from baton.gateway.instances.orders import checked
 from baton.gateway.instances.weights import update_weights as update
 from baton.gateway.rendering.formats import encode
+from baton.observe.memory import memory_of_all, sum_of
 from baton.observe.metrics import CONTENT_TYPE, InstanceSample
 from baton.version import __version__
 
@@ -120,6 +121,19 @@ def server_routes(gateway: Gateway) -> list[Route]:
         instance = request.query_params.get("instance")
         return _json(await (client.query_one(instance, "ledger") if instance else client.query("ledger")))
 
+    async def memory(_: Request) -> Response:
+        """What the memory of this server's processes is used for; not those of instances that joined."""
+        processes = dict(gateway.processes())
+        elsewhere = [name for name in client.instances if f"{name} engine" not in processes]
+        try:
+            found = await asyncio.to_thread(memory_of_all, processes)
+        except OSError as error:
+            reason = f"this system does not say what its processes use: {error.strerror} ({error.filename})"
+            return _json({"available": False, "reason": reason, "processes": [], "elsewhere": elsewhere})
+        rows = [{"process": name, "pid": processes[name], **part.as_dict()} for name, part in found.items()]
+        total = sum_of(found.values()).as_dict()
+        return _json({"available": True, "sum": total, "processes": rows, "elsewhere": elsewhere})
+
     async def reset_prefix_cache(_: Request) -> Response:
         return _json(checked(await client.query("reset_prefix_cache", _SWITCH_DEADLINE_S)))
 
@@ -163,6 +177,7 @@ def server_routes(gateway: Gateway) -> list[Route]:
         Route("/metrics", metrics),
         Route("/stats", stats),
         Route("/debug/ledger", ledger),
+        Route("/debug/memory", memory),
         Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
         Route("/pause", pause, methods=["POST"]),
         Route("/resume", resume, methods=["POST"]),
