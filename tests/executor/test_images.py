@@ -61,9 +61,9 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found: list[Path] = []
     read = loader.load_weights
 
-    def counted(model, directory, config):
+    def counted(model, directory, *more):
         found.append(directory)
-        read(model, directory, config)
+        read(model, directory, *more)
 
     monkeypatch.setattr(loader, "load_weights", counted)
     return found

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from baton.executor.progress import LoadProgress
 from baton.executor.weight_cache import cache_file, read_file, write_file
 from baton.executor.weights import ExecutorError
 from baton.ipc.image_client import ImageClient, KeeperGone
@@ -54,6 +55,8 @@ class WeightMemory:
     ) -> None:
         self.store = store
         self.origin = origin
+        self.progress: LoadProgress | None = None
+        """Of the loading, if there is any and somebody is to be told."""
         self._client, self._fd, self._cache = client, fd, cache
 
     @property
@@ -63,6 +66,8 @@ class WeightMemory:
 
     def done(self) -> None:
         """The model has been loaded: from now on others can map what was filled."""
+        if self.progress is not None:
+            self.progress.close()
         if not isinstance(self.store, ImageWriter) or self.store.complete:
             return
         try:
@@ -109,8 +114,17 @@ def open_weights(
     """Where the weights of rank `rank` of the checkpoint in `directory` are, or are to be filled in.
 
     `groups`: as in `weights.groups_of`.  Waits while another worker fills them.  Raises `ExecutorError` after
-    `startup_timeout_s`.
+    `startup_timeout_s`, and `LoadError` if there are no files.
     """
+    memory = _open(config, directory, rank, form, groups)
+    if rank == 0 and not memory.store.complete:
+        memory.progress = LoadProgress(sum(path.stat().st_size for path in _files(directory)))
+    return memory
+
+
+def _open(
+    config: InstanceConfig, directory: Path, rank: int, form: Weights, groups: Mapping[str, Any]
+) -> WeightMemory:
     identity = None if is_private(config, form) else _identity(config, directory, rank, form, groups)
     if identity is None:
         return WeightMemory(PrivateStore(), "private")
@@ -167,8 +181,10 @@ def _ask(
         client: ImageClient | None = None
         try:
             client = ImageClient(config.weight_images)
-            return client, *client.ask(key, place, timeout_s)
+            return client, *client.ask(key, place, timeout_s, _say_waiting)
         except TimeoutError:
+            if client is not None:
+                client.close()
             raise ExecutorError(
                 f"another worker has not made the weight image of {str(directory)!r} within "
                 f"{timeout_s:.0f} s; raise --startup-timeout if that takes longer"
@@ -178,6 +194,10 @@ def _ask(
                 client.close()
             log.warning("%s; this worker has its own copy of the weights", error)
     return None, True, os.memfd_create("baton-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _say_waiting() -> None:
+    log.info("another worker makes the weight image; waiting for it")
 
 
 def _identity(

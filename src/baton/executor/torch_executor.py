@@ -129,7 +129,9 @@ class TorchExecutor:
             groups = groups_of(config, model_config)
             memory = open_weights(config, Path(config.model), rank, weights, groups)
             placement = Placement(parallel, dtype, device, weights, ops, **groups, store=memory.store)
-            model = load_model(Path(config.model), model_config, placement, backend, config.max_model_len)
+            model = load_model(
+                Path(config.model), model_config, placement, backend, config.max_model_len, memory.progress
+            )
             memory.done()
             num_blocks = parallel.minimum(_num_blocks(config, backend), config.device)
         # Outside of inference mode, so that a transport may write into the pool from anywhere.
@@ -221,7 +223,7 @@ class TorchExecutor:
             self._config, Path(directory), rank, placement.weights, groups_of(self._config, config)
         )
         new = replace(placement, store=memory.store, rounded=Rounded())
-        model = load_model(directory, config, new, self._backend, self._config.max_model_len)
+        model = load_model(directory, config, new, self._backend, self._config.max_model_len, memory.progress)
         memory.done()
         self._model, self._memory, old = model, memory, self._memory
         old.release()

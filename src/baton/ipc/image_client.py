@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 
 from baton.protocol.images import MOST_BYTES, Ask, Fill, Filled, Map
+
+_MOMENT_S = 1.0
 
 
 class KeeperGone(RuntimeError):
@@ -27,17 +30,27 @@ class ImageClient:
             self._socket.close()
             raise KeeperGone(f"the keeper of weight images does not answer: {error.strerror}") from None
 
-    def ask(self, key: str, place: str, timeout_s: float) -> tuple[bool, int]:
-        """Waits until the image is there, or is to be filled by this process.
+    def ask(
+        self, key: str, place: str, timeout_s: float, on_wait: Callable[[], None] = lambda: None
+    ) -> tuple[bool, int]:
+        """Waits until the image is there, or is to be filled by this process; `on_wait` is called if that
+        takes more than a moment.
 
         Returns whether it is to be filled, and the descriptor of the memory, which is the caller's.  Raises
         `TimeoutError`, or `KeeperGone`.
         """
-        self._socket.settimeout(timeout_s)
+        self._socket.settimeout(min(timeout_s, _MOMENT_S))
         fds: list[int] = []
         try:
             self._socket.send(msgspec.json.encode(Ask(key, place)))
-            message, fds, _, _ = socket.recv_fds(self._socket, MOST_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            try:
+                message, fds = self._receive()
+            except TimeoutError:
+                if timeout_s <= _MOMENT_S:
+                    raise
+                on_wait()
+                self._socket.settimeout(timeout_s - _MOMENT_S)
+                message, fds = self._receive()
             if len(fds) != 1:
                 raise KeeperGone("the keeper of weight images left")
             answer = msgspec.json.decode(message, type=Fill | Map)
@@ -48,6 +61,10 @@ class ImageClient:
                 os.close(fd)
             raise KeeperGone(str(error)) from None
         return isinstance(answer, Fill), fds[0]
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        message, fds, _, _ = socket.recv_fds(self._socket, MOST_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        return message, fds
 
     def filled(self, fd: int | None) -> None:
         """The memory that was to be filled is sealed; or the image is this file.  A keeper that has gone

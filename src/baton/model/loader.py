@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -47,6 +48,8 @@ MODELS: dict[str, type[LlamaForCausalLM]] = {
 their modules are Llama's own."""
 
 Source = SafetensorsSource | GgufSource
+OnLayer = Callable[[str, float], None]
+"""Called with the first tensor of a layer that is in place, and how much of the whole is."""
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -56,6 +59,7 @@ def load_model(
     placement: Placement,
     backend: AttentionBackend,
     max_model_len: int,
+    on_layer: OnLayer | None = None,
 ) -> LlamaForCausalLM:
     """Builds this rank's part of the model and fills it from `directory`.  Raises `LoadError`."""
     with torch.device("cpu"):
@@ -65,12 +69,14 @@ def load_model(
         for layer in model.layers_within():
             layer.attach()
     else:
-        load_weights(model, Path(directory), config)
+        load_weights(model, Path(directory), config, on_layer)
     errors.update({name: float(error) for name, error in store.note("rounded", lambda: errors).items()})
     return model
 
 
-def load_weights(model: LlamaForCausalLM, directory: Path, config: ModelConfig) -> None:
+def load_weights(
+    model: LlamaForCausalLM, directory: Path, config: ModelConfig, on_layer: OnLayer | None = None
+) -> None:
     """Fills the layers from `directory`, one after the other.
 
     Raises `LoadError` before the first byte is copied if the files do not hold the model (`check_weights`);
@@ -83,7 +89,9 @@ def load_weights(model: LlamaForCausalLM, directory: Path, config: ModelConfig) 
         model.weights_change()
         # A step tells (`TorchExecutor`), but for embeddings of other tokens, and for what becomes bytes.
         careful = model.weights == "int8" or model.placement.grouping is not None
-        for layer in model.layers_within():
+        layers = list(model.layers_within())
+        done, whole = 0, sum(_elements(layer) for layer in layers) or 1
+        for layer in layers:
             filled: dict[str, Tensor | Grouped] = dict(layer.open())
             groups: dict[str, list[tuple[Piece, Grouped]]] = defaultdict(list)
             for piece in layer.pieces:
@@ -100,8 +108,16 @@ def load_weights(model: LlamaForCausalLM, directory: Path, config: ModelConfig) 
                 layer.close(filled)
             except ValueError as error:
                 raise LoadError(f"{str(directory)!r}: {layer.pieces[0].source}: {error}") from None
+            done += _elements(layer)
+            if on_layer is not None and layer.pieces:
+                on_layer(layer.pieces[0].source, done / whole)
         for name, relative in source.rounded.items():
             model.placement.rounded.note(name, relative)
+
+
+def _elements(layer: Layer) -> int:
+    """Of the checkpoint's tensors that fill it."""
+    return sum(math.prod(piece.shape) for piece in layer.pieces)
 
 
 def open_source(directory: Path, config: ModelConfig) -> Source:
