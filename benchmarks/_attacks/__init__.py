@@ -2,8 +2,8 @@
 
 An attack sends what it sends over and over until its seconds are over, in a process of its own, and returns.
 It expects nothing of the answers: a refusal is as good as any.  A module of this package that has attacks
-names them in its `ATTACKS`, and stands in `MODULES`.  Where a server accepts what is asked and computes it,
-the module's `CONTROLS` names the control that asks for the like in the ordinary way.  `python -m _attacks`
+names them in its `ATTACKS`, and stands in `MODULES`.  Where what is asked needs cores, whoever does it, the
+module's `CONTROLS` names the control that needs them for the like without an attack.  `python -m _attacks`
 runs one.
 """
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 
 from _attacks import attacks
+from _attacks.controls import NICE
 from baton.ipc.giving_way import give_way
 
-_NICE = 19
+_LOWEST = 19
 
 name, host, port, seconds = sys.argv[1:]
 attack = attacks()[name]
-give_way(_NICE)
+give_way(NICE.get(name, _LOWEST))
 print("ready", flush=True)
 sys.stdin.readline()
 attack(host, int(port), float(seconds))

@@ -1,11 +1,15 @@
 """What is no attack, to judge the others by: work that a server does for anybody, and a shared machine.
 
-Their rows say what the same cores do to the streams when nothing is wrong.
+Their rows say what the same cores do to the streams when nothing is wrong: ordinary requests for the same
+work, the same bytes sent to a process that reads them and does nothing, and a process that computes as a
+helper does, with the bytes of nobody.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import selectors
 import socket
@@ -13,7 +17,10 @@ import time
 from typing import Any
 
 from _attacks import Attack
+from baton.ipc.process import die_with_parent
 
+_DROPPED = 4 << 20
+"""Bytes: of a long body."""
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
 
 
@@ -22,6 +29,35 @@ def _busy(host: str, port: int, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         sum(range(10_000))
+
+
+def _drop(listener: socket.socket) -> None:
+    """Reads what comes, from one connection after the other, and answers when it has had `_DROPPED` bytes."""
+    memory = bytearray(1 << 18)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            size = 0
+            while size < _DROPPED and (count := connection.recv_into(memory)):
+                size += count
+            if size >= _DROPPED:
+                connection.sendall(b"done")
+
+
+def _dropped(host: str, port: int, seconds: float) -> None:
+    """Sends 4 MiB over and over to a process that drops them; the server hears nothing."""
+    data, end = b"17," * (_DROPPED // 3 + 1), time.monotonic() + seconds
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        parent = os.getpid()
+        if not os.fork():
+            with contextlib.suppress(OSError):
+                die_with_parent(parent)
+                _drop(listener)
+            os._exit(0)
+        while time.monotonic() < end:
+            with socket.create_connection(listener.getsockname()) as connection:
+                connection.sendall(data[:_DROPPED])
+                connection.recv(4)
 
 
 class _Client:
@@ -82,6 +118,8 @@ _ANSWER = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True}
 
 ATTACKS: dict[str, Attack] = {
     "control: a busy process": _busy,
+    "control: a busy process of a helper's priority": _busy,
+    "control: 4 MiB bodies, dropped": _dropped,
     "control: 128 x 500 tokens": _ordinary(128, {"prompt": _LONG, "max_tokens": 1}),
     "control: 128 x 20 tokens": _ordinary(128, {"prompt": [17] * 20, "max_tokens": 1}),
     "control: 128 x one text": _ordinary(128, {"prompt": _WORDS, "max_tokens": 1}),
@@ -93,3 +131,6 @@ ATTACKS: dict[str, Attack] = {
     "control: 16 x streams": _ordinary(16, {**_ANSWER, "temperature": 0, "stream": True}),
     "control: 50 x streams with log-probabilities": _ordinary(50, {**_ANSWER, "stream": True, "logprobs": 5}),
 }
+
+NICE = {"control: a busy process of a helper's priority": 10}
+"""By how much a control gives way, if not as much as can be: as helpers do (`reading.reader.Settings`)."""

@@ -107,12 +107,27 @@ ATTACKS: dict[str, Attack] = {
     "template: a long result": _repeat(_CHAT, _chat(chat_template_kwargs={"size": 400_000_000})),
 }
 
+_DROPPED, _HELPER = "control: 4 MiB bodies, dropped", "control: a busy process of a helper's priority"
+
 CONTROLS = {
+    # What these ask for is accepted and computed.
     "long prompts x 128 sequences": "control: 128 x 500 tokens",
     "short prompts x 128 sequences": "control: 128 x 20 tokens",
     "4,000 texts": "control: 128 x one text",
     "log-probabilities of 16 prompts": "control: 16 x log-probabilities of a prompt",
     "log-probabilities of 16 sequences": "control: 16 x log-probabilities",
     "unstreamed answers": "control: 16 x streams",
+    # These are bytes that somebody has to receive and to read ...
+    "chat body of small messages": _DROPPED,
+    "chat body of one text": _DROPPED,
+    "body of token ids": _DROPPED,
+    "body of lists of token ids": _DROPPED,
+    "body of texts": _DROPPED,
+    "tokens to text": _DROPPED,
+    # ... and these are work for a helper.
+    "stop strings x 8 sequences": _HELPER,
+    "stop strings x 4,096 sequences": _HELPER,
+    "long texts to tokens": _HELPER,
+    "template: loops": _HELPER,
+    "template: a long result": _HELPER,
 }
-"""What these ask for is accepted and computed."""

@@ -76,5 +76,8 @@ ATTACKS: dict[str, Attack] = {
     "http: one header without end": _endless(lambda n: (b"x-a: " if n == 1 else b"") + b"a" * 65536),
 }
 
-CONTROLS = {"http: 50 streams that nobody reads": "control: 50 x streams with log-probabilities"}
-"""What this asks for is accepted and computed."""
+CONTROLS = {
+    "http: 50 streams that nobody reads": "control: 50 x streams with log-probabilities",
+    "http: one header without end": "control: 4 MiB bodies, dropped",
+    "http: headers without end": "control: 4 MiB bodies, dropped",
+}
