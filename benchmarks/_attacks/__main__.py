@@ -6,17 +6,17 @@ computes elsewhere.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from _attacks import attacks
 from _attacks.controls import NICE
-from baton.ipc.giving_way import give_way
 
 _LOWEST = 19
 
 name, host, port, seconds = sys.argv[1:]
 attack = attacks()[name]
-give_way(NICE.get(name, _LOWEST))
+os.nice(NICE.get(name, _LOWEST))
 print("ready", flush=True)
 sys.stdin.readline()
 attack(host, int(port), float(seconds))

@@ -11,6 +11,12 @@ memory beyond what the process has, and a job that is not short gives way to eve
 * memory beyond the limit cannot be had: `MemoryError`.
 
 CPU time, not time on the wall: a busy machine refuses nobody.
+
+To give way is to be nice, and nothing else.  Linux may share a core between sessions first, and look at
+niceness inside of them (`CONFIG_SCHED_AUTOGROUP`), so helpers are in the session of gateway and engines.
+Sessions of their own of the lowest niceness did worse: with several of them at work on two cores, Linux 6.18
+let who woke up wait for tens of milliseconds, up to 300.  Nor do long slices help, which anything may
+interrupt: the longest waits were the same or longer.
 """
 
 from __future__ import annotations
@@ -28,7 +34,6 @@ import msgspec
 
 from baton.gateway.helpers.wire import ANSWER, ENDS, GOES_ON, HELLO, JOB
 from baton.gateway.reading.reader import JOBS, Answer, Failure, Job, Reader
-from baton.ipc.giving_way import give_way
 
 NICE_AFTER_S = 0.02
 HARD_S = 2.0
@@ -53,7 +58,7 @@ class Helper:
         self._lowered = False
         """A job took long, and others should not wait for what comes next."""
         if patient:
-            give_way(self._settings.nice)
+            os.nice(self._settings.nice)
         signal.signal(signal.SIGVTALRM, self._on_slow)
         signal.signal(signal.SIGPROF, _on_over_time)
 
@@ -100,7 +105,7 @@ class Helper:
 
     def _on_slow(self, *_: Any) -> None:
         if not self._lowered:
-            give_way(self._settings.nice)
+            os.nice(self._settings.nice)
         self._lowered = True
 
     def _receive(self, size: int) -> bytearray | None:

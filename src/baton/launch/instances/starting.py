@@ -68,8 +68,8 @@ class Starter:
     ) -> Process:
         """Starts `python -P -m MODULE ARGUMENT` in a process group of its own: Ctrl-C and signals to this
         process's group do not reach it, which is ended in its own time.  And in this process's session: Linux
-        shares cores between sessions (`ipc/giving_way.py`), and some kernels then let one that has something
-        short to do wait for tens of milliseconds for another one.
+        may share cores between sessions first (`CONFIG_SCHED_AUTOGROUP`), and then lets who has something
+        short to do wait for another session, for tens of milliseconds.
 
         `fds` are the descriptors that it has besides stdin (nothing), stdout and stderr, under the same
         numbers.  Raises `OSError` if there is no way to start it.
