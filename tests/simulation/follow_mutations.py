@@ -128,3 +128,22 @@ def cancelled_follower_stays(patch: Patch) -> None:
             release(self, request)
 
     patch.setattr(Scheduler, "release", wrong)
+
+
+# -- priority is lent
+
+
+@mutation("who waits for another request lends it no priority", "lent", "order", scenario="bursts")
+def nothing_lent(patch: Patch) -> None:
+    patch.setattr(InFlight, "_lend", lambda self, slot, follower: None)
+
+
+@mutation("priority that was lent is never given back", "lent", "order", scenario="bursts")
+def kept_for_good(patch: Patch) -> None:
+    patch.setattr(InFlight, "_take_back", lambda self, slot: None)
+
+
+@mutation("the worker is not told what was lent while it computes", "lent", scenario="bursts")
+def lent_untold(patch: Patch) -> None:
+    take = InFlight.take_lent
+    patch.setattr(InFlight, "take_lent", lambda self: take(self) and [])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.protocol.commands import Pace
+from baton.protocol.commands import Pace, Reprioritize
 from baton.worker.composition import LEAST, Composition, Prompt
 
 PACE = Pace(
@@ -62,6 +62,16 @@ def test_many_short_ones_share_a_step():
 def test_priorities_go_before_lengths():
     composition = make(prompt(0, 20), prompt(1, 1000, priority=-1), prompt(2, 30, priority=-1))
     assert [step(composition)[0][0] for _ in range(2)] == [2, 1]
+
+
+def test_a_prompt_that_another_request_waits_for_goes_by_that_ones_priority():
+    composition = make(prompt(0, 600, priority=5), prompt(1, 500), prompt(2, 30, priority=1))
+    assert step(composition, rows=8)[0][0] == 1
+    composition.reprioritize(Reprioritize(0, 1, -1, patient=False))
+    assert step(composition, rows=8)[0][0] == 0
+    composition.reprioritize(Reprioritize(0, 1, 5, patient=False))
+    assert step(composition, rows=8)[0][0] == 1
+    composition.reprioritize(Reprioritize(7, 1, 5, patient=False))  # (of a prompt that is computed)
 
 
 def test_what_was_running_goes_on_first():
@@ -144,6 +154,12 @@ def test_whole_answers_alone_take_what_fits():
     composition = make(*(prompt(slot, 500, patient=True) for slot in range(8)))
     pieces = composition.choose(10, 1000, False, ROOM)
     assert sum(count for _, count in pieces) == ROOM
+
+
+def test_one_that_waits_for_a_patient_prompt_ends_that():
+    composition = make(*(prompt(slot, 500, patient=True) for slot in range(8)))
+    composition.reprioritize(Reprioritize(2, 1, 0, patient=False))
+    assert sum(count for _, count in composition.choose(10, 1000, False, ROOM)) < ROOM
 
 
 def test_one_that_waits_for_its_first_token_ends_that():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from baton.executor.base import StepResult
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Abort, Control, Grow, Preempt
+from baton.protocol.commands import Abort, Control, Grow, Preempt, Reprioritize
 from baton.protocol.reports import Closed, CloseReason
 from baton.protocol.sampling import Sampling, TokenLogprobs
 from baton.worker.decode_set import LEFT, MAX_TOKEN, NO_STOP, DecodeSet
@@ -249,6 +249,19 @@ def test_a_slot_without_a_block_skips_while_the_others_go_on():
     assert slots.apply(Preempt(0, 1)) == Closed(0, 1, CloseReason.PREEMPTED)
 
 
+def test_a_prompt_that_somebody_waits_for_is_told_of_at_once():
+    """As long as somebody does: before, and when it decodes afterwards, nobody waits for its tokens."""
+    slots = make(budget=4)
+    slots.apply(admit(0, 1, list(range(12)), [0, 1, 2, 3], patient=True))
+    assert step(slots, [])[1].patient
+    slots.apply(Reprioritize(0, 1, -1, patient=False))
+    assert not step(slots, [], 2)[1].patient
+    assert not step(slots, [9], 3)[1].patient
+    slots.apply(Reprioritize(0, 1, 0, patient=True))
+    assert step(slots, [9], 4)[1].patient
+    check_decode_set(slots)
+
+
 def test_closings_do_not_need_a_step():
     slots = make()
     for slot in range(4):
@@ -260,6 +273,7 @@ def test_closings_do_not_need_a_step():
         assert slots.apply(Preempt(slot, 3)) is None
         assert slots.apply(Abort(slot, 3)) is None
         assert slots.apply(Grow(slot, 3, pack_int32([1]))) is None
+        assert slots.apply(Reprioritize(slot, 3, 0, patient=True)) is None
     assert isinstance(slots.apply(admit(0, 4, [1], [0])), Admitted)
     assert slots.compose(1) is None
     slots.apply(Control("resume"))
@@ -336,6 +350,7 @@ def test_a_request_that_cannot_fit_is_closed_with_an_error():
         (Grow(0, 5, pack_int32([1] * 10)), "more than the 10 blocks"),
         (Grow(0, 5, b"abc"), "blocks: packed"),
         (Grow(0, 6, b""), "never admitted"),
+        (Reprioritize(0, 6, 0, patient=True), "never admitted"),
         (Preempt(1, 0), "never admitted .*slot 1 is in free"),
         (Abort(0, 6), "Abort of slot 0, epoch 6"),
     ],

@@ -21,7 +21,7 @@ from baton.engine.scheduling.backlog import Backlog
 from baton.engine.scheduling.scheduler import Admission, Scheduler
 from baton.engine.workers.step_cost import StepCosts
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Admit, Command, CommandBatch, Grow, Preempt
+from baton.protocol.commands import Admit, Command, CommandBatch, Grow, Preempt, Reprioritize
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,9 @@ class Dispatcher:
         for admission in decisions.admitted:
             newcomers += self._takes_slot(admission.request, now)
             commands.append(self._admit(admission, now))
+        for request in decisions.lent:
+            if request.told != (request.urgency[0], request.hurried):
+                commands.append(Reprioritize(request.slot, request.epoch, *self._tell(request)))
         self._turnover.decided(newcomers, self._scheduler.num_waiting, now)
 
     def _takes_slot(self, request: Request, now: float) -> bool:
@@ -107,6 +110,12 @@ class Dispatcher:
         request.first_admitted = now
         self._backlog.remove(request)
         return True
+
+    def _tell(self, request: Request) -> tuple[int, bool]:
+        """Its priority and patience for the worker.  (Who fetches its pages waits for each chunk.)"""
+        request.told = request.urgency[0], request.hurried
+        departs = self._handovers.departures.departs(request)
+        return int(request.urgency[0]), not request.hurried and not departs
 
     def _admit(self, admission: Admission, now: float) -> Admit:
         request = admission.request
@@ -125,6 +134,7 @@ class Dispatcher:
         sampling = request.sampling
         if sampling.prompt_logprobs is not None and not request.wants_prompt_logprobs:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        priority, patient = self._tell(request)
         return Admit(
             slot=request.slot,
             epoch=request.epoch,
@@ -135,7 +145,7 @@ class Dispatcher:
             sampling=sampling,
             stopping=request.stopping,
             handover=handover,
-            patient=request.patient and not handover,  # (who fetches its pages waits for each chunk)
-            priority=request.rank[0],
+            patient=patient,
+            priority=priority,
             waited=now - request.arrived,
         )

@@ -157,6 +157,7 @@ class Request:
         "flow",
         "gateway",
         "held",
+        "hurried",
         "id",
         "indexed",
         "indexing",
@@ -181,7 +182,9 @@ class Request:
         "state",
         "stopping",
         "tokens",
+        "told",
         "uncomputed",
+        "urgency",
         "watermark",
     )
 
@@ -243,6 +246,13 @@ class Request:
         self.epoch = 0
         self.lets_pass = False
         """It decodes here only because there was no room elsewhere."""
+        self.urgency: tuple[int, float] = self.rank
+        """While it has a slot: its rank, or the smallest of those that wait for what it computes
+        (`in_flight.py`)."""
+        self.hurried = not patient
+        """While it has a slot: a client waits for its tokens, or for those of one that waits for it."""
+        self.told = (0, False)
+        """While it runs: the priority and the haste that the worker was told."""
         self.watermark = NEVER
         """The number of tokens at which the scheduler wants to look at it again."""
         self.held = 0

@@ -11,6 +11,7 @@ A worker applies a batch whole, between two steps, in order.
 | --- | --- |
 | `Admit`   | a request takes this slot, with these blocks |
 | `Grow`    | append these blocks to the slot's block table |
+| `Reprioritize` | what waits for this slot's prompt has changed: compute it earlier, or later |
 | `Preempt` | close this epoch at the next step boundary with reason `preempted` |
 | `Abort`   | the same with reason `aborted` |
 | `Fetch`   | copy these pages of another instance into these blocks (hand-over) |
@@ -51,9 +52,11 @@ class Admit(msgspec.Struct, tag="admit", array_like=True, frozen=True):
     """Close with reason `handed_over` after the first sampled token (unless it ends the request), and
     report the layers of the last chunk while it is computed."""
     patient: bool = False
-    """As in `Submit`: a step of patient slots alone that closes none of them need not wake the engine."""
+    """As in `Submit`: a step of patient slots alone that closes none of them need not wake the engine.
+    False if one that is not patient waits for this prompt's blocks."""
     priority: int = 0
-    """As in `Submit`: smaller ones are computed first."""
+    """As in `Submit`: smaller ones are computed first.  That of a request which waits for this prompt's
+    blocks, if it is smaller."""
     waited: float = 0.0
     """Seconds since the request came."""
 
@@ -63,6 +66,15 @@ class Grow(msgspec.Struct, tag="grow", array_like=True, frozen=True):
     epoch: int
     blocks: bytes
     """Packed int32 block ids, appended to the slot's table."""
+
+
+class Reprioritize(msgspec.Struct, tag="reprioritize", array_like=True, frozen=True):
+    """The values of `Admit` change: requests began to wait for blocks that this prompt fills, or ended to."""
+
+    slot: int
+    epoch: int
+    priority: int
+    patient: bool
 
 
 class Preempt(msgspec.Struct, tag="preempt", array_like=True, frozen=True):
@@ -181,7 +193,7 @@ class Control(msgspec.Struct, tag="control", array_like=True, frozen=True):
 
 Grants = Grant | Extend | Revoke
 """For the transfer threads alone: they never stand in the log."""
-Command = Admit | Grow | Preempt | Abort | Fetch | DropFetch | Pace | Control
+Command = Admit | Grow | Reprioritize | Preempt | Abort | Fetch | DropFetch | Pace | Control
 
 
 class CommandBatch(msgspec.Struct, array_like=True, frozen=True):

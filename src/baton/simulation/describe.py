@@ -16,6 +16,7 @@ from baton.protocol.commands import (
     Grow,
     Pace,
     Preempt,
+    Reprioritize,
 )
 from baton.protocol.handover import Cancel as PeerCancel
 from baton.protocol.handover import (
@@ -155,6 +156,8 @@ def command(command: Command, core: EngineCore | None = None) -> str:
             )
         case Grow():
             return f"Grow({where}, blocks {list(unpack_int32(command.blocks))})"
+        case Reprioritize():
+            return f"Reprioritize({where}, priority {command.priority}{', patient' * command.patient})"
         case Preempt():
             return f"Preempt({where})"
         case Abort():

@@ -4,11 +4,12 @@ Theory.  A pure policy over what the engine has measured (`Pace`).  All rows tha
 one costs there what it costs alone or less.  So the choice is how many tokens of prompts a step takes, and
 whose.
 
-*Whose.*  By priority; then what has tokens already and is computed again; then the prompt of which least is
-left, because that one's first token is the next that can be there.  A long prompt would wait for ever while
-short ones come, so a prompt that others passed is next when what was computed of those that came later is
-more than half of it and what was computed of itself since: of two tokens one is its own then.  A step takes
-whole prompts as far as it can, rather than pieces of several.
+*Whose.*  By priority, which is that of a request that waits for the prompt's blocks, if that one is more
+urgent; then what has tokens already and is computed again; then the prompt of which least is left, because
+that one's first token is the next that can be there.  A long prompt would wait for ever while short ones
+come, so a prompt that others passed is next when what was computed of those that came later is more than half
+of it and what was computed of itself since: of two tokens one is its own then.  A step takes whole prompts as
+far as it can, rather than pieces of several.
 
 *How much.*  If a client reads a stream: what the time until its next token allows, which is `itl_target_s`,
 or else 8 times the shortest step, at least 3 times the step without prompts, and 10 ms.  If nobody does, and
@@ -29,7 +30,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from baton.protocol.commands import Pace
+from baton.protocol.commands import Pace, Reprioritize
 from baton.protocol.config import InstanceConfig
 
 BESIDE_STREAMS = 8.0
@@ -101,6 +102,12 @@ class Composition:
         self._admissions += 1
         prompt.number, prompt.size = self._admissions, prompt.left
         self.prompts[prompt.slot] = prompt
+
+    def reprioritize(self, command: Reprioritize) -> None:
+        """Harmless for a prompt that is computed."""
+        prompt = self.prompts.get(command.slot)
+        if prompt is not None:
+            prompt.priority, prompt.patient = command.priority, command.patient
 
     def leave(self, slot: int) -> None:
         """Its prompt is computed, or its epoch over."""

@@ -13,10 +13,10 @@ A slot is in one of three phases:
 An `Admit` with `handover` never decodes here: its first sampled token closes the epoch, with reason
 `handed_over` unless that token ends the request anyway.
 
-| in | Admit, newer epoch | Grow | Preempt, Abort | stop token, max_tokens |
+| in | Admit, newer epoch | Grow, Reprioritize | Preempt, Abort | stop token, max_tokens |
 | --- | --- | --- | --- | --- |
 | FREE | → PREFILL | ignored if the epoch is over, else violation | the same | – |
-| PREFILL, DECODE | violation | more blocks | → FREE, Closed at once | → FREE, Closed after its token |
+| PREFILL, DECODE | violation | noted | → FREE, Closed at once | → FREE, Closed after its token |
 
 An epoch that is over, and an Admit that was seen before, are ignored: they crossed a closing on the wire.
 What no correct engine sends is a `ProtocolViolation`, and the worker that gets one must stop, because its
@@ -41,7 +41,7 @@ import numpy.typing as npt
 
 from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
 from baton.protocol.codec import MalformedMessage, unpack_int32
-from baton.protocol.commands import Abort, Admit, Command, Control, Grow, Pace, Preempt
+from baton.protocol.commands import Abort, Admit, Command, Control, Grow, Pace, Preempt, Reprioritize
 from baton.protocol.reports import Closed, CloseReason, PromptLogprobs
 from baton.worker.composition import Composition, Prompt
 from baton.worker.decode_set import (
@@ -57,6 +57,8 @@ from baton.worker.outcome import Admitted, StepOutcome
 
 log = logging.getLogger(__name__)
 
+_REASONS = {Preempt: CloseReason.PREEMPTED, Abort: CloseReason.ABORTED}
+_OfSlot = Admit | Grow | Reprioritize | Preempt | Abort
 FREE, PREFILL, DECODE = 0, 1, 2
 _PHASES = ("free", "prefill", "decode")
 _STOP_COLUMNS = 8
@@ -110,9 +112,7 @@ class Slots:
         self._decode = DecodeSet(self._counters, self._tables, self._epoch, self._stops, self._patient)
         self._composition = composition
 
-    # (Views, made when they are needed: a copy of the slots has its own.)
-
-    @property
+    @property  # (views, made when they are needed: a copy of the slots has its own)
     def _computed(self) -> Int32Array:
         return self._counters[:, COMPUTED]
 
@@ -138,12 +138,14 @@ class Slots:
             case Grow():
                 if self._is_open(command):
                     self._grow(command)
-            case Preempt():
+            case Reprioritize():
                 if self._is_open(command):
-                    return self._close(command.slot, CloseReason.PREEMPTED)
-            case Abort():
+                    self._patient[command.slot], self._decode.changed = command.patient, True
+                    if self._composition:
+                        self._composition.reprioritize(command)
+            case Preempt() | Abort():
                 if self._is_open(command):
-                    return self._close(command.slot, CloseReason.ABORTED)
+                    return self._close(command.slot, _REASONS[type(command)])
             case Pace():
                 if self._composition is not None:
                     self._composition.pace = command
@@ -479,7 +481,7 @@ class Slots:
         del self._tokens[slot]
         self._num_prompt.pop(slot, None)
 
-    def _is_open(self, command: Grow | Preempt | Abort) -> bool:
+    def _is_open(self, command: Grow | Reprioritize | Preempt | Abort) -> bool:
         """Whether the command's epoch runs.  Raises for one that was never admitted."""
         self._check_slot(command)
         last = int(self._epoch[command.slot])
@@ -490,7 +492,7 @@ class Slots:
         log.debug("ignored, epoch %d is over: %s", command.epoch, self._describe(command))
         return False
 
-    def _check_slot(self, command: Admit | Grow | Preempt | Abort) -> None:
+    def _check_slot(self, command: _OfSlot) -> None:
         if not 0 <= command.slot < self.max_num_seqs:
             raise ProtocolViolation(
                 f"{self._describe(command)}: there are slots 0 to {self.max_num_seqs - 1} (max_num_seqs)"
@@ -502,13 +504,13 @@ class Slots:
         except MalformedMessage as error:
             raise self._violation(command, f"{name}: {error}") from None
 
-    def _violation(self, command: Admit | Grow | Preempt | Abort, problem: str) -> ProtocolViolation:
+    def _violation(self, command: _OfSlot, problem: str) -> ProtocolViolation:
         slot = command.slot
         state = f"slot {slot} is in {_PHASES[self._phase[slot]]}, epoch {self._epoch[slot]}"
         return ProtocolViolation(f"{self._describe(command)}: {problem} ({state})")
 
     @staticmethod
-    def _describe(command: Admit | Grow | Preempt | Abort) -> str:
+    def _describe(command: _OfSlot) -> str:
         text = f"{type(command).__name__} of slot {command.slot}, epoch {command.epoch}"
         if isinstance(command, Admit):
             text += f", {len(command.tokens) // 4} tokens, {command.num_prompt} prompt, "

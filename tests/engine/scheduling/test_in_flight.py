@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from baton.engine.request import Event, Outbox, Request, State
-from baton.engine.scheduling.in_flight import WORTH_TOKENS
+from baton.engine.scheduling.in_flight import WORTH_TOKENS, InFlight
 from baton.engine.scheduling.ledger import Ledger
 from baton.engine.scheduling.prefix import PrefixIndex, root_key
 from baton.engine.scheduling.scheduler import Decisions, Scheduler
@@ -31,7 +31,18 @@ class Bench:
         self.gateways = {}
         self._arrivals = 0
 
-    def add(self, prompt, max_tokens=4, *, priority=0, salt="", gateway="g", flow=EVERYBODY, **sampling):
+    def add(
+        self,
+        prompt,
+        max_tokens=4,
+        *,
+        priority=0,
+        salt="",
+        gateway="g",
+        flow=EVERYBODY,
+        patient=False,
+        **sampling,
+    ):
         self._arrivals += 1
         outbox = self.gateways.setdefault(gateway, Outbox(gateway.encode()))
         outbox.name = gateway
@@ -48,6 +59,7 @@ class Bench:
             cache_salt=salt,
             root=root_key(salt),
             flow=flow,
+            patient=patient,
         )
         self.scheduler.enqueue(request)
         return request
@@ -255,14 +267,149 @@ def test_nobody_follows_whom_the_worker_may_choose_later():
     bench = Bench(num_blocks=400, in_order=False)
     low = bench.add(range(33), priority=1)
     bench.decide()
-    urgent, also = bench.add(range(33)), bench.add(range(33))
+    ran = bench.add(range(33))
+    ran.num_prompt = 32  # it has a token: the worker computes it before those that have none
+    also = bench.add(range(33))
     decisions = bench.decide()
-    assert [one.request for one in decisions.admitted] == [urgent]
+    assert [one.request for one in decisions.admitted] == [ran]
     assert decisions.following == [also]
-    assert bench.table(also)[:8] == bench.table(urgent)[:8] != bench.table(low)[:8]
+    assert bench.table(also)[:8] == bench.table(ran)[:8] != bench.table(low)[:8]
     long, short = bench.add([*SYSTEM, *range(100)]), bench.add([*SYSTEM, 1])
     assert list(bench.admits()) == [long, short]
-    assert states(low, urgent, also, long, short).count("running") == 4
+    assert states(low, ran, also, long, short).count("running") == 4
+
+
+# -- priority is lent
+
+
+def urgencies(*requests: Request) -> list[tuple[int, bool]]:
+    """Of each request, the priority by which it is computed, and whether somebody waits for its tokens."""
+    return [(request.urgency[0], request.hurried) for request in requests]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_who_computes_for_one_of_better_priority_is_as_urgent(in_order):
+    """Until that is computed, and not longer."""
+    bench = Bench(num_blocks=400, in_order=in_order)
+    low = bench.add([*SYSTEM, *range(17)], priority=5)
+    assert bench.decide().lent == []
+    high = bench.add([*SYSTEM, 1], priority=-1)
+    decisions = bench.decide()
+    assert (decisions.following, decisions.lent) == ([high], [low])
+    assert low.urgency == high.rank
+    bench.computed(low, 12)
+    assert bench.decide().lent == []
+    bench.computed(low, 16)
+    decisions = bench.decide()
+    assert [one.request for one in decisions.admitted] == [high]
+    assert decisions.lent == [low]
+    assert low.urgency == low.rank == (5, low.number)
+
+
+@pytest.mark.parametrize("event", [Event.CANCEL, Event.GIVE_UP])
+def test_what_was_lent_goes_with_the_one_that_lent_it(event):
+    bench = Bench(num_blocks=400)
+    low = bench.add([*SYSTEM, 1], priority=5)
+    bench.decide()
+    middle, high = bench.add([*SYSTEM, 2], priority=3), bench.add([*SYSTEM, 3], priority=0)
+    bench.decide()
+    assert urgencies(low, middle, high) == [(0, True), (3, True), (0, True)]
+    high.advance(event)
+    bench.scheduler.release(high)
+    assert bench.decide().lent == [low]
+    assert urgencies(low, middle) == [(3, True), (3, True)]
+
+
+def test_one_that_follows_hands_on_what_it_is_lent():
+    """`second` follows `first` and is followed; what it hands on goes when the last one goes."""
+    bench = Bench(num_blocks=400)
+    first = bench.add([*SYSTEM, 1], priority=7)
+    bench.decide()
+    second = bench.add([*SYSTEM, *range(16), 2], priority=6)
+    bench.decide()
+    third = bench.add([*SYSTEM, *range(16), 3], priority=2)
+    bench.decide()
+    assert [one.urgency[0] for one in (first, second, third)] == [2, 2, 2]
+    bench.computed(first, 16)
+    decisions = bench.decide()
+    assert [one.request for one in decisions.admitted] == [second]
+    assert set(decisions.lent) == {first}  # (what `second` is lent stands in its `Admit`)
+    assert [one.urgency[0] for one in (first, second, third)] == [7, 2, 2]
+    bench.computed(second, 32)
+    assert bench.decide().lent == [second]
+    assert second.urgency[0] == 6
+
+
+def test_what_is_lent_reaches_those_that_are_waited_for_by_way_of_others():
+    """`high` waits for `brief`, which took the first blocks over, and `second`, which waits for `first`."""
+    bench = Bench(num_blocks=400, in_order=False)
+    first = bench.add([*SYSTEM, *range(60)], priority=7)
+    bench.decide()
+    second = bench.add([*SYSTEM, *range(200, 236)], priority=6)
+    bench.decide()
+    brief = bench.add([*SYSTEM, 1], priority=5)
+    assert list(bench.admits()) == [brief]
+    high = bench.add([*SYSTEM, *range(200, 216), 2], priority=0)
+    assert set(bench.decide().lent) == {brief, first}
+    assert bench.table(high)[:4] == bench.table(brief)[:4] != bench.table(second)[:4]
+    assert urgencies(first, second, brief, high) == [(0, True)] * 4
+    high.advance(Event.CANCEL)
+    bench.scheduler.release(high)
+    assert set(bench.decide().lent) == {brief, first}
+    assert [one.urgency[0] for one in (first, second, brief)] == [6, 6, 5]
+
+
+def test_haste_is_lent_too():
+    bench = Bench(num_blocks=400)
+    whole = bench.add([*SYSTEM, 1], patient=True)
+    bench.decide()
+    also = bench.add([*SYSTEM, 2], patient=True)
+    assert bench.decide().lent == []
+    stream = bench.add([*SYSTEM, 3])
+    assert bench.decide().lent == [whole]
+    assert urgencies(whole, also, stream) == [(0, True), (0, False), (0, True)]
+
+
+def test_many_that_wait_for_each_other_cost_little(monkeypatch):
+    """Each turn of a conversation follows all before it: what is lent goes through each of them once."""
+    calls = []
+    lend = InFlight._lend
+    monkeypatch.setattr(InFlight, "_lend", lambda self, *args: (calls.append(1), lend(self, *args)))
+    bench = Bench(num_blocks=2000, slots=24)
+    prompt = []
+    for turn in range(24):
+        prompt = [*prompt, *range(100 * turn, 100 * turn + 16)]
+        bench.add([*prompt, -1 - turn], priority=24 - turn)
+        bench.decide()
+    assert bench.scheduler.num_following == 23
+    assert len(calls) <= 24**3
+
+
+def test_who_is_lent_priority_gives_way_as_late_as_the_one_that_lent_it():
+    """And after it: while it waits, its blocks are of no use."""
+    bench, old, middle, dear, cheap = contested()
+    while not (decisions := bench.decide()).preempted:
+        bench.grow(old, 1)
+    assert (decisions.preempted, decisions.gave_up) == ([middle], [])
+    bench.close(middle, Event.PREEMPTED)
+    while not (decisions := bench.decide()).gave_up:
+        bench.grow(old, 1)
+    assert (decisions.preempted, decisions.gave_up) == ([], [cheap])
+    while not (decisions := bench.decide()).preempted:
+        bench.grow(old, 1)
+    assert decisions.preempted == [dear]
+
+
+def contested() -> tuple[Bench, Request, Request, Request, Request]:
+    """`old` will want blocks; `cheap`, of better priority than `middle`, follows `dear`, of a worse one."""
+    bench = Bench(14, admission_headroom=0)
+    old, middle = bench.add(range(8), 49), bench.add(range(30, 37), 1, priority=2)
+    dear = bench.add(range(50, 67), 1, priority=3)
+    bench.decide()
+    cheap = bench.add(range(50, 67), 1, priority=1)
+    assert bench.decide().lent == [dear]
+    assert states(old, middle, dear, cheap) == "running running running following"
+    return bench, old, middle, dear, cheap
 
 
 def test_little_is_not_waited_for():
@@ -305,7 +452,8 @@ def test_one_that_follows_gives_way_at_once():
 def test_blocks_that_a_follower_has_too_do_not_come_with_the_first():
     """So when the first gives way, the one that follows it does too, if only that is enough."""
     bench, old, dear, cheap = hungry()
-    dear.rank, cheap.rank = (3, dear.number), (2, cheap.number)
+    dear.rank = dear.urgency = (3, dear.number)  # (as if nothing were lent)
+    cheap.rank = cheap.urgency = (2, cheap.number)
     while dear.state is State.RUNNING:
         bench.grow(old, 1)
         decisions = bench.decide()

@@ -23,17 +23,23 @@ final, and the command log says nothing of who follows whom.
   that the worker computes: it has all blocks that its prompt needs, and prompts are computed in the order of
   admission, so it is through with the shared part before the follower would be, whatever their priorities.
   Where the worker chooses whose prompt comes first (`in_order` False), nobody follows a request that it may
-  choose later: one of a worse priority, one without tokens if it has some itself, or one with more than twice
-  as much to compute.
+  choose later: one without tokens if it has some itself, or one with more than twice as much to compute.
+* *Priority is lent.*  A request of high priority that waits for one of low priority would wait for all that
+  goes before the latter.  So a filler is as urgent (`Request.urgency`, `hurried`) as the most urgent of those
+  that follow it, and of those that follow these: the worker computes its prompt by that priority, and the
+  scheduler preempts it only after them.  What it was lent ends when the last block that they share is
+  computed, or when they leave.  The flow that pays for the tokens stays the filler's.
 * *No wait without an end.*  A filler progresses, or is closed: both are what `EngineCore` times.
 
 Each operation costs O(1) a block of the request, on admission and when the block is reported, and O(1) a
-follower and report.  Tokens and rows of a step cost nothing.
+follower and report, or departure of a follower.  Tokens and rows of a step cost nothing.
 """
 
 from __future__ import annotations
 
-from baton.engine.request import Request
+from collections.abc import Sequence
+
+from baton.engine.request import Request, State
 from baton.engine.scheduling.ledger import Ledger
 
 WORTH_TOKENS = 256
@@ -57,10 +63,16 @@ class Shared:
 class InFlight:
     """The fillers of one engine and those that follow them, by slot.
 
-    `in_order`: the worker computes prompts in the order in which it was given them."""
+    `slots`: who occupies each one, kept by the scheduler.  `in_order`: the worker computes prompts in the
+    order in which it was given them."""
 
-    def __init__(self, ledger: Ledger, block_size: int, *, in_order: bool = True) -> None:
+    def __init__(
+        self, ledger: Ledger, block_size: int, slots: Sequence[Request | None], *, in_order: bool = True
+    ) -> None:
         self._in_order = in_order
+        self._slots = slots
+        self._changed: dict[int, None] = {}
+        """Slots of requests that became more urgent, or less, since `take_lent`."""
         self._ledger = ledger
         self._block_size = block_size
         self._fillers: dict[bytes, Request] = {}
@@ -105,6 +117,7 @@ class InFlight:
         self._behind[request.slot] = set(behind)
         for filler, last in behind.items():
             self._followers.setdefault(filler, {})[request.slot] = last
+            self._lend(filler, request)
 
     def computed(self, request: Request, full: int) -> list[int]:
         """A filler's blocks before index `full` are computed.  Returns the slots of those that await nothing
@@ -120,12 +133,14 @@ class InFlight:
         if not followers:
             return []
         ready = []
-        for slot, last in list(followers.items()):
-            if last < full:
-                self._let_go(followers, request.slot, slot)
-                if not self._behind[slot]:
-                    del self._behind[slot]
-                    ready.append(slot)
+        served = [slot for slot, last in followers.items() if last < full]
+        for slot in served:
+            self._let_go(followers, request.slot, slot)
+            if not self._behind[slot]:
+                del self._behind[slot]
+                ready.append(slot)
+        if served:
+            self._take_back(request.slot)
         return ready
 
     def leave(self, request: Request) -> list[int]:
@@ -140,6 +155,7 @@ class InFlight:
             self._followers[filler].pop(slot)
             if not self._followers[filler]:
                 del self._followers[filler]
+            self._take_back(filler)
         orphans = list(self._followers.pop(slot, ()))
         for orphan in orphans:
             self._behind[orphan].discard(slot)
@@ -149,12 +165,57 @@ class InFlight:
         """Nobody new follows those that compute now."""
         self._fillers.clear()
 
+    @property
+    def has_lent(self) -> bool:
+        """Whether `take_lent` may return any."""
+        return bool(self._changed)
+
+    def take_lent(self) -> list[Request]:
+        """Those that run, and whose urgency has changed since the last call."""
+        if not self._changed:
+            return []
+        changed = [self._slots[slot] for slot in self._changed]
+        self._changed.clear()
+        return [request for request in changed if request is not None and request.state is State.RUNNING]
+
     def _comes_before(self, filler: Request, request: Request, left: int) -> bool:
         """Whether the worker computes what the filler has left before so many tokens of this one."""
         if self._in_order:
             return True
-        mine, theirs = [(one.rank[0], one.num_generated == 0) for one in (request, filler)]
-        return theirs <= mine and filler.uncomputed <= 2 * left
+        as_soon = filler.num_generated > 0 or request.num_generated == 0
+        return as_soon and filler.uncomputed <= 2 * left
+
+    def _lend(self, slot: int, follower: Request) -> None:
+        """A filler, and those that it waits for itself, are at least as urgent as its follower."""
+        lent = [slot]
+        while lent:
+            slot = lent.pop()
+            filler = self._slots[slot]
+            if filler is None or (filler.urgency <= follower.urgency and filler.hurried >= follower.hurried):
+                continue
+            filler.urgency = min(filler.urgency, follower.urgency)
+            filler.hurried = filler.hurried or follower.hurried
+            self._changed[slot] = None
+            lent += self._behind.get(slot, ())
+
+    def _take_back(self, slot: int) -> None:
+        """Some do not wait for this filler any more: it is as urgent as itself and those that are left, and
+        so are those that it waits for itself."""
+        owed = [slot]
+        while owed:
+            slot = owed.pop()
+            filler = self._slots[slot]
+            if filler is None:
+                continue
+            urgency, hurried = filler.rank, not filler.patient
+            for one in self._followers.get(slot, ()):
+                follower = self._slots[one]
+                if follower is not None:
+                    urgency, hurried = min(urgency, follower.urgency), hurried or follower.hurried
+            if (urgency, hurried) != (filler.urgency, filler.hurried):
+                filler.urgency, filler.hurried = urgency, hurried
+                self._changed[slot] = None
+                owed += self._behind.get(slot, ())
 
     def _let_go(self, followers: dict[int, int], filler: int, follower: int) -> None:
         del followers[follower]

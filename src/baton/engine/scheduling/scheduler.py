@@ -19,7 +19,8 @@ tokens of room are left it *wants* more. Wants are served by rank. Only a want t
 no room: the slot is about to skip steps) makes another request give way, that is, preempts it.
 
 **Giving way.** The victim is the running request of the largest rank, which may be the one that wants: an
-older request is never preempted for a younger one. Its blocks stay its own until the worker has closed it;
+older request is never preempted for a younger one. A request whose blocks others wait for has the smallest
+rank of all these, and the others go before it. Its blocks stay its own until the worker has closed it;
 until then those that its release will make available are *coming*, and an urgent want that coming blocks will
 satisfy chooses no further victim. What is being closed is not chosen again.
 
@@ -74,6 +75,7 @@ from baton.engine.scheduling.in_flight import InFlight, Shared
 from baton.engine.scheduling.ledger import Key, Ledger
 from baton.engine.scheduling.prefix import PrefixIndex, extend_keys
 from baton.engine.scheduling.waiting import WaitingLine
+from baton.protocol.rules.fair_queue import Rank
 
 URGENT_TOKENS = 2
 """A want is urgent when there is room for fewer tokens than this: about what the worker samples while a
@@ -105,6 +107,8 @@ class Decisions:
     """They have slots and blocks; the engine sends their `Admit` when the shared blocks are computed."""
     gave_up: list[Request] = field(default_factory=list)
     """Of those that followed: they gave way, and wait again."""
+    lent: list[Request] = field(default_factory=list)
+    """They run, and are more urgent than before, or less, by those that wait for their blocks."""
 
 
 class Scheduler:
@@ -155,7 +159,7 @@ class Scheduler:
         self._uncomputed = 0
         """The sum over those that run of what is left to compute of their prompts."""
         self._wanting: dict[int, Request] = {}
-        self._in_flight = InFlight(ledger, block_size, in_order=in_order)
+        self._in_flight = InFlight(ledger, block_size, self.slots, in_order=in_order)
         self._following: dict[int, int] = {}
         """Slot of each request that follows → the tokens that others were to compute for it."""
         self._ready: list[int] = []
@@ -229,9 +233,8 @@ class Scheduler:
         self._index(request, min(num_tokens, len(request.tokens)))
         if request.fills < request.fills_to:
             ready = self._in_flight.computed(request, num_tokens // self.block_size)
-            if ready:
-                self._ready += ready
-                self._stale = True
+            self._ready += ready
+            self._stale = self._stale or bool(ready) or self._in_flight.has_lent
         if request.state is State.RUNNING:
             self._set_watermark(request)
 
@@ -412,6 +415,7 @@ class Scheduler:
         if waits and not self._contended:
             self.line.settle(self.slots, charge=False)  # what nobody waited for is free
         self._contended = waits
+        decisions.lent = self._in_flight.take_lent()
         return decisions
 
     def _serve_wants(self, decisions: Decisions) -> None:
@@ -440,7 +444,7 @@ class Scheduler:
         while len(urgent) > coming + self.ledger.available:
             victim = max(
                 (request for request in self.slots if request and request.state in _STAYING),
-                key=lambda request: request.rank,
+                key=_last_to_stay,
             )
             self.headroom.on_preemption()
             if victim.state is State.FOLLOWING:
@@ -527,6 +531,7 @@ class Scheduler:
         self._epochs[slot] += 1
         request.slot, request.epoch = slot, self._epochs[slot]
         request.continued = True
+        request.urgency, request.hurried = request.rank, not request.patient
         self.slots[slot] = request
         return slot
 
@@ -623,3 +628,8 @@ class Scheduler:
         if request.indexing:
             mark = min(mark, (request.indexed + 1) * self.block_size + 1)
         request.watermark = max(mark, len(request.tokens) + 1)
+
+
+def _last_to_stay(request: Request) -> tuple[Rank, bool]:
+    """The largest one gives way: who waits for a request goes before that one, as they are equally urgent."""
+    return request.urgency, request.urgency == request.rank

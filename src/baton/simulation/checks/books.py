@@ -82,6 +82,8 @@ class Books:
         """block → the salt of the request that had it indexed last."""
         self.writers: dict[int, tuple[int, set[int]]] = {}
         """slot → (epoch, full blocks of its tokens that it was to compute) of the last `Admit`."""
+        self.urgency: dict[int, tuple[int, int, bool]] = {}
+        """slot → (epoch, priority, patient) as the worker was told last."""
         self.gateways: dict[str, bytes] = {}
         """What a gateway calls itself → its latest connection."""
         self.asked: dict[tuple[str, int, int], tuple[str, int]] = {}

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.handover.records import Attempt
+from baton.engine.request import Request, State
 from baton.engine.scheduling.ledger import Ledger
 from baton.simulation import describe
 
@@ -73,3 +74,30 @@ def quiet(world: World, one: EngineProcess, other: EngineProcess) -> bool:
     if out is None or back is None or out.in_flight or back.in_flight:
         return False
     return not one.peers.pending and not other.peers.pending
+
+
+def waiters(engine: EngineProcess) -> dict[Request, set[Request]]:
+    """Of each request with a slot: those that wait for blocks which it is to compute, and those that wait for
+    these.  Found in the tables of blocks, not in the scheduler's own books of it."""
+    scheduler, size = engine.core.scheduler, engine.instance.config.block_size
+    there = [request for request in scheduler.slots if request is not None]
+    direct: dict[Request, set[Request]] = {}
+    for follower in there:
+        if follower.state is not State.FOLLOWING:
+            continue
+        shared = scheduler.ledger.table(follower.slot)[: follower.indexed]
+        for other in there:
+            if other is not follower:
+                first = other.indexed if other.state is State.FOLLOWING else other.computed // size
+                own = scheduler.ledger.table(other.slot)[first : len(shared)]
+                if any(block == mine for block, mine in zip(own, shared[first:], strict=False)):
+                    direct.setdefault(other, set()).add(follower)
+    found: dict[Request, set[Request]] = {}
+    for request, followers in direct.items():
+        reached, more = set(followers), list(followers)
+        while more:
+            new = direct.get(more.pop(), set()) - reached
+            reached |= new
+            more += new
+        found[request] = reached
+    return found

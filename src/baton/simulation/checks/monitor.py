@@ -24,6 +24,7 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | `order` | who waits is served, and who runs gives way, by priority and coming; each decision |
 | `fair` | of two flows that wait none is served more than the theory's bound; after each turn |
 | `follow` | who waits for blocks that another request computes waits for one that does; each turn |
+| `lent` | the worker was told the best priority of a request and of who waits for its blocks; each turn |
 | `room` | growth within the headroom and what is promised fit into what is left; each decision |
 | `retired` | who may have an id that was given up is told; each call of a gateway |
 | | what an engine works on somebody waits for, while nothing is on its way; each turn |

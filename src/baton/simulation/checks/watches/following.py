@@ -11,6 +11,9 @@ itself:
 | is to be written by another one that follows, which got its slot before | awaited |
 
 Anything else is awaited for ever.  And who awaits nothing is told to the worker in the same turn.
+
+The worker computes the prompt of each request by the best priority of those that wait for it, and as
+patiently as all of these are (`lent`).
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from baton.engine.handover.records import departure_of
 from baton.engine.request import Request, State
 from baton.protocol.codec import unpack_int32
-from baton.protocol.commands import Admit, CommandBatch
+from baton.protocol.commands import Admit, CommandBatch, Reprioritize
 from baton.simulation.checks.books import Books, Violation
-from baton.simulation.checks.looks import salt_of, well
+from baton.simulation.checks.looks import salt_of, waiters, well
 
 if TYPE_CHECKING:
     from baton.simulation.parties.instance import EngineProcess, Instance
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class FollowWatch:
-    """The rule `follow`."""
+    """The rules `follow` and `lent`."""
 
     def __init__(self, world: World, books: Callable[[Instance], Books]) -> None:
         self._world = world
@@ -40,6 +44,8 @@ class FollowWatch:
         """After `EngineWatch.commanded`: who writes which blocks."""
         books, size = self._books(engine.instance), engine.instance.config.block_size
         for command in batch.commands:
+            if isinstance(command, Admit | Reprioritize):
+                books.urgency[command.slot] = command.epoch, command.priority, command.patient
             if isinstance(command, Admit):
                 request = engine.core.scheduler.slots[command.slot]
                 last = len(unpack_int32(command.tokens)) // size
@@ -52,6 +58,7 @@ class FollowWatch:
         """After each turn of the engine."""
         if not well(engine):
             return
+        self._check_urgency(engine)
         core: Any = engine.core
         following = [one for one in core.scheduler.slots if one and one.state is State.FOLLOWING]
         if not following:
@@ -76,6 +83,23 @@ class FollowWatch:
             }
             self._check(engine, request, awaited, own)
 
+    def _check_urgency(self, engine: EngineProcess) -> None:
+        told, waiting = self._books(engine.instance).urgency, waiters(engine)
+        for request in engine.core.scheduler.slots:
+            if request is None or request.state is not State.RUNNING:
+                continue
+            there = [request, *waiting.get(request, ())]
+            priority = min(one.rank[0] for one in there)
+            patient = all(one.patient for one in there) and not _departs(request)
+            epoch, told_priority, told_patient = told[request.slot]
+            if (epoch, told_priority) != (request.epoch, priority) or (told_patient and not patient):
+                raise Violation(
+                    "lent",
+                    f"{request.name} on slot {request.slot} of {engine.instance.name} is computed with "
+                    f"priority {told_priority}{', patiently' * told_patient}; with those that wait for it it "
+                    f"has {priority}{', patiently' * patient}",
+                )
+
     def _check(
         self, engine: EngineProcess, request: Request, awaited: set[int], own: dict[int, set[int]]
     ) -> None:
@@ -96,3 +120,8 @@ class FollowWatch:
                     f"{request.name} on slot {request.slot} of {engine.instance.name} waits for block "
                     f"{block}, its {index}th, which nobody computes",
                 )
+
+
+def _departs(request: Request) -> bool:
+    departure = departure_of(request)
+    return departure is not None and not departure.over

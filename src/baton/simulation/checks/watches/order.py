@@ -21,7 +21,7 @@ from baton.protocol.requests import Submit, ToEngine
 from baton.protocol.rules.fair_queue import Flow
 from baton.simulation import describe
 from baton.simulation.checks.books import Violation
-from baton.simulation.checks.looks import arrivals_of, well
+from baton.simulation.checks.looks import arrivals_of, waiters, well
 
 if TYPE_CHECKING:
     from baton.simulation.parties.instance import EngineProcess, Instance
@@ -46,6 +46,8 @@ class _Before:
     waiting: list[tuple[Request, bool]] = field(default_factory=list)
     """And whether it had run."""
     running: list[Request] = field(default_factory=list)
+    waiters: dict[Request, list[tuple[Request, int]]] = field(default_factory=dict)
+    """Of those that run: who waits for what it computes, and in which epoch."""
     occupying: set[tuple[Request, int]] = field(default_factory=set)
     arriving: set[Request] = field(default_factory=set)
     line: set[tuple[str, int]] = field(default_factory=set)
@@ -104,6 +106,10 @@ class OrderWatch:
         known.before = _Before(
             self._with_ran(known, scheduler.waiting_requests()),
             [request for request in there if request.state in (State.RUNNING, State.FOLLOWING)],
+            {
+                request: [(one, one.epoch) for one in sorted(found, key=lambda one: one.number)]
+                for request, found in waiters(engine).items()
+            },
             {(request, request.epoch) for request in there},
             set(scheduler.arriving.values()),
             set(credits._waiting),
@@ -125,9 +131,18 @@ class OrderWatch:
         gave_way = (State.PREEMPTING, State.WAITING)  # (who followed waits again at once)
         victims = [request for request in before.running if request.state in gave_way]
         for victim in victims:
+            wait = [
+                one
+                for one, epoch in before.waiters.get(victim, ())
+                if one.state is State.FOLLOWING and one.epoch == epoch
+            ]
             for other in before.running:
                 stays = other.state in (State.RUNNING, State.FOLLOWING)
-                if stays and self._first(engine, known, victim, True, other, True):
+                others = [other, *(one for one, _ in before.waiters.get(other, ()))]
+                if stays and any(
+                    all(self._first(engine, known, one, True, there, True) for there in others)
+                    for one in [victim, *wait]
+                ):
                     raise Violation(
                         "order",
                         f"{victim.name} gives way at {engine.instance.name}, and {other.name} runs on",
