@@ -290,7 +290,8 @@ class World:
         self.over = True
         for gateway in self.gateways:
             gateway.cluster.renew_no_more()
-            gateway.pump()
+            if gateway.alive:  # (one that crashed just now is replaced later)
+                gateway.pump()
 
     def _check_progress(self) -> None:
         if not (self.over or self.open_clients) and self.plan.ttl_s is not None:
