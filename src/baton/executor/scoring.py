@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from baton.executor.base import Int32Array
+from baton.executor.expanded import expand
 from baton.executor.torch_executor import TorchExecutor
 from baton.model.attention import AttentionStep
 
@@ -24,6 +25,11 @@ _LOGITS_BYTES = 64 << 20
 
 class TextScorer(TorchExecutor):
     """See above.  One rank only."""
+
+    @torch.inference_mode()
+    def expand(self, *, rounded: bool = False) -> int:
+        """See `expanded.expand`."""
+        return expand(self._model, rounded=rounded)
 
     @torch.inference_mode()
     def text_logits(self, tokens: Int32Array) -> Iterator[Tensor]:

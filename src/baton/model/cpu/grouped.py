@@ -111,6 +111,10 @@ class NativeGroupedProduct:
         self._linear = library.function("linear_grouped", INT, *[POINTER] * 5, INT)
 
     @property
+    def out_features(self) -> int:
+        return self.weight.out_features
+
+    @property
     def nbytes(self) -> int:
         order = self.form.order
         return self.weight.nbytes + (0 if order is None else 4 * order.numel())

@@ -51,6 +51,10 @@ class TorchGroupedProduct:
         self.form = Form("groups", kept_order(weight, facts["k"], shelf))
 
     @property
+    def out_features(self) -> int:
+        return self._shape[0]
+
+    @property
     def nbytes(self) -> int:
         order = self.form.order
         return self._codes.numel() + 8 * self._scales.numel() + (0 if order is None else 4 * order.numel())

@@ -1,0 +1,103 @@
+"""Greedy answers of quantized models are those of float32 models with the dequantized weights, within what
+8-bit activations explain; for each reader's format, and for int4 of our own."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baton.bench.answers import compare_answers
+from baton.executor.scoring import TextScorer
+from tests.executor.driver import Driver
+from tests.executor.test_torch_parity import config_for, prompt_of
+from tests.model.checkpoints import make_checkpoint
+from tests.model.reading.test_quantized_models import make as make_quantized
+
+SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+FORMS = (
+    "int4/32",
+    "int4/64",
+    "int4/128",
+    "awq",
+    "gptq-act-order",
+    "w8a8",
+    "gguf-Q4_0",
+    "gguf-Q4_1",
+    "gguf-Q8_0",
+)
+
+
+def make(directory: Path, form: str) -> tuple[Path, dict[str, Any]]:
+    """A model, and the flags that it is served with."""
+    kind, _, detail = form.replace("/", "-", 1).partition("-")
+    if kind == "int4":
+        make_checkpoint(directory, "qwen3", **SIZES)
+        return directory, {"quantization": "int4", "quantization_group_size": int(detail), "quantize_head": 8}
+    if kind == "gguf":
+        from tests.model.gguf_files import write_gguf
+
+        make_checkpoint(directory / "source", "llama3", **SIZES)
+        write_gguf(directory / "source", directory / "model.gguf", detail)
+        return directory / "model.gguf", {}
+    make_quantized(directory, form)
+    return directory, {}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_answers_are_the_float32_models(tmp_path: Path, form: str) -> None:
+    path, flags = make(tmp_path, form)
+    config = config_for(path, max_num_seqs=4, num_blocks=40, **flags)
+    with ExitStack() as stack:
+        model, of_bytes, exact = (
+            stack.enter_context(closing(TextScorer.from_config(config, 0, ""))) for _ in range(3)
+        )
+        assert of_bytes.expand(rounded=True) == exact.expand() >= 8
+        driver = Driver(model)
+        requests = [driver.add(prompt_of(length, seed=length), 32) for length in (24, 9, 40)]
+        driver.run()
+        answers = [(request.prompt, request.tokens) for request in requests]
+        found = compare_answers(answers, model, exact)
+        explained = compare_answers(answers, of_bytes, exact)
+    assert found.positions == 96
+    assert 0.001 < found.relative < 0.06
+    assert 0.75 * explained.error < found.error < 1.33 * explained.error
+    # A token is another one only where the reference was as good as undecided.
+    assert found.different <= 15
+    assert found.margin < 6 * found.error
+
+
+def test_a_reference_is_the_model_with_floating_activations(tmp_path: Path) -> None:
+    """Against transformers, with the weights that the file says."""
+    from tests.model.gguf_files import write_gguf
+
+    reference = make_checkpoint(tmp_path / "source", "llama3", **SIZES)
+    reference.load_state_dict(write_gguf(tmp_path / "source", tmp_path / "model.gguf", "Q4_0"), strict=False)
+    tokens = np.array(prompt_of(50), np.int32)
+    with closing(TextScorer.from_config(config_for(tmp_path / "model.gguf"), 0, "")) as scorer:
+        scorer.expand()
+        found = torch.cat(list(scorer.text_logits(tokens)))
+    with torch.no_grad():
+        expected = reference(torch.from_numpy(tokens).long()[None]).logits[0]
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=0)
+
+
+class Fixed:
+    def __init__(self, logits: list[list[float]]) -> None:
+        self.logits = logits
+
+    def text_logits(self, tokens: Any) -> Any:
+        assert len(tokens) == len(self.logits)
+        yield torch.tensor(self.logits)
+
+
+def test_what_is_counted() -> None:
+    model = Fixed([[0, 0, 0], [5, 1, 0], [0, 3, 2.5], [0, 1, 2]])
+    reference = Fixed([[9, 0, 0], [5, 1, 0], [0, 2.5, 3], [0, 1, 2]])
+    found = compare_answers([([7, 7], [0, 1, 2])], model, reference)
+    assert (found.positions, found.different, found.first, found.margin) == (3, 1, 1, 0.5)
+    assert found.error == pytest.approx((0.5 / 9) ** 0.5)
