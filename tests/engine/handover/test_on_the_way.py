@@ -73,6 +73,21 @@ def test_each_fetches_what_is_its_own():
     assert len(d.orders()) == 2
 
 
+@pytest.mark.parametrize("said", ["Progress", "Handoff"])
+def test_pages_that_came_layer_by_layer_are_everybodys_when_p_says_that_they_are_final(said):
+    """Then no fetch ends that would say so."""
+    d = asked()
+    d.hear("p", Progress(1, 1, 0, pack_int32(PAGES[1]), 0, 4))
+    for fetch in d.orders():
+        d.fetched(fetch.id)
+    d.hear("p", handoff(2))
+    (tail,) = d.orders()
+    d.fetched(tail.id)
+    assert d.orders() == [], "P has not said that they are final"
+    d.hear("p", Progress(1, 1, 3, b"", 3, 4) if said == "Progress" else handoff(1))
+    assert len(d.orders()) == 1 + (said == "Handoff")
+
+
 def test_what_is_longer_fetches_the_rest():
     d = asked(1)
     d.ask("p", 2, prompt=range(1, 19))

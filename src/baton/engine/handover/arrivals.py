@@ -274,6 +274,7 @@ class Arrivals:
                 self._cannot_be(arrival, "Progress of pages that were not named", now)
             else:
                 self.fetches.ask(arrival, message.complete, message.layers)
+                self._advance(arrival, now)  # (what is final now may have come before, layer by layer)
 
     def handoff(self, peer: str, message: Handoff, now: float) -> None:
         arrival = self._find(peer, message)
@@ -362,9 +363,6 @@ class Arrivals:
             self._fail(arrival, "lease over", now)
         else:
             arrival.moved = now
-            for other in self._on_the_way.came(arrival):
-                other.moved = now
-                self._advance(other, now)
             self._advance(arrival, now)
 
     # -- inside
@@ -413,6 +411,10 @@ class Arrivals:
         return len(arrival.pages) == arrival.num_pages
 
     def _advance(self, arrival: Arrival, now: float) -> None:
+        """Pages of it came, or P said more of them: who awaited these goes on, and it may be ready itself."""
+        for other in self._on_the_way.came(arrival):
+            other.moved = now
+            self._advance(other, now)
         all_here = not (arrival.fetches or arrival.awaits or arrival.owes)
         if arrival.handed and all_here and arrival.stage is Stage.FETCHING:
             arrival.stage, arrival.since = Stage.READY, now

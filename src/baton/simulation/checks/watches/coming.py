@@ -9,7 +9,8 @@ whose pages are all final at P therefore, each full page is one of these:
 | is written by a fetch that is under way | on its way |
 | is also another arrival's, which P has not handed over, or whose last fetches are ending | awaited |
 
-Anything else is awaited for ever.
+Anything else is awaited for ever.  And a request waits only while fetches of its own are under way, or some
+of an arrival that has pages in common with it, or P has not handed such a one over.
 """
 
 from __future__ import annotations
@@ -97,11 +98,17 @@ class ComingWatch:
         for arrival in arrivals:
             if arrival.handed and arrival.stage is Stage.FETCHING:
                 others: set[int] = set()
+                fetched: set[int] = set()
                 for other in arrivals:
                     ends = bool(other.fetches) if other.stage is Stage.CLOSING else not other.handed
                     if other is not arrival and ends:
                         others.update(reserved[other.key])
+                    if other is not arrival and other.fetches:
+                        fetched.update(reserved[other.key])
                 self._check(engine, arrival, written | others)
+                if not arrival.fetches and not (others | fetched).intersection(reserved[arrival.key]):
+                    name, where = arrival.request.name, engine.instance.name
+                    raise Violation("coming", f"{name} waits at {where} for pages that are here")
 
     def _check(self, engine: EngineProcess, arrival: Arrival, awaited: set[int]) -> None:
         executor, size = engine.instance.ranks[0].executor, engine.instance.config.block_size
