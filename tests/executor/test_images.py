@@ -21,6 +21,7 @@ from baton.launch.instances.image_server import image_server
 from baton.model import loader
 from baton.model.attention import AttentionShape, attention_backend
 from baton.model.checkpoint.config import ModelConfig
+from baton.model.checkpoint.files import LoadError
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import serves
 from baton.model.layers import grouped as grouped_layers
@@ -256,3 +257,24 @@ def test_nothing_of_an_image_is_left_in_a_process_that_closed_it(tmp_path: Path)
             executor.close()
     del executors, executor
     assert image_inodes() == before
+
+
+def test_files_that_change_while_they_are_read_make_no_image(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path, "llama2")
+    path = tmp_path / "model.safetensors"
+    read = loader.load_weights
+
+    def disturbed(*arguments):
+        read(*arguments)
+        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "load_weights", disturbed)
+        with pytest.raises(LoadError, match="changed while they were read"):
+            make(tmp_path, weight_images=server)
+    gc.collect()  # (a worker ends there)
+    executor = make(tmp_path, weight_images=server)
+    assert executor._memory.origin == "filled"
+    executor.close()

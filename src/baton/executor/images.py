@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from baton.executor.progress import LoadProgress
 from baton.executor.weight_cache import cache_file, read_file, write_file
 from baton.executor.weights import ExecutorError
 from baton.ipc.image_client import ImageClient, KeeperGone
-from baton.model.checkpoint.files import checkpoint_files
+from baton.model.checkpoint.files import LoadError, checkpoint_files
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.checkpoint.gguf import is_gguf, shards_of
 from baton.model.cpu.library import made_of, native
@@ -55,6 +55,8 @@ class WeightMemory:
     ) -> None:
         self.store = store
         self.origin = origin
+        self.is_current: Callable[[], bool] = lambda: True
+        """Whether the checkpoint's files are those that were there at the beginning."""
         self.progress: LoadProgress | None = None
         """Of the loading, if there is any and somebody is to be told."""
         self._client, self._fd, self._cache = client, fd, cache
@@ -65,11 +67,16 @@ class WeightMemory:
         return self.origin != "private"
 
     def done(self) -> None:
-        """The model has been loaded: from now on others can map what was filled."""
+        """The model has been loaded: from now on others can map what was filled.
+
+        Raises `LoadError` if the checkpoint's files were changed meanwhile: old and new may be mixed.
+        """
         if self.progress is not None:
             self.progress.close()
         if not isinstance(self.store, ImageWriter) or self.store.complete:
             return
+        if not self.is_current():
+            raise LoadError("the files of the checkpoint were changed while they were read; start again")
         try:
             self.store.finish(torch.get_num_threads())
         except OSError as error:
@@ -129,6 +136,10 @@ def _open(
     if identity is None:
         return WeightMemory(PrivateStore(), "private")
     place, key = identity
+
+    def is_current() -> bool:
+        return identity == _identity(config, directory, rank, form, groups)
+
     client, fill, fd = _ask(config, directory, place, key)
     if client is None and not config.weight_cache:
         os.close(fd)
@@ -148,10 +159,12 @@ def _open(
         room = _ROOM_TIMES * sum(path.stat().st_size for path in _files(directory)) + _MORE_ROOM
         kept = os.dup(fd)
         try:
-            return WeightMemory(ImageWriter(kept, key, room), "filled", client, kept, cache)
+            memory = WeightMemory(ImageWriter(kept, key, room), "filled", client, kept, cache)
         except BaseException:
             os.close(kept)
             raise
+        memory.is_current = is_current
+        return memory
     except (ImageError, OSError) as error:
         log.warning("no image of the weights: %s; this worker has its own copy of them", error)
         if client is not None:
