@@ -75,9 +75,9 @@ class PeerScript:
         self.flush()
 
     def hear(self, peer: str, message: PeerMessage) -> None:
-        if isinstance(message, Reserve) and not message.ticket:
-            ticket = introduce("me", "", peer, message.request, message.gateway).ticket
-            message = msgspec.structs.replace(message, ticket=ticket)
+        if isinstance(message, Reserve) and not message.plan_pass:
+            proof = introduce("me", "", peer, message.request, message.gateway).plan_pass
+            message = msgspec.structs.replace(message, plan_pass=proof)
         self.core.on_peer(peer, message, self.now)
         self.flush()
 

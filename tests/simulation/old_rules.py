@@ -24,7 +24,7 @@ from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.test_mutations import find
 
 NEW = frozenset(
-    ("room", "promise", "order", "queue", "retired", "fair", "verdict", "weights", "ticket", "link", "grant")
+    ("room", "promise", "order", "queue", "retired", "fair", "verdict", "weights", "pass", "link", "grant")
 )
 """Rules, each with what is watched by classes of its own."""
 _NEEDED = (TicketWatch.gateway_sends, GrantWatch.applied, GrantWatch.tokens)

@@ -1,6 +1,6 @@
-"""Deliberate defects of tickets, of connections between engines, and of grants of pages; see `mutations.py`.
+"""Deliberate defects of passes, of connections between engines, and of grants of pages; see `mutations.py`.
 
-The rules `ticket`, `link` and `grant` were made for these: honest parties get the same with and without them.
+The rules `pass`, `link` and `grant` were made for these: honest parties get the same with and without them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from baton.protocol.commands import Grant
 from baton.transfer.grants import GrantBook
 from tests.simulation.mutations import Patch, mutation
 
-# -- tickets
+# -- passes
 
 
-@mutation("D does not look at the ticket", "ticket", scenario="strangers")
-def ticket_unchecked(patch: Patch) -> None:
+@mutation("D does not look at the pass", "pass", scenario="strangers")
+def pass_unchecked(patch: Patch) -> None:
     patch.setattr(engine_reservation, "compare_digest", lambda one, other: True)
 
 
-@mutation("a ticket is not bound to the engine that it names", "ticket", scenario="strangers")
-def ticket_of_another_engine(patch: Patch) -> None:
+@mutation("a pass is not bound to the engine that it names", "pass", scenario="strangers")
+def pass_of_another_engine(patch: Patch) -> None:
     plan_pass = engine_reservation.plan_pass
 
     def wrong(key, gateway, request, prefiller):
@@ -36,30 +36,30 @@ def ticket_of_another_engine(patch: Patch) -> None:
         patch.setattr(module, "plan_pass", wrong)
 
 
-@mutation("a ticket is not bound to its request", "ticket", scenario="strangers")
-def ticket_of_another_request(patch: Patch) -> None:
+@mutation("a pass is not bound to its request", "pass", scenario="strangers")
+def pass_of_another_request(patch: Patch) -> None:
     plan_pass = engine_reservation.plan_pass
     check = engine_reservation.Checker.check
 
     def wrong(self, peer, message, mine, now):
         for request in (message.request, message.request + 1):
-            if plan_pass(self._key, message.gateway, request, peer) == message.ticket:
+            if plan_pass(self._key, message.gateway, request, peer) == message.plan_pass:
                 right = plan_pass(self._key, message.gateway, message.request, peer)
-                message = msgspec.structs.replace(message, ticket=right)
+                message = msgspec.structs.replace(message, plan_pass=right)
         return check(self, peer, message, mine, now)
 
     patch.setattr(engine_reservation.Checker, "check", wrong)
 
 
-@mutation("P shows the ticket of the plan before", "ticket", scenario="strangers")
-def ticket_of_the_plan_before(patch: Patch) -> None:
+@mutation("P shows the pass of the plan before", "pass", scenario="strangers")
+def pass_of_the_plan_before(patch: Patch) -> None:
     begin = Attempts.begin
     before: dict[tuple[int, str], bytes] = {}
 
     def wrong(self, departure, target, source, now):
-        shown = before.get((id(self), target.incarnation), target.ticket)
-        before[id(self), target.incarnation] = target.ticket
-        return begin(self, departure, msgspec.structs.replace(target, ticket=shown), source, now)
+        shown = before.get((id(self), target.incarnation), target.plan_pass)
+        before[id(self), target.incarnation] = target.plan_pass
+        return begin(self, departure, msgspec.structs.replace(target, plan_pass=shown), source, now)
 
     patch.setattr(Attempts, "begin", wrong)
 

@@ -130,7 +130,7 @@ class Reserve(msgspec.Struct, tag="reserve", array_like=True, frozen=True):
     lease_s: float
     """P's lease, the same for each page; D uses this duration."""
     flow: Flow = EVERYBODY
-    ticket: bytes = b""
+    plan_pass: bytes = b""
     """Shows that the gateway named P in the plan of this request (`passes.plan_pass`)."""
     grant: bytes = b""
     """With which D can fetch the pages that will be named, from P's page servers (`commands.Grant`)."""

@@ -72,7 +72,7 @@ class Target(msgspec.Struct, array_like=True, frozen=True):
     """Of its peer socket."""
     key: bytes = b""
     """With which connections between the two of them are proven (`passes.pair_key`)."""
-    ticket: bytes = b""
+    plan_pass: bytes = b""
     """Shows it that a gateway named the sender in the plan of this request (`passes.plan_pass`)."""
 
 

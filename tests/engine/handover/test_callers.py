@@ -113,21 +113,21 @@ def test_a_reserve_is_taken_only_from_the_instance_that_the_gateway_named():
     d = PeerScript()
     key = gateway_key(b"")
     honest = reserve()
-    for ticket in (
+    for proof in (
         b"x",
         plan_pass(key, "gate", honest.request, "other"),
         plan_pass(key, "gate", honest.request + 1, "p"),
         plan_pass(key, "elsewhere", honest.request, "p"),
         plan_pass(b"a guess", "gate", honest.request, "p"),
     ):
-        d.hear("p", msgspec.structs.replace(honest, ticket=ticket))
+        d.hear("p", msgspec.structs.replace(honest, plan_pass=proof))
         ((to, refused),) = d.take()
         assert (to, type(refused), refused.code) == ("p", Refused, "not_named")
         d.hear("p", Progress(1, 1, 0, pack_int32([40, 41]), 2))
         d.hear("p", Handoff(1, 1, 0, pack_int32([40, 41, 42]), pack_int32([7]), [], 0, 0.0))
         assert {type(message) for _, message in d.take()} == {Cancel}
         assert not d.orders()
-    d.hear("p", msgspec.structs.replace(honest, ticket=plan_pass(key, "gate", honest.request, "p")))
+    d.hear("p", msgspec.structs.replace(honest, plan_pass=plan_pass(key, "gate", honest.request, "p")))
     assert d.take() == [("p", Reserved(1, 1, 0))]
 
 

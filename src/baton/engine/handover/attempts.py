@@ -143,7 +143,7 @@ class Attempts:
                 source=source,
                 lease_s=self._config.lease_s,
                 flow=request.flow,
-                ticket=target.ticket,
+                plan_pass=target.plan_pass,
                 grant=token,
             ),
         )

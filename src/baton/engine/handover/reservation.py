@@ -52,8 +52,8 @@ class Checker:
         outbox = self._outboxes.named(message.gateway)
         if outbox is None:
             raise Refusal("unknown_gateway", f"gateway {message.gateway!r} is not connected here")
-        ticket = plan_pass(self._key, message.gateway, message.request, peer)
-        if not compare_digest(ticket, message.ticket):
+        wanted = plan_pass(self._key, message.gateway, message.request, peer)
+        if not compare_digest(wanted, message.plan_pass):
             what = f"request {message.request} of {message.gateway!r}"
             raise Refusal("not_named", f"no gateway has named {peer} in the plan of {what}")
         if message.request in outbox.requests:

@@ -53,7 +53,7 @@ Of hand-overs (`watches/handover.py`):
 | `credit` | who waits for credit is remembered where it waits, while nothing is on its way; each turn |
 | `promise` | room and places are kept only for who waits, and a credit ends in time; each turn |
 | `stream` | the tokens of one id come from one instance; each `Outputs` |
-| `ticket` | D keeps room for exactly those whom a gateway has named in its plan; each answer |
+| `pass` | D keeps room for exactly those whom a gateway has named in its plan; each answer |
 | `link` | an engine reads exactly what comes on the newest connection of each peer; each message |
 | `grant` | P grants pages of attempts that D has and renews, and they are theirs; each grant, each turn |
 | | page servers serve what was granted and no more; each page |
@@ -135,7 +135,7 @@ class Monitor:
 
     def peer_has_read(self, engine: EngineProcess, peer: str, message: PeerMessage) -> None:
         """After it."""
-        self.strangers.tickets.has_read(engine, peer, message)
+        self.strangers.passes.has_read(engine, peer, message)
         self.order.has_read(engine, peer, message)
         self.room.decided(engine)
 
@@ -181,7 +181,7 @@ class Monitor:
         self.clients.gateway_sends(gateway, to, message)
         self.order.gateway_sends(message)
         self.gateways.sends(gateway, to, message)
-        self.strangers.tickets.gateway_sends(gateway, to, message)
+        self.strangers.passes.gateway_sends(gateway, to, message)
 
     def after_gateway(self, gateway: GatewayProcess) -> None:
         """After each call of the cluster, when all that it wanted sent was sent."""

@@ -104,16 +104,16 @@ def _strange_peer(world: World, fault: Fault, random: Random) -> None:
     number, known = random.randrange(1, 40), world.gateways[0].cluster.name
     source = engine.core._handovers.source if engine.core._handovers else None
     now = engine.local(world.events.now)
-    request, ticket = 1_000_000 + number, b""
+    request, proof = 1_000_000 + number, b""
     plans = [
-        plan for plan in world.monitor.strangers.tickets.plans.items() if plan[0][0] == engine.instance.name
+        plan for plan in world.monitor.strangers.passes.plans.items() if plan[0][0] == engine.instance.name
     ]
     if (
         plans and random.random() < 0.7
     ):  # with the word of a gateway that it gave to another one, or for another
-        (_, known, request, _), ticket = random.choice(plans)
+        (_, known, request, _), proof = random.choice(plans)
         if random.random() < 0.5:
-            ticket = plan_pass(gateway_key(engine.instance.secret), known, request + 1, "x.1")
+            proof = plan_pass(gateway_key(engine.instance.secret), known, request + 1, "x.1")
     if source is None or random.random() < 0.3:
         engine.core.on_peer("x.1", Renew(1.0, [(number, 1)]), now)
     else:
@@ -122,19 +122,19 @@ def _strange_peer(world: World, fault: Fault, random: Random) -> None:
             1,
             endpoint="sim://nobody",
             gateway=random.choice((known, known, known, "nobody"))
-            if ticket
+            if proof
             else random.choice((known, "nobody")),
             request=request,
             name="stranger",
-            prompt=random.choice((b"\1\0\0\0" * random.randrange(1, 30), ticket and b"\1\0\0\0")),
+            prompt=random.choice((b"\1\0\0\0" * random.randrange(1, 30), proof and b"\1\0\0\0")),
             generated=b"",
             sampling=Sampling(seed=1),
             stopping=Stopping(3),
             priority=0,
             cache_salt="",
             source=source,
-            lease_s=random.choice((0.3, 0.3 if ticket else 0.0)),
-            ticket=ticket,
+            lease_s=random.choice((0.3, 0.3 if proof else 0.0)),
+            plan_pass=proof,
         )
         world.monitor.peer_reads(engine, "x.1", reserve, now)
         engine.core.on_peer("x.1", reserve, now)

@@ -34,15 +34,15 @@ PlanKey = tuple[str, str, int, str]
 """(D's incarnation, the gateway's name, its id of the request, P's incarnation)."""
 
 
-class TicketWatch:
-    """The rule `ticket`."""
+class PassWatch:
+    """The rule `pass`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._asked: dict[tuple[str, str, int, int], tuple[str, int]] = {}
         """(D, P, id, attempt) → gateway and its id of the request."""
         self.plans: dict[PlanKey, bytes] = {}
-        """With the ticket that the gateway made."""
+        """With the pass that the gateway made."""
 
     def gateway_sends(self, gateway: GatewayProcess, to: str, message: ToEngine) -> None:
         connection = gateway.connections.get(to)
@@ -50,7 +50,7 @@ class TicketWatch:
             return
         prefiller = connection.engine.instance.name
         for target in message.decoders:
-            self.plans[target.incarnation, gateway.cluster.name, message.id, prefiller] = target.ticket
+            self.plans[target.incarnation, gateway.cluster.name, message.id, prefiller] = target.plan_pass
 
     def reads(self, engine: EngineProcess, peer: str, message: PeerMessage) -> None:
         if isinstance(message, Reserve):
@@ -67,7 +67,7 @@ class TicketWatch:
             return
         if (name, message.gateway, message.request, peer) not in self.plans:
             raise Violation(
-                "ticket",
+                "pass",
                 f"{name} keeps {'room' if reserved else 'a place in line'} for request {message.request} of "
                 f"{message.gateway!r} and {peer}, which is in no plan of it",
             )
@@ -80,7 +80,7 @@ class TicketWatch:
         gateway, request = self._asked.get((name, to, message.id, message.attempt), ("", 0))
         if (name, gateway, request, to) in self.plans:
             raise Violation(
-                "ticket",
+                "pass",
                 f"{name} refuses {to} request {request} of {gateway!r}, which has named it in its plan",
             )
 
@@ -255,13 +255,13 @@ class StrangerWatch:
     """All three."""
 
     def __init__(self, world: World) -> None:
-        self.tickets = TicketWatch(world)
+        self.passes = PassWatch(world)
         self.links = LinkWatch(world)
         self.grants = GrantWatch(world)
 
     def reads(self, engine: EngineProcess, peer: str, message: PeerMessage) -> None:
-        self.tickets.reads(engine, peer, message)
+        self.passes.reads(engine, peer, message)
         self.grants.reads(engine, peer, message)
 
     def sends(self, engine: EngineProcess, to: Target, message: PeerMessage) -> None:
-        self.tickets.sends(engine, to.incarnation, message)
+        self.passes.sends(engine, to.incarnation, message)
