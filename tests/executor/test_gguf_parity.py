@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from baton.executor.torch_executor import TorchExecutor
+from baton.launch.instances.image_server import image_server
+from baton.model import loader
 from baton.model.checkpoint.config import ModelConfig
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import ALL, check, config_for, prompt_of
@@ -96,3 +98,23 @@ def test_a_mixed_file_as_people_have_them(tmp_path: Path) -> None:
     error = found - logits[39:-1]
     assert float(error.square().mean().sqrt()) < 0.05 * float(logits.std())
     executor.close()
+
+
+def test_a_file_is_read_once_for_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image has the embedding in groups, the head, and what was rounded."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    path, _ = make(tmp_path, "llama2", lambda name: "Q6_K" if name == "output.weight" else "Q4_0", **sizes)
+    with image_server() as server:
+        config = config_for(path, weight_images=server, dtype="bfloat16")
+        first = TorchExecutor.from_config(config, 0, "")
+        monkeypatch.setattr(loader, "open_source", lambda *_: pytest.fail("the file was read again"))
+        second = TorchExecutor.from_config(config, 0, "")
+        assert "1 weights (lm_head) rounded by 0.3" in first.info.detail
+        assert "1 weights (lm_head) rounded by 0.3" in second.info.detail
+        tokens = []
+        for executor in (first, second):
+            driver = Driver(executor)
+            tokens.append(driver.add(prompt_of(20), 12))
+            driver.run()
+            executor.close()
+        assert tokens[0].tokens == tokens[1].tokens
