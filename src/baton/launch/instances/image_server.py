@@ -24,7 +24,8 @@ from baton.protocol.images import MOST_BYTES, Ask, Fill, FromWorker, Map
 log = logging.getLogger(__name__)
 
 _MOST_WORKERS = 4096
-_SEALED = fcntl.F_SEAL_WRITE
+_SEALED = 8
+"""F_SEAL_WRITE, which only Linux has."""
 
 
 class ImageServer:

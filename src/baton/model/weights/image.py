@@ -19,7 +19,6 @@ import struct
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import msgspec
 import torch
@@ -34,7 +33,8 @@ _HEADER = struct.Struct("<16sQQQ32s")
 """Magic, bytes of the file, where the table begins, its bytes, its SHA-256."""
 _FIRST = 4096
 _ALIGNED = 256
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_SEALS = 8 | 4 | 2 | 1
+"""F_SEAL_WRITE, _GROW, _SHRINK and _SEAL of Linux; on other systems `fcntl` has no such names."""
 _CHECKED_AT_ONCE = 64 << 20
 
 
@@ -198,13 +198,6 @@ class ImageReader:
             ]
         if damaged:
             raise ImageError(f"tensor {damaged[0]!r} is damaged (its checksum is another one)")
-
-
-def is_sealed(fd: int) -> bool:
-    """Whether it is a memfd that nobody can change any more."""
-    with suppress(OSError):
-        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
-    return False
 
 
 def _name_of(dtype: torch.dtype) -> str:
