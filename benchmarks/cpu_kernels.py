@@ -5,7 +5,8 @@
 
 * attention: decode over the paged pool in GB/s of keys and values read, beside what a plain read of memory
   gives; prefill of a chunk in GFLOP/s (4 * head_dim for each pair of query and visible key), beside PyTorch's
-  matrix product.  Builds: each instruction set of the C++ library, numba, and plain PyTorch.
+  matrix product.  Builds: each instruction set of the C++ library, numba, and plain PyTorch; each with keys
+  and values in bf16 and in eight bits ("kv int8"), whose speed beside bf16's is the last column.
 * products: those of a layer of ERNIE-4.5-0.3B's shape, weights cold, and its output head, beside the larger
   of two limits: the bytes of the weights at the rate of a plain read, and the operations at the rate that
   the kernel of this kind (of int8, for weights in groups) reaches with 1,024 rows and a weight that stays in
@@ -20,10 +21,11 @@ other work, `--cpu-time` gives the CPU time of one thread instead.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -50,6 +52,8 @@ from baton.protocol.sampling import Sampling, Stopping
 SHAPES = {"ernie-0.3b": (16, 2, 128), "qwen3-0.6b": (16, 8, 128)}
 """Query heads, KV heads, head_dim."""
 LIMIT = "limit"
+KV_INT8 = " kv int8"
+"""Behind a build's name."""
 
 Work = Callable[[], object]
 Clock = Callable[[], float]
@@ -112,17 +116,18 @@ def backends(shape: AttentionShape, builds: list[str]) -> dict[str, AttentionBac
 
 def attention_case(
     model: str, block_size: int, starts: list[int], counts: list[int], options: Options
-) -> tuple[dict[str, list[float]], float, float]:
-    """(seconds of each build, a layer, and of the limit; bytes of KV read, floating-point operations)"""
+) -> tuple[dict[str, list[float]], dict[str, float], float]:
+    """(seconds of each build, a layer, and of the limit; bytes of KV that each reads; operations)"""
     heads, kv_heads, dim = SHAPES[model]
     dtype = torch.bfloat16
     ends = np.add(starts, counts)
-    read = float(ends.sum()) * 2 * kv_heads * dim * dtype.itemsize
+    heads_read = float(ends.sum()) * 2 * kv_heads
     pairs = sum((start + 1 + start + count) * count / 2 for start, count in zip(starts, counts, strict=True))
     # Decode: as many layers, one after the other, as it takes to find none of them in a cache.
-    layers = min(64, 1 + int(128e6 / read)) if counts[0] == 1 else 1
+    layers = min(64, 1 + int(128e6 / (heads_read * dim))) if counts[0] == 1 else 1
+    device = torch.device("cpu")
     shape = AttentionShape(
-        layers, heads, kv_heads, dim, block_size, dim**-0.5, frozenset({None}), dtype, torch.device("cpu")
+        layers, heads, kv_heads, dim, block_size, dim**-0.5, frozenset({None}), dtype, device
     )
     blocks = -(-ends // block_size)
     tables = np.zeros((len(starts), int(blocks.max())), np.int32)
@@ -131,17 +136,31 @@ def attention_case(
         tables[row, : blocks[row]] = order[begin : begin + blocks[row]]
     decodes = sum(count == 1 for count in counts)
     step = AttentionStep(np.array(starts, np.int32), np.array(counts, np.int32), tables, decodes)
-    pool = torch.empty(len(order), layers, 2, kv_heads, block_size * dim, dtype=dtype).normal_()
     queries = torch.randn(sum(counts), heads, dim).to(dtype)
     works: dict[str, Work] = {}
-    for name, backend in backends(shape, options.builds).items():
-        backend.bind(pool.view(*pool.shape[:4], *backend.tile_shape))
-        works[name] = _all_layers(backend, queries, backend.prepare(step), layers)
+    read: dict[str, float] = {}
+    for kind, sizes in (("", shape), (KV_INT8, replace(shape, kv_int8=True))):
+        pool: torch.Tensor | None = None
+        for name, backend in backends(sizes, options.builds).items():
+            size = (len(order), layers, 2, kv_heads, *backend.tile_shape)
+            pool = filled(size, backend.pool_dtype, dim) if pool is None else pool
+            backend.bind(pool.view(size))
+            works[name + kind] = _all_layers(backend, queries, backend.prepare(step), layers)
+            read[name + kind] = heads_read * (dim + 4 if kind else dim * dtype.itemsize)
     limit, _ = read_limit() if decodes == len(counts) else product_limit(dtype)
     times = rounds(works | {LIMIT: limit}, options.rounds, options.clock)
     for name in works:
         times[name] = [seconds / layers for seconds in times[name]]
     return times, read, 4.0 * dim * heads * pairs
+
+
+def filled(size: tuple[int, ...], dtype: torch.dtype, dim: int) -> torch.Tensor:
+    """A pool of random numbers; of bytes every float32 is a scale of about 1/127."""
+    if dtype != torch.uint8:
+        return torch.empty(size, dtype=dtype).normal_()
+    pool = torch.randint(0x3C00, 0x3C20, (math.prod(size) // 4,), dtype=torch.int32).mul_(1 << 16)
+    pool += torch.randint(1 << 16, pool.shape, dtype=torch.int32)
+    return pool.view(torch.uint8).view(size)
 
 
 def _all_layers(backend: AttentionBackend, queries: torch.Tensor, plan: Any, layers: int) -> Work:
@@ -156,29 +175,35 @@ def attention(options: Options) -> list[dict[str, Any]]:
     """Decode and prefill of both shapes."""
     results = []
     read_bytes, product_work = read_limit(1)[1] * 512, product_limit(torch.bfloat16)[1]
-    decode = Table("attention, decode: GB/s of KV", ["case", "build", "us", "GB/s", "limit", "of limit"])
-    prefill = Table("attention, prefill: GFLOP/s", ["case", "build", "us", "GFLOP/s", "limit", "of limit"])
-    cases = [(64, [1023] * 64, [1] * 64), (64, [1023] * 16, [1] * 16), (64, [0], [2048])]
+    decode = Table(
+        "attention, decode: GB/s of KV", ["case", "build", "us", "GB/s", "limit", "of limit", "of bf16"]
+    )
+    prefill = Table(
+        "attention, prefill: GFLOP/s", ["case", "build", "us", "GFLOP/s", "limit", "of limit", "of bf16"]
+    )
+    cases = [(64, [1023] * 64, [1] * 64), (64, [2047] * 16, [1] * 16), (64, [0], [2048])]
     if not options.quick:
-        cases += [(64, [1023], [1]), (64, [127] * 64, [1] * 64)]
-        cases += [(size, [1023] * 16, [1] * 16) for size in (32, 16)]
+        cases += [(64, [1023], [1]), (64, [2047], [1]), (64, [127] * 64, [1] * 64)]
+        cases += [(size, [1023] * 16, [1] * 16) for size in (64, 32, 16)]
         cases += [(64, [0], [512]), (64, [1536], [512])]
     for model in SHAPES:
         for block_size, starts, counts in cases:
             times, read, work = attention_case(model, block_size, starts, counts, options)
             is_decode = counts[0] == 1
-            amount, full = (read, read_bytes) if is_decode else (work, product_work)
             name = f"{model} {len(starts)} x {starts[0]}+{counts[0]}, blocks of {block_size}"
             for build, seconds in times.items():
                 if build == LIMIT:
                     continue
+                amount, full = (read[build], read_bytes) if is_decode else (work, product_work)
                 rate = amount / statistics.median(seconds)
                 limit = full / statistics.median(times[LIMIT])
                 ratio = statistics.median(
                     (amount / mine) / (full / best) for mine, best in zip(seconds, times[LIMIT], strict=True)
                 )
                 row = [f"{statistics.median(seconds) * 1e6:.0f}", f"{rate / 1e9:.1f}", f"{limit / 1e9:.1f}"]
-                (decode if is_decode else prefill).row(name, build, *row, f"{ratio:.2f}")
+                plain = times[build.removesuffix(KV_INT8)]
+                faster = statistics.median(one / mine for mine, one in zip(seconds, plain, strict=True))
+                (decode if is_decode else prefill).row(name, build, *row, f"{ratio:.2f}", f"{faster:.2f}")
                 results.append(
                     {
                         "case": name,
@@ -187,6 +212,7 @@ def attention(options: Options) -> list[dict[str, Any]]:
                         "rate": rate,
                         "limit": limit,
                         "of_limit": ratio,
+                        "of_bf16": faster,
                     }
                 )
     decode.print()

@@ -36,10 +36,10 @@ def play(executor) -> dict:
 
 def main() -> None:
     """One rank, in a process of its own."""
-    directory, rendezvous, rank, size, timeout = sys.argv[1:]
+    directory, rendezvous, rank, size, timeout, kv = sys.argv[1:]
     config = config_for(
         Path(directory), tensor_parallel_size=int(size), step_timeout_s=float(timeout), num_blocks=None,
-        kv_cache_memory_bytes=(8 << 20) + int(rank),
+        kv_cache_memory_bytes=(8 << 20) + int(rank), kv_cache_dtype=kv or None,
     )  # fmt: skip
     executor = create_executor(config, int(rank), rendezvous)
     result = play(executor)
@@ -48,22 +48,27 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def start(directory: Path, meet: Path, rank: int, size: int, timeout: float = 60) -> subprocess.Popen[str]:
+def start(
+    directory: Path, meet: Path, rank: int, size: int, timeout: float = 60, kv: str = ""
+) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.executor.test_torch_parallel"]
-    arguments = [str(directory), str(meet), str(rank), str(size), str(timeout)]
+    arguments = [str(directory), str(meet), str(rank), str(size), str(timeout), kv]
     return subprocess.Popen(
         command + arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
 # Two KV heads on two and four ranks: one each, then one shared by two; biases; an odd vocabulary.
-@pytest.mark.parametrize(("variant", "size"), [("qwen2", 2), ("qwen3", 4), ("llama-biased-linear", 2)])
-def test_ranks_together_give_the_tokens_of_one(variant: str, size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "size", "kv"),
+    [("qwen2", 2, ""), ("qwen3", 4, ""), ("llama-biased-linear", 2, ""), ("qwen3", 2, "int8")],
+)
+def test_ranks_together_give_the_tokens_of_one(variant: str, size: int, kv: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, variant)
-    alone = create_executor(config_for(tmp_path), 0, "")
+    alone = create_executor(config_for(tmp_path, kv_cache_dtype=kv or None), 0, "")
     expected = play(alone)
     alone.close()
-    ranks = [start(tmp_path, tmp_path / "meet", rank, size) for rank in range(size)]
+    ranks = [start(tmp_path, tmp_path / "meet", rank, size, kv=kv) for rank in range(size)]
     found = []
     try:
         for process in ranks:

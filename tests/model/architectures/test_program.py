@@ -20,6 +20,7 @@ from tests.model.checkpoints import VARIANTS, VOCAB, make_checkpoint
 
 BLOCK = 16
 FORMS = (("float32", None), ("bfloat16", None), ("bfloat16", "int8"), ("float32", "int8"))
+KV_INT8 = "kv int8"
 NEEDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 pytestmark = pytest.mark.skipif(not serves(native(), torch.float32), reason="no native products here")
@@ -49,10 +50,18 @@ STEPS = (
 
 
 def make(directory: Path, dtype: str, quantization: str | None) -> TorchExecutor:
+    kv_int8 = quantization == KV_INT8
+    quantization = None if kv_int8 else quantization
     if not serves(native(), NEEDS[quantization or dtype]):
         pytest.skip(f"no native products of {quantization or dtype} here")
     config = config_for(
-        directory, dtype=dtype, quantization=quantization, block_size=BLOCK, num_blocks=40, num_threads=2
+        directory,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype="int8" if kv_int8 else None,
+        block_size=BLOCK,
+        num_blocks=40,
+        num_threads=2,
     )
     return TorchExecutor.from_config(config, 0, "")
 
@@ -95,8 +104,8 @@ def check_same(executor: TorchExecutor) -> None:
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_one_call_gives_what_the_modules_give(variant: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, variant)
-    for dtype, quantization in FORMS:
-        if serves(native(), NEEDS[quantization or dtype]):
+    for dtype, quantization in (*FORMS, ("bfloat16", KV_INT8), ("float32", KV_INT8)):
+        if serves(native(), NEEDS[dtype if quantization in (None, KV_INT8) else quantization]):
             executor = make(tmp_path, dtype, quantization)
             check_same(executor)
             executor.close()

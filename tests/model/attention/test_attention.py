@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.model.attention import torch_backend, torch_pieces
 from baton.model.attention.base import AttentionShape, AttentionStep
-from baton.model.attention.kv_int8 import quantize
+from baton.model.attention.kv_int8 import rounded
 from baton.model.attention.torch_backend import TorchAttention, _groups
 from baton.model.attention.torch_pieces import TorchPieces
 
@@ -27,11 +27,6 @@ def direct(queries, keys, values, start, window, heads_per_kv):
         hidden |= distance >= window
     weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return torch.einsum("hqk,khd->qhd", weights, values.double()).flatten(1).float()
-
-
-def dequantized(heads):
-    integers, scales = quantize(heads)
-    return integers * scales
 
 
 rows_strategy = st.lists(
@@ -117,12 +112,12 @@ def test_matches_a_direct_computation(
                 plan = backend.prepare(AttentionStep(starts, counts, tables, num_decodes))
                 new = [[part[start:] for part in contexts[row]] for row, (start, _) in enumerate(rows)]
                 backend.write_kv(layer, torch.cat([k for k, _ in new]), torch.cat([v for _, v in new]), plan)
-                kept = dequantized if kv_int8 else lambda heads: heads
+                kept = rounded if kv_int8 else lambda heads: heads
                 queries = torch.randn(int(counts.sum()), kv_heads * heads_per_kv, HEAD_DIM)
                 found = backend.attend(layer, queries, wanted, plan)
                 expected = torch.cat(
                     [
-                        direct(part, *map(kept, contexts[row]), rows[row][0], wanted, heads_per_kv)
+                        direct(kept(part), *map(kept, contexts[row]), rows[row][0], wanted, heads_per_kv)
                         for row, part in enumerate(queries.split(counts.tolist()))
                     ]
                 )

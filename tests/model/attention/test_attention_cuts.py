@@ -88,8 +88,6 @@ def some_case(chance: random.Random, dtype: torch.dtype, kv_int8: bool) -> Case:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", list(BACKENDS))
 def test_a_position_does_not_depend_on_the_cuts(name: str, dtype: torch.dtype, kv_int8: bool) -> None:
-    if kv_int8 and name != "torch":
-        pytest.skip("has no such kernels yet")
     chance = random.Random(5)
     torch.manual_seed(5)
     odd = Case((), 8 if kv_int8 else 6, 1, 1, 4, 5, dtype, kv_int8)  # smaller than a vector, blocks and heads

@@ -13,6 +13,7 @@ import torch
 
 from baton.model.attention.base import AttentionShape, AttentionStep
 from baton.model.attention.cpu_backend import CpuAttention, kernel_shape
+from baton.model.attention.kv_int8 import quantize
 from baton.model.cpu.kernels import HeadNorms
 from baton.model.cpu.numba.kernels import NumbaKernels
 from baton.model.layers.rotary import rotate
@@ -44,6 +45,26 @@ MIXED = ((0, 1), (63, 1), (700, 1), (0, 37), (130, 21))
 )
 def test_odd_shapes(dtype, head_dim, kv_heads, heads_per_kv, block_size, window) -> None:
     check(make, Case(MIXED, head_dim, kv_heads, heads_per_kv, block_size, window, dtype))
+    if head_dim % 4 == 0 and block_size % 4 == 0:
+        check(make, Case(MIXED, head_dim, kv_heads, heads_per_kv, block_size, window, dtype, True))
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_tiles_in_eight_bits_are_those_of_every_backend(dtype) -> None:
+    """Instances with other kernels read them.  A query of zeros sees all alike."""
+    case = Case(((0, 1), (5, 1), (0, 30)), 24, 2, 2, 8, None, dtype, True)
+    backend = make(case.shape())
+    loaded = load(backend, case)
+    loaded.queries[:, 1] = 0
+    found = run(backend, loaded)
+    torch.testing.assert_close(found.double(), loaded.expected(), atol=case.tolerance, rtol=case.tolerance)
+    tiles = loaded.pool[int(loaded.step.block_tables[2, 1]), LAYER, :, 1]
+    keys = tiles[0, :192].view(6, 8, 4).transpose(0, 1).reshape(8, 24).short() - 128
+    values = tiles[1, :192].view(torch.int8).view(2, 24, 4).transpose(1, 2).reshape(8, 24)
+    for integers, heads, tile in ((keys, loaded.keys, tiles[0]), (values, loaded.values, tiles[1])):
+        expected, scales = quantize(heads[2][8:16, 1])
+        assert torch.equal(integers.short(), expected.short())
+        assert torch.equal(tile[192:].view(torch.float32), scales[:, 0])
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])

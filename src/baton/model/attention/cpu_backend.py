@@ -1,9 +1,10 @@
 """Paged attention on a CPU, by kernels that read the pool's tiles where they lie.
 
-Theory.  A tile is laid out for the kernels (`model.cpu.kernels`): pairs of bfloat16 adjacent, or float32 with
-the lanes of a vector adjacent.  `prepare` makes the arrays that say what to do, in numpy and without a loop
-over rows: *runs* of tokens to write, and *items* to read, one for each tile of queries: up to 32 rows
-(positions * query heads of a KV head), so a tile is one position of a decode row or a few of a prefill chunk.
+Theory.  A tile is laid out for the kernels (`model.cpu.kernels`): four bytes or pairs of bfloat16 adjacent,
+or float32 with the lanes of a vector adjacent.  `prepare` makes the arrays that say what to do, in numpy and
+without a loop over rows: *runs* of tokens to write, and *items* to read, one for each tile of queries: up to
+32 rows (positions * query heads of a KV head), so a tile is one position of a decode row or a few of a
+prefill chunk.
 
 Every context is computed in pieces that begin at fixed positions (`model.cpu.kernels`).  A row that has a
 single tile (a decode row) would keep one thread busy for long if its context is long: its pieces are items of
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from baton.model.attention import kv_int8
 from baton.model.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from baton.model.cpu.kernels import (
     ITEM_COLUMNS,
@@ -44,24 +46,31 @@ class CpuPlan:
 
 def supported(shape: AttentionShape) -> bool:
     """Whether the kernels serve these sizes."""
-    if shape.kv_int8:
-        return False
     if shape.device.type != "cpu" or shape.head_dim % 2 or shape.head_dim > 256 or shape.block_size > 128:
         return False
-    return shape.dtype == torch.float32 or (shape.dtype == torch.bfloat16 and shape.block_size % 2 == 0)
+    if shape.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if shape.kv_int8:
+        return shape.block_size % 4 == 0 and shape.head_dim % 4 == 0
+    return shape.dtype == torch.float32 or shape.block_size % 2 == 0
 
 
 def kernel_shape(shape: AttentionShape) -> KernelShape:
-    tile = shape.block_size * shape.head_dim
     return KernelShape(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         block_size=shape.block_size,
         bfloat16=shape.dtype == torch.bfloat16,
-        block_stride=shape.num_layers * 2 * shape.num_kv_heads * tile,
+        block_stride=shape.num_layers * 2 * shape.num_kv_heads * _tile_elements(shape),
         scale=shape.scale,
+        kv_int8=shape.kv_int8,
     )
+
+
+def _tile_elements(shape: AttentionShape) -> int:
+    scale = kv_int8.SCALE_BYTES if shape.kv_int8 else 0
+    return shape.block_size * (shape.head_dim + scale)
 
 
 class CpuAttention(AttentionBackend):
@@ -81,11 +90,13 @@ class CpuAttention(AttentionBackend):
     @property
     def tile_name(self) -> str:
         layout = "pairs:bfloat16" if self.shape.dtype == torch.bfloat16 else "lanes:float32"
+        if self.shape.kv_int8:
+            layout = "quads:int8"
         return f"{layout}:{self.shape.block_size}x{self.shape.head_dim}"
 
     @property
     def tile_shape(self) -> tuple[int, ...]:
-        return (self.shape.block_size * self.shape.head_dim,)
+        return (_tile_elements(self.shape),)
 
     def bind(self, pool: Tensor) -> None:
         self.pool = pool

@@ -4,7 +4,8 @@ Theory.  What one KV head keeps of one position (its key, and apart from it its 
 x.  With the largest magnitude a of them, the scale is s = a / 127 and what is kept are the integers
 q = round(x * (127 / a)), ties to even, in -127 … 127; readers take s * q.  A position is quantized once, when
 it is written, and each reader, the queries of the same chunk too, sees what is kept.  So a token's result
-depends neither on its batch nor on how its prompt was cut.
+depends neither on its batch nor on how its prompt was cut.  Queries are quantized likewise when they are read
+with, so that kernels multiply integers.
 
 A scale is float32.  It is 0, and so are the integers, where a is at most 2^-100; it is NaN where x holds NaN
 or infinity, so that such a number is in all that reads it.
@@ -30,6 +31,12 @@ def quantize(heads: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.where(there, largest / LARGEST, 0.0).masked_fill_(broken, float("nan"))
     integers = torch.where(broken, 0.0, exact * factors)
     return integers.round_().clamp_(-LARGEST, LARGEST).to(torch.int8), scales
+
+
+def rounded(heads: Tensor) -> Tensor:
+    """[…, head_dim] as readers see them: quantized and back, float32."""
+    integers, scales = quantize(heads)
+    return integers * scales
 
 
 def row_bytes(head_dim: int) -> int:

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.model.attention.base import AttentionShape, AttentionStep
+from baton.model.attention.kv_int8 import rounded
 from baton.model.attention.torch_tiles import Int64Array, TorchTiles, Writes, rows_of
 
 _GATHER_BYTES = 32 << 20
@@ -175,6 +176,8 @@ class TorchAttention(TorchTiles):
 
     def attend(self, layer: int, queries: Tensor, window: int | None, plan: TorchPlan) -> Tensor:
         reads = plan.reads[window]
+        if self.shape.kv_int8:
+            queries = rounded(queries).to(queries.dtype)
         if len(reads.decodes) == 1 and not reads.prefills:
             return self._attend_decodes(layer, queries, reads.decodes[0])
         out = torch.empty(

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.model.attention.base import AttentionShape, AttentionStep
+from baton.model.attention.kv_int8 import rounded
 from baton.model.attention.torch_tiles import Int64Array, TorchTiles, Writes, rows_of
 from baton.model.ops.fused import Activations
 from baton.model.ops.steady import Sizes, find_sizes
@@ -185,7 +186,8 @@ class TorchPieces(TorchTiles):
         kv_heads, group, dim = self.shape.num_kv_heads, self._heads_per_kv, self.shape.head_dim
         used, rows = batch.count * group, self._rows(batch.count)
         grouped = queries.view(batch.size, batch.count, kv_heads, group, dim).transpose(1, 2)
-        scaled = grouped.reshape(batch.size, kv_heads, used, dim).float() * self.shape.scale
+        exact = grouped.reshape(batch.size, kv_heads, used, dim).float()
+        scaled = (rounded(exact) if self.shape.kv_int8 else exact) * self.shape.scale
         if rows > used:
             scaled = F.pad(scaled, (0, 0, 0, rows - used))
         sums = torch.zeros(batch.size, kv_heads, rows, self._width)

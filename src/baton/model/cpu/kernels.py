@@ -5,9 +5,11 @@ hands the kernels these arrays, the address of the layer in the pool, and the te
 
 * the pool is `[block, layer, K/V, kv_head, tile]`; `layer` is the address of the layer's first K tile in
   block 0; the tile of (block b, K/V v, KV head h) begins
-  `b * block_stride + (v * num_kv_heads + h) * block_size * head_dim` elements further;
+  `b * block_stride + (v * num_kv_heads + h) * (elements of a tile)` elements further;
 * a tile of bfloat16 has pairs adjacent: K `[head_dim / 2, block_size, 2]`, V `[block_size / 2, head_dim, 2]`;
-  a tile of float32: K `[head_dim, block_size]`, V `[block_size, head_dim]`.
+  a tile of float32: K `[head_dim, block_size]`, V `[block_size, head_dim]`; a tile in eight bits has four
+  adjacent, K `[head_dim / 4, block_size, 4]` of 128 + q, V `[block_size / 4, head_dim, 4]` of q, and behind
+  them a float32 scale for each position (`model.attention.kv_int8`).
 
 What lies past a request's last position, and blocks that the window hides wholly, may hold anything and must
 not matter, NaN included.
@@ -55,15 +57,17 @@ class KernelShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Even, at most 256."""
+    """Even, at most 256; a multiple of 4 with `kv_int8`."""
     block_size: int
-    """At most 128; even for bfloat16."""
+    """At most 128; even for bfloat16; a multiple of 4 with `kv_int8`."""
     bfloat16: bool
-    """Else float32."""
+    """Queries, keys and values, and the pool unless `kv_int8`; else float32."""
     block_stride: int
-    """Elements from a tile to the same tile of the next block."""
+    """Elements of the pool from a tile to the same tile of the next block."""
     scale: float
     """Of the dot products."""
+    kv_int8: bool
+    """The pool's elements are bytes."""
 
     @property
     def head_chunks(self) -> int:

@@ -23,6 +23,7 @@ class _Geometry(ctypes.Structure):
         ("block_stride", INT),
         ("scale", ctypes.c_double),
         ("piece_blocks", INT),
+        ("kv_int8", INT),
     )
 
 
@@ -41,6 +42,7 @@ class NativeKernels:
             shape.block_stride,
             shape.scale,
             shape.piece_blocks,
+            shape.kv_int8,
         )
         self.geometry_address = ctypes.addressof(self._geometry)
         self._write = library.function("write", POINTER, POINTER, POINTER, INT, POINTER, INT, POINTER, INT)

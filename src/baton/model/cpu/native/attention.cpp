@@ -31,102 +31,10 @@
 // not read, or replaced by zero.
 #include "kernels.h"
 #include "kv_rows.h"
-#include "product.h"
+#include "query_tile.h"
 #include "ranges.h"
 
 namespace {
-
-#if defined(__AVX512BF16__)
-typedef Pairs Products;
-#else
-typedef SplitPairs Products;
-#endif
-
-constexpr float kNothing = -__builtin_inff();
-constexpr float kLog2e = 1.44269504088896f;
-
-template <class M>
-struct Tile {
-    typedef typename M::Element Element;
-    typedef typename M::Operand Operand;
-
-    alignas(64) Operand queries[kRows * M::kQueryStride];
-    alignas(64) float scores[kRows * kScoreStride];
-    alignas(64) float out[kRows * kOutStride];
-    alignas(64) float merged[kRows * kOutStride];  // of the pieces before
-    alignas(64) F sums[kRows];
-    alignas(64) float largest[kRows];
-    alignas(64) float fresh[kRows];
-    alignas(64) float factors[kRows];
-    alignas(64) Element last_pair[kMaxDim * 2];
-
-    // Weights take the place of the row's scores.
-    Operand* weights(int row) { return reinterpret_cast<Operand*>(scores + row * kScoreStride); }
-
-    void start(int row, const Element* from, int64_t dim) {
-        Operand* to = queries + row * M::kQueryStride;
-        if constexpr (sizeof(Element) == sizeof(Operand)) __builtin_memcpy(to, from, dim * sizeof(Operand));
-        else for (int64_t i = 0; i < dim; ++i) to[i] = get(from + i);
-        start_piece(row);
-    }
-    void start_piece(int row) {
-        sums[row] = F{};
-        largest[row] = kNothing;
-    }
-    // A row that fills a register tile up; nobody reads its result.
-    void start_empty(int row, int64_t dim) {
-        __builtin_memset(queries + row * M::kQueryStride, 0, dim * sizeof(Operand));
-        largest[row] = fresh[row] = 0;
-    }
-
-    // Of the row's scores for the tokens [low, high) of the stretch; others in the same vectors are masked.
-    void find_largest(int r, int64_t low, int64_t high, float scale) {
-        float* row = scores + r * kScoreStride;
-        F best = splat(kNothing);
-        for (int64_t i = low / kLanes * kLanes; i < high; i += kLanes) {
-            F found = load(row + i);
-            if (i < low || i + kLanes > high) {
-                I at;
-                for (int lane = 0; lane < kLanes; ++lane) at[lane] = static_cast<int32_t>(i) + lane;
-                found = select((at >= static_cast<int32_t>(low)) & (at < static_cast<int32_t>(high)), found,
-                               splat(kNothing));
-                store(row + i, found);
-            }
-            best = max(best, found);
-        }
-        const float found = reduce_max(best) * scale;
-        fresh[r] = found > largest[r] ? found : largest[r];
-    }
-
-    // A row's result of a piece as it is kept: [O, l, m].
-    float* partial_of(int row, int64_t dim) {
-        float* found = out + row * kOutStride;
-        found[dim] = reduce_add(sums[row]);
-        found[dim + 1] = largest[row];
-        return found;
-    }
-
-    // Scores → weights of tokens [begin, width); zero outside of [low, high).
-    void find_weights(int r, int64_t begin, int64_t low, int64_t high, int64_t width, float scale) {
-        const float* row = scores + r * kScoreStride;
-        Operand* to = weights(r);
-        int64_t i = begin / kLanes * kLanes;
-        if (fresh[r] == kNothing) {  // all masked so far
-            low = high = i;
-            factors[r] = 1;
-        }
-        const F shift = splat(-fresh[r]);
-        F sum = sums[r] * factors[r];
-        for (; i + kLanes <= low; i += kLanes) store(to + i, F{});
-        for (; i < high; i += kLanes) {
-            const F p = exp2_of(load(row + i) * scale + shift);
-            store(to + i, p);
-            sum += p;
-        }
-        for (; i < width; i += kLanes) store(to + i, F{});
-        sums[r] = sum;
-    }
-};
 
 // A row that somebody wants: its place in the tile, and whose it is.
 struct Row {
@@ -153,9 +61,9 @@ __attribute__((noinline)) void merge(float* to, const float* from, int64_t dim) 
 }
 
 // Writes the results of a unit; of a piece, only once all others are there.  `merged`: they are in t.merged.
-template <class M>
-void deliver(const Call& call, const Unit& unit, Tile<M>& t, const Row* row_list, int num_rows, bool merged) {
-    typedef typename M::Element Element;
+template <class Queries>
+void deliver(const Call& call, const Unit& unit, Queries& t, const Row* row_list, int num_rows, bool merged) {
+    typedef typename Queries::Element Element;
     const Geometry& g = *call.g;
     const int64_t dim = g.dim, per_kv = g.num_heads / g.num_kv_heads;
     const auto finish = [&](const Row& row, const float* from) {
@@ -195,9 +103,12 @@ void deliver(const Call& call, const Unit& unit, Tile<M>& t, const Row* row_list
 }
 
 // A unit's own token is not stored yet: its heads are turned and put into their tiles when these are about to be read.
-template <class T>
+template <class Kept>
 class Fresh {
 public:
+    typedef typename Kept::Head T;
+    typedef typename Kept::Cell Cell;
+
     Fresh(const Call& call, const Unit& unit, const Heads<T>& heads) : call_(call), unit_(unit), heads_(heads) {
         for (int h = 0; h < unit.kv_heads; ++h)
             heads.turn_queries(*call.g, unit.item->token, unit.item->position, unit.kv_head + h);
@@ -208,13 +119,13 @@ public:
         const Geometry& g = *call_.g;
         const int64_t offset = item.position - column * g.block;
         for (int head = unit_.kv_head; head < unit_.kv_head + unit_.kv_heads; ++head) {
-            T* tile = tile_of<T>(call_.layer, g, unit_.block(call_, column), head, values);
+            Cell* tile = tile_of<Cell>(call_.layer, g, unit_.block(call_, column), head, values);
             if (values) {
-                put_values(tile, g.dim, offset, heads_.value(g, item.token, head), 0, 1);
+                Kept::values(g, tile, offset, heads_.value(g, item.token, head), 0, 1);
             } else {
                 T key[kMaxDim];
                 heads_.turn_key(g, item.token, item.position, head, key);
-                put_keys(tile, g.block, g.dim, offset, key, 0, 1);
+                Kept::keys(g, tile, offset, key, 0, 1);
             }
         }
     }
@@ -229,21 +140,22 @@ struct Stored {  // everything is
 };
 
 // `following`: what this thread does next, or null.
-template <class M, class New>
+template <class Queries, class New>
 void attend_unit(const Call& call, const Unit& unit, const Unit* following, const New& own) {
-    typedef typename M::Element Element;
+    typedef typename Queries::Element Element;
+    typedef typename Queries::Cell Cell;
     const Geometry& g = *call.g;
     const Item& item = *unit.item;
-    const int64_t dim = g.dim, block = g.block, tile = block * dim;
+    const int64_t dim = g.dim, block = g.block, tile = tile_elements<Cell>(g);
     const int per_kv = static_cast<int>(g.num_heads / g.num_kv_heads);
     const int first_head = unit.chunk * kRows;
     const int heads = per_kv - first_head < kRows ? per_kv - first_head : kRows;
     const int used = item.count * heads, rows = padded(used);
     const float scale = static_cast<float>(g.scale) * kLog2e;
-    Prefetcher<Element> fetcher(call, unit, following);
+    Prefetcher<Cell> fetcher(call, unit, following);
 
     // Row r of the tile is row r % rows of KV head r / rows; rows [used, rows) of each are empty.
-    Tile<M> t;
+    Queries t;
     Row row_list[kRows];
     int num_rows = 0;
     for (int h = 0; h < unit.kv_heads; ++h)
@@ -266,12 +178,11 @@ void attend_unit(const Call& call, const Unit& unit, const Unit* following, cons
         const int64_t begin = lowest > 0 ? lowest : 0, end = (stop - 1) * block + unit.tokens(call, stop - 1) - base;
         for (int64_t column = first; column < stop; ++column) {
             own.store(column, false);
-            const Element* keys = tile_of<Element>(call.layer, g, unit.block(call, column), unit.kv_head, false);
+            Cell* keys = tile_of<Cell>(call.layer, g, unit.block(call, column), unit.kv_head, false);
             const int64_t width = (unit.tokens(call, column) + kLanes - 1) / kLanes * kLanes;
             for (int h = 0; h < unit.kv_heads; ++h)
-                product<M, M::kQueryStride, kScoreStride>(
-                    rows, t.queries + h * rows * M::kQueryStride, keys + h * tile, block, width < block ? width : block,
-                    0, dim / M::kStep, t.scores + h * rows * kScoreStride + column * block - base, nullptr, &fetcher);
+                t.multiply_keys(g, h * rows, rows, keys + h * tile, width < block ? width : block,
+                                column * block - base, &fetcher);
         }
         const auto seen = [&](const Row& row, auto then) {
             const int64_t low = row.position - call.window + 1 - base, high = row.position + 1 - base;
@@ -283,35 +194,27 @@ void attend_unit(const Call& call, const Unit& unit, const Unit* following, cons
             store(t.factors + r, exp2_of(load(t.largest + r) - load(t.fresh + r)));
             store(t.largest + r, load(t.fresh + r));
         }
-        for (int r = 0; r < num_rows; ++r)
-            seen(row_list[r],
-                 [&](int row, int64_t low, int64_t high) { t.find_weights(row, begin, low, high, end, scale); });
         for (int64_t column = first; column < stop; ++column) {
             own.store(column, true);
-            const Element* values = tile_of<Element>(call.layer, g, unit.block(call, column), unit.kv_head, true);
+            Cell* values = tile_of<Cell>(call.layer, g, unit.block(call, column), unit.kv_head, true);
+            const int64_t offset = column * block - base, before = column == first ? begin / kLanes * kLanes : offset;
+            for (int h = 0; h < unit.kv_heads; ++h)
+                t.take_value_scales(g, h, values + h * tile, before, unit.tokens(call, column), offset);
+        }
+        for (int r = 0; r < num_rows; ++r)
+            seen(row_list[r], [&](int row, int64_t low, int64_t high) {
+                t.find_weights(row, row / rows, begin, low, high, end, scale);
+            });
+        for (int64_t column = first; column < stop; ++column) {
+            Cell* values = tile_of<Cell>(call.layer, g, unit.block(call, column), unit.kv_head, true);
             const int64_t offset = column * block - base, tokens = unit.tokens(call, column);
             const int64_t from = begin > offset ? begin - offset : 0;
-            const auto add = [&](int h, const Element* tile_values, int64_t weight, int64_t low, int64_t high) {
-                product<M, M::kWeightStride, kOutStride>(rows, t.weights(h * rows) + weight, tile_values, dim, dim, low,
-                                                         high, t.out + h * rows * kOutStride,
-                                                         fresh ? nullptr : t.factors + h * rows, &fetcher);
-            };
             for (int h = 0; h < unit.kv_heads; ++h)
-                add(h, values + h * tile, offset, from / M::kStep, tokens / M::kStep);
+                t.add_values(g, h * rows, rows, values + h * tile, from, tokens, offset,
+                             fresh ? nullptr : t.factors + h * rows, &fetcher);
             if (column == first)
                 for (int r = 0; r < unit.kv_heads * rows; ++r) t.factors[r] = 1;
             fresh = false;
-            if (tokens % M::kStep == 0) continue;
-            // The last pair has one token: the other counts as zero.
-            const int64_t whole = tokens / M::kStep;
-            for (int h = 0; h < unit.kv_heads; ++h) {
-                const Element* last = values + h * tile + whole * dim * 2;
-                for (int64_t i = 0; i < dim; ++i) {
-                    t.last_pair[i * 2] = last[i * 2];
-                    t.last_pair[i * 2 + 1] = 0;
-                }
-                add(h, t.last_pair, offset + whole * 2, 0, 1);
-            }
         }
         first = stop;
         const bool last = first == item.last_block;
@@ -331,14 +234,14 @@ void attend_unit(const Call& call, const Unit& unit, const Unit* following, cons
 }
 
 // `heads`: of tokens that are not stored yet, or null.
-template <class M>
-void attend(const Call& call, int64_t num_items, const Heads<typename M::Element>* heads) {
+template <class Queries>
+void attend(const Call& call, int64_t num_items, const Heads<typename Queries::Element>* heads) {
     const Units units(call, num_items, baton_num_threads());
     parallel_ranges(units.count, [&](int64_t index, bool more) {
         const Unit unit = units[index], next = units[more ? index + 1 : index];
         const Unit* following = more ? &next : nullptr;
-        if (heads) attend_unit<M>(call, unit, following, Fresh<typename M::Element>(call, unit, *heads));
-        else attend_unit<M>(call, unit, following, Stored{});
+        if (heads) attend_unit<Queries>(call, unit, following, Fresh<typename Queries::Kept>(call, unit, *heads));
+        else attend_unit<Queries>(call, unit, following, Stored{});
     });
 }
 
@@ -362,8 +265,11 @@ BATON_EXPORT(attend)(const Geometry* g, void* layer, const void* queries, int64_
                      float* partials, int32_t* finished) {
     const Call call = {g,      layer,        queries, query_stride, out, static_cast<const Item*>(items),
                        tables, table_stride, window,  partials,     finished};
-    if (!g->is_bf16) attend<Singles>(call, num_items, nullptr);
-    else attend<Products>(call, num_items, nullptr);
+    if (g->kv_int8)
+        g->is_bf16 ? attend<ByteTile<bf16>>(call, num_items, nullptr)
+                   : attend<ByteTile<float>>(call, num_items, nullptr);
+    else
+        g->is_bf16 ? attend<Tile<Products>>(call, num_items, nullptr) : attend<Tile<Singles>>(call, num_items, nullptr);
 }
 
 // `rotate_and_write`, then `attend`, of the same tokens; `out` may be where the queries are.
@@ -379,11 +285,14 @@ BATON_EXPORT(store_and_attend)(const Geometry* g, void* layer, const void* qkv, 
         (g, layer, qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps, runs, num_runs);
         BATON_JOIN(attend, BATON_ISA)
         (g, layer, queries, call.query_stride, out, items, num_items, tables, table_stride, window, partials, finished);
-    } else if (g->is_bf16) {
-        const auto heads = heads_of<bf16>(qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps);
-        attend<Products>(call, num_items, &heads);
-    } else {
-        const auto heads = heads_of<float>(qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps);
-        attend<Singles>(call, num_items, &heads);
+        return;
     }
+    const auto both = [&](auto* tile) {
+        typedef __typeof__(*tile) Queries;
+        const auto heads =
+            heads_of<typename Queries::Element>(qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps);
+        attend<Queries>(call, num_items, &heads);
+    };
+    if (g->kv_int8) g->is_bf16 ? both((ByteTile<bf16>*)nullptr) : both((ByteTile<float>*)nullptr);
+    else g->is_bf16 ? both((Tile<Products>*)nullptr) : both((Tile<Singles>*)nullptr);
 }

@@ -5,7 +5,7 @@
 // once.  In a K tile of bfloat16 a token is a column of pairs: 16 tokens at a time are transposed.  In a V tile two
 // tokens share a row: where only one is new, the other's halves stay.
 #pragma once
-#include "tiles.h"
+#include "int8.h"
 
 namespace {
 
@@ -98,6 +98,80 @@ void put_values(float* tile, int64_t dim, int64_t offset, const float* values, i
     for (int64_t token = 0; token < count; ++token)
         __builtin_memcpy(tile + (offset + token) * dim, values + token * stride, dim * sizeof(float));
 }
+
+// kLanes bytes, in the low ones of kLanes lanes.
+INLINE U widened(const uint8_t* p) {
+    typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+    Bytes bytes;
+    __builtin_memcpy(&bytes, p, sizeof bytes);
+    return __builtin_convertvector(bytes, U);
+}
+
+// Signed bytes [count, dim] → their places in a V tile: up to four tokens at a time, beside what is there.
+INLINE void put_value_bytes(uint8_t* tile, int64_t dim, int64_t offset, const uint8_t* values, int64_t count) {
+    for (int64_t token = 0; token < count;) {
+        const int64_t place = (offset + token) % 4, some = 4 - place < count - token ? 4 - place : count - token;
+        uint8_t* to = tile + (offset + token) / 4 * dim * 4;
+        const uint8_t* from = values + token * dim;
+        const uint32_t kept = ~((some == 4 ? ~0u : (1u << 8 * some) - 1) << 8 * place);
+        int64_t i = 0;
+        for (; i + kLanes <= dim; i += kLanes) {
+            U unit = load_u(to + i * 4) & kept;
+            for (int64_t t = 0; t < some; ++t) unit |= widened(from + t * dim + i) << (uint32_t)(8 * (place + t));
+            __builtin_memcpy(to + i * 4, &unit, sizeof unit);
+        }
+        for (; i < dim; ++i)
+            for (int64_t t = 0; t < some; ++t) to[i * 4 + place + t] = from[t * dim + i];
+        token += some;
+    }
+}
+
+// How the pool keeps heads of type T.
+template <class T>
+struct AsTheyAre {
+    typedef T Head;
+    typedef T Cell;
+    static void keys(const Geometry& g, T* tile, int64_t offset, const T* keys, int64_t stride, int64_t count) {
+        put_keys(tile, g.block, g.dim, offset, keys, stride, count);
+    }
+    static void values(const Geometry& g, T* tile, int64_t offset, const T* values, int64_t stride, int64_t count) {
+        put_values(tile, g.dim, offset, values, stride, count);
+    }
+};
+template <class T>
+struct InBytes {
+    typedef T Head;
+    typedef uint8_t Cell;
+    static void keys(const Geometry& g, uint8_t* tile, int64_t offset, const T* keys, int64_t stride, int64_t count) {
+        some(g, tile, offset, keys, stride, count, 128, [&](int64_t at, const uint8_t* bytes, int64_t tokens) {
+            // Four bytes have the place of a pair.
+            put_keys(reinterpret_cast<bf16*>(tile), g.block, g.dim / 2, at, reinterpret_cast<const bf16*>(bytes),
+                     g.dim / 2, tokens);
+        });
+    }
+    static void values(const Geometry& g, uint8_t* tile, int64_t offset, const T* values, int64_t stride,
+                       int64_t count) {
+        some(g, tile, offset, values, stride, count, 0, [&](int64_t at, const uint8_t* bytes, int64_t tokens) {
+            put_value_bytes(tile, g.dim, at, bytes, tokens);
+        });
+    }
+
+private:
+    // A few tokens at a time: put(offset in the block, bytes, tokens).
+    template <class Put>
+    static void some(const Geometry& g, uint8_t* tile, int64_t offset, const T* heads, int64_t stride, int64_t count,
+                     int32_t bias, const Put& put) {
+        constexpr int64_t kTokens = 16;
+        alignas(64) uint8_t bytes[kTokens * kMaxDim];
+        for (int64_t first = 0; first < count; first += kTokens) {
+            const int64_t tokens = count - first < kTokens ? count - first : kTokens;
+            for (int64_t i = 0; i < tokens; ++i)
+                scales_of(tile, g)[offset + first + i] =
+                    quantize_head(heads + (first + i) * stride, bytes + i * g.dim, g.dim, bias);
+            put(offset + first, bytes, tokens);
+        }
+    }
+};
 
 // 1 / sqrt(mean(x²) + eps).
 template <class T>

@@ -16,23 +16,26 @@ void for_runs(const Geometry& g, const Run* runs, int64_t num_runs, const Body& 
                     [&](int64_t item, bool) { body(runs[item / g.num_kv_heads], item % g.num_kv_heads); });
 }
 
-template <class T>
-void write(const Geometry& g, void* layer, const T* keys, int64_t key_stride, const T* values, int64_t value_stride,
-           const Run* runs, int64_t num_runs) {
+template <class Kept>
+void write(const Geometry& g, void* layer, const void* all_keys, int64_t key_stride, const void* all_values,
+           int64_t value_stride, const Run* runs, int64_t num_runs) {
+    typedef typename Kept::Head T;
+    const T *keys = static_cast<const T*>(all_keys), *values = static_cast<const T*>(all_values);
     for_runs(g, runs, num_runs, [&](const Run& run, int64_t head) {
-        put_keys(tile_of<T>(layer, g, run.block, head, false), g.block, g.dim, run.offset,
-                 keys + run.token * key_stride + head * g.dim, key_stride, run.count);
-        put_values(tile_of<T>(layer, g, run.block, head, true), g.dim, run.offset,
-                   values + run.token * value_stride + head * g.dim, value_stride, run.count);
+        Kept::keys(g, tile_of<typename Kept::Cell>(layer, g, run.block, head, false), run.offset,
+                   keys + run.token * key_stride + head * g.dim, key_stride, run.count);
+        Kept::values(g, tile_of<typename Kept::Cell>(layer, g, run.block, head, true), run.offset,
+                     values + run.token * value_stride + head * g.dim, value_stride, run.count);
     });
 }
 
-template <class T>
+template <class Kept, class T>
 void rotate_and_write(const Geometry& g, void* layer, const Heads<T>& heads, const Run* runs, int64_t num_runs) {
+    typedef typename Kept::Cell Cell;
     constexpr int64_t kTokens = 16;
     const int64_t stride = (g.num_heads + 2 * g.num_kv_heads) * g.dim;
     for_runs(g, runs, num_runs, [&](const Run& run, int64_t head) {
-        T* key_tile = tile_of<T>(layer, g, run.block, head, false);
+        Cell* key_tile = tile_of<Cell>(layer, g, run.block, head, false);
         T keys[kTokens * kMaxDim];
         for (int64_t first = 0; first < run.count; first += kTokens) {
             const int64_t count = run.count - first < kTokens ? run.count - first : kTokens;
@@ -41,10 +44,10 @@ void rotate_and_write(const Geometry& g, void* layer, const Heads<T>& heads, con
                 heads.turn_queries(g, token, position, head);
                 heads.turn_key(g, token, position, head, keys + i * g.dim);
             }
-            put_keys(key_tile, g.block, g.dim, run.offset + first, keys, g.dim, count);
+            Kept::keys(g, key_tile, run.offset + first, keys, g.dim, count);
         }
-        put_values(tile_of<T>(layer, g, run.block, head, true), g.dim, run.offset, heads.value(g, run.token, head),
-                   stride, run.count);
+        Kept::values(g, tile_of<Cell>(layer, g, run.block, head, true), run.offset, heads.value(g, run.token, head),
+                     stride, run.count);
     });
 }
 
@@ -54,12 +57,11 @@ void rotate_and_write(const Geometry& g, void* layer, const Heads<T>& heads, con
 BATON_EXPORT(write)(const Geometry* g, void* layer, const void* keys, int64_t key_stride, const void* values,
                     int64_t value_stride, const void* runs, int64_t num_runs) {
     const Run* where = static_cast<const Run*>(runs);
-    if (g->is_bf16)
-        write(*g, layer, static_cast<const bf16*>(keys), key_stride, static_cast<const bf16*>(values), value_stride,
-              where, num_runs);
-    else
-        write(*g, layer, static_cast<const float*>(keys), key_stride, static_cast<const float*>(values), value_stride,
-              where, num_runs);
+    const auto all = [&](auto kept) {
+        write<decltype(kept)>(*g, layer, keys, key_stride, values, value_stride, where, num_runs);
+    };
+    if (g->kv_int8) g->is_bf16 ? all(InBytes<bf16>{}) : all(InBytes<float>{});
+    else g->is_bf16 ? all(AsTheyAre<bf16>{}) : all(AsTheyAre<float>{});
 }
 
 // qkv: [T, heads + 2 * kv heads, dim], contiguous → queries [T, heads, dim] rotated; keys and values stored.
@@ -69,10 +71,12 @@ BATON_EXPORT(rotate_and_write)(const Geometry* g, void* layer, const void* qkv, 
                                const float* sin, int64_t rotary_stride, const void* query_norm, const void* key_norm,
                                float eps, const void* runs, int64_t num_runs) {
     const Run* where = static_cast<const Run*>(runs);
-    if (g->is_bf16)
-        rotate_and_write(*g, layer, heads_of<bf16>(qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps),
-                         where, num_runs);
-    else
-        rotate_and_write(*g, layer, heads_of<float>(qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps),
-                         where, num_runs);
+    const auto all = [&](auto kept) {
+        typedef decltype(kept) Kept;
+        const auto heads =
+            heads_of<typename Kept::Head>(qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps);
+        rotate_and_write<Kept>(*g, layer, heads, where, num_runs);
+    };
+    if (g->kv_int8) g->is_bf16 ? all(InBytes<bf16>{}) : all(InBytes<float>{});
+    else g->is_bf16 ? all(AsTheyAre<bf16>{}) : all(AsTheyAre<float>{});
 }

@@ -23,12 +23,13 @@ struct Lines {
     }
 };
 
+// Element: of the pool.
 template <class Element>
 class Prefetcher {
 public:
     // `then`: the unit that this thread has after this one, or null.
     Prefetcher(const Call& of, const Unit& now, const Unit* then)
-        : call(of), unit(&now), following(then), ahead((of.g->block * of.g->dim * sizeof(Element) + 127) / 128) {
+        : call(of), unit(&now), following(then), ahead((tile_elements<Element>(*of.g) * sizeof(Element) + 127) / 128) {
         begin();
         for (int64_t skip = ahead; unit == &now && skip > 0;) {  // has been fetched when the unit before was read
             refill();
@@ -51,6 +52,15 @@ public:
         return steps;
     }
 
+    // For the scales behind a tile, which no step reads.
+    void take_scales() {
+        if constexpr (!kScales) return;
+        for (int64_t strides = (call.g->block * 4 + 127) / 128; strides > 0;) {
+            Lines now;
+            for (int64_t i = take(strides, 1, &now); i; --i, --strides) now.fetch();
+        }
+    }
+
     // Fetches what is left, now.
     void finish() {
         while (unit) {
@@ -61,6 +71,7 @@ public:
 
 private:
     static constexpr int64_t kStep = 4 / sizeof(Element);
+    static constexpr bool kScales = sizeof(Element) == 1;
 
     const Call& call;
     const Unit* unit;  // whose tiles are fetched; null: nothing is
@@ -95,14 +106,15 @@ private:
         }
         const Geometry& g = *call.g;
         const int64_t end = unit->tokens(call, column), row = g.block * 4, steps = g.dim / kStep;
-        lines.at = reinterpret_cast<const char*>(
-            tile_of<Element>(call.layer, g, unit->block(call, column), unit->kv_head + head, values));
+        Element* const tile = tile_of<Element>(call.layer, g, unit->block(call, column), unit->kv_head + head, values);
+        lines.at = reinterpret_cast<const char*>(tile);
         if (!values && row > 128 && end * 4 <= 128) {
             lines.second = end * 4 > 64 ? 64 : 0;
             lines.stride = row;
-            left = steps;
+            left = steps + (kScales ? 1 : 0);  // scales are a row more
         } else {
-            const int64_t bytes = values ? (end + kStep - 1) / kStep * g.dim * 4 : row * steps;
+            int64_t bytes = values ? (end + kStep - 1) / kStep * g.dim * 4 : row * steps;
+            if (kScales && (!values || end == g.block)) bytes += row;
             lines.second = 64;
             lines.stride = 128;
             left = (bytes + 127) / 128;

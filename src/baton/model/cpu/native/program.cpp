@@ -215,7 +215,7 @@ public:
     void layer(int64_t index) {
         const Layer& layer = m_.layers[index];
         const Geometry& g = *m_.geometry;
-        const int64_t layer_bytes = 2 * g.num_kv_heads * g.block * g.dim * (m_.is_bf16 ? 2 : 4);
+        const int64_t layer_bytes = 2 * g.num_kv_heads * tile_bytes(g);
         char* const tiles = s_.pool + index * layer_bytes;
         add_norm(index ? b_.y : nullptr, layer.attention_norm, layer.qkv);
         multiply(layer.qkv, b_.normed, b_.qkv);
@@ -336,7 +336,7 @@ BATON_EXPORT(plan_step)(const Model* model, Step* step) {
         step->num_last_items =
             keep_items(buffers.items[w], step->num_items[w], step->wanted, step->num_wanted, buffers.last_items);
     }
-    clear_opened(step->rows, g.block, step->pool, g.block_stride * (model->is_bf16 ? 2 : 4));
+    clear_opened(step->rows, g.block, step->pool, g.block_stride * element_bytes(g));
 }
 
 // Parts [first, last) of a step: part i is layer i (with layer 0 comes the embedding), part `num_layers` the last norm

@@ -30,6 +30,7 @@ typedef int32_t I __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t H __attribute__((vector_size(kLanes * 2)));
 
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
 
 INLINE F load(const float* p) { F v; __builtin_memcpy(&v, p, sizeof v); return v; }
 INLINE void store(float* p, F v) { __builtin_memcpy(p, &v, sizeof v); }

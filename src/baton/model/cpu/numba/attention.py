@@ -23,8 +23,8 @@ from __future__ import annotations
 import numpy as np
 
 from baton.model.cpu.kernels import QUERY_ROWS
+from baton.model.cpu.numba import kv_int8
 from baton.model.cpu.numba.pieces import NOTHING, copy_partial, merge
-from baton.model.cpu.numba.product import accumulate_product
 from baton.model.cpu.numba.task import (
     BLOCK,
     BLOCK_BYTES,
@@ -33,6 +33,7 @@ from baton.model.cpu.numba.task import (
     HEADS,
     ITEMS,
     KV_HEADS,
+    KV_INT8,
     LAYER,
     NEXT,
     NUM_ITEMS,
@@ -50,8 +51,27 @@ from baton.model.cpu.numba.task import (
     WINDOW,
     compiled,
 )
+from baton.model.cpu.numba.tile import (
+    EXPANDED,
+    FACTORS,
+    FRESH,
+    LARGEST,
+    LAST_PAIR,
+    MERGED,
+    O_STRIDE,
+    P_STRIDE,
+    Q_SCALES,
+    Q_STRIDE,
+    RESULTS,
+    S_STRIDE,
+    SUMS,
+    P,
+    Q,
+    S,
+    multiply_keys,
+    multiply_values,
+)
 from baton.model.cpu.numba.vectors import (
-    MANY_REGISTERS,
     SINGLES,
     add,
     copy_int32,
@@ -78,127 +98,15 @@ from baton.model.cpu.numba.vectors import (
     subtract,
     total,
 )
-
-# A thread's scratch memory, in bytes.  Rows are an odd number of cache lines apart, so that they do not
-# compete for the same ones; the distances are constants, which addresses then contain.
-_Q_STRIDE = 1088  # queries: up to 256 elements
-_S_STRIDE = 576  # scores: up to 128 float32
-_P_STRIDE = 576  # weights: up to 128 elements
-_O_STRIDE = 1088  # sums of values: up to 256 float32
-_Q = 0
-_S = _Q + QUERY_ROWS * _Q_STRIDE
-_P = _S + QUERY_ROWS * _S_STRIDE
-_O = _P + QUERY_ROWS * _P_STRIDE
-_SUMS = _O + QUERY_ROWS * _O_STRIDE  # l, a vector of partial sums for each row
-_LARGEST = _SUMS + QUERY_ROWS * 64  # m
-_FRESH = _LARGEST + QUERY_ROWS * 4  # m'
-_FACTORS = _FRESH + QUERY_ROWS * 4  # 2^(m - m')
-_LAST_PAIR = _FACTORS + QUERY_ROWS * 4  # values of a last token that has no second: 256 pairs
-_MERGED = _LAST_PAIR + 1024  # of the pieces before: O, l and m of each row
-assert _MERGED + QUERY_ROWS * _O_STRIDE <= SCRATCH_BYTES
+from baton.model.cpu.numba.writes import tile_bytes
 
 _MASKED = np.float32(-1e30)
-
-
-# Products of a tile.  Registers hold 4 rows x 64 columns of the result, which reads B line after line;
-# columns that are left are done with more rows at once.  `rows` is 2 or a multiple of 4, but some rows beyond
-# may be computed as well: nobody reads them.
-
-_ROWS = 8 if MANY_REGISTERS else 4
-_TWO = 2 if MANY_REGISTERS else 1
-
-
-@compiled
-def _multiply_keys(scratch, b, stride, ahead, steps, columns, rows, element):
-    """S = Q K: `b` is a K tile, whose rows are `stride` bytes apart."""
-    c, a = scratch + _S, scratch + _Q
-    while MANY_REGISTERS and columns >= 64:
-        if rows == 2:
-            accumulate_product(c, _S_STRIDE, None, a, _Q_STRIDE, b, stride, ahead, steps, 2, 4, 16, element)
-        for row in range(0, rows // 4 * 4, 4):
-            to, left = c + row * _S_STRIDE, a + row * _Q_STRIDE
-            accumulate_product(
-                to, _S_STRIDE, None, left, _Q_STRIDE, b, stride, ahead, steps, 4, 4, 16, element
-            )
-        c, b, columns = c + 256, b + 256, columns - 64
-    while columns >= _TWO * 16:
-        if rows == 2:
-            accumulate_product(
-                c, _S_STRIDE, None, a, _Q_STRIDE, b, stride, ahead, steps, 2, _TWO, 16, element
-            )
-        for row in range(0, rows // 4 * 4, _ROWS):
-            to, left = c + row * _S_STRIDE, a + row * _Q_STRIDE
-            accumulate_product(
-                to, _S_STRIDE, None, left, _Q_STRIDE, b, stride, ahead, steps, _ROWS, _TWO, 16, element
-            )
-        c, b, columns = c + _TWO * 64, b + _TWO * 64, columns - _TWO * 16
-    if columns >= 16:
-        if rows == 2:
-            accumulate_product(c, _S_STRIDE, None, a, _Q_STRIDE, b, stride, ahead, steps, 2, 1, 16, element)
-        for row in range(0, rows // 4 * 4, _ROWS):
-            to, left = c + row * _S_STRIDE, a + row * _Q_STRIDE
-            accumulate_product(
-                to, _S_STRIDE, None, left, _Q_STRIDE, b, stride, ahead, steps, _ROWS, 1, 16, element
-            )
-        c, b, columns = c + 64, b + 64, columns - 16
-    while columns > 0:
-        for row in range(0, rows, 4):
-            to, left = c + row * _S_STRIDE, a + row * _Q_STRIDE
-            accumulate_product(to, _S_STRIDE, None, left, _Q_STRIDE, b, stride, 0, steps, 4, 1, 1, element)
-        c, b, columns = c + 4, b + 4, columns - 1
-
-
-@compiled
-def _multiply_values(scratch, a, b, ahead, steps, dim, rows, element):
-    """O = O * factors + P V: `a` is where weights begin in P, `b` in the V tile."""
-    c, factors, stride, columns = scratch + _O, scratch + _FACTORS, 4 * dim, dim
-    while MANY_REGISTERS and columns >= 64:
-        if rows == 2:
-            accumulate_product(
-                c, _O_STRIDE, factors, a, _P_STRIDE, b, stride, ahead, steps, 2, 4, 16, element
-            )
-        for row in range(0, rows // 4 * 4, 4):
-            to, left, scales = c + row * _O_STRIDE, a + row * _P_STRIDE, factors + 4 * row
-            accumulate_product(
-                to, _O_STRIDE, scales, left, _P_STRIDE, b, stride, ahead, steps, 4, 4, 16, element
-            )
-        c, b, columns = c + 256, b + 256, columns - 64
-    while columns >= _TWO * 16:
-        if rows == 2:
-            accumulate_product(
-                c, _O_STRIDE, factors, a, _P_STRIDE, b, stride, ahead, steps, 2, _TWO, 16, element
-            )
-        for row in range(0, rows // 4 * 4, _ROWS):
-            to, left, scales = c + row * _O_STRIDE, a + row * _P_STRIDE, factors + 4 * row
-            accumulate_product(
-                to, _O_STRIDE, scales, left, _P_STRIDE, b, stride, ahead, steps, _ROWS, _TWO, 16, element
-            )
-        c, b, columns = c + _TWO * 64, b + _TWO * 64, columns - _TWO * 16
-    if columns >= 16:
-        if rows == 2:
-            accumulate_product(
-                c, _O_STRIDE, factors, a, _P_STRIDE, b, stride, ahead, steps, 2, 1, 16, element
-            )
-        for row in range(0, rows // 4 * 4, _ROWS):
-            to, left, scales = c + row * _O_STRIDE, a + row * _P_STRIDE, factors + 4 * row
-            accumulate_product(
-                to, _O_STRIDE, scales, left, _P_STRIDE, b, stride, ahead, steps, _ROWS, 1, 16, element
-            )
-        c, b, columns = c + 64, b + 64, columns - 16
-    while columns > 0:
-        for row in range(0, rows, 4):
-            to, left, scales = c + row * _O_STRIDE, a + row * _P_STRIDE, factors + 4 * row
-            accumulate_product(to, _O_STRIDE, scales, left, _P_STRIDE, b, stride, 0, steps, 4, 1, 1, element)
-        c, b, columns = c + 4, b + 4, columns - 1
-
-
-# Attention
 
 
 @compiled
 def _find_largest(scratch, row, low, high, width, scale):
     """m' of a row that sees the block's tokens [low, high); the scores of others are overwritten."""
-    s = scratch + _S + row * _S_STRIDE
+    s = scratch + S + row * S_STRIDE
     best = splat(_MASKED)
     if low <= 0 and high >= width:
         for i in range(0, width, 16):
@@ -209,20 +117,33 @@ def _find_largest(scratch, row, low, high, width, scale):
             store(s + 4 * i, seen)
             best = maximum(best, seen)
     found = highest(best) * scale
-    put_float(scratch + _FRESH + 4 * row, max(found, float_at(scratch + _LARGEST + 4 * row)))
+    put_float(scratch + FRESH + 4 * row, max(found, float_at(scratch + LARGEST + 4 * row)))
 
 
 @compiled
-def _find_weights(scratch, row, width, scale, element):
-    """P and l of a row."""
-    s, p = scratch + _S + row * _S_STRIDE, scratch + _P + row * _P_STRIDE
-    sums = scratch + _SUMS + 64 * row
-    shift, scales = splat(-float_at(scratch + _FRESH + 4 * row)), splat(scale)
-    found = multiply(load(sums), splat(float_at(scratch + _FACTORS + 4 * row)))
+def _scale_scores(scratch, rows, end, scales):
+    """Times the scales of queries and of keys [end] in eight bits; the scores of others become 0."""
+    for row in range(rows):
+        of_row = splat(float_at(scratch + Q_SCALES + 4 * row))
+        for i in range(0, end, 16):
+            at = scratch + S + row * S_STRIDE + 4 * i
+            factors = multiply(of_row, load_some(scales + 4 * i, end - i, SINGLES))
+            store(at, multiply(load(at), factors))
+
+
+@compiled
+def _find_weights(scratch, row, width, scale, end, of_values, element):
+    """P and l of a row.  `of_values`: where the scales [end] of values in eight bits are, or 0."""
+    s, p = scratch + S + row * S_STRIDE, scratch + P + row * P_STRIDE
+    sums = scratch + SUMS + 64 * row
+    shift, scales = splat(-float_at(scratch + FRESH + 4 * row)), splat(scale)
+    found = multiply(load(sums), splat(float_at(scratch + FACTORS + 4 * row)))
     for i in range(0, width, 16):
         weights = exp2(multiply_add(load(s + 4 * i), scales, shift))
-        store_elements(p + element_bytes(element) * i, weights, element)
         found = add(found, weights)
+        if of_values != 0:
+            weights = multiply(weights, load_some(of_values + 4 * i, end - i, SINGLES))
+        store_elements(p + element_bytes(element) * i, weights, element)
     store(sums, found)
 
 
@@ -231,17 +152,17 @@ def _start_tile(scratch, used, dim):
     zeros = splat(np.float32(0))
     for row in range(used):
         for i in range(0, dim, 16):
-            store(scratch + _O + row * _O_STRIDE + 4 * i, zeros)
-        store(scratch + _SUMS + 64 * row, zeros)
-        put_float(scratch + _LARGEST + 4 * row, NOTHING)
+            store(scratch + RESULTS + row * O_STRIDE + 4 * i, zeros)
+        store(scratch + SUMS + 64 * row, zeros)
+        put_float(scratch + LARGEST + 4 * row, NOTHING)
 
 
 @compiled
 def _partial_of(scratch, row, dim):
     """A row's result of a piece as it is kept: O, l, m."""
-    found = scratch + _O + row * _O_STRIDE
-    put_float(found + 4 * dim, total(load(scratch + _SUMS + 64 * row)))
-    copy_int32(found + 4 * dim + 4, scratch + _LARGEST + 4 * row)
+    found = scratch + RESULTS + row * O_STRIDE
+    put_float(found + 4 * dim, total(load(scratch + SUMS + 64 * row)))
+    copy_int32(found + 4 * dim + 4, scratch + LARGEST + 4 * row)
     return found
 
 
@@ -249,7 +170,7 @@ def _partial_of(scratch, row, dim):
 def _close_piece(scratch, used, dim, merged):
     """`merged`: there are pieces before."""
     for row in range(used):
-        to, source = scratch + _MERGED + row * _O_STRIDE, _partial_of(scratch, row, dim)
+        to, source = scratch + MERGED + row * O_STRIDE, _partial_of(scratch, row, dim)
         if merged:
             merge(to, source, dim)
         else:
@@ -279,7 +200,8 @@ def _walk(scratch, task, item, kv_head, heads, rows, used, element):
     size = element_bytes(element)
     dim, block = int64_at(task + DIM), int64_at(task + BLOCK)
     position, scale = int32_at(item + 8), float_at(task + SCALE)
-    tile = block * dim * size
+    tile, in_bytes = tile_bytes(task, element), int64_at(task + KV_INT8) != 0
+    expanded, of_values = scratch + EXPANDED, 0
     to_values = int64_at(task + KV_HEADS) * tile
     block_bytes = int64_at(task + BLOCK_BYTES)
     head_tile = int64_at(task + LAYER) + kv_head * tile
@@ -305,31 +227,41 @@ def _walk(scratch, task, item, kv_head, heads, rows, used, element):
         ahead_of_keys, ahead_of_values = to_values, following - values
         if block < 32:
             ahead_of_keys = ahead_of_values = following - keys
-        _multiply_keys(
-            scratch, keys, 4 * block, ahead_of_keys, dim // elements_of_step, min(width, block), rows, element
-        )
+        columns = min(width, block)
+        if in_bytes:
+            kv_int8.expand(keys, expanded, 0, dim // 4, columns, block, 0, element)
+            multiply_keys(scratch, expanded, 4 * block, 0, dim // elements_of_step, columns, rows, element)
+            _scale_scores(scratch, used, end, keys + block * dim)
+            kv_int8.expand(values, expanded, begin // 4, (end + 3) // 4, dim, dim, 128, element)
+            of_values = values + block * dim
+        else:
+            multiply_keys(
+                scratch, keys, 4 * block, ahead_of_keys, dim // elements_of_step, columns, rows, element
+            )
         for row in range(used):
             seen = position + row // heads - base + 1
             _find_largest(scratch, row, seen - window, min(seen, block), width, scale)
         for row in range(0, used, 16):
-            old, fresh = scratch + _LARGEST + 4 * row, scratch + _FRESH + 4 * row
-            store(scratch + _FACTORS + 4 * row, exp2(subtract(load(old), load(fresh))))
+            old, fresh = scratch + LARGEST + 4 * row, scratch + FRESH + 4 * row
+            store(scratch + FACTORS + 4 * row, exp2(subtract(load(old), load(fresh))))
             store(old, load(fresh))
         for row in range(used):
-            _find_weights(scratch, row, width, scale, element)
+            _find_weights(scratch, row, width, scale, end, of_values, element)
+        if in_bytes:  # the weight of what is in a last pair's other place is 0, and that is a number
+            values, ahead_of_values, end = expanded, 0, (end + 3) // 4 * 4
         first, whole = begin // elements_of_step, end // elements_of_step
-        weights = scratch + _P + 4 * first
-        _multiply_values(
+        weights = scratch + P + 4 * first
+        multiply_values(
             scratch, weights, values + 4 * dim * first, ahead_of_values, whole - first, dim, rows, element
         )
         if whole * elements_of_step < end:
             # The last pair has one token: what is in the other's place counts as zero.
-            pair = scratch + _LAST_PAIR
+            pair = scratch + LAST_PAIR
             for i in range(dim):
                 put_int32(pair + 4 * i, int32_at(values + 4 * (dim * whole + i)) & 0xFFFF)
             for row in range(rows):
-                put_float(scratch + _FACTORS + 4 * row, np.float32(1))
-            _multiply_values(scratch, scratch + _P + 4 * whole, pair, 0, 1, dim, rows, element)
+                put_float(scratch + FACTORS + 4 * row, np.float32(1))
+            multiply_values(scratch, scratch + P + 4 * whole, pair, 0, 1, dim, rows, element)
         keys = following
         if (column < last and column % piece == 0) or (column == last and merged):
             _close_piece(scratch, used, dim, merged)
@@ -354,7 +286,10 @@ def _attend_tile(task, item, unit, scratch, element):
     queries, stride = int64_at(task + QUERIES), int64_at(task + QUERY_STRIDE)
     for row in range(used):
         source = queries + (token + row // heads) * stride + (head + row % heads) * dim * size
-        to = scratch + _Q + row * _Q_STRIDE
+        to = scratch + Q + row * Q_STRIDE
+        if int64_at(task + KV_INT8) != 0:
+            put_float(scratch + Q_SCALES + 4 * row, kv_int8.quantize_query(source, to, dim, element))
+            continue
         for i in range(0, dim * size, 4):
             copy_int32(to + i, source + i)
     merged = _walk(scratch, task, item, kv_head, heads, rows, used, element)
@@ -364,7 +299,7 @@ def _attend_tile(task, item, unit, scratch, element):
     if pieces == 1:
         for row in range(used):
             to = out + ((token + row // heads) * num_heads + head + row % heads) * dim * size
-            source = scratch + _MERGED + row * _O_STRIDE
+            source = scratch + MERGED + row * O_STRIDE
             if not merged:
                 source = _partial_of(scratch, row, dim)
             _write_out(to, source, dim, element)

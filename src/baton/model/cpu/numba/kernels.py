@@ -38,6 +38,7 @@ from baton.model.cpu.numba.steps import add_norm, quantize, silu_mul
 from baton.model.cpu.numba.task import (
     EPS,
     HEADS,
+    KV_INT8,
     NEXT,
     PIECE_BLOCKS,
     QUERIES,
@@ -62,6 +63,9 @@ def _sources() -> str:
         "attention",
         "pieces",
         "writes",
+        "kv_int8",
+        "bytes",
+        "tile",
         "steps",
     ):
         digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
@@ -178,9 +182,10 @@ class NumbaKernels:
             shape.num_kv_heads,
             shape.head_dim,
             shape.block_size,
-            shape.block_stride * self._size,
+            shape.block_stride * (1 if shape.kv_int8 else self._size),
         )
         self._task[PIECE_BLOCKS // 8] = shape.piece_blocks
+        self._task[KV_INT8 // 8] = shape.kv_int8
         self._units = shape.num_kv_heads * shape.head_chunks
         self._threads = 0
         self._grow(0)

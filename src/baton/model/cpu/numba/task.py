@@ -8,14 +8,14 @@ import numba
 
 compiled = functools.partial(numba.njit, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
-TASK_BYTES = 21 * 8
+TASK_BYTES = 22 * 8
 
 # Of each call: counters of items and of threads that have begun, the work, the threads' memory, the layer in
 # the pool.
 NEXT, THREADS, NUM_ITEMS, ITEMS, SCRATCH, LAYER = range(0, 6 * 8, 8)
 # Of the shape.
 HEADS, KV_HEADS, DIM, BLOCK, BLOCK_BYTES, SCALE = range(6 * 8, 12 * 8, 8)
-PIECE_BLOCKS = 20 * 8
+PIECE_BLOCKS, KV_INT8 = 20 * 8, 21 * 8
 # Of `attend`.
 QUERIES, QUERY_STRIDE, OUT, TABLES, TABLE_STRIDE, WINDOW, PARTIALS, FINISHED = range(12 * 8, 20 * 8, 8)
 # Of `write`.
@@ -25,5 +25,5 @@ QKV, ROTATED, COS, SIN, ROTARY_STRIDE, QUERY_NORM, KEY_NORM, EPS = range(12 * 8,
 # Of the steps between products.
 X, Y, Y_SCALES, WEIGHT, RESULT, RESULT_SCALES, WIDTH, NORM_EPS = range(12 * 8, 20 * 8, 8)
 
-SCRATCH_BYTES = 160 << 10
+SCRATCH_BYTES = 288 << 10
 """Of a thread."""

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from baton.model.cpu.numba import kv_int8
 from baton.model.cpu.numba.task import (
     BLOCK,
     BLOCK_BYTES,
@@ -21,6 +22,7 @@ from baton.model.cpu.numba.task import (
     KEY_STRIDE,
     KEYS,
     KV_HEADS,
+    KV_INT8,
     LAYER,
     NEXT,
     NUM_ITEMS,
@@ -55,6 +57,17 @@ from baton.model.cpu.numba.vectors import (
     total,
 )
 
+_BYTES = 128 << 10
+"""Of a thread's scratch memory: where a head in eight bits is, behind rotated ones."""
+
+
+@compiled
+def tile_bytes(task, element):
+    elements = int64_at(task + BLOCK) * int64_at(task + DIM)
+    if int64_at(task + KV_INT8) != 0:
+        return elements + 4 * int64_at(task + BLOCK)
+    return elements * element_bytes(element)
+
 
 @compiled
 def _put_keys(tile, block, dim, offset, keys, stride, count, element):
@@ -80,15 +93,32 @@ def _put_values(tile, dim, offset, values, stride, count, element):
 @compiled
 def _tile_of(task, block, kv_head, element):
     """(K tile, V tile) of a block."""
-    tile = int64_at(task + BLOCK) * int64_at(task + DIM) * element_bytes(element)
+    tile = tile_bytes(task, element)
     keys = int64_at(task + LAYER) + block * int64_at(task + BLOCK_BYTES) + kv_head * tile
     return keys, keys + int64_at(task + KV_HEADS) * tile
 
 
 @compiled
+def _put(task, tiles, offset, keys, key_stride, values, value_stride, count, scratch, element):
+    """Keys, values or (0) not, in their tiles."""
+    dim, block = int64_at(task + DIM), int64_at(task + BLOCK)
+    if int64_at(task + KV_INT8) != 0:
+        if keys != 0:
+            kv_int8.put_keys(tiles[0], block, dim, offset, keys, key_stride, count, scratch, element)
+        if values != 0:
+            kv_int8.put_values(tiles[1], block, dim, offset, values, value_stride, count, scratch, element)
+        return
+    if keys != 0:
+        _put_keys(tiles[0], block, dim, offset, keys, key_stride, count, element)
+    if values != 0:
+        _put_values(tiles[1], dim, offset, values, value_stride, count, element)
+
+
+@compiled
 def write(task, element):
-    kv_heads, dim, block = int64_at(task + KV_HEADS), int64_at(task + DIM), int64_at(task + BLOCK)
-    head_bytes = dim * element_bytes(element)
+    kv_heads = int64_at(task + KV_HEADS)
+    head_bytes = int64_at(task + DIM) * element_bytes(element)
+    scratch = int64_at(task + SCRATCH) + fetch_add_int64(task + THREADS) * SCRATCH_BYTES
     keys, key_stride = int64_at(task + KEYS), int64_at(task + KEY_STRIDE)
     values, value_stride = int64_at(task + VALUES), int64_at(task + VALUE_STRIDE)
     while True:
@@ -97,11 +127,10 @@ def write(task, element):
             return
         run, head = int64_at(task + ITEMS) + 20 * (index // kv_heads), index % kv_heads
         token, count, offset = int32_at(run), int32_at(run + 4), int32_at(run + 12)
-        key_tile, value_tile = _tile_of(task, int32_at(run + 8), head, element)
+        tiles = _tile_of(task, int32_at(run + 8), head, element)
         from_keys = keys + token * key_stride + head * head_bytes
         from_values = values + token * value_stride + head * head_bytes
-        _put_keys(key_tile, block, dim, offset, from_keys, key_stride, count, element)
-        _put_values(value_tile, dim, offset, from_values, value_stride, count, element)
+        _put(task, tiles, offset, from_keys, key_stride, from_values, value_stride, count, scratch, element)
 
 
 @compiled
@@ -133,11 +162,12 @@ def _rotate_head(source, to, half, cos, sin, norm, eps, element):
 @compiled
 def rotate_and_write(task, element):
     heads, kv_heads = int64_at(task + HEADS), int64_at(task + KV_HEADS)
-    dim, block = int64_at(task + DIM), int64_at(task + BLOCK)
+    dim = int64_at(task + DIM)
     per_kv = heads // kv_heads
     head_bytes = dim * element_bytes(element)
     stride = (heads + 2 * kv_heads) * head_bytes
     rotated = int64_at(task + SCRATCH) + fetch_add_int64(task + THREADS) * SCRATCH_BYTES
+    scratch = rotated + _BYTES
     eps = float_at(task + EPS)
     while True:
         index = fetch_add_int64(task + NEXT)
@@ -145,7 +175,7 @@ def rotate_and_write(task, element):
             return
         run, head = int64_at(task + ITEMS) + 20 * (index // kv_heads), index % kv_heads
         count, offset = int32_at(run + 4), int32_at(run + 12)
-        key_tile, value_tile = _tile_of(task, int32_at(run + 8), head, element)
+        tiles = _tile_of(task, int32_at(run + 8), head, element)
         # A few tokens at a time: a line of a K tile holds 16.
         for first in range(0, count, 16):
             some = min(count - first, 16)
@@ -161,7 +191,7 @@ def rotate_and_write(task, element):
                 key = row + (heads + head) * head_bytes
                 norm = int64_at(task + KEY_NORM)
                 _rotate_head(key, rotated + i * head_bytes, dim // 2, cos, sin, norm, eps, element)
-            _put_keys(key_tile, block, dim, offset + first, rotated, head_bytes, some, element)
+            _put(task, tiles, offset + first, rotated, head_bytes, 0, 0, some, scratch, element)
         token = int32_at(run)
         values = int64_at(task + QKV) + token * stride + (heads + kv_heads + head) * head_bytes
-        _put_values(value_tile, dim, offset, values, stride, count, element)
+        _put(task, tiles, offset, 0, 0, values, stride, count, scratch, element)
