@@ -1,28 +1,38 @@
-"""How much of whose prompt the next step computes, beside the rows that decode.
+"""Which prompts the next step computes, and how many tokens of them, beside the rows that decode.
 
-Theory.  A pure policy over what the engine has measured (`Pace`).  All rows that decode are in every step:
-one costs there what it costs alone or less.  So the choice is how many tokens of prompts a step takes, and
-whose.
+Theory. A step runs the model over rows that decode (one token each) and over pieces of prompts. As long as
+it takes, the reader of a stream waits for the next token, and all other prompts wait; but each step also
+has a fixed cost, so many small steps are slower in all than few large ones. This policy weighs the two by
+the costs that the engine has measured (`Pace`). It is pure: all ranks call it with the same arguments and
+choose the same. All rows that decode are in every step, because a row costs there what it costs alone, or
+less; so two questions are left.
 
-*Whose.*  By priority, which is that of a request that waits for the prompt's blocks, if that one is more
-urgent; then what has tokens already and is computed again; then the prompt of which least is left, because
-that one's first token is the next that can be there.  A long prompt would wait for ever while short ones
-come, so a prompt that others passed is next when what was computed of those that came later is more than half
-of it and what was computed of itself since: of two tokens one is its own then.  A step takes whole prompts as
-far as it can, rather than pieces of several.
+*Whose prompt?*  The smallest first of:
 
-*How much.*  If a client reads a stream: what the time until its next token allows, which is `itl_target_s`,
-or else 8 times the shortest step, at least 3 times the step without prompts, and 10 ms.  If nobody does, and
-a prompt waits for its first token: so many that what each step costs besides is 3 % of it, half a per cent if
-no other prompt waits, and that it takes at least 6 times the shortest step.  If all answers are wanted as a
-whole only: as many as fit.
+1. priority; that of a request which waits for this prompt's blocks, if that one is more urgent; 2. whether
+the request has tokens already, and only its KV is computed again; 3. whether others have passed it for too
+long: since it came, more tokens of later prompts were computed than half of its own tokens and its computed
+ones together; 4. how many of its tokens are left, as the shortest prompt has its first token soonest.
 
-A prompt that needs a little more than that is not cut (unless there is an `itl_target_s`), and one that is
-cut is cut into equal pieces.  With a `ttft_target_s` a prompt that would miss it, and would not if it were
-cut less, is cut less.  What time has passed since it came is what it waited in the engine, and since then the
-sum of what the steps should take: no clock is read, so all ranks choose the same.
+Without 3 a long prompt would wait as long as short ones come; with it, of two tokens one is its own. A step
+takes whole prompts as far as it can, rather than pieces of several.
 
-The result of a token does not depend on all this: pieces are computed at their positions.
+*How many tokens?*
+
+* A client reads a stream of a row that decodes: as many as fit in the time to its next token. That is
+  `itl_target_s`; without it, the longest of 8 times the shortest step, 3 times this step without prompts,
+  and 10 ms.
+* Nobody reads a stream, but somebody waits for the first token of a prompt: so many that the step's fixed
+  cost is 3 % of theirs (0.5 % if it is the only prompt), and at least as many as fit in 6 times the
+  shortest step.
+* All clients want whole answers only: as many as fit in `max_num_batched_tokens`.
+
+A prompt that needs a little more than that is not cut (unless there is an `itl_target_s`); one that is cut
+has equal pieces. With a `ttft_target_s`, a prompt that would miss it is cut less, if it meets it then. How
+long the prompt has waited is what it waited in the engine (`Admit.waited`), and from then on the time that
+the steps since should have taken: nobody reads a clock here, as the clocks of two ranks differ.
+
+A token's result does not depend on all this: each piece is computed at its positions in the prompt.
 """
 
 from __future__ import annotations

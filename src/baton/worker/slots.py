@@ -1,35 +1,34 @@
 """The slots of a worker: which requests run, what the next step computes, when each of them ends.
 
-Theory.  A pure state machine: commands and sampled tokens in, batches and reports out; no I/O, no clock, no
-randomness.  Every rank of a group runs one of these over the same commands and the same tokens, so all ranks
-compose the same batches.
+Theory. A slot is a place for one running request, and an *epoch* is one use of it. `Slots` is a pure state
+machine: the engine's commands and the sampled tokens go in, batches for the executor and closings for the
+engine come out. Every rank of a group has its own and gives it the same commands and tokens, so all ranks
+compose the same batches without talking about them.
 
-A slot is in one of three phases:
-
-    FREE ──Admit──► PREFILL ──last chunk of its tokens──► DECODE
+    FREE ──Admit──► PREFILL ──last piece of its tokens──► DECODE
       ▲                │                                     │
       └────────────────┴──── exactly one Closed an epoch ◄───┘
 
-An `Admit` with `handover` never decodes here: its first sampled token closes the epoch, with reason
-`handed_over` unless that token ends the request anyway.
+A request that is to be handed over (`Admit.handover`) never decodes here: its first sampled token closes
+the epoch, with reason `handed_over` unless that token ends the request anyway.
 
 | in | Admit, newer epoch | Grow, Reprioritize | Preempt, Abort | stop token, max_tokens |
 | --- | --- | --- | --- | --- |
 | FREE | → PREFILL | ignored if the epoch is over, else violation | the same | – |
 | PREFILL, DECODE | violation | noted | → FREE, Closed at once | → FREE, Closed after its token |
 
-An epoch that is over, and an Admit that was seen before, are ignored: they crossed a closing on the wire.
-What no correct engine sends is a `ProtocolViolation`, and the worker that gets one must stop, because its
-idea of the slots is no longer the engine's.  Commands are applied between steps, so a Preempt closes at once,
-with all of the epoch's tokens reported before.
+A command for an epoch that is over is ignored: the engine sent it before it read the closing. A command
+that no correct engine sends raises `ProtocolViolation`, and the worker must stop then, as the two disagree
+about the slots. Commands are applied between two steps, so the epoch's tokens are all reported before a
+closing.
 
-A step takes decode rows first (one token each; a slot with no block for its token skips the step), in the
-order in which they began to decode, then prefill chunks in order of admission, up to
-`max_num_batched_tokens`; or such chunks as a `Composition` chooses.
+A step takes first a token of each slot that decodes, in the order in which they began to (a slot without a
+block for its token skips the step), then pieces of prompts: those that a `Composition` chooses, or without
+one those of the earliest admissions, `max_num_batched_tokens` in all.
 
-What a step needs of all decoding slots stands in arrays with one entry a slot; the decode set keeps it as
-rows of a batch, so a step of hundreds of slots costs a few array operations, and a slot that enters or leaves
-little more (`decode_set.py`).  A batch shares these arrays: it is valid until the next call.
+What a step needs of all slots stands in arrays with one entry a slot. The decode set (`decode_set.py`)
+keeps the same as rows of a batch from step to step, so hundreds of slots cost a few array operations. A
+batch shares these arrays and is valid until the next call.
 """
 
 from __future__ import annotations
