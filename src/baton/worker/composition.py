@@ -9,10 +9,11 @@ less; so two questions are left.
 
 *Whose prompt?*  The smallest first of:
 
-1. priority; that of a request which waits for this prompt's blocks, if that one is more urgent; 2. whether
-the request has tokens already, and only its KV is computed again; 3. whether others have passed it for too
-long: since it came, more tokens of later prompts were computed than half of its own tokens and its computed
-ones together; 4. how many of its tokens are left, as the shortest prompt has its first token soonest.
+1. priority; that of a request which waits for this prompt's blocks, if that one is more urgent;
+2. whether the request has tokens already, and only its KV is computed again;
+3. whether others have passed it for too long: since it came, more tokens of later prompts were computed than
+   half of its own tokens and its computed ones together;
+4. how many of its tokens are left, as the shortest prompt has its first token soonest.
 
 Without 3 a long prompt would wait as long as short ones come; with it, of two tokens one is its own. A step
 takes whole prompts as far as it can, rather than pieces of several.
