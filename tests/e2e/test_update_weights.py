@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import baton
-from tests.e2e.server import Server
+from tests.e2e.killing import engines
+from tests.e2e.server import Server, child_pids
 from tests.e2e.test_cluster import Joined, handed_over, instances, until
 from tests.e2e.test_kill import wait_metric
 from tests.e2e.test_load import wait_clean
@@ -144,3 +146,46 @@ def test_two_instances_change_together_and_one_that_starts_again_has_them(tmp_pa
             lambda: [entry["weights"] for entry in instances(server).values()] == [expected, expected],
             "both have what was decided",
         )
+
+
+def test_one_instance_that_cannot_keeps_all_from_changing(other_weights: Path, tmp_path: Path) -> None:
+    """1P2D under load.  One instance cannot open the files; all refuse another model; then all change."""
+    shutil.copytree(other_weights, wrong := tmp_path / "wrong")
+    config = json.loads((wrong / "config.json").read_text())
+    (wrong / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    flags = ("--prefill", "1", "--decode", "2", "--disaggregation-threshold", "0", *FLAGS)
+    with Server(*flags, "--quantize-head", "8", *OPEN) as server, ThreadPoolExecutor(8) as pool:
+        before = answers(server)
+        given = {name: entry["weights"] for name, entry in instances(server).items()}
+        running = [pool.submit(ask, server.client(), number, 600) for number in range(6)]
+        wait_metric(server, "baton:num_requests_running", 4)
+        poor = child_pids(engines(server)["decode-1"])[0]
+        limits = resource.prlimit(poor, resource.RLIMIT_NOFILE)
+        resource.prlimit(poor, resource.RLIMIT_NOFILE, (3, limits[1]))
+        refusal = server.http.post("/update_weights", json={"path": str(other_weights)})
+        resource.prlimit(poor, resource.RLIMIT_NOFILE, limits)
+        said = refusal.json()["error"]["message"]
+        assert refusal.status_code == 400, said
+        assert "decode-1: " in said
+        assert "Too many open files" in said
+        assert "prefill-0: " not in said
+        assert "no instance was changed" in said
+        refusal = server.http.post("/update_weights", json={"path": str(wrong)})
+        said = refusal.json()["error"]["message"]
+        assert (refusal.status_code, said.count("is another model: num_layers is 1")) == (400, 3)
+        for future in running:
+            assert future.result(200).choices[0].finish_reason == "length"
+        assert answers(server) == before
+        assert {name: entry["weights"] for name, entry in instances(server).items()} == given
+        response = server.http.post("/update_weights", json={"path": str(other_weights)})
+        assert set(response.raise_for_status().json()["instances"]) == set(given)
+        changed = answers(server)
+        assert changed != before
+        os.kill(engines(server)["decode-0"], signal.SIGKILL)
+        wait_metric(server, "baton:instance_restarts_total", 1)
+        server.wait_ready()
+        assert answers(server) == changed
+        memory = server.http.get("/debug/memory").json()
+        images = [row["image_bytes"] for row in memory["processes"] if row["process"].endswith(" rank 0")]
+        assert len(images) == 3
+        assert min(images) > 0

@@ -246,7 +246,7 @@ class EngineCore:
             # (Requests that the gateway cancelled itself before it left are not counted.)
             alive = sum(request.state is not State.ABORTING for request in outbox.requests.values())
             level = logging.WARNING if alive else logging.INFO
-            self._controls.gateway_lost(outbox)
+            self._buffer.commands += self._controls.gateway_lost(outbox)
             log.log(level, "gateway %s is gone; cancelling its %d requests", outbox, alive)
             if self._machinery is not None:
                 for request in list(outbox.requests.values()):

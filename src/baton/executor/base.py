@@ -112,8 +112,9 @@ class Executor(Protocol):
         """
 
     def check_weights(self, directory: str) -> str:
-        """Whether `update_weights` could load it, as far as that can be seen; nothing changes.  May be
-        called from another thread while steps run, and each rank answers for itself.
+        """Whether `update_weights` could load it; nothing changes.  As far as it can, it loads it already, in
+        memory of its own, which `update_weights` of the same directory uses and `release_weights` gives back.
+        May be called from another thread while steps run, and each rank answers for itself.
 
         Returns what tells the checkpoint apart from others, "" if nothing does.  Raises `ControlRefused`.
         """
@@ -124,6 +125,9 @@ class Executor(Protocol):
         Raises `ControlRefused`, on all ranks or on none, if it does not fit: then the old weights stay.
         Any other exception means that old and new are mixed, and the executor must not be used again.
         """
+
+    def release_weights(self) -> None:
+        """What a check has loaded will not be used; nothing happens if there is nothing."""
 
     def start_profile(self, directory: str) -> None:
         """Records what each step spends its time on.  Raises `ControlRefused`."""

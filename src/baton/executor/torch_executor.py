@@ -13,7 +13,6 @@ A rank that waits for another one inside a collective does so for `step_timeout_
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -33,6 +32,7 @@ from baton.executor.base import (
 )
 from baton.executor.images import WeightMemory, open_weights
 from baton.executor.kv_pool import KvPool, available_memory
+from baton.executor.new_weights import NextWeights, Second
 from baton.executor.profiler import StepProfiler
 from baton.executor.weights import ExecutorError, groups_of, weights_form
 from baton.ipc.cores import usable_cores
@@ -50,7 +50,6 @@ from baton.model.cpu.sampling import sampling_kernel
 from baton.model.cpu.steps import fused_ops
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.placement import Placement
-from baton.model.layers.rounding import Rounded
 from baton.model.loader import check_numbers, check_weights, is_finite, load_model, load_weights
 from baton.model.sampling.logprobs import token_logprobs
 from baton.model.sampling.sampler import Sampler
@@ -81,6 +80,7 @@ class TorchExecutor:
     ) -> None:
         self._config = config
         self._memory = memory
+        self._next = NextWeights(config, parallel.rank)
         self._block_size = config.block_size
         self._vocab_size = model_config.vocab_size
         self._model_config = model_config
@@ -203,30 +203,31 @@ class TorchExecutor:
         return result
 
     def check_weights(self, directory: str) -> str:
+        if name := self._next.prepared(directory):
+            return name
         reason = self._why_not_load(directory)
         if reason:
             raise ControlRefused(reason)
-        return fingerprint(Path(directory))
+        name = fingerprint(Path(directory))
+        if self._model.placement.store.complete:
+            self._next.prepare(directory, name, Second(self._model, self._memory))
+        return name
 
     @torch.inference_mode()
     def update_weights(self, directory: str) -> None:
-        """Layer by layer: its old weights go when the new ones have been packed."""
-        self._refuse_together(self._why_not_load(directory))
-        config = ModelConfig.from_directory(directory)
-        placement = self._model.placement
-        if not placement.store.complete:
-            load_weights(self._model, Path(directory), config)
+        """What was prepared takes its place.  Private weights are loaded layer by layer: the old ones of each
+        go when its new ones have been packed."""
+        prepared = self._next.prepared(directory)
+        self._refuse_together("" if prepared else self._why_not_load(directory))
+        if not self._model.placement.store.complete:
+            load_weights(self._model, Path(directory), ModelConfig.from_directory(directory))
             return
-        # An image is never written again: a second model beside the first, which then goes.
-        rank = self._parallel.rank
-        memory = open_weights(
-            self._config, Path(directory), rank, placement.weights, groups_of(self._config, config)
-        )
-        new = replace(placement, store=memory.store, rounded=Rounded())
-        model = load_model(directory, config, new, self._backend, self._config.max_model_len, memory.progress)
-        memory.done()
-        self._model, self._memory, old = model, memory, self._memory
-        old.release()
+        present = Second(self._model, self._memory)
+        self._model, self._memory = self._next.take(directory) or self._next.make(directory, present)
+        present.memory.release()
+
+    def release_weights(self) -> None:
+        self._next.drop()
 
     def start_profile(self, directory: str) -> None:
         self._refuse_together(self._profiler.why_not_start(directory))
@@ -240,6 +241,7 @@ class TorchExecutor:
         self._view = self._view.without_memory()
         self._pool.close()
         self._parallel.close()
+        self._next.drop()
         self._memory.release()
 
     def _why_not_load(self, directory: str) -> str:

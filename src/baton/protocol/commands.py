@@ -176,15 +176,23 @@ class Control(msgspec.Struct, tag="control", array_like=True, frozen=True):
     | action | argument | what every rank does |
     | --- | --- | --- |
     | `pause`, `resume` | | composes no step until `resume`; closings still go out |
-    | `check_weights` | directory | looks whether it could be loaded, beside the step loop |
-    | `update_weights` | directory | loads this checkpoint in place; sent only while no epoch is open |
+    | `check_weights` | directory | looks whether it could be loaded, and prepares it, beside the step loop |
+    | `update_weights` | directory | has this checkpoint from now on; sent only while no epoch is open |
+    | `release_weights` | | gives back what was prepared; nobody answers |
     | `start_profile` | directory | profiles its steps until `stop_profile` |
     | `stop_profile` | | writes the trace into that directory |
     | `shutdown` | | leaves the loop |
     """
 
     action: Literal[
-        "pause", "resume", "shutdown", "check_weights", "update_weights", "start_profile", "stop_profile"
+        "pause",
+        "resume",
+        "shutdown",
+        "check_weights",
+        "update_weights",
+        "release_weights",
+        "start_profile",
+        "stop_profile",
     ]
     argument: str = ""
     id: int = 0

@@ -153,6 +153,8 @@ class WorkerLoop:
         if isinstance(command, Control):
             if command.action == "check_weights" and self._beside is not None:
                 self._beside(partial(self._check_weights, command))
+            elif command.action == "release_weights":
+                self._executor.release_weights()
             elif command.id:
                 self._control(command)
         elif isinstance(effect, Admitted):

@@ -62,12 +62,17 @@ class Worker:
         self._transfers: TransferService | None = None
 
     def _beside(self, work: Callable[[], ControlDone]) -> None:
-        """Runs it in a thread of its own, which ends with it, or with the process."""
+        """Runs it in a thread of its own, which ends with it, or with the process; here, between two steps,
+        if there is no room for a thread."""
 
         def run() -> None:
             self.reports.write_from_helper(REPORTS.encode(work()))
 
-        threading.Thread(target=run, name="check", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="check", daemon=True).start()
+        except RuntimeError as error:
+            log.warning("checking new weights stops the steps: %s", error)
+            run()
 
     def serve(self, observer: Observer | None = None) -> int:
         """Loads, reports ready, runs until the end.  Returns the exit code; raises nothing."""

@@ -324,6 +324,28 @@ def test_nobody_stays_locked_for_a_gateway_that_is_gone(end):
     assert check(script, 5, b"h") is not None
 
 
+def test_what_was_prepared_is_given_back_when_nothing_comes_of_it():
+    """And only by who had it prepared, as long as there is somebody."""
+    script = Script()
+    script.tell(Hello("other"), b"h")
+    released, release = [Control("release_weights")], Query(20, "release_weights")
+    control = check(script)
+    assert script.tell(release, b"h") == []
+    script.report(ControlDone(0, control.id))
+    assert script.tell(release, b"h") == []
+    assert script.tell(release) == released
+    assert script.tell(release, b"h") == released, "a rank may have prepared what another one refused"
+    control = check(script, 5, b"h")
+    script.core.gateway_lost(b"h")
+    assert script.flush() == released, "while they are at it"
+    script.report(ControlDone(0, control.id, "it was given up"))
+    script.tell(Hello("other"), b"h")
+    control = check(script, 6, b"h")
+    script.report(ControlDone(0, control.id))
+    script.core.gateway_lost(b"h")
+    assert script.flush() == released
+
+
 def test_a_check_that_fails_says_why_and_locks_nothing():
     script = Script(ranks=2)
     script.tell(Hello("other"), b"h")
@@ -346,7 +368,7 @@ def test_a_check_that_takes_too_long_costs_nothing():
     script = Script(ranks=2)
     control = check(script)
     script.report(ControlDone(0, control.id), 0)
-    script.wait_until(CHECK_S + 1)
+    script.wait_until(max(CHECK_S, script.config.startup_timeout_s) + 1)
     script.flush()
     ((_, body),) = replies(script)
     assert (body["code"], "worker ranks 1 have not answered" in body["error"]) == ("timeout", True)

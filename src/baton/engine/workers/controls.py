@@ -14,7 +14,8 @@ is computed anew, and KV of old weights is never read by new ones.  If the ranks
 are in place and what the index knows is still true.
 
 *All instances of a cluster change, or none.*  A gateway has every instance check first (`check_weights`),
-which changes nothing and disturbs no request, and decides only when all can.  From a check that went well
+which changes nothing and stops no request; the ranks load the weights beside the present ones, where they
+can.  It decides only when all have.  From a check that went well
 until `PREPARED_S` later the instance is *locked*: another gateway's check, and its other orders, are
 refused as `busy`, so two gateways never decide at once.  The lock ends with `release_weights`, with the
 update, with the connection of its holder, or by its deadline, and holds nothing else.
@@ -36,6 +37,7 @@ have new weights and others refused them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
@@ -53,7 +55,7 @@ log = logging.getLogger(__name__)
 Action = Literal["check_weights", "update_weights", "start_profile", "stop_profile"]
 ACTIONS: frozenset[str] = frozenset((*get_args(Action), "release_weights"))
 CHECK_S = 60.0
-"""What the ranks may take to look at a checkpoint."""
+"""What the ranks may take to look at a checkpoint; they may load it then, for as long as that may take."""
 PREPARED_S = 30.0
 """How long an instance stays locked for the gateway that had it check."""
 MAX_ARGUMENT = 4096
@@ -106,7 +108,7 @@ class Controls:
     ) -> None:
         self._num_ranks = num_ranks
         self._timeouts = {
-            "check_weights": CHECK_S,
+            "check_weights": max(CHECK_S, load_timeout_s or 0.0),
             "update_weights": timeout_s if load_timeout_s is None else load_timeout_s,
         }
         self._timeout_s = timeout_s
@@ -149,12 +151,16 @@ class Controls:
         flag = "--startup-timeout" if order.action == "update_weights" else "--step-timeout"
         return f"{what}: they hang, or it takes longer than {flag}"
 
-    def begin(self, outbox: Outbox, query: Query, scheduler: Scheduler, now: float) -> list[Preempt]:
+    def begin(
+        self, outbox: Outbox, query: Query, scheduler: Scheduler, now: float
+    ) -> Sequence[Preempt | Control]:
         """Takes an order; returns what to tell the worker first.  One that is refused is answered at once."""
         if query.what == "release_weights":
-            self.gateway_lost(outbox)
+            commands = self.gateway_lost(outbox)
+            if not commands and self._lock is None and self._order is None:
+                commands = [Control("release_weights")]  # (one rank may have prepared what another refused)
             self._outboxes.reply(outbox, QueryReply(query.id, {"released": True}))
-            return []
+            return commands
         if query.what == "update_weights" and query.weights is not None:
             return self._take_decided(outbox, query, query.weights, scheduler, now)
         refusal = self._refusal(outbox, query, now)
@@ -163,10 +169,15 @@ class Controls:
             return []
         return self._start(outbox, query, scheduler, now)
 
-    def gateway_lost(self, outbox: Outbox) -> None:
-        """Its lock, if it has it, is over."""
-        if self._lock is not None and self._lock.outbox is outbox:
+    def gateway_lost(self, outbox: Outbox) -> list[Control]:
+        """Its lock, if it has it, is over; what the ranks have prepared for it is of no use any more: returns
+        what to tell them."""
+        order = self._order
+        checks = order is not None and order.action == "check_weights" and order.outbox is outbox
+        locks = self._lock is not None and self._lock.outbox is outbox
+        if locks:
             self._lock = None
+        return [Control("release_weights")] if checks or locks else []
 
     def _take_decided(
         self, outbox: Outbox, query: Query, decided: Weights, scheduler: Scheduler, now: float

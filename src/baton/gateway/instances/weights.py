@@ -1,9 +1,11 @@
 """New weights for all instances, or for none: the two phases of `/update_weights`.
 
 Theory.  First every instance checks (`check_weights`): configuration, names, shapes, whether files can be
-read.  Nothing changes, requests go on, and each instance is locked for this gateway
-(`engine/workers/controls.py`).  If one cannot, or is not there, or finds another checkpoint at that path
-than the others do (a path on another host), the locks are released, the answer says who and why, and
+read; and where weights lie in images, it makes the new one, once on each host, or maps it
+(`executor/new_weights.py`).  Nothing changes, requests go on, and each instance is locked for this gateway
+(`engine/workers/controls.py`).  Making images may take longer than a lock lasts, so after that they are asked
+once more: who is ready says so at once.  If one cannot, or is not there, or finds another checkpoint at that
+path than the others do (a path on another host), the locks are released, the answer says who and why, and
 nothing was changed anywhere.
 
 Then the gateway *decides*, in one turn of its event loop: supervisors are told, so that whatever starts
@@ -34,13 +36,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CHECK_S = 70.0
-"""Instances give up after `engine.controls.CHECK_S` themselves."""
 _LOCKED_S = 25.0
-"""Less than `engine.controls.PREPARED_S`: a gateway that took longer to notice that all have checked was
-away."""
+"""Less than `engine.controls.PREPARED_S`: after a longer check a lock may be over."""
+_CHECKS = 3
+"""How often they are asked until all have said yes within that time."""
 _LOAD_S = 86_400.0
-"""Instances bound loading by `--startup-timeout`, and fail then; this is for one that does neither."""
+"""Instances bound loading by `--startup-timeout`, and give up or fail then; this is for one that does
+neither."""
 
 
 async def update_weights(client: ClusterClient, path: str) -> dict[str, Any]:
@@ -65,20 +67,23 @@ async def _check(client: ClusterClient, path: str) -> str:
         if link.state in ("starting", "restarting"):
             raise link.member.unavailable(client.cluster.call(link.name))
     loop = asyncio.get_running_loop()
-    began = loop.time()
-    each = await ask_each(client.instances, "check_weights", _CHECK_S, path)
-    if not each:
-        raise client.cluster.unavailable()
+    asked = [link.name for link in client.instances.values() if link.state == "ready"]
     try:
-        if loop.time() - began > _CHECK_S + _LOCKED_S:
-            raise InstanceUnavailable(
-                "the server stood still while the instances checked; nothing was changed, try again",
-                code="timeout",
-                retry_after_s=1,
-            )
-        return agreed(each, path)
-    except ApiError:
-        client.release_weights(list(each))
+        for _ in range(_CHECKS):
+            began = loop.time()
+            each = await ask_each(client.instances, "check_weights", _LOAD_S, path)
+            if not each:
+                raise client.cluster.unavailable()
+            name = agreed(each, path)
+            if loop.time() - began <= _LOCKED_S:
+                return name
+        raise InstanceUnavailable(
+            "the server stood still while the instances checked; nothing was changed, try again",
+            code="timeout",
+            retry_after_s=1,
+        )
+    except (ApiError, asyncio.CancelledError):
+        client.release_weights(asked)
         raise
 
 
