@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from baton.model.checkpoint.config import ModelConfig
@@ -21,17 +23,36 @@ def page_bytes() -> int:
     return model.num_layers * 2 * model.num_kv_heads * BLOCK * (model.head_dim + 4)
 
 
+def answer(server: Server, number: int) -> str:
+    """A short prompt of its own and a long answer: twelve at once do not fit."""
+    return (
+        server.client()
+        .completions.create(
+            model="",
+            prompt=[3 + (7 * number + token) % 200 for token in range(40)],
+            max_tokens=150,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+        )
+        .choices[0]
+        .text
+    )
+
+
 @pytest.mark.slow
 def test_answers_are_those_of_requests_alone_in_one_instance_and_in_two() -> None:
     asks = make_asks(24, seed=8, longest_prompt=400, longest_output=60)
     with Server(*FLAGS, *TIGHT) as one:
         learn_from(one, asks)
-        hits = one.metric("vllm:prefix_cache_hits_total")
+        hits = one.metric("baton:prefix_cache_hits_total")
         wrong = ask_all(one, asks, at_once=24)
         assert not wrong, f"{len(wrong)} of {len(asks)}:\n" + "\n".join(wrong[:5])
-        assert one.metric("vllm:num_preemptions_total") > 0
-        assert one.metric("vllm:prefix_cache_hits_total") > hits
-        clean_ledgers(one)
+        assert one.metric("baton:prefix_cache_hits_total") > hits
+        alone = [answer(one, number) for number in range(12)]
+        before = one.metric("baton:num_preemptions_total")
+        with ThreadPoolExecutor(12) as pool:
+            assert list(pool.map(lambda number: answer(one, number), range(12))) == alone
+        assert one.metric("baton:num_preemptions_total") > before
     with Server("--prefill", "1", "--decode", "1", "--disaggregation-threshold", "0", *FLAGS) as two:
         wrong = ask_all(two, asks, at_once=8)
         assert not wrong, f"{len(wrong)} of {len(asks)}:\n" + "\n".join(wrong[:5])
