@@ -109,8 +109,8 @@ def test_a_file_is_read_once_for_a_host(tmp_path: Path, monkeypatch: pytest.Monk
         first = TorchExecutor.from_config(config, 0, "")
         monkeypatch.setattr(loader, "open_source", lambda *_: pytest.fail("the file was read again"))
         second = TorchExecutor.from_config(config, 0, "")
-        assert "1 weights (lm_head) rounded by 0.3" in first.info.detail
-        assert "1 weights (lm_head) rounded by 0.3" in second.info.detail
+        assert "1 weight (lm_head) rounded by 0.3" in first.info.detail
+        assert "1 weight (lm_head) rounded by 0.3" in second.info.detail
         tokens = []
         for executor in (first, second):
             driver = Driver(executor)

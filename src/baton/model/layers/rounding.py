@@ -46,9 +46,10 @@ class Rounded:
         mean = sum(self.errors.values()) / len(self.errors)
         parts = [name for names in self.errors for name in names.split(" + ")]
         kinds = list(dict.fromkeys(name.removesuffix(".weight").split(".")[-1] for name in parts))
+        plural = "s" if len(self.errors) > 1 else ""
         which = f" ({', '.join(kinds)})" if len(kinds) <= _LISTED else ""
         return (
-            f"{len(self.errors)} weights{which} rounded by {100 * mean:.2g} % (RMS; most {worst}: "
+            f"{len(self.errors)} weight{plural}{which} rounded by {100 * mean:.2g} % (RMS; most {worst}: "
             f"{100 * self.errors[worst]:.2g} %)"
         )
 
