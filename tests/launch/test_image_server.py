@@ -139,3 +139,33 @@ def test_when_the_server_goes_who_waits_hears_of_it() -> None:
     thread.join(30)
     assert failed
     os.close(fd)
+
+
+def test_when_there_is_no_memory_for_another_image_nobody_waits(server: str, monkeypatch) -> None:
+    filler, waiting = ImageClient(server), ImageClient(server)
+    fill, fd = filler.ask("key", "place", 30)
+    assert fill
+    os.close(fd)
+    failed: list[KeeperGone] = []
+
+    def wait() -> None:
+        try:
+            waiting.ask("key", "place", 30, asked.set)
+        except KeeperGone as error:
+            failed.append(error)
+
+    asked = threading.Event()
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert asked.wait(30)
+
+    def full(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", full)
+    filler.close()
+    waiter.join(30)
+    assert len(failed) == 1
+    with pytest.raises(KeeperGone):
+        ImageClient(server).ask("other", "place", 30)
+    waiting.close()

@@ -65,6 +65,16 @@ class ImageServer:
         self._directory.remove()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            log.exception("weight images are not shared any more: each worker makes its own copy")
+            # Nobody waits for an answer that does not come: those who asked hear that the keeper left.
+            self._listener.close()
+            for worker in self._workers.values():
+                worker.close()
+
+    def _serve(self) -> None:
         while True:
             for ready, _ in self._selector.select():
                 if ready.data == -2:
