@@ -91,6 +91,8 @@ async def test_an_engine_that_is_over_and_does_not_end_is_killed(monkeypatch, ca
     async with Running(plan("a")) as running:
         await asyncio.wait_for(running.client.ready(), DEADLINE_S)
         pid = running.fleet.supervisors["a"].pid
+        for _ in range(10):
+            await asyncio.sleep(0)  # the supervisor waits for the same, and watches the engine from now on
         running.client.instances["a"].lost("the connection broke")
         await running.until(lambda: running.states()["a"] == "ready")
         assert running.fleet.supervisors["a"].pid != pid
