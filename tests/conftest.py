@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from functools import partial
 
@@ -15,6 +16,10 @@ Tests that would hang for ever, or for much longer, without what they test may s
 question is which of two things ended a wait, and one of them is a shorter deadline, look at what ended it
 instead: an error's text, a counter, what was called.
 """
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job ignores Ctrl-C, and so would all programs that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")

@@ -184,14 +184,14 @@ def oldest_gives_way(patch: Patch) -> None:
     give_way = Scheduler._give_way
 
     def wrong(self, decisions):
-        ranks = {request: request.rank for request in self.slots if request}
-        for request, (priority, place) in ranks.items():
-            request.rank = (priority, -place)
+        urgencies = {request: request.urgency for request in self.slots if request}
+        for request, (priority, place) in urgencies.items():
+            request.urgency = (priority, -place)
         try:
             give_way(self, decisions)
         finally:
-            for request, rank in ranks.items():
-                request.rank = rank
+            for request, urgency in urgencies.items():
+                request.urgency = urgency
 
     patch.setattr(Scheduler, "_give_way", wrong)
 
