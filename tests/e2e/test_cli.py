@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -97,8 +98,12 @@ class Terminal:
         code = self.process.wait(deadline_s)
         return code, self.process.stderr.read().decode()
 
-    def engine(self, deadline_s: float = 90) -> int:
+    def engine(self) -> int:
         """Process id of the engine, once it runs."""
+        return self.child(is_engine)
+
+    def child(self, wanted: Callable[[int], bool], deadline_s: float = 90) -> int:
+        """Process id of the first child for which `wanted` says so, once there is one."""
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
             try:
@@ -108,11 +113,11 @@ class Terminal:
             for task in tasks:
                 path = f"/proc/{self.process.pid}/task/{task}/children"
                 with open(path) as file:
-                    engines = [int(pid) for pid in file.read().split() if is_engine(int(pid))]
-                if engines:
-                    return engines[0]
+                    found = [int(pid) for pid in file.read().split() if wanted(int(pid))]
+                if found:
+                    return found[0]
             time.sleep(0.01)
-        raise AssertionError("no engine was started")
+        raise AssertionError("no such process was started")
 
 
 def _own_terminal() -> None:
@@ -243,9 +248,8 @@ def test_chat_survives_the_loss_of_its_instance() -> None:
 @pytest.mark.parametrize("arguments", [("chat",), ("generate", "x")])
 def test_ctrl_c_while_loading(arguments: tuple[str, ...]) -> None:
     with Terminal(*arguments) as terminal:
-        terminal.engine()
-        time.sleep(0.2)
-        terminal.type("\x03")
+        terminal.child(lambda pid: True)
+        terminal.type("\x03")  # the process that forks the engine begins to import PyTorch
         code, errors = terminal.leave()
     assert code == 130
     assert len(errors.splitlines()) <= 1, errors
