@@ -54,6 +54,10 @@ class Keeper:
         """Of the images that there are, or that are being filled."""
         return list(self._images)
 
+    def asked(self, worker: int) -> str:
+        """The key for which it has asked; "" if it has asked for none."""
+        return self._asked.get(worker, "")
+
     def ask(self, worker: int, key: str, place: str) -> list[Effect]:
         """Raises `ValueError` if this worker has asked already."""
         if worker in self._asked:
@@ -71,7 +75,7 @@ class Keeper:
 
     def filled(self, worker: int) -> list[Effect]:
         """Raises `ValueError` if this worker was not told to fill one."""
-        image = self._images.get(self._asked.get(worker, ""))
+        image = self._images.get(self.asked(worker))
         if image is None or image.filler != worker:
             raise ValueError("this worker was to fill no image")
         image.filler = None

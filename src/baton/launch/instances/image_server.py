@@ -40,7 +40,6 @@ class ImageServer:
         self._keeper = Keeper()
         self._memory: dict[str, int] = {}
         self._workers: dict[int, socket.socket] = {}
-        self._asked: dict[int, str] = {}
         self._next = 0
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -103,10 +102,9 @@ class ImageServer:
                 return
             said = msgspec.json.decode(message, type=FromWorker)
             if isinstance(said, Ask):
-                self._asked[number] = said.key
                 effects = self._keeper.ask(number, said.key, said.place)
             else:
-                self._take(self._asked.get(number, ""), fds)
+                self._take(self._keeper.asked(number), fds)
                 effects = self._keeper.filled(number)
             self._do(effects)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
@@ -129,7 +127,6 @@ class ImageServer:
         connection = self._workers.pop(number)
         self._selector.unregister(connection)
         connection.close()
-        self._asked.pop(number, None)
         self._do(self._keeper.gone(number))
 
     def _do(self, effects: list[Effect]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,20 +62,20 @@ _BLOCK: Final = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<last
 
 def gguf_name(name: str) -> str:
     """Of a tensor that transformers calls `name`."""
-    found = _OURS.match(name)
-    if found is None or found["module"] not in _NAMES:
-        return name
-    place = "" if found["layer"] is None else f"blk.{found['layer']}."
-    return f"{place}{_NAMES[found['module']]}.{found['last']}"
+    return _renamed(name, _OURS, _NAMES, "blk")
 
 
 def usual_name(name: str) -> str:
     """How transformers calls a tensor of a GGUF file; `name` itself if it has none there."""
-    found = _BLOCK.match(name)
-    if found is None or found["module"] not in _THEIRS:
+    return _renamed(name, _BLOCK, _THEIRS, "model.layers")
+
+
+def _renamed(name: str, pattern: re.Pattern[str], modules: Mapping[str, str], layers: str) -> str:
+    found = pattern.match(name)
+    if found is None or found["module"] not in modules:
         return name
-    place = "" if found["layer"] is None else f"model.layers.{found['layer']}."
-    return f"{place}{_THEIRS[found['module']]}.{found['last']}"
+    place = "" if found["layer"] is None else f"{layers}.{found['layer']}."
+    return f"{place}{modules[found['module']]}.{found['last']}"
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], Quantization | None]:
