@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from baton.executor.images import WeightMemory
 from baton.executor.kv_pool import KvPool
-from baton.executor.weights import form_told
+from baton.executor.weights.forms import form_told
+from baton.executor.weights.images import WeightMemory
 from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.attention import CpuAttention
 from baton.protocol.config import InstanceConfig

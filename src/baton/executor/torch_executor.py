@@ -30,11 +30,11 @@ from baton.executor.base import (
     StepBatch,
     StepResult,
 )
-from baton.executor.images import WeightMemory, open_weights
 from baton.executor.kv_pool import KvPool, available_memory
-from baton.executor.new_weights import NextWeights, Second
 from baton.executor.profiler import StepProfiler
-from baton.executor.weights import ExecutorError, groups_of, weights_form
+from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
+from baton.executor.weights.images import WeightMemory, open_weights
+from baton.executor.weights.new_weights import NextWeights, Second
 from baton.ipc.cores import usable_cores
 from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.attention import (

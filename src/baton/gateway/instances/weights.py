@@ -2,11 +2,11 @@
 
 Theory.  First every instance checks (`check_weights`): configuration, names, shapes, whether files can be
 read; and where weights lie in images, it makes the new one, once on each host, or maps it
-(`executor/new_weights.py`).  Nothing changes, requests go on, and each instance is locked for this gateway
-(`engine/workers/controls.py`).  Making images may take longer than a lock lasts, so after that they are asked
-once more: who is ready says so at once.  If one cannot, or is not there, or finds another checkpoint at that
-path than the others do (a path on another host), the locks are released, the answer says who and why, and
-nothing was changed anywhere.
+(`executor/weights/new_weights.py`).  Nothing changes, requests go on, and each instance is locked for this
+gateway (`engine/workers/controls.py`).  Making images may take longer than a lock lasts, so after that they
+are asked once more: who is ready says so at once.  If one cannot, or is not there, or finds another
+checkpoint at that path than the others do (a path on another host), the locks are released, the answer says
+who and why, and nothing was changed anywhere.
 
 Then the gateway *decides*, in one turn of its event loop: supervisors are told, so that whatever starts
 from now on loads the new weights, and every instance that is ready is ordered to load them.  Whatever is

@@ -12,7 +12,7 @@ import pytest
 
 from baton.executor import weight_cache
 from baton.executor.torch_executor import TorchExecutor
-from baton.executor.weight_cache import write_file
+from baton.executor.weights.cache_file import write_file
 from baton.model import loader
 from tests.executor.test_controls import perturbed
 from tests.executor.test_images import answers

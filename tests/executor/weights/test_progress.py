@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.executor import images
-from baton.executor.progress import LoadProgress
+from baton.executor.weights import images
+from baton.executor.weights.progress import LoadProgress
 from tests.executor.test_images import make
 from tests.model.checkpoints import make_checkpoint
 

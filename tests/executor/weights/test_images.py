@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.executor import images
-from baton.executor.images import open_weights
 from baton.executor.torch_executor import TorchExecutor
-from baton.executor.weights import ExecutorError, groups_of
+from baton.executor.weights import images
+from baton.executor.weights.forms import ExecutorError, groups_of
+from baton.executor.weights.images import open_weights
 from baton.ipc.image_client import ImageClient
 from baton.launch.instances.image_server import image_server
 from baton.model import loader

@@ -10,8 +10,8 @@ import pytest
 
 from baton.executor import new_weights, torch_executor
 from baton.executor.base import ControlRefused
-from baton.executor.new_weights import NextWeights
 from baton.executor.torch_executor import TorchExecutor
+from baton.executor.weights.new_weights import NextWeights
 from tests.executor.test_controls import perturbed
 from tests.executor.test_images import answers, image_inodes, make, readings, server
 from tests.model import quantized_checkpoints as files

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import torch
 
-from baton.executor.progress import LoadProgress
-from baton.executor.weight_cache import cache_file, read_file, write_file
-from baton.executor.weights import ExecutorError
+from baton.executor.weights.cache_file import cache_file, read_file, write_file
+from baton.executor.weights.forms import ExecutorError
+from baton.executor.weights.progress import LoadProgress
 from baton.ipc.image_client import ImageClient, KeeperGone
 from baton.model.checkpoint.files import LoadError, checkpoint_files
 from baton.model.checkpoint.fingerprint import fingerprint

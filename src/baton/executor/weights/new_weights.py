@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 
 from baton.executor.base import ControlRefused
-from baton.executor.images import WeightMemory, open_weights
 from baton.executor.kv_pool import available_memory
-from baton.executor.weights import groups_of
+from baton.executor.weights.forms import groups_of
+from baton.executor.weights.images import WeightMemory, open_weights
 from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.fingerprint import fingerprint
