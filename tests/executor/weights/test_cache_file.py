@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import shutil
@@ -10,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.executor import weight_cache
 from baton.executor.torch_executor import TorchExecutor
 from baton.executor.weights.cache_file import write_file
 from baton.model import loader
 from tests.executor.test_controls import perturbed
-from tests.executor.test_images import answers
-from tests.executor.test_images import make as made
+from tests.executor.weights.test_images import answers
+from tests.executor.weights.test_images import make as made
 from tests.model.checkpoints import make_checkpoint
 
 
@@ -172,7 +172,7 @@ def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(cache:
     (cache / ".other.weights.abandoned").write_bytes(b"half")
     written = cache / ".m.weights.written"
     with written.open("wb") as file:
-        weight_cache.fcntl.flock(file, weight_cache.fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
         write_file(memoryview(b"image"), cache / "m.weights")
         assert sorted(path.name for path in cache.iterdir()) == [
             ".m.weights.written",

@@ -10,7 +10,7 @@ import pytest
 
 from baton.executor.weights import images
 from baton.executor.weights.progress import LoadProgress
-from tests.executor.test_images import make
+from tests.executor.weights.test_images import make
 from tests.model.checkpoints import make_checkpoint
 
 
