@@ -20,14 +20,23 @@ def mappings() -> int:
     return Path("/proc/self/maps").read_text().count(f"memfd:{_NAME}")
 
 
-def huge_bytes() -> int:
+def populates() -> bool:
+    with mmap.mmap(-1, 4096) as page:
+        try:
+            page.madvise(22)  # MADV_POPULATE_READ, of Linux 5.14
+        except OSError:
+            return False
+    return True
+
+
+def huge_bytes(of: str = "ShmemPmdMapped") -> int:
     """Of the mappings of this name that are in huge pages."""
     found, ours = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         key = line.split()[0]
         if not key.endswith(":"):
             ours = f"memfd:{_NAME}" in line
-        elif ours and key == "ShmemPmdMapped:":
+        elif ours and key == f"{of}:":
             found += int(line.split()[1]) * 1024
     return found
 
@@ -56,6 +65,21 @@ def test_huge_where_the_system_can() -> None:
     if not found:
         pytest.skip("this system gives no huge pages on request")
     assert found == 2 * HUGE_PAGE
+    os.close(fd)
+
+
+def test_what_is_protected_stays_mapped() -> None:
+    """Else the kernel copies it to a file page by page (`executor/weights/cache_file.py`), and the file gets
+    small pages."""
+    fd = create_memory(_NAME, 3 * HUGE_PAGE)
+    memory = HugeMapping(fd)
+    memory.use(3 * HUGE_PAGE)
+    readable = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    memory.protect(readable, 2 * HUGE_PAGE + 4096)
+    if not populates():
+        pytest.skip("this system maps pages one by one")
+    assert huge_bytes("Rss") == 2 * HUGE_PAGE + 4096
+    os.close(readable)
     os.close(fd)
 
 

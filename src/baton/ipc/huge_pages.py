@@ -11,6 +11,10 @@ half of the time that faulting its 512 small pages takes.
 So memory is made huge from its beginning on, as it comes into use.  Where the system refuses, small pages
 serve as ever.
 
+Pages of a file on disk cannot be made huge afterwards.  Some file systems (XFS; ext4 since Linux 6.16) give
+a file huge pages when it is written in large pieces whose source is mapped already (else the kernel copies
+page by page), or when it is read through a mapping with MADV_HUGEPAGE.
+
 Nothing here writes: a stretch that is about to be used may lie where another thread is copying to at this
 moment (pages of a hand-over that arrive in blocks with smaller numbers).  To touch is to read, which gives a
 hole of a memfd its memory as well, and collapsing keeps what others write meanwhile: they wait in the kernel.
@@ -25,7 +29,7 @@ import weakref
 
 HUGE_PAGE = 2 << 20
 """Bytes; of x86-64, and of ARM with pages of 4 KB."""
-_MADV_COLLAPSE = 25
+_MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_COLLAPSE = 14, 22, 25
 _PROT_NONE, _MAP_FIXED = 0, 0x10
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -45,6 +49,8 @@ class HugeMapping:
         address = -(-room // HUGE_PAGE) * HUGE_PAGE
         protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         _map(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        if not writable:
+            _libc.madvise(address, size, _MADV_HUGEPAGE)  # what is not in memory yet is read in huge pages
         array = (ctypes.c_uint8 * size).from_address(address)
         weakref.finalize(array, _libc.munmap, room, size + HUGE_PAGE).atexit = False
         self.bytes = memoryview(array).cast("B")
@@ -66,9 +72,10 @@ class HugeMapping:
         """From now on the first `size` bytes can be read only, at the same addresses; the rest is let go.
 
         `fd` is the same file, opened for reading: a mapping of it does not keep the file from being sealed
-        against writing.
+        against writing.  The pages are mapped at once, as they were before.
         """
         _map(self._address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        _libc.madvise(self._address, size, _MADV_POPULATE_READ)
         end = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if end < self._size:
             nowhere = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
