@@ -100,6 +100,7 @@ class EchoEngine:
         self.submits: list[Submit] = []
         self.cancels: list[int] = []
         self.queries: Counter[str] = Counter()
+        self.unanswered: list[Query] = []
         self.weights = Weights()
         self.orders: list[Weights] = []
         """Weights that it was told to have."""
@@ -228,6 +229,8 @@ class EchoEngine:
                 end = Finished(message.id, "aborted")
                 socket.send_multipart([identity, FROM_ENGINE.encode(Outputs(finished=[end]))])
         elif isinstance(message, Query):
+            if not self.behaviour.answer_queries:
+                self.unanswered.append(message)
             self.queries[message.what] += 1
             if self.behaviour.answer_queries:
                 body = self.behaviour.stats if message.what == "stats" else {"what": message.what}

@@ -510,7 +510,5 @@ class EngineCore:
 
     def _decide(self, machinery: Machinery, now: float) -> None:
         machinery.dispatcher.decide(now)
-        control = self._controls.command(machinery.scheduler, now)
-        if control is not None:
-            self._buffer.commands.append(control)
+        self._buffer.commands += self._controls.commands(machinery.scheduler, now)
         self._send_load(now)

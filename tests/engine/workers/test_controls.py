@@ -346,7 +346,56 @@ def test_what_was_prepared_is_given_back_when_nothing_comes_of_it():
     assert script.flush() == released
 
 
+def test_what_was_prepared_goes_when_the_lock_is_over():
+    """Nobody may ever ask again: its gateway stands still.  One that asks again has its lock for longer."""
+    script = Script()
+    script.report(ControlDone(0, check(script).id, value="n"))
+    script.now += PREPARED_S - 1
+    script.report(ControlDone(0, check(script).id, value="n"))
+    script.take()
+    script.now += PREPARED_S - 1
+    script.core.on_clock(script.now)
+    assert script.flush() == []
+    assert script.core.next_deadline() == pytest.approx(script.now + 1)
+    script.now += 1
+    script.core.on_clock(script.now)
+    assert script.flush() == [Control("release_weights")]
+    assert script.core.next_deadline() is None
+    script.core.on_clock(script.now + 1)
+    assert script.flush() == [], "once"
+
+
+def test_a_lock_that_ends_while_its_gateway_checks_again_takes_nothing_away():
+    script = Script()
+    script.report(ControlDone(0, check(script).id, value="n"))
+    script.now += PREPARED_S - 1
+    control = check(script)
+    script.now += 2
+    script.core.on_clock(script.now)
+    assert script.flush() == []
+    script.report(ControlDone(0, control.id, value="n"))
+    script.core.on_clock(script.now)
+    assert script.flush() == []
+    script.now += PREPARED_S
+    script.core.on_clock(script.now)
+    assert script.flush() == [Control("release_weights")]
+
+
+def test_an_old_decision_does_not_end_the_lock_of_another_gateway():
+    script = Script()
+    script.tell(Hello("other"), b"h")
+    (update,) = decide(script)
+    script.report(ControlDone(0, update.id))
+    script.report(ControlDone(0, check(script, 5, b"h").id, value="m"))
+    decide(script, 10)
+    script.take()
+    assert check(script, 6) is None
+    script.core.gateway_lost(b"h")
+    assert script.flush() == [Control("release_weights")]
+
+
 def test_a_check_that_fails_says_why_and_locks_nothing():
+    """What a rank may have prepared goes."""
     script = Script(ranks=2)
     script.tell(Hello("other"), b"h")
     for errors, values, said in (

@@ -11,7 +11,9 @@ import openai
 import pytest
 
 from baton.gateway.access import Access
+from baton.gateway.instances import weights
 from baton.gateway.text.tokenizer import Tokenizer
+from baton.protocol.requests import QueryReply
 from baton.protocol.weights import Weights
 from tests.conftest import GENEROUS_S
 from tests.gateway.conftest import END
@@ -300,6 +302,21 @@ def test_an_instance_that_dies_while_all_check_changes_nothing(site: Site):
     site.http.delete(f"{PATH}/b").raise_for_status()
     assert (answer.result(60).status_code, own.orders) == (503, [])
     assert site.http.post("/update_weights", json={"path": "/weights"}).status_code == 200
+
+
+def test_who_is_ready_for_new_weights_is_asked_again_while_another_one_is_not(site: Site, monkeypatch):
+    """So its lock lasts, and what it has prepared stays."""
+    monkeypatch.setattr(weights, "_AGAIN_S", 0.02)
+    own, other = site.server.engine, site.join("b")
+    other.behaviour.answer_queries = False
+    answer = site.pool.submit(site.http.post, "/update_weights", json={"path": "/weights"})
+    own.wait_for(lambda: own.queries["check_weights"] >= 4, "it is asked again")
+    assert (other.queries["check_weights"], own.orders, answer.done()) == (1, [], False)
+    other.behaviour.answer_queries = True
+    (question,) = (query for query in other.unanswered if query.what == "check_weights")
+    other.say(QueryReply(question.id, {"path": "/weights", "weights": "w:/weights"}))
+    assert answer.result(60).status_code == 200
+    assert own.orders == other.orders == [Weights(1, "w:/weights", "/weights")]
 
 
 def test_metrics_tell_instances_apart(site: Site):

@@ -18,7 +18,9 @@ which changes nothing and stops no request; the ranks load the weights beside th
 can.  It decides only when all have.  From a check that went well
 until `PREPARED_S` later the instance is *locked*: another gateway's check, and its other orders, are
 refused as `busy`, so two gateways never decide at once.  The lock ends with `release_weights`, with the
-update, with the connection of its holder, or by its deadline, and holds nothing else.
+update, with the connection of its holder, or by its deadline, and holds nothing else.  What the ranks have
+prepared goes with it, and when one of them cannot prepare it; a gateway that still waits for other instances
+asks again, which makes the lock longer.
 
 What was decided (`Query.weights`) is not refused.  While another order is under way it waits, and nothing is
 admitted from the moment that it came; so what a gateway submits after it is computed with these weights or
@@ -119,6 +121,8 @@ class Controls:
         """By connection: what was decided while another order was under way; the last of each."""
         self._given_up: set[int] = set()
         """Checks that took too long; each rank still answers."""
+        self._useless = False
+        """What ranks may have prepared is for nobody: they are to be told."""
         self._ids = 0
         self.weights = Weights()
         """Those of the last update that succeeded, also one before this start."""
@@ -130,20 +134,25 @@ class Controls:
 
     @property
     def deadline(self) -> float | None:
-        """When the ranks must have answered; None: nothing was sent."""
-        patience = self._order.patience if self._order else None
-        return patience.deadline if patience else None
+        """When the ranks must have answered, or, while nothing is under way, the lock is over."""
+        if self._order is not None:
+            return self._order.patience.deadline if self._order.patience else None
+        return self._lock.until if self._lock else None
 
     def on_clock(self, scheduler: Scheduler, now: float) -> str | None:
         """At `deadline`.  Returns why the instance cannot go on, if so: the ranks took too long, before the
         eyes of an engine that was not away itself."""
         order = self._order
+        if order is None and self._lock is not None and now >= self._lock.until:
+            log.warning("new weights were checked and not decided: what was prepared for them is given back")
+            self._lock, self._useless = None, True
         if order is None or order.patience is None or not order.patience.look(now):
             return None
         silent = ", ".join(str(rank) for rank in range(self._num_ranks) if rank not in order.done)
         what = f"worker ranks {silent} have not answered {order.action} for {order.patience.patience_s:g} s"
         if order.action == "check_weights":
             self._given_up.add(order.id)
+            self._useless = True
             self._end(
                 order, _error(f"{what}: is {order.argument!r} on a slow disk?", "timeout"), scheduler, now
             )
@@ -182,10 +191,10 @@ class Controls:
     def _take_decided(
         self, outbox: Outbox, query: Query, decided: Weights, scheduler: Scheduler, now: float
     ) -> list[Preempt]:
-        self._lock = None
         if not decided.newer(self.weights):
             self._outboxes.reply(outbox, QueryReply(query.id, self._has_already()))
             return []
+        self._lock = None
         if self._order is None:
             return self._start(outbox, query, scheduler, now)
         self._waiting[outbox.identity] = outbox, query
@@ -223,15 +232,17 @@ class Controls:
             return _error(f"{query.what} needs a directory, 1 to {MAX_ARGUMENT} characters", "refused")
         return None
 
-    def command(self, scheduler: Scheduler, now: float) -> Control | None:
-        """What is to be sent now, if anything."""
+    def commands(self, scheduler: Scheduler, now: float) -> list[Control]:
+        """What is to be sent now."""
         order = self._order
+        commands = [Control("release_weights")] if self._useless else []
+        self._useless = False
         if order is None or order.id or (order.action == "update_weights" and scheduler.num_occupied):
-            return None
+            return commands
         self._ids += 1
         order.id = self._ids
         order.patience = Silence(self._timeouts.get(order.action, self._timeout_s), now)
-        return Control(order.action, order.argument, order.id)
+        return [*commands, Control(order.action, order.argument, order.id)]
 
     def done(self, rank: int, report: ControlDone, scheduler: Scheduler, now: float) -> None:
         """A rank has answered; the last one's answer ends the order.
@@ -256,6 +267,8 @@ class Controls:
                 raise OrderFailed(f"only some ranks have the new weights: {_join(errors)}")
             if order.decided:
                 raise OrderFailed(f"the weights that all instances get cannot be loaded: {_join(errors)}")
+        if order.action == "check_weights" and (errors or len(order.values) > 1):
+            self._lock, self._useless = None, True
         if errors:
             body = _error(_join(errors), "refused")
         elif len(order.values) > 1:

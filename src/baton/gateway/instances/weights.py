@@ -3,10 +3,10 @@
 Theory.  First every instance checks (`check_weights`): configuration, names, shapes, whether files can be
 read; and where weights lie in images, it makes the new one, once on each host, or maps it
 (`executor/weights/new_weights.py`).  Nothing changes, requests go on, and each instance is locked for this
-gateway (`engine/workers/controls.py`).  Making images may take longer than a lock lasts, so after that they
-are asked once more: who is ready says so at once.  If one cannot, or is not there, or finds another
-checkpoint at that path than the others do (a path on another host), the locks are released, the answer says
-who and why, and nothing was changed anywhere.
+gateway (`engine/workers/controls.py`).  Making images may take longer than a lock lasts, so those that are
+ready are asked again, now and then, until the last one is: they say so at once.  If one cannot, or is not
+there, or finds another checkpoint at that path than the others do (a path on another host), the locks are
+released, the answer says who and why, and nothing was changed anywhere.
 
 Then the gateway *decides*, in one turn of its event loop: supervisors are told, so that whatever starts
 from now on loads the new weights, and every instance that is ready is ordered to load them.  Whatever is
@@ -24,11 +24,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from baton.gateway.cluster.member import Member
 from baton.gateway.errors import ApiError, BadRequest, Conflict, InstanceUnavailable
-from baton.gateway.instances.orders import Answers, ask_each
+from baton.gateway.instances.connection import InstanceClient
+from baton.gateway.instances.orders import Answers
 from baton.gateway.instances.patience import any_within
 
 if TYPE_CHECKING:
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_AGAIN_S = 10.0
+"""Who has prepared the weights is asked again that often, while others prepare them."""
 _LOCKED_S = 25.0
-"""Less than `engine.controls.PREPARED_S`: after a longer check a lock may be over."""
+"""Less than `engine.controls.PREPARED_S`: so long after a question its lock may be over."""
 _CHECKS = 3
 """How often they are asked until all have said yes within that time."""
 _LOAD_S = 86_400.0
@@ -70,12 +74,11 @@ async def _check(client: ClusterClient, path: str) -> str:
     asked = [link.name for link in client.instances.values() if link.state == "ready"]
     try:
         for _ in range(_CHECKS):
-            began = loop.time()
-            each = await ask_each(client.instances, "check_weights", _LOAD_S, path)
+            each, asked_at = await _all_check(client, path)
             if not each:
                 raise client.cluster.unavailable()
             name = agreed(each, path)
-            if loop.time() - began <= _LOCKED_S:
+            if loop.time() - asked_at <= _LOCKED_S:
                 return name
         raise InstanceUnavailable(
             "the server stood still while the instances checked; nothing was changed, try again",
@@ -85,6 +88,39 @@ async def _check(client: ClusterClient, path: str) -> str:
     except (ApiError, asyncio.CancelledError):
         client.release_weights(asked)
         raise
+
+
+async def _all_check(client: ClusterClient, path: str) -> tuple[Answers, float]:
+    """Until all that are ready have answered.  Returns when the last question to one of them was, at the
+    earliest: all are locked since then."""
+    loop = asyncio.get_running_loop()
+    links = [link for link in client.instances.values() if link.state == "ready"]
+    last = asyncio.Event()
+    unheard = len(links)
+
+    async def ask(link: InstanceClient) -> tuple[dict[str, Any] | ApiError, float]:
+        nonlocal unheard
+        heard = False
+        while True:
+            asked_at = loop.time()
+            answer: dict[str, Any] | ApiError
+            try:
+                answer = await link.query("check_weights", _LOAD_S, path)
+            except ApiError as error:
+                answer = error
+            unheard -= not heard
+            heard = True
+            if not unheard:
+                last.set()
+            if isinstance(answer, ApiError) or "error" in answer:
+                return answer, asked_at
+            with suppress(TimeoutError):
+                await asyncio.wait_for(last.wait(), _AGAIN_S)
+                return answer, asked_at
+
+    found = await asyncio.gather(*map(ask, links))
+    each = {link.name: answer for link, (answer, _) in zip(links, found, strict=True)}
+    return each, min((asked_at for _, asked_at in found), default=loop.time())
 
 
 def agreed(each: Answers, path: str) -> str:
