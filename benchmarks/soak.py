@@ -23,8 +23,12 @@ processes, the KV pool, is not judged; with a small `--kv-cache-memory-bytes` it
 `--kills N`: N times, at equal intervals, an engine or a worker gets SIGKILL.  A process that was started anew
 is judged if it lived for at least half of the time.
 
-In the end nothing may be held in any ledger.  Exit code 1: an answer was wrong, something is still held, or a
-process grows.
+A killed instance is ready again after some time, and streams that were running wait for their next chunk: the
+median and the worst of both are shown.
+
+In the end nothing may be held in any ledger; and when the server has ended, no process may have any of its
+shared memory (weight images, KV pools, rings), and its private directories must be gone.  Exit code 1: an
+answer was wrong, something is still held or left behind, or a process grows.
 """
 
 from __future__ import annotations
@@ -33,10 +37,8 @@ import argparse
 import asyncio
 import dataclasses
 import json
-import os
 import random
 import re
-import signal
 import sys
 import time
 from collections import Counter, defaultdict, deque
@@ -48,6 +50,8 @@ import httpx
 
 from _clients import Server, serving
 from _common import Table, machine, print_machine, write_json
+from _kills import kill_some, note_pauses, show_kills
+from baton.bench.left_behind import Belongings
 from baton.bench.memory import MIB, Growth, Usage, growth, usage
 
 _WORDS = (
@@ -58,6 +62,8 @@ _ANSWER_S = 300.0
 _AGAIN = 3
 """Of the new prompts every third is asked again, after so many others."""
 _LATER = 200
+_PAUSE_S = 0.02
+"""What is shorter is no pause."""
 ALLOWED = {"anonymous": 4.0 * MIB, "descriptors": 3.0, "threads": 1.5}
 """What a process may hold more at the end of the judged time without being called growing."""
 
@@ -147,6 +153,8 @@ class Load:
     answers: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     wrong: list[str] = field(default_factory=list)
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when a stream waited for a chunk, where that was longer than `_PAUSE_S`."""
     stop: bool = False
 
     async def learn(self, http: httpx.AsyncClient) -> None:
@@ -206,7 +214,11 @@ class Load:
                 for choice in json.loads(await answer.aread())["choices"]:
                     _take(choices, choice)
                 return choices
+            last = time.monotonic()
             async for line in answer.aiter_lines():
+                before, last = last, time.monotonic()
+                if last - before > _PAUSE_S:
+                    self.pauses.append((before, last))
                 if line == "data: [DONE]":
                     return choices
                 if not line.startswith("data: "):
@@ -253,6 +265,11 @@ def processes(server: Server) -> dict[str, int]:
     return found
 
 
+def tree(pid: int) -> list[int]:
+    """The process, its children, theirs, …"""
+    return [pid, *(one for child in _children(pid) for one in tree(child))]
+
+
 def _children(pid: int) -> list[int]:
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
@@ -272,6 +289,7 @@ class Watch:
         default_factory=lambda: defaultdict(list)
     )
     """(what it is, process id) → seconds since the beginning, and what it held."""
+    belongings: Belongings = field(default_factory=Belongings)
 
     async def run(self) -> None:
         while True:
@@ -280,6 +298,7 @@ class Watch:
 
     def look(self) -> None:
         at = time.monotonic() - self.began
+        self.belongings.look(tree(self.server.process.pid))
         for name, pid in processes(self.server).items():
             now = usage(pid)
             if now is not None:
@@ -300,19 +319,6 @@ class Watch:
         return verdicts
 
 
-async def kill_some(server: Server, seconds: float, kills: int, rng: random.Random) -> list[str]:
-    """At equal intervals somebody gets SIGKILL.  Returns who."""
-    killed = []
-    for _ in range(kills):
-        await asyncio.sleep(seconds / (kills + 1))
-        victims = {name: pid for name, pid in processes(server).items() if name != "gateway"}
-        if victims:
-            name = rng.choice(sorted(victims))
-            os.kill(victims[name], signal.SIGKILL)
-            killed.append(name)
-    return killed
-
-
 # -- the run
 
 
@@ -329,7 +335,7 @@ async def soak(server: Server, options: argparse.Namespace) -> dict[str, Any]:
         watch = Watch(server, options.every)
         tasks = [asyncio.create_task(watch.run())]
         clients = [asyncio.create_task(load.client(http)) for _ in range(options.clients)]
-        killing = asyncio.create_task(kill_some(server, seconds, options.kills, rng))
+        killing = asyncio.create_task(kill_some(server, processes, seconds, options.kills, rng))
         for minute in range(1, int(options.minutes) + 1):
             await asyncio.sleep(max(0.0, watch.began + 60 * minute - time.monotonic()))
             _tell(minute, load, watch)
@@ -339,6 +345,7 @@ async def soak(server: Server, options: argparse.Namespace) -> dict[str, Any]:
         load.stop = True
         await asyncio.gather(*clients)
         killed = await killing
+        note_pauses(killed, load.pauses)
         watch.look()
         for task in tasks:
             task.cancel()
@@ -424,10 +431,13 @@ def show(result: dict[str, Any]) -> bool:
     table.print()
     ends.print()
     print(f"answers: {result['answers']}, {result['tokens']:,} tokens, killed: {len(result['killed'])}")
+    show_kills(result["killed"])
     print(f"wrong: {len(result['wrong'])}, held at the end: {result['held'] or 'nothing'}")
+    images = watch.belongings.images()
+    print(f"left behind: {result['left'] or 'nothing'} ({images} weight images were there)")
     for line in result["wrong"][:5]:
         print(f"  {line}")
-    return well and not result["wrong"] and not result["held"]
+    return well and not result["wrong"] and not result["held"] and not result["left"]
 
 
 def main() -> None:
@@ -453,9 +463,11 @@ def main() -> None:
     with serving(*flags) as server:
         result = asyncio.run(soak(server, options))
         metrics = server.get_text("/metrics")
+    result["left"] = result["watch"].belongings.left()
     print_machine(facts)
     well = show(result)
     watch = result.pop("watch")
+    result["killed"] = [dataclasses.asdict(kill) for kill in result["killed"]]
     verdicts = result.pop("verdicts")
     continued = re.findall(r"^baton:requests_continued_total\S* ([0-9.e+]+)", metrics, re.M)
     rows = [
