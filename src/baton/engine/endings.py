@@ -10,7 +10,13 @@ from baton.protocol.requests import Finished, FinishReason
 
 
 def finish(
-    outboxes: Outboxes, counters: Counters, request: Request, reason: FinishReason, message: str = ""
+    outboxes: Outboxes,
+    counters: Counters,
+    request: Request,
+    reason: FinishReason,
+    message: str = "",
+    *,
+    pooled: bytes = b"",
 ) -> None:
     """Writes the one `Finished` of a request that is gone."""
     outbox = request.gateway
@@ -26,6 +32,7 @@ def finish(
             num_cached=request.num_cached,
             num_preemptions=request.num_preemptions,
             queued_s=0.0 if admitted is None else admitted - request.arrived,
+            pooled=pooled,
         )
     )
     outboxes.touch(outbox)

@@ -72,6 +72,7 @@ class Event(Enum):
     PREEMPTED = "preempted"
     ABORTED = "aborted"
     HANDED_OVER = "handed_over"
+    POOLED = "pooled"
     ERROR = "error"
 
 
@@ -96,6 +97,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
         Event.FAIL: State.GONE,
         Event.STOP: State.GONE,
         Event.LENGTH: State.GONE,
+        Event.POOLED: State.GONE,
         Event.ERROR: State.GONE,
         Event.HANDED_OVER: State.HANDED,
     },
@@ -105,6 +107,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
         Event.PREEMPTED: State.WAITING,
         Event.STOP: State.GONE,
         Event.LENGTH: State.GONE,
+        Event.POOLED: State.GONE,
         Event.ERROR: State.GONE,
         Event.HANDED_OVER: State.HANDED,
     },
@@ -115,6 +118,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
         Event.ABORTED: State.GONE,
         Event.STOP: State.GONE,
         Event.LENGTH: State.GONE,
+        Event.POOLED: State.GONE,
         Event.ERROR: State.GONE,
         Event.HANDED_OVER: State.GONE,
     },
@@ -300,6 +304,17 @@ class Request:
     def wants_prompt_logprobs(self) -> bool:
         """Whether a part of them is still to be computed, so that no part of the prompt may be skipped."""
         return self.sampling.prompt_logprobs is not None and self.prompt_logprobs_sent < self.num_prompt
+
+    @property
+    def pools(self) -> bool:
+        """It wants a result of its prompt (`protocol/pooling.py`), and no token."""
+        return self.sampling.pooling is not None
+
+    @property
+    def needs_all(self) -> bool:
+        """No part of the prompt may be skipped: something is wanted of every token."""
+        pooling = self.sampling.pooling
+        return self.wants_prompt_logprobs or (pooling is not None and pooling.whole)
 
     @property
     def num_generated(self) -> int:

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from baton.protocol.codec import MalformedMessage, unpack_int32
+from baton.protocol.pooling import MAX_LABELS, Pooling
 from baton.protocol.requests import Submit
 from baton.protocol.rules.fair_queue import check_flow
 from baton.protocol.sampling import LogitBias
@@ -60,7 +61,11 @@ def check_submit(submit: Submit, limits: Limits) -> array[int]:
     wrong = check_flow(submit.flow)
     if wrong is not None:
         raise Rejected("bad_request", wrong)
-    _check_size(len(prompt), submit.stopping.max_tokens, limits)
+    if submit.sampling.pooling is None:
+        _check_size(len(prompt), submit.stopping.max_tokens, limits)
+    else:
+        _check_pooling(submit, submit.sampling.pooling, limits)
+        _check_pooled_size(len(prompt), limits)
     return prompt + generated
 
 
@@ -116,6 +121,31 @@ def _check_sampling(submit: Submit, limits: Limits) -> None:
             raise Rejected("bad_request", f"{name}: {number} must not be negative")
     if sampling.logit_bias is not None:
         _check_bias(sampling.logit_bias, limits.vocab_size)
+
+
+def _check_pooling(submit: Submit, pooling: Pooling, limits: Limits) -> None:
+    if submit.stopping.max_tokens != 1 or submit.generated:
+        raise Rejected("bad_request", "pooling: nothing is generated; send max_tokens 1 and no tokens")
+    if submit.sampling.logprobs is not None or submit.sampling.prompt_logprobs is not None:
+        raise Rejected(
+            "bad_request", "pooling: has no log-probabilities; leave logprobs, prompt_logprobs away"
+        )
+    if pooling.dimensions < 0:
+        raise Rejected("bad_request", f"dimensions: {pooling.dimensions} must not be negative")
+    if len(pooling.labels) > MAX_LABELS:
+        raise Rejected("bad_request", f"labels: {len(pooling.labels)}, at most {MAX_LABELS}")
+    _check_ids("labels", pooling.labels, limits.vocab_size)
+
+
+def _check_pooled_size(num_prompt: int, limits: Limits) -> None:
+    most = min(limits.max_model_len, limits.num_blocks * limits.block_size)
+    if num_prompt > most:
+        raise Rejected(
+            "never_fits",
+            f"prompt: {num_prompt} tokens, this instance takes at most {most}, for its context is "
+            f"{limits.max_model_len} (--max-model-len) and it has {limits.num_blocks} KV blocks of "
+            f"{limits.block_size} tokens; shorten the prompt",
+        )
 
 
 def _check_bias(bias: LogitBias, vocab_size: int) -> None:

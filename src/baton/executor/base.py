@@ -65,6 +65,9 @@ class StepBatch:
     prompt_logprob_targets: dict[int, Int32Array] = field(default_factory=dict)
     """row → [count or count-1] the token that follows each query position *inside the prompt*, for
     rows whose request asked for prompt log-probabilities."""
+    pooled: dict[int, bool] = field(default_factory=dict)
+    """row → whether its prompt ends here, for rows whose request wants a result of its prompt and no token
+    (`Sampling.pooling`); they sample nothing."""
 
 
 @dataclass(slots=True)
@@ -75,6 +78,8 @@ class StepResult:
     """row → log-probabilities, for rows that sampled and whose request asked for them."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """row → one for each entry of `prompt_logprob_targets[row]`."""
+    pooled: dict[int, bytes] = field(default_factory=dict)
+    """row → packed float32, for each row whose pooled prompt ends here; only needed from rank 0."""
 
 
 class ControlRefused(ValueError):

@@ -14,7 +14,8 @@ reading its blocks.
 
 Of the sampling parameters only these have an effect: `seed` when `temperature` is above 0 (the salt),
 `logprobs` and `prompt_logprobs` (invented, but always the same for the same tokens).  Biases, penalties,
-top-k and the `min_tokens` mask do not change a simulated token.
+top-k and the `min_tokens` mask do not change a simulated token.  A pooled vector is made of the same hash;
+with `mean` and `first` it is right only if every token of the prompt was computed in the slot.
 
 A step takes what `CostModel` says: slept in real time, or only added to `virtual_seconds`.  Where a
 decoding instance fetches layer by layer, layers are written one by one, spread over that time.
@@ -41,6 +42,7 @@ from baton.executor.base import (
 from baton.executor.simulated_pool import TokenPool
 from baton.model.sampling.counter_random import mix
 from baton.protocol.config import CostModel, InstanceConfig
+from baton.protocol.pooling import Pooling, pack_vector
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.sampling_params import mix_one
 from baton.transfer.base import PoolView
@@ -48,6 +50,8 @@ from baton.transfer.base import PoolView
 UInt64Array = npt.NDArray[np.uint64]
 
 TILE = "token-ids"
+DIMENSIONS = 8
+"""Of a vector, unless fewer or more are asked for."""
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _LENGTH_MIX = 0xD6E8FEB86659FD93
 _MASK = (1 << 64) - 1
@@ -102,6 +106,9 @@ class SimulatedExecutor:
         self._salts = np.zeros(max_num_seqs, np.uint64)
         self._wanted_logprobs: dict[int, int] = {}
         self._wanted_prompt_logprobs: dict[int, int] = {}
+        self._pooling: dict[int, Pooling] = {}
+        self._seen: dict[int, int] = {}
+        """Of slots that pool: tokens of the prompt that were computed."""
 
     @classmethod
     def from_config(cls, config: InstanceConfig, rank: int = 0, *, shared: bool = False) -> SimulatedExecutor:
@@ -158,12 +165,15 @@ class SimulatedExecutor:
             self._wanted_logprobs[slot] = sampling.logprobs
         if sampling.prompt_logprobs is not None:
             self._wanted_prompt_logprobs[slot] = sampling.prompt_logprobs
+        if sampling.pooling is not None:
+            self._pooling[slot], self._seen[slot] = sampling.pooling, 0
         self._salts[slot] = _salt(sampling.seed if sampling.temperature > 0 else None)
         self._admitted[slot] = True
 
     def release(self, slot: int) -> None:
         self._wanted_logprobs.pop(slot, None)
         self._wanted_prompt_logprobs.pop(slot, None)
+        self._pooling.pop(slot, None)
         self._admitted[slot] = False
 
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
@@ -179,6 +189,8 @@ class SimulatedExecutor:
         self._write(batch, tables, on_layers, began, cost)
         result = self._sample(batch, tables, lengths)
         self._prompt_logprobs(batch, tables, lengths, result)
+        if batch.pooled:
+            self._pool_rows(batch, tables, lengths, result)
         self.virtual_seconds += cost
         self._sleep_until(began + cost)
         return result
@@ -333,6 +345,21 @@ class SimulatedExecutor:
                 for seen, target in zip(hashes.tolist(), targets.tolist(), strict=True)
             ]
 
+    def _pool_rows(
+        self, batch: StepBatch, tables: Int32Array, lengths: Int32Array, result: StepResult
+    ) -> None:
+        for row, ends in batch.pooled.items():
+            slot = int(batch.slots[row])
+            pooling = self._pooling[slot]
+            self._seen[slot] += int(batch.counts[row])
+            if not ends:
+                continue
+            one = slice(row, row + 1)
+            seen = int(self._hashes(tables[one], lengths[one], self._salts[batch.slots[one]])[0])
+            if pooling.whole:  # what was not computed is not in the sum
+                seen ^= int(lengths[row]) - self._seen[slot]
+            result.pooled[row] = pack_vector(simulated_vector(seen, pooling))
+
     def _cost_of(self, batch: StepBatch, num_kv_tokens: int) -> float:
         """Seconds."""
         cost = self._cost
@@ -364,6 +391,16 @@ def simulated_tokens(
     for _ in range(count):
         tokens.append(simulated_next_token(tokens, vocab_size, seed))
     return tokens[len(prompt) :]
+
+
+def simulated_vector(seen: int, pooling: Pooling) -> list[float]:
+    """What stands for the hidden state, or the logits, after tokens of this hash."""
+    size = len(pooling.labels) if pooling.kind == "labels" else pooling.dimensions or DIMENSIONS
+    vector = [((seen >> 8 * (place % 8)) & 255) / 256 - 0.5 + place for place in range(size)]
+    if pooling.kind == "labels" or not pooling.normalize:
+        return vector
+    length = math.sqrt(sum(value * value for value in vector))
+    return [value / max(length, 1e-12) for value in vector]
 
 
 def _powers(count: int) -> UInt64Array:

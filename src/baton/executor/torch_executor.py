@@ -31,6 +31,7 @@ from baton.executor.base import (
     StepResult,
 )
 from baton.executor.kv_pool import KvPool, available_memory
+from baton.executor.pooling import Pooler
 from baton.executor.profiler import StepProfiler
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
 from baton.executor.weights.images import WeightMemory, open_weights
@@ -93,6 +94,7 @@ class TorchExecutor:
         self._device = device
         self._profiler = StepProfiler(parallel.rank)
         self._sampler = Sampler(model_config.vocab_size, config.max_num_seqs, sampling_kernel())
+        self._pooler = Pooler(lambda hidden: self._model.final(hidden))
         self._info = ExecutorInfo(
             num_blocks=pool.num_blocks,
             block_size=config.block_size,
@@ -159,9 +161,11 @@ class TorchExecutor:
         if len(outside):
             raise ValueError(f"token id {outside[0]} is outside the model's vocabulary of {self._vocab_size}")
         self._sampler.admit(slot, tokens, num_prompt, sampling, stopping)
+        self._pooler.admit(slot, sampling.pooling)
 
     def release(self, slot: int) -> None:
         self._sampler.release(slot)
+        self._pooler.release(slot)
 
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
         if self._profiler.recording:
@@ -178,6 +182,8 @@ class TorchExecutor:
         if self._device.type != "cpu":
             on_layers = None  # the device runs behind: what Python has launched is not written yet
         self._pool.use(batch.block_tables)
+        if batch.pooled:
+            return self._execute_pooled(batch, on_layers)
         all_decode = batch.num_decodes == len(batch.counts)
         step = AttentionStep(batch.starts, batch.counts, batch.block_tables, batch.num_decodes)
         logprobs: dict[int, TokenLogprobs] = {}
@@ -195,12 +201,42 @@ class TorchExecutor:
                 tokens, found = self._sample(logits, batch.slots[rows], (batch.starts + batch.counts)[rows])
                 logprobs = {int(rows[index]): report for index, report in found.items()}
         result = StepResult(tokens, logprobs)
+        self._add_prompt_logprobs(batch, hidden, result)
+        return result
+
+    def _execute_pooled(self, batch: StepBatch, on_layers: OnLayers | None) -> StepResult:
+        """As `_execute`, where results are wanted of some prompts.  (Of these rank 0 has the logits, and its
+        results are the ones that are looked at.)"""
+        labelled = self._pooler.labelled(batch)
+        yields = batch.samples.copy()
+        yields[labelled] = True
+        rows = np.flatnonzero(yields)
+        step = AttentionStep(batch.starts, batch.counts, batch.block_tables, batch.num_decodes)
+        ends = np.cumsum(batch.counts, dtype=np.int64)
+        hidden, logits = self._model(batch.tokens, step, ends[rows] - 1, on_layers, True)
+        result = StepResult(np.empty(0, np.int32))
+        sampling = np.flatnonzero(batch.samples[rows])
+        if len(sampling):
+            chosen, of = rows[sampling], None if logits is None else logits[torch.from_numpy(sampling)]
+            result.tokens, found = self._sample(
+                of, batch.slots[chosen], (batch.starts + batch.counts)[chosen]
+            )
+            result.logprobs = {int(chosen[index]): report for index, report in found.items()}
+        if logits is not None:
+            for row in labelled:
+                at = int(np.searchsorted(rows, row))
+                result.pooled[row] = self._pooler.labels(int(batch.slots[row]), logits[at])
+        self._add_prompt_logprobs(batch, hidden, result)
+        if self._parallel.rank == 0:
+            result.pooled |= self._pooler.vectors(batch, hidden)
+        return result
+
+    def _add_prompt_logprobs(self, batch: StepBatch, hidden: Tensor, result: StepResult) -> None:
         for row, targets in batch.prompt_logprob_targets.items():
             first = int(batch.counts[:row].sum())
             result.prompt_logprobs[row] = self._prompt_logprobs(
                 hidden[first : first + len(targets)], targets, int(batch.slots[row])
             )
-        return result
 
     def check_weights(self, directory: str) -> str:
         if name := self._next.prepared(directory):

@@ -37,6 +37,8 @@ class CloseReason(StrEnum):
     ABORTED = "aborted"
     HANDED_OVER = "handed_over"
     """The first token of an `Admit` with `handover` was sampled (it is the last token reported)."""
+    POOLED = "pooled"
+    """The prompt is computed, and `Closed.pooled` is what was wanted of it (`Sampling.pooling`)."""
     ERROR = "error"
     """The executor could not run this request; `Closed.message` says why."""
 
@@ -46,6 +48,8 @@ class Closed(msgspec.Struct, array_like=True, frozen=True):
     epoch: int
     reason: CloseReason
     message: str = ""
+    pooled: bytes = b""
+    """Packed float32, with reason `pooled`."""
 
 
 class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):

@@ -34,7 +34,7 @@ from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.weights import Weights
 
-FinishReason = Literal["stop", "length", "aborted", "error", "rejected", "lost", "handed_over"]
+FinishReason = Literal["stop", "length", "aborted", "error", "rejected", "lost", "handed_over", "pooled"]
 
 
 QueryKind = Literal[
@@ -165,6 +165,8 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
     """Seconds from arrival to first admission."""
     retry_after_s: float = 0.0
     """With `queue_full`: how long what waits will take at the speed of lately; 0: not known."""
+    pooled: bytes = b""
+    """With reason `pooled`: packed float32, what was asked for in `Sampling.pooling`."""
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):

@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from baton.protocol.codec import pack_int32, unpack_int32
+from baton.protocol.pooling import Pooling
 
 MAX_STOP_IDS = 1 << 16
 """Far more than gateways send: the engine looks at each of them between two steps."""
@@ -62,6 +63,9 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True):
     from the raw logits (before penalties and temperature), natural logarithm."""
     prompt_logprobs: int | None = None
     """The same for each prompt token after the first."""
+    pooling: Pooling | None = None
+    """Not None: no token is drawn, this is computed of the prompt instead.  `max_tokens` is 1 then, and
+    counts as none."""
 
 
 class Stopping(msgspec.Struct, array_like=True, frozen=True):

@@ -10,7 +10,9 @@ compose the same batches without talking about them.
       └────────────────┴──── exactly one Closed an epoch ◄───┘
 
 A request that is to be handed over (`Admit.handover`) never decodes here: its first sampled token closes
-the epoch, with reason `handed_over` unless that token ends the request anyway.
+the epoch, with reason `handed_over` unless that token ends the request anyway.  One that wants a result of
+its prompt (`Sampling.pooling`) has no token: the last piece of its prompt closes the epoch, with reason
+`pooled`.
 
 | in | Admit, newer epoch | Grow, Reprioritize | Preempt, Abort | stop token, max_tokens |
 | --- | --- | --- | --- | --- |
@@ -35,6 +37,7 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -106,6 +109,7 @@ class Slots:
         self._patient: BoolArray = np.zeros(n, np.bool_)
         self._handovers: set[int] = set()  # slots that close after their first sampled token
         self._tokens: dict[int, Int32Array] = {}  # of slots in PREFILL
+        self._pooled: set[int] = set()  # slots that close when their prompt is computed, without a token
         self._num_prompt: dict[int, int] = {}  # of those in PREFILL that want prompt log-probabilities
         self._prefilling: list[int] = []  # in order of admission
         self._decode = DecodeSet(self._counters, self._tables, self._epoch, self._stops, self._patient)
@@ -170,7 +174,8 @@ class Slots:
         if left < 1:
             raise self._violation(command, f"its tokens leave {left} of max_tokens to generate")
         self._epoch[slot] = command.epoch
-        if command.num_prompt + command.stopping.max_tokens > self.max_model_len:
+        pools = command.sampling.pooling is not None
+        if command.num_prompt + (0 if pools else command.stopping.max_tokens) > self.max_model_len:
             asked = f"{command.num_prompt} prompt tokens + max_tokens {command.stopping.max_tokens}"
             message = f"{asked} are more than max_model_len {self.max_model_len}; lower max_tokens"
             return Closed(slot, command.epoch, CloseReason.ERROR, message)
@@ -190,6 +195,8 @@ class Slots:
         self._patient[slot] = command.patient
         if command.handover:
             self._handovers.add(slot)
+        if pools:
+            self._pooled.add(slot)
         self._prefilling.append(slot)
         if self._composition is not None:
             self._composition.admit(
@@ -315,6 +322,7 @@ class Slots:
         samples: list[bool] = []
         parts = [tokens]
         targets: dict[int, Int32Array] = {}
+        pooled: dict[int, bool] = {}
         for slot, count in pieces:
             start, text = int(self._computed[slot]), self._tokens[slot]
             if slot in self._num_prompt and start + 1 < len(text):
@@ -322,7 +330,11 @@ class Slots:
             slots.append(slot)
             first.append(start)
             counts.append(count)
-            samples.append(start + count == len(text))
+            ends = start + count == len(text)
+            if slot in self._pooled:
+                pooled[num_decodes + len(slots) - 1] = ends
+                ends = False
+            samples.append(ends)
             parts.append(text[start : start + count])
         size = num_decodes + len(slots)
         all_starts = np.concatenate((starts, np.array(first, np.int32)))
@@ -343,6 +355,7 @@ class Slots:
             block_tables=all_tables,
             num_decodes=num_decodes,
             prompt_logprob_targets=targets,
+            pooled=pooled,
         )
 
     def commit(self, batch: StepBatch, result: StepResult) -> StepOutcome:
@@ -384,6 +397,12 @@ class Slots:
             elif batch.num_decodes:
                 decode.advance()
             self._commit_prefill(batch, outcome)
+            for row, ends in batch.pooled.items():
+                if ends:
+                    closed = self._close(int(batch.slots[row]), CloseReason.POOLED)
+                    outcome.closings.append(
+                        msgspec.structs.replace(closed, pooled=result.pooled.get(row, b""))
+                    )
         self._counters[sampled] = counters
         if result.logprobs or result.prompt_logprobs:
             self._take_logprobs(batch, result, outcome)
@@ -471,6 +490,7 @@ class Slots:
         self._phase[slot] = FREE
         self._many_stops.pop(slot, None)
         self._handovers.discard(slot)
+        self._pooled.discard(slot)
         return Closed(slot, int(self._epoch[slot]), reason, message)
 
     def _leave_prefill(self, slot: int) -> None:

@@ -131,6 +131,7 @@ class Departures:
             or not self._courier.endpoint
             or self._source() is None
             or self._scheduler.draining
+            or request.pools
             or request.wants_prompt_logprobs  # they would have to come from here, in order with the tokens
             or request.stopping.max_tokens - request.num_generated < 2  # the first token is the last
         ):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEADER = "worker rank 0"
+_ANSWERS = (CloseReason.STOP, CloseReason.LENGTH, CloseReason.POOLED)
 
 
 class UnreadableReport(ValueError):
@@ -114,7 +115,7 @@ class StepReader:
         self, slots: array[int], epochs: array[int], computed: array[int]
     ) -> tuple[int, int, int]:
         """Pieces of prompts.  Returns how many tokens they have, how many positions those attend to, and how
-        many of the prompts are through."""
+        many of the prompts are through and gave a token."""
         prefilled = pairs = finished = 0
         for slot, epoch, num_tokens in zip(slots, epochs, computed, strict=True):
             request = self._occupant(slot, epoch)
@@ -122,7 +123,8 @@ class StepReader:
                 piece = num_tokens - request.computed
                 prefilled += piece
                 pairs += piece * (request.computed + piece // 2)
-                finished += num_tokens >= len(request.tokens)
+                if num_tokens >= len(request.tokens) and not request.pools:
+                    finished += 1
                 self._scheduler.computed(request, num_tokens)
                 if request.departure is not None and self._departures is not None:
                     self._departures.computed(request, num_tokens)
@@ -188,6 +190,8 @@ class StepReader:
             unasked = request.departure is None and was is not State.ABORTING
             if closed.reason is CloseReason.HANDED_OVER and unasked:
                 raise IllegalTransition(f"request {request.name!r}: handed over, and was not to be")
+            if closed.reason in _ANSWERS and (closed.reason is CloseReason.POOLED) != request.pools:
+                raise IllegalTransition(f"request {request.name!r}: ended by {closed.reason.value!r}")
             state = request.advance(Event(closed.reason.value))
         except IllegalTransition as error:
             # The worker is right that the epoch is over, though for a reason that nobody gave it.
@@ -211,6 +215,9 @@ class StepReader:
             finish(self._outboxes, self._counters, request, "error", message)
         else:
             self._scheduler.headroom.on_finish()
+            if closed.reason is CloseReason.POOLED:
+                finish(self._outboxes, self._counters, request, "pooled", pooled=closed.pooled)
+                return
             reason: FinishReason = "stop" if closed.reason is CloseReason.STOP else "length"
             finish(self._outboxes, self._counters, request, reason)
 

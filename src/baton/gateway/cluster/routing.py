@@ -19,6 +19,9 @@ estimate of the seconds until the request has its answer, as far as they depend 
 | `decode`  | there too, as what it has not cached is *short* | 0; before all others while it has room |
 | `decode`  | there too, although it is not short | 1 |
 
+What wants a result of its prompt and no tokens stays where it prefills, at tier 0; an instance labelled
+`decode` gets it in tier 1, unless there is no other.  It decodes nowhere, so `decode(m)` is left out.
+
 So labels say what is preferred, and any instance serves when there is no other.  Tier 1 is for requests that
 tier 0 refused (its queues are full).  An instance that said so lately, or that is paused, comes after all
 others.
@@ -58,6 +61,8 @@ class Job(NamedTuple):
     """It decodes where it prefills: a hand-over is not worth it, or impossible."""
     num_cached: Callable[[Member], int]
     """Leading tokens that an instance has cached."""
+    decodes: bool = True
+    """It generates; else it wants a result of its prompt alone."""
 
 
 class Plan(NamedTuple):
@@ -124,7 +129,7 @@ class _Choice:
             cost = prefill_s + self._decode_s(first) + self._work[first.name] / _FETCHED_TOKENS_PER_S
         else:
             tier = self._tier_of_staying(member)
-            cost = prefill_s + self._decode_s(member)
+            cost = prefill_s + (self._decode_s(member) if self._job.decodes else 0.0)
         rank = (member.full or member.paused, max(tier, 0), min(tier, 0), cost, member.turn)
         return rank, Plan(member, decoders, work)
 
@@ -137,6 +142,8 @@ class _Choice:
 
     def _tier_of_staying(self, member: Member) -> int:
         """-1: before all of tier 0, whatever it costs."""
+        if not self._job.decodes:
+            return int(member.label == "decode" and self._can_prefill)
         if member.label == "mixed" or self._job.stays:
             return 0
         if member.label == "prefill":

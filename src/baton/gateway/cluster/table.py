@@ -365,7 +365,9 @@ class RequestTable:
         num_tokens = len(request.prompt) // 4 + request.num_generated
         left = request.stopping.max_tokens - request.num_generated
         stays = left <= 1 or (request.sampling.prompt_logprobs is not None and not request.num_generated)
-        plan = choose(members, Job(num_tokens, stays, num_cached), self.threshold)
+        decodes = request.sampling.pooling is None
+        stays = stays or not decodes
+        plan = choose(members, Job(num_tokens, stays, num_cached, decodes), self.threshold)
         if plan is None:
             return False
         self._trial = request if suspect else self._trial

@@ -23,7 +23,7 @@ from baton.model.checkpoint.config import ModelConfig
 from baton.model.layers.layers import Module, RMSNorm, VocabParallelEmbedding
 from baton.model.layers.placement import Placement
 from baton.model.layers.rotary import Rotary
-from baton.model.ops.fused import Result
+from baton.model.ops.fused import PLAIN, Result
 
 
 class LlamaForCausalLM(Module):
@@ -107,6 +107,12 @@ class LlamaForCausalLM(Module):
                 on_layers(done)
         self.ops.add(x, y)
         return x
+
+    def final(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] before the last norm → after it, in the model's dtype."""
+        normed = self.norm(hidden, form=PLAIN)
+        assert isinstance(normed, Tensor)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """[n, hidden] before the last norm → [n, vocab] in the model's dtype; None on ranks but the first."""

@@ -7,9 +7,11 @@ what it judges, the mixing of bits included: a change there that is wrong must s
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from baton.protocol.pooling import Pooling
 from baton.protocol.sampling import Sampling, Stopping
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
@@ -47,6 +49,21 @@ def expected_tokens(
         power = power * _MULTIPLIER & _MASK
         length += 1
     return answer, "length"
+
+
+def expected_vector(prompt: Sequence[int], pooling: Pooling) -> bytes:
+    """What a pooled request is answered, by the weights of the start."""
+    total, power = 0, 1
+    for token in prompt:
+        total = (total + (token + 1) * power) & _MASK
+        power = power * _MULTIPLIER & _MASK
+    x = (total + len(prompt) * _LENGTH_MIX) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    x ^= x >> 31
+    size = len(pooling.labels) or pooling.dimensions or 8
+    parts = x.to_bytes(8, "little")
+    return struct.pack(f"<{size}f", *(parts[place % 8] / 256 - 0.5 + place for place in range(size)))
 
 
 def weights_salt(path: str) -> int:

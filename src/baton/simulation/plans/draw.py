@@ -18,6 +18,7 @@ from msgspec.structs import replace as replace_in
 
 from baton.gateway.cluster.member import Label
 from baton.protocol.config import CostModel, InstanceConfig
+from baton.protocol.pooling import Pooling, PoolingKind
 from baton.protocol.sampling import Sampling, Stopping
 from baton.simulation.plans.plan import (
     CLUSTER_DRIFT,
@@ -278,20 +279,27 @@ def _draw_request(
     cancels = "cancels" in clients and random.random() < 0.3
     by_time = random.random() < 0.6
     wants_logprobs = "logprobs" in clients and random.random() < 0.2
+    sampling = Sampling(
+        seed=random.getrandbits(63),
+        temperature=random.choice((0.0, 1.0)),
+        logprobs=1 if wants_logprobs else None,
+        prompt_logprobs=0 if wants_logprobs and random.random() < 0.5 else None,
+    )
+    stopping = Stopping(
+        max_tokens, min_tokens=min(random.choice((0, 0, 2)), max_tokens), stop_token_ids=stops
+    )
+    if "pools" in clients and random.random() < 0.8:
+        kind: PoolingKind = random.choice(("last", "last", "mean", "first", "labels"))
+        labels = (3, 1) if kind == "labels" else ()
+        sampling = Sampling(0, 0.0, pooling=Pooling(kind, random.choice((0, 5)), False, labels))
+        stopping = Stopping(1)
     return RequestSpec(
         number=number,
         at=at,
         gateway=random.randrange(num_gateways),
         prompt=tuple(prompt),
-        sampling=Sampling(
-            seed=random.getrandbits(63),
-            temperature=random.choice((0.0, 1.0)),
-            logprobs=1 if wants_logprobs else None,
-            prompt_logprobs=0 if wants_logprobs and random.random() < 0.5 else None,
-        ),
-        stopping=Stopping(
-            max_tokens, min_tokens=min(random.choice((0, 0, 2)), max_tokens), stop_token_ids=stops
-        ),
+        sampling=sampling,
+        stopping=stopping,
         priority=random.choice((-1, 0, 0, 1)) if "priorities" in clients else 0,
         salt=random.choice(("", "", "tenant")) if "prefixes" in clients else "",
         cancel_after_s=random.choice((0.0, 0.001, 0.02, 0.1)) * random.random()

@@ -96,10 +96,11 @@ PEER_FAULTS: frozenset[FaultKind] = frozenset(
 SINGLE_FAULTS: tuple[FaultKind, ...] = tuple(kind for kind in FAULT_KINDS if kind not in CLUSTER_FAULTS)
 
 ClientKind = Literal[
-    "cancels", "floods", "priorities", "prefixes", "poison", "logprobs", "slow", "huge", "alike"
+    "cancels", "floods", "priorities", "prefixes", "poison", "logprobs", "slow", "huge", "alike", "pools"
 ]
-CLIENT_KINDS: tuple[ClientKind, ...] = ClientKind.__args__[:-1]  # type: ignore[attr-defined]
-"""Those that may be mixed.  `alike`: all requests of a run are of one length, with one beginning."""
+CLIENT_KINDS: tuple[ClientKind, ...] = ClientKind.__args__[:-2]  # type: ignore[attr-defined]
+"""Those that may be mixed.  `alike`: all requests of a run are of one length, with one beginning;
+`pools`: most want a result of their prompt, and no tokens."""
 Burden = Literal["full", "slow", "lagging", "dying"]
 
 
@@ -128,6 +129,8 @@ class RequestSpec:
 
     def __str__(self) -> str:
         parts = [f"request {self.number}: {len(self.prompt)} prompt + {self.stopping.max_tokens} tokens"]
+        if self.sampling.pooling is not None:
+            parts.append(f"pooled: {self.sampling.pooling.kind}")
         if self.priority:
             parts.append(f"priority {self.priority}")
         if self.flow != EVERYBODY:

@@ -224,6 +224,28 @@ _FLOWS = (
 
 _PURPOSES = (
     Shape(
+        "pooled",
+        "most requests want a vector of their prompt and no tokens; anything may die, and pools are small",
+        num_requests=24,
+        seconds=1.0,
+        faults=(
+            "crash_engine",
+            "crash_rank",
+            "crash_gateway",
+            "terminate",
+            "break_link",
+            "stall_rank",
+            "reset_prefix",
+            "update_weights",
+            "drain",
+            "pause",
+        ),
+        clients=("pools", "cancels", "priorities", "prefixes", "slow"),
+        client_chance=1.0,
+        spare_blocks=(0, 8),
+        clusters=(("mixed",), _P1D1, ("mixed", "mixed")),
+    ),
+    Shape(
         "fair",
         "floods of several users of several keys, all waiting for a few slots",
         num_requests=110,

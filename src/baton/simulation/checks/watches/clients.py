@@ -10,6 +10,7 @@ from baton.protocol.codec import unpack_int32
 from baton.protocol.requests import Finished, FromEngine, Load, Submit, ToEngine
 from baton.simulation import describe
 from baton.simulation.checks.books import Violation
+from baton.simulation.checks.oracle import expected_vector
 
 if TYPE_CHECKING:
     from baton.simulation.parties.client import Client
@@ -100,7 +101,13 @@ class ClientWatch:
 
     def finished(self, client: Client, finished: Finished) -> None:
         spec, name = client.spec, f"request {client.spec.number}"
-        if finished.reason in ("stop", "length"):
+        pooling = spec.sampling.pooling
+        if finished.reason == "pooled":
+            if pooling is None or client.tokens or finished.pooled != expected_vector(spec.prompt, pooling):
+                raise Violation("tokens", f"{name} got a wrong vector, or one that it did not ask for")
+        elif finished.reason in ("stop", "length"):
+            if pooling is not None:
+                raise Violation("tokens", f"{name} wants a vector and ended with {finished.reason}")
             if client.tokens != client.expected or finished.reason != client.expected_end:
                 raise Violation(
                     "tokens",
