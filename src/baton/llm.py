@@ -18,6 +18,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from baton.gateway.api.messages import ContentFormat, read_messages
 from baton.gateway.errors import BadRequest
 from baton.gateway.generation.gathering import Gathering
@@ -27,10 +29,18 @@ from baton.launch.arguments import choose_arguments, takes_arguments_of
 from baton.launch.background import Background
 from baton.launch.options import EngineOptions
 from baton.launch.plan import ServerPlan, make_plan
+from baton.protocol.pooling import Pooling, unpack_vector
 from baton.protocol.sampling import TokenLogprobs
-from baton.protocol.sampling_params import SamplingParams, make_params
+from baton.protocol.sampling_params import NO_TOKENS, SamplingParams, make_params
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids (an array of them too), or {"prompt": text} / {"prompt_token_ids": ids}."""
@@ -73,6 +83,22 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """One for each prompt token, the first None; None unless asked for."""
+    num_cached_tokens: int = 0
+    finished: bool = field(default=True)
+
+
+@dataclass
+class EmbeddingOutput:
+    embedding: list[float]
+
+
+@dataclass
+class EmbeddingRequestOutput:
+    """The vector of one prompt."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
     num_cached_tokens: int = 0
     finished: bool = field(default=True)
 
@@ -202,7 +228,55 @@ class LLM:
         finally:
             self._background.post(generation.close)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        priority: int = 0,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of each prompt; all run as one continuous batch.  Needs `runner="pooling"`, or
+        `convert="embed"` beside texts, unless the checkpoint is an embedding model.
+
+        `dimensions`: of each vector, the first so many; `normalize` None: as the checkpoint says.  Raises
+        `ValueError` for a prompt that cannot be served.
+        """
+        pooling = self._plan.served.pooling
+        most = self._plan.served.dimensions
+        if dimensions is not None:
+            if dimensions < 1 or (most and dimensions > most):
+                raise ValueError(f"dimensions: {dimensions} must be from 1 to {most}")
+            pooling = replace(pooling, dimensions=dimensions)
+        if normalize is not None:
+            pooling = replace(pooling, normalize=normalize)
+        ids = [self._prompt(prompt, i)[1] for i, prompt in enumerate(_as_list(prompts))]
+        return self._pool(ids, pooling, use_tqdm, priority)
+
     # -- inside
+
+    def _pool(
+        self, prompts: list[list[int]], pooling: Pooling, show_progress: bool, priority: int
+    ) -> list[EmbeddingRequestOutput]:
+        async def everything() -> list[EmbeddingRequestOutput]:
+            started: list[Generation] = []
+            try:
+                await self._background.ready()
+                for first in range(0, len(prompts), _TOGETHER):
+                    with self._background.together():
+                        started += [
+                            self._start(ids, NO_TOKENS, priority, pooling=pooling)
+                            for ids in prompts[first : first + _TOGETHER]
+                        ]
+                with _progress(len(started), show_progress, "Embedding") as advance:
+                    await Gathering(started, advance).completions()
+                return list(map(_embedding, started))
+            finally:
+                for generation in started:
+                    generation.close()
+
+        return self._background.call(everything())
 
     def _prompt(self, prompt: Prompt, number: int) -> tuple[str | None, list[int]]:
         where = f"prompts[{number}]"
@@ -229,10 +303,21 @@ class LLM:
         return self._start(prompt, params)
 
     def _start(
-        self, prompt: list[int], params: SamplingParams, priority: int = 0, *, patient: bool = False
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        *,
+        patient: bool = False,
+        pooling: Pooling | None = None,
     ) -> Generation:
         return self._background.generations.start(
-            [prompt], params, request_id=f"llm-{next(self._ids)}", priority=priority, patient=patient
+            [prompt],
+            params,
+            request_id=f"llm-{next(self._ids)}",
+            priority=priority,
+            patient=patient,
+            pooling=pooling,
         )
 
     def _run(
@@ -271,8 +356,8 @@ class LLM:
 class _progress:
     """A progress bar over finished requests; `with _progress(n, shown) as advance`."""
 
-    def __init__(self, total: int, shown: bool) -> None:
-        self._total, self._shown = total, shown
+    def __init__(self, total: int, shown: bool, name: str = "Generating") -> None:
+        self._total, self._shown, self._name = total, shown, name
 
     def __enter__(self) -> Any:
         if not self._shown:
@@ -283,7 +368,7 @@ class _progress:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         )
         self._bar.start()
-        task = self._bar.add_task("Generating", total=self._total)
+        task = self._bar.add_task(self._name, total=self._total)
         return lambda: self._bar.advance(task)
 
     def __exit__(self, *_: object) -> None:
@@ -360,6 +445,16 @@ def _conversations(messages: Any, content_format: ContentFormat) -> list[list[di
 
 def _messages(messages: Any, content_format: ContentFormat) -> list[dict[str, Any]]:
     return read_messages(list(messages) if isinstance(messages, tuple) else messages, content_format)
+
+
+def _embedding(generation: Generation) -> EmbeddingRequestOutput:
+    (sequence,) = generation.sequences
+    return EmbeddingRequestOutput(
+        generation.request_id,
+        list(sequence.prompt),
+        EmbeddingOutput(unpack_vector(sequence.pooled)),
+        generation.num_cached or 0,
+    )
 
 
 def _output(generation: Generation, completions: list[Completion], text: str | None) -> RequestOutput:

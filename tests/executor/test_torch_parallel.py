@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from baton.executor.loading import create_executor
+from baton.protocol.pooling import unpack_vector
 from baton.protocol.sampling import Sampling
 from tests.executor.driver import Driver
+from tests.executor.test_pooling import KINDS, pooled
 from tests.executor.test_torch_parity import config_for, prompt_of
 from tests.model.checkpoints import make_checkpoint
 
@@ -27,11 +29,19 @@ def play(executor) -> dict:
     reported = driver.add(prompt_of(33, 2), 24, Sampling(0, 0.0, logprobs=2, prompt_logprobs=1))
     driver.run()
     reports = [*reported.logprobs, *reported.prompt_logprobs]
+    for request in list(driver.requests.values()):
+        driver.remove(request)
     return {
+        "pooled": vectors_of(executor),
         "tokens": [greedy.tokens, chunked.tokens, reported.tokens],
         "ranks": [report.rank for report in reports],
         "logprobs": [round(report.logprob, 3) for report in reports],
     }
+
+
+def vectors_of(executor) -> list[list[float]]:
+    """Of a prompt in pieces, one of each kind; empty on all ranks but the first."""
+    return [unpack_vector(pooled(executor, [prompt_of(40, 4)], KINDS[kind], chunk=19)[0]) for kind in KINDS]
 
 
 def main() -> None:
@@ -84,6 +94,9 @@ def test_ranks_together_give_the_tokens_of_one(variant: str, size: int, kv: str,
     assert found[0]["ranks"] == expected["ranks"]
     assert found[0]["logprobs"] == pytest.approx(expected["logprobs"], abs=2e-3)
     assert all(result["logprobs"] == [] for result in found[1:])
+    for vector, alone_gave in zip(found[0]["pooled"], expected["pooled"], strict=True):
+        assert vector == pytest.approx(alone_gave, abs=5e-3 if not kv else 5e-2)
+    assert all(result["pooled"] == [[]] * len(KINDS) for result in found[1:])
 
 
 def test_a_rank_that_never_comes_is_noticed(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from baton.protocol.codec import pack_int32, pack_int64, unpack_int32
+from baton.protocol.pooling import Pooling, pack_vector
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import (
     FROM_ENGINE,
@@ -218,6 +219,11 @@ class EchoEngine:
                 socket.send_multipart([identity, FROM_ENGINE.encode(Outputs(finished=[end]))])
                 return
             prompt = list(unpack_int32(message.prompt))
+            if message.sampling.pooling is not None:
+                values = self.vector(prompt, message.sampling.pooling)
+                end = Finished(message.id, "pooled", pooled=pack_vector(values))
+                socket.send_multipart([identity, FROM_ENGINE.encode(Outputs(finished=[end]))])
+                return
             script = self.behaviour.answer
             answer = script(prompt) if script else lambda i: prompt[i % len(prompt)]
             before = len(message.generated) // 4  # what the client has from an instance that was lost
@@ -248,6 +254,14 @@ class EchoEngine:
                         for peer in self._peers:
                             socket.send_multipart([peer, FROM_ENGINE.encode(self._make_welcome(peer))])
                 socket.send_multipart([identity, FROM_ENGINE.encode(QueryReply(message.id, body))])
+
+    @staticmethod
+    def vector(prompt: list[int], pooling: Pooling) -> list[float]:
+        """How often each id stands there, by its remainder."""
+        size = len(pooling.labels) or pooling.dimensions or 8
+        counts = Counter(token % size for token in prompt)
+        length = sum(count**2 for count in counts.values()) ** 0.5 if pooling.normalize else 1.0
+        return [counts[place] / length for place in range(size)]
 
     def _make_welcome(self, peer: bytes) -> Welcome:
         return Welcome(

@@ -44,6 +44,7 @@ FIXED = {
     "returns": range(0, 20),
     "watchers": range(0, 20),
     "weights": range(0, 20),
+    "pooled": range(0, 30),
 }
 assert FIXED.keys() == SCENARIOS.keys()
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from baton.executor.base import StepResult
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Abort, Control, Grow, Preempt, Reprioritize
+from baton.protocol.pooling import Pooling
 from baton.protocol.reports import Closed, CloseReason
 from baton.protocol.sampling import Sampling, TokenLogprobs
 from baton.worker.decode_set import LEFT, MAX_TOKEN, NO_STOP, DecodeSet
@@ -534,3 +535,26 @@ def test_many_stop_tokens_and_a_slot_that_forgets_them():
     assert outcome.closings == []
     _, outcome = step(slots, [5], 4)
     assert outcome.closings == [Closed(0, 1, CloseReason.STOP)]
+
+
+def test_a_pooled_prompt_closes_without_a_token():
+    """In pieces, beside one that decodes; it fills the context, and its result is in the closing."""
+    slots = make(budget=30)
+    slots.apply(admit(1, 1, [7, 8], [20, 21], max_tokens=9))
+    first = slots.compose(1)
+    slots.commit(first, result_of([3]))
+    pooling = Sampling(0, 0.0, pooling=Pooling("mean"))
+    assert slots.apply(admit(0, 1, range(LENGTH), range(10), sampling=pooling, max_tokens=1)) is not None
+    batch = slots.compose(2)
+    assert (batch.samples.tolist(), batch.pooled) == ([True, False], {1: False})
+    assert slots.commit(batch, StepResult(np.array([3], np.int32))).closings == []
+    batch = slots.compose(3)
+    assert (batch.samples.tolist(), batch.pooled) == ([True, False], {1: True})
+    outcome = slots.commit(batch, StepResult(np.array([3], np.int32), pooled={1: b"\0\0\0\0"}))
+    assert outcome.closings == [Closed(0, 1, CloseReason.POOLED, pooled=b"\0\0\0\0")]
+    assert outcome.slots.tolist() == [1]
+    assert slots.open_slots() == [1]
+    check_decode_set(slots)
+    slots.apply(admit(0, 2, [5], [0], max_tokens=3))  # the slot's next request decodes again
+    batch = slots.compose(4)
+    assert (batch.samples.tolist(), batch.pooled) == ([True, True], {})

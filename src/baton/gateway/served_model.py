@@ -8,6 +8,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from baton.protocol.pooling import Pooling
+
+Task = Literal["generate", "embed", "score"]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A model that is asked a question about a pair of texts and answers with one of two tokens."""
+
+    template: str
+    """The prompt; `{instruction}`, `{query}` and `{document}` stand for what is asked."""
+    instruction: str
+    """Where the request gives none."""
+    no: str = "no"
+    yes: str = "yes"
+    """The two tokens, as texts."""
+
+
+QWEN3_RERANKER = Judge(
+    template="<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n"
+    "<think>\n\n</think>\n\n",
+    instruction="Given a web search query, retrieve relevant passages that answer the query",
+)
+"""As its authors use it (Qwen/Qwen3-Reranker-0.6B)."""
+
 
 @dataclass(frozen=True)
 class ServedModel:
@@ -32,6 +59,14 @@ class ServedModel:
     """Sampling parameters of the model's generation_config, under `SamplingParams`' names."""
     content_format: Literal["auto", "string", "openai"] = "auto"
     """How a message's text parts come to the chat template; auto: as the template reads them."""
+    tasks: frozenset[Task] = frozenset({"generate"})
+    """What requests may ask for: texts, vectors of texts, scores of pairs of texts."""
+    pooling: Pooling = field(default_factory=lambda: Pooling("last"))
+    """How a vector is made of a text, where the request says nothing else."""
+    dimensions: int = 0
+    """Of the model's vectors; 0: unknown."""
+    judge: Judge | None = None
+    """The model itself says how well two texts fit; None: their vectors do."""
     seed: int | None = None
     """Makes requests without a seed reproducible, in order of arrival."""
     created: int = field(default_factory=lambda: int(time.time()))

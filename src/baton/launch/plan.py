@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from baton.gateway.served_model import ServedModel
+from baton.gateway.served_model import QWEN3_RERANKER, Judge, ServedModel, Task
 from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions
@@ -22,7 +22,9 @@ from baton.model.checkpoint.generation_config import read_generation_config
 from baton.model.checkpoint.gguf import is_gguf
 from baton.model.checkpoint.gguf_config import has_gguf_tokenizer
 from baton.model.checkpoint.hub import EMBEDDED_MODEL, resolve_model
+from baton.model.checkpoint.sentence_files import read_pooler_config, read_sentence_files
 from baton.protocol.config import Dtype, InstanceConfig
+from baton.protocol.pooling import Pooling
 
 _DTYPES: dict[str, Dtype] = {
     "half": "float16",
@@ -76,6 +78,7 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         weight_cache=None if options.weight_cache is None else str(Path(options.weight_cache).absolute()),
         vocab_size=model.vocab_size,
     )
+    tasks, pooling, judge = _pooling(options, directory, model.hidden_size)
     served = ServedModel(
         names=options.served_model_name or (options.model or EMBEDDED_MODEL,),
         tokenizer=tokenizer,
@@ -87,9 +90,40 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         dtype=_computes_in(instance),
         defaults=generation.sampling,
         content_format=options.chat_template_content_format,
+        tasks=tasks,
+        pooling=pooling,
+        dimensions=model.hidden_size if options.executor == "torch" else 0,
+        judge=judge,
         seed=options.seed,
     )
     return ServerPlan(instance, served, model.architecture, options.max_restarts)
+
+
+def _pooling(
+    options: EngineOptions, directory: Path, hidden_size: int
+) -> tuple[frozenset[Task], Pooling, Judge | None]:
+    """What is served besides texts, or instead of them.  Raises `OptionError` and `UnsupportedModel`."""
+    files = None
+    if options.runner != "generate" and not is_gguf(directory):
+        files = read_sentence_files(directory)
+    pools = options.runner == "pooling" or (options.runner == "auto" and files is not None)
+    pooling = files.pooling if files is not None else Pooling("last")
+    if options.pooler_config is not None:
+        try:
+            pooling = read_pooler_config(options.pooler_config, pooling, hidden_size)
+        except ValueError as error:
+            raise OptionError(f"--pooler-config: {error}") from None
+    kind = options.convert
+    if kind == "auto":
+        kind = "embed" if pools else "none"
+    elif kind == "none" and pools:
+        raise OptionError("--convert none: with --runner pooling nothing is left to serve; leave it away")
+    tasks: set[Task] = set() if pools else {"generate"}
+    if kind == "embed":
+        tasks |= {"embed", "score"}
+    elif kind == "classify":
+        tasks.add("score")
+    return frozenset(tasks), pooling, QWEN3_RERANKER if kind == "classify" else None
 
 
 def _is_here(model: str | None) -> bool:

@@ -281,3 +281,7 @@ def _logit_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
         _float("logit_bias", value, -100, 100)
         result[token] = float(value)
     return result
+
+
+NO_TOKENS = SamplingParams(max_tokens=1, temperature=0.0, seed=0, detokenize=False)
+"""Of a request that generates nothing (`protocol/pooling.py`)."""

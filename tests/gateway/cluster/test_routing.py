@@ -7,6 +7,7 @@ import pytest
 from baton.gateway.cluster.digest import EXPECTED_S, PrefixDigest
 from baton.protocol.codec import pack_int32, pack_int64
 from baton.protocol.handover import InstanceSource
+from baton.protocol.pooling import Pooling
 from baton.protocol.rules.prefix_keys import short_keys
 from tests.gateway.fake_cluster import BLOCK, FakeCluster, load
 
@@ -50,6 +51,23 @@ def test_labels_say_who_does_what(labels: str, plans: set[str]):
     assert seen <= plans
     firsts = {plan.split(">")[0] for plan in plans}
     assert {plan.split(">")[0] for plan in seen} == firsts, "equal instances take turns"
+
+
+@pytest.mark.parametrize(
+    ("labels", "plans"),
+    [
+        ("mixed mixed", {"a", "b"}),
+        ("prefill decode", {"a"}),
+        ("decode prefill prefill", {"b", "c"}),
+        ("decode mixed", {"b"}),
+        ("decode", {"a"}),
+        ("decode decode", {"a", "b"}),
+    ],
+)
+def test_what_generates_nothing_goes_where_prompts_are_computed(labels: str, plans: set[str]):
+    world = FakeCluster(**dict(zip("abcde", labels.split(), strict=False)))
+    seen = {world.plan(world.submit(max_tokens=1, pooling=Pooling("last"))) for _ in range(12)}
+    assert seen == plans
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ SMALLEST_VOCABULARY = 300
 
 @pytest.fixture(scope="module")
 def server(byte_level, vocab) -> Iterator[GatewayServer]:
-    with GatewayServer(byte_level, eos=END, vocab=vocab) as server:
+    tasks = frozenset({"generate", "embed", "score"})
+    with GatewayServer(byte_level, eos=END, vocab=vocab, tasks=tasks) as server:
         yield server
 
 
@@ -44,15 +45,24 @@ def what_the_test_server_takes() -> dict[str, Any]:
     """The document, with what a model decides narrowed down, so that not nearly every request is too long."""
     document = make_document()
     schemas = document["components"]["schemas"]
-    for name in ("ChatRequest", "CompletionRequest", "TokenizeRequest", "DetokenizeRequest"):
+    for name in (
+        "ChatRequest",
+        "CompletionRequest",
+        "EmbeddingRequest",
+        "TokenizeRequest",
+        "DetokenizeRequest",
+    ):
         properties = schemas[name]["properties"]
         properties["model"] = {"enum": ["tiny", "alias", None]}
-        for field in ("stop_token_ids", "prompt", "tokens"):
+        for field in ("stop_token_ids", "prompt", "input", "tokens"):
             narrow(properties.get(field), "maximum", SMALLEST_VOCABULARY - 1)
         for field in ("max_tokens", "max_completion_tokens", "min_tokens"):
             narrow(properties.get(field), "maximum", 12)
         narrow(properties.get("n"), "maximum", 3)
         narrow(properties.get("logit_bias"), "propertyNames", {"pattern": "^[0-9]{1,2}$"})
+        narrow(properties.get("truncate_prompt_tokens"), "minimum", 1)
+        narrow(properties.get("truncate_prompt_tokens"), "maximum", 20)
+        narrow(properties.get("dimensions"), "maximum", 12)
     chat = schemas["ChatRequest"]["properties"]
     text = {"type": "string", "maxLength": 20}
     message = {

@@ -49,6 +49,22 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Of each prompt token, by token id; of the first none."""
 
 
+class Embedding(Struct, forbid_unknown_fields=True):
+    index: Count
+    object: Literal["embedding"]
+    embedding: list[float] | str
+    """Base64 of 32-bit floats, little-endian, if that was asked for."""
+
+
+class Embeddings(Struct, forbid_unknown_fields=True):
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[Embedding]
+    usage: Usage
+
+
 class CompletionLogprobs(Struct, forbid_unknown_fields=True):
     """Four lists of the same length."""
 

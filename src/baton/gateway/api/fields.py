@@ -122,6 +122,19 @@ Prompt = Annotated[
         },
     ),
 ]
+Truncation = Annotated[int, Meta(ge=-1, le=INT32, description="-1: to the model's context.")]
+# (What the routes check themselves, to say more than that it is wrong.)
+TruncationSide = Annotated[
+    str,
+    Meta(description="Which end is cut off; default: right.", extra_json_schema={"enum": ["left", "right"]}),
+]
+EncodingFormat = Annotated[
+    str,
+    Meta(
+        description="base64: of 32-bit floats, little-endian.",
+        extra_json_schema={"enum": ["float", "base64"]},
+    ),
+]
 Ignored = Annotated[msgspec.Raw, Meta(description="Accepted, and of no effect.")]
 Directory = Annotated[str, Meta(description="Below the directory that --weights-dir or --profile-dir names.")]
 

@@ -127,6 +127,30 @@ class ChatRequest(SamplingFields, kw_only=True):
     parallel_tool_calls: f.Ignored = f.nothing()
 
 
+class PoolingFields(msgspec.Struct, kw_only=True):
+    """What the requests have in common that generate nothing."""
+
+    model: str | None = None
+    truncate_prompt_tokens: f.Truncation | None = None
+    """A longer prompt is cut to so many tokens; -1: to the model's context."""
+    truncation_side: f.TruncationSide | None = None
+    add_special_tokens: bool | None = None
+    priority: f.Priority | None = None
+    cache_salt: f.CacheSalt | None = None
+    request_id: f.RequestId | None = None
+    user: str | None = None
+
+
+class EmbeddingRequest(PoolingFields, kw_only=True):
+    input: f.Prompt = f.nothing()
+    """As the `prompt` of a completion."""
+    dimensions: f.AtLeastOne | None = None
+    """The first so many elements of each vector."""
+    encoding_format: f.EncodingFormat | None = None
+    normalize: bool | None = None
+    """Each vector is divided by its length."""
+
+
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     messages: f.Messages | None = None
@@ -361,8 +385,11 @@ def _not_json(body: bytes, error: Exception) -> BadRequest:
     return BadRequest(f"the body is not JSON: {error}")
 
 
-def decode_prompt(raw: msgspec.Raw) -> str | list[str] | list[int] | list[list[int]] | None:
-    """The `prompt` of a completion request; None if it was not given.  Raises `BadRequest`."""
+def decode_prompt(
+    raw: msgspec.Raw, field: str = "prompt"
+) -> str | list[str] | list[int] | list[list[int]] | None:
+    """The `prompt` of a completion request, or what is like it in another field; None if it was not given.
+    Raises `BadRequest`."""
     data = bytes(raw)
     if not data or data == b"null":
         return None
@@ -371,20 +398,21 @@ def decode_prompt(raw: msgspec.Raw) -> str | list[str] | list[int] | list[list[i
     if begin is not None:
         kind = {b'"': list[str], b"[": list[list[int]]}.get(begin[1], list[int])
         if begin[1] == b"[" and data.count(b"[") - 1 > MAX_SEQUENCES:
-            raise _bad_prompt(f"at most {MAX_SEQUENCES} prompts; send several requests")
+            raise _bad_prompt(field, f"at most {MAX_SEQUENCES} prompts; send several requests")
     try:
         prompt: str | list[str] | list[int] | list[list[int]] = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         text = _PATH.sub("", str(error)).replace("`", "")
         raise _bad_prompt(
-            f"give a text, a list of texts, a list of token ids, or a list of such lists: {text}"
+            field,
+            f"give a text, a list of texts, a list of token ids, or a list of such lists: {text}",
         ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _not_json(data, error) from None
     if kind == list[str] and len(prompt) > MAX_SEQUENCES:
-        raise _bad_prompt(f"at most {MAX_SEQUENCES} prompts, not {len(prompt)}; send several requests")
+        raise _bad_prompt(field, f"at most {MAX_SEQUENCES} prompts, not {len(prompt)}; send several requests")
     return prompt
 
 
-def _bad_prompt(what: str) -> BadRequest:
-    return BadRequest(f"prompt: {what}", param="prompt")
+def _bad_prompt(field: str, what: str) -> BadRequest:
+    return BadRequest(f"{field}: {what}", param=field)

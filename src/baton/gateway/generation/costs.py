@@ -16,21 +16,21 @@ of stop strings, stop tokens and biased tokens.  4,096 sequences with 256 of the
 take."""
 
 
-def check_cost(prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
-    """Raises `BadRequest`, which names the fields and the limit."""
+def check_cost(prompts: Sequence[Sequence[int]], params: SamplingParams, field: str = "prompt") -> None:
+    """Raises `BadRequest`, which names the fields and the limit; prompts are in `field`."""
     sequences = len(prompts) * params.n
     if sequences > MAX_SEQUENCES:
         raise BadRequest(
-            f"prompt: {len(prompts)} prompts with n = {params.n} are more than {MAX_SEQUENCES} "
+            f"{field}: {len(prompts)} prompts with n = {params.n} are more than {MAX_SEQUENCES} "
             "sequences; send several requests",
-            param="prompt",
+            param=field,
         )
     tokens = params.n * sum(map(len, prompts))
     if tokens > MAX_PROMPT_TOKENS:
         raise BadRequest(
-            f"prompt, n: {tokens} prompt tokens over all {sequences} sequences are more than "
+            f"{field}, n: {tokens} prompt tokens over all {sequences} sequences are more than "
             f"{MAX_PROMPT_TOKENS}; send several requests",
-            param="prompt",
+            param=field,
         )
     parts = {
         "stop": sum(map(len, params.stop_strings)),

@@ -19,7 +19,7 @@ from collections.abc import Sequence as Seq
 from msgspec.structs import replace
 
 from baton.gateway.cluster.request import EngineRequest
-from baton.gateway.errors import Overloaded
+from baton.gateway.errors import BadRequest, Overloaded
 from baton.gateway.generation.costs import check_cost
 from baton.gateway.generation.generation import Generation
 from baton.gateway.generation.sequence import Sequence, Shared
@@ -31,7 +31,9 @@ from baton.gateway.served_model import ServedModel
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
 from baton.protocol.codec import pack_int32
+from baton.protocol.pooling import Pooling
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
+from baton.protocol.sampling import Sampling, Stopping
 from baton.protocol.sampling_params import SamplingParams, choice_seed, draw_seed, resolve
 
 MAX_HELD = 1024
@@ -119,12 +121,16 @@ class Generator:
         drop_output: bool = False,
         patient: bool = False,
         arrived: float | None = None,
+        pooling: Pooling | None = None,
+        field: str = "prompt",
     ) -> Generation:
         """Submits prompts × `params.n` sequences.
 
-        `drop_output`: only the prompt is of interest.  `patient`: only the end of each sequence is, so tokens
-        may come late, unless a stop string has to be looked for in them.  Raises `BadRequest`,
-        `InvalidParameter`, `InstanceUnavailable`, or `Overloaded` if too many are held back already.
+        `pooling`: this is wanted of each prompt, and no tokens (`Sequence.pooled`).  `field`: where the
+        prompts stood, for errors.  `drop_output`: only the prompt is of interest.  `patient`: only the end of
+        each sequence is, so tokens may come late, unless a stop string has to be looked for in them.  Raises
+        `BadRequest`, `InvalidParameter`, `InstanceUnavailable`, or `Overloaded` if too many are held back
+        already.
         """
         self.client.check_ready()
         if self._holding and self.num_held >= MAX_HELD:
@@ -133,10 +139,17 @@ class Generator:
                 code="paused",
                 retry_after_s=5,
             )
+        self._check_task(pooling)
         for prompt in prompts:
             if not is_packed(prompt):
-                check_prompt(prompt, self.served.max_model_len, self.served.vocab_size)
-        check_cost(prompts, params)
+                check_prompt(
+                    prompt,
+                    self.served.max_model_len,
+                    self.served.vocab_size,
+                    field=field,
+                    answers=pooling is None,
+                )
+        check_cost(prompts, params, field)
         count = len(prompts) * params.n
         seed = self._seeds(params, count)
         arrived = time.monotonic() if arrived is None else arrived
@@ -149,6 +162,9 @@ class Generator:
             eos_token_ids=self.served.eos_token_ids,
             vocab_size=self.served.vocab_size,
         )
+        if pooling is not None:
+            sampling = Sampling(0, 0.0, pooling=pooling)
+            stopping, patient = Stopping(1), True
         packed = [pack_int32(prompt) for prompt in prompts]
         rooms = [self._room(len(prompt), params, limits) for prompt in prompts]
         self.client.check_size(max(map(len, packed)), sampling, stopping, request_id, cache_salt)
@@ -157,6 +173,19 @@ class Generator:
 
         def make(sequence: Sequence, inbox: Inbox) -> EngineRequest:
             index, number = sequence.index, sequence.index // params.n
+            if pooling is not None:
+                return self.client.prepare(
+                    packed[number],
+                    sampling,
+                    stopping,
+                    inbox=inbox,
+                    name=request_id if count == 1 else f"{request_id}-{index}",
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    flow=flow,
+                    patient=True,
+                    keys=keys[number],
+                )
             most = min(stopping.max_tokens, rooms[number])
             return self.client.prepare(
                 packed[number],
@@ -194,6 +223,25 @@ class Generator:
         self._open.add(generation)
         generation.feed()
         return generation
+
+    def _check_task(self, pooling: Pooling | None) -> None:
+        """Raises `BadRequest` for what the model is not served for."""
+        tasks, name = self.served.tasks, self.served.name
+        if pooling is None:
+            if "generate" not in tasks:
+                raise BadRequest(
+                    f"model: {name!r} is served for {' and '.join(sorted(tasks))} alone (--runner pooling): "
+                    "it generates no text",
+                    param="model",
+                    code="unsupported_task",
+                )
+        elif not tasks - {"generate"}:
+            raise BadRequest(
+                f"model: {name!r} is served for texts alone; start the server with --runner pooling, or with "
+                "--convert embed to have both",
+                param="model",
+                code="unsupported_task",
+            )
 
     def _room(self, num_prompt: int, params: SamplingParams, limits: Limits | None) -> int:
         """Tokens that may follow the prompt; without `max_tokens`, also no more than the KV pool holds."""

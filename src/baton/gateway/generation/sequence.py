@@ -60,7 +60,12 @@ class Completion:
         return self.pieces[0] if self.pieces else ""
 
 
-_END_REASONS: dict[str, EndReason] = {"stop": "stop", "length": "length", "aborted": "abort"}
+_END_REASONS: dict[str, EndReason] = {
+    "stop": "stop",
+    "length": "length",
+    "pooled": "stop",
+    "aborted": "abort",
+}
 """Of good ends.  `aborted` is what this side ended (`Generation.abort`); what it cancels tells it nothing."""
 
 
@@ -104,6 +109,7 @@ class Sequence:
         "last_tokens_at",
         "num_cached",
         "num_generated",
+        "pooled",
         "prompt",
         "prompt_logprobs",
         "queued_s",
@@ -123,6 +129,8 @@ class Sequence:
         """One for each prompt token, the first None; empty unless asked for.  Complete with the first
         update."""
         self.num_generated = 0
+        self.pooled = b""
+        """Packed float32: the end of one that wants this of its prompt, and no tokens."""
         self.num_cached: int | None = None
         """Prompt tokens from the prefix cache; None until the end."""
         self.queued_s: float | None = None
@@ -169,7 +177,7 @@ class Sequence:
                 raise error
             assert self.request is not None  # (something came for it)
             self.request.num_cached = chunk.finished.num_cached
-            self.queued_s = chunk.finished.queued_s
+            self.queued_s, self.pooled = chunk.finished.queued_s, chunk.finished.pooled
         self._take_prompt_logprobs(chunk)
         update = self._update(chunk.tokens)
         if chunk.logprobs:

@@ -132,7 +132,9 @@ def _on_over_time(*_: Any) -> None:
 
 
 def _refused(why: str, job: Job) -> bytes:
-    field = {"chat": "messages", "tokenize": "messages", "detokenize": "tokens"}.get(job, "prompt")
+    field = {"chat": "messages", "tokenize": "messages", "detokenize": "tokens", "embedding": "input"}.get(
+        job, "prompt"
+    )
     if field == "messages":
         why += " with the model's chat template"
     message = f"{field}: {why}; send fewer, or shorter ones"

@@ -28,6 +28,7 @@ from baton.gateway.http.routes.chat import chat_routes
 from baton.gateway.http.routes.cluster import cluster_routes
 from baton.gateway.http.routes.completions import completion_routes
 from baton.gateway.http.routes.docs import docs_routes
+from baton.gateway.http.routes.embeddings import embedding_routes
 from baton.gateway.http.routes.server import server_routes
 from baton.gateway.http.routes.tokens import token_routes
 from baton.gateway.instances.client import ClusterClient, Requirements
@@ -77,6 +78,7 @@ def create_app(
     routes = [
         *completion_routes(gateway),
         *chat_routes(gateway),
+        *embedding_routes(gateway),
         *token_routes(gateway),
         *server_routes(gateway),
         *cluster_routes(gateway),

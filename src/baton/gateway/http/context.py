@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from baton.gateway.access import Access
 from baton.gateway.api.schemas import (
+    PoolingFields,
     SamplingFields,
     StreamOptions,
     UnknownFields,
@@ -117,7 +118,7 @@ class Gateway:
         try:
             pieces = await body.receive(request, self.max_body_bytes)
             found: Found | None = None
-            if body.size < LONG_BODY and job in ("completion", "detokenize"):
+            if body.size < LONG_BODY and job in ("completion", "detokenize", "embedding"):
                 decoded, found, unknown = self._reader.read(job, b"".join(pieces))
             if found is None or found.is_long:
                 decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, *pieces))
@@ -155,7 +156,7 @@ def stream_options(request: SamplingFields) -> StreamOptions:
     return request.stream_options or StreamOptions()
 
 
-def identity(request: Request, body: SamplingFields, sharing: Sharing) -> dict[str, Any]:
+def identity(request: Request, body: SamplingFields | PoolingFields, sharing: Sharing) -> dict[str, Any]:
     """The arguments of `Generator.start` that say who and when.  Raises `BadRequest`."""
     priority = body.priority or 0
     best = getattr(request.state, "min_priority", None)

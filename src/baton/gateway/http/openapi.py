@@ -96,6 +96,15 @@ ROUTES: tuple[Route, ...] = (
         events=answers.CompletionChunk,
         required=("prompt",),
     ),
+    Route(
+        "post",
+        "/v1/embeddings",
+        "Vectors of texts",
+        answers.Embeddings,
+        schemas.EmbeddingRequest,
+        _GENERATION,
+        required=("input",),
+    ),
     Route("get", "/v1/models", "The names under which the model is served", answers.ModelList),
     Route("get", "/v1/models/{name:path}", "One of them", answers.ModelCard, errors=(404,)),
     Route(

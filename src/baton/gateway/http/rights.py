@@ -45,6 +45,7 @@ RIGHTS: dict[str, Right] = {
     "/v1/models/{name:path}": "user",
     "/v1/completions": "user",
     "/v1/chat/completions": "user",
+    "/v1/embeddings": "user",
     "/tokenize": "user",
     "/detokenize": "user",
     "/server_info": "operator",

@@ -22,6 +22,7 @@ from baton.gateway.api.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     TokenizeRequest,
     decode_body,
     decode_prompt,
@@ -31,15 +32,16 @@ from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError, no
 from baton.gateway.text.encoding import LONG_TEXT, MANY_TOKENS, Encoding, Source, TextTooLong
 from baton.protocol.codec import pack_int32, unpack_int32
 
-Job = Literal["completion", "chat", "tokenize", "detokenize"]
-JOBS: tuple[Job, ...] = ("completion", "chat", "tokenize", "detokenize")
+Job = Literal["completion", "chat", "tokenize", "detokenize", "embedding"]
+JOBS: tuple[Job, ...] = ("completion", "chat", "tokenize", "detokenize", "embedding")
 KINDS: dict[Job, type[msgspec.Struct]] = {
     "completion": CompletionRequest,
     "chat": ChatRequest,
     "tokenize": TokenizeRequest,
     "detokenize": DetokenizeRequest,
+    "embedding": EmbeddingRequest,
 }
-_APART = frozenset({"prompt", "messages", "chat_template_kwargs", "tokens"})
+_APART = frozenset({"prompt", "input", "messages", "chat_template_kwargs", "tokens"})
 """Fields that an answer does not repeat."""
 
 CHARACTERS_PER_TOKEN = 256
@@ -165,6 +167,8 @@ class Reader:
         match job:
             case "completion":
                 return self._prompts(decode_prompt(request.prompt))
+            case "embedding":
+                return self._inputs(request)
             case "detokenize":
                 return self._tokens(request.tokens)
             case "tokenize":
@@ -182,16 +186,18 @@ class Reader:
             return
         special = request.add_special_tokens
         if special is None:
-            special = found.field == "prompt"  # (a template writes them itself)
+            special = found.field != "messages"  # (a template writes them itself)
         limit = self.settings.max_model_len
+        if job == "embedding" and request.truncate_prompt_tokens is not None:
+            limit = max(map(len, found.texts))  # (so many tokens it has at most: none is refused)
         try:
             rows = encoding.encode_all(found.texts, add_special_tokens=special, limit=limit)
         except TextTooLong as error:
             raise text_too_long(found.field, error.length, limit) from None
         if job != "tokenize":
             for row in rows:
-                check_not_empty(row)
-                check_ids("prompt", row, self.settings.vocab_size)
+                check_not_empty(row, found.field)
+                check_ids(found.field, row, self.settings.vocab_size)
         found.ids = [pack_int32(row) for row in rows]
 
     def _prompts(self, prompt: str | list[str] | list[int] | list[list[int]] | None) -> Found:
@@ -211,6 +217,32 @@ class Reader:
         for row in rows:
             check_prompt(row, self.settings.max_model_len, self.settings.vocab_size)
         return Found(ids=[pack_int32(row) for row in rows])
+
+    def _inputs(self, request: EmbeddingRequest) -> Found:
+        """Texts, or ids; those that are too long are refused, unless they are to be cut."""
+        decoded = decode_prompt(request.input, "input")
+        if not decoded:
+            raise BadRequest(
+                "input: give a text, a list of texts, a list of token ids, or a list of such lists",
+                param="input",
+            )
+        many: list[Any] = [decoded] if isinstance(decoded, str) else decoded
+        cut = request.truncate_prompt_tokens is not None
+        if isinstance(many[0], str):
+            for text in many:
+                if not text:
+                    raise BadRequest("input: a text is empty; give at least one character", param="input")
+                if not cut:
+                    self._check_text("input", text)
+            return Found(texts=many, field="input")
+        size, rows = self.settings.vocab_size, many if isinstance(many[0], list) else [many]
+        for row in rows:
+            if cut:
+                check_not_empty(row, "input")
+                check_ids("input", row, size)
+            else:
+                check_prompt(row, self.settings.max_model_len, size, field="input", answers=False)
+        return Found(ids=[pack_int32(row) for row in rows], field="input")
 
     def _tokens(self, tokens: list[int] | None) -> Found:
         if tokens is None:
@@ -263,22 +295,43 @@ _FIELDS: dict[Job, msgspec.json.Decoder[Any]] = {
 }
 
 
-def check_prompt(prompt: Sequence[int], max_model_len: int, vocab_size: int) -> None:
-    """Raises `BadRequest` for a prompt that is empty, too long, or of ids that the model does not know."""
-    check_not_empty(prompt)
-    if len(prompt) >= max_model_len:
+def check_prompt(
+    prompt: Sequence[int],
+    max_model_len: int,
+    vocab_size: int,
+    *,
+    field: str = "prompt",
+    answers: bool = True,
+) -> None:
+    """Raises `BadRequest` for a prompt that is empty, too long, or of ids that the model does not know.
+    `answers`: an answer follows it, which needs room."""
+    check_not_empty(prompt, field)
+    if not answers:
+        check_length(prompt, max_model_len, field)
+    elif len(prompt) >= max_model_len:
         raise ContextTooLong(
             max_model_len,
             f"your prompt resulted in {len(prompt)} tokens, which leaves no room for an answer",
             f"Please reduce the length of the prompt, to at most {max_model_len - 1} tokens",
             param="prompt",
         )
-    check_ids("prompt", prompt, vocab_size)
+    check_ids(field, prompt, vocab_size)
 
 
-def check_not_empty(prompt: Sequence[int]) -> None:
+def check_length(prompt: Sequence[int], max_model_len: int, field: str) -> None:
+    """Of a prompt without an answer.  Raises `BadRequest`."""
+    if len(prompt) > max_model_len:
+        raise ContextTooLong(
+            max_model_len,
+            f"your {field} resulted in {len(prompt)} tokens",
+            f"Please reduce the length of the {field}, or give truncate_prompt_tokens",
+            param=field,
+        )
+
+
+def check_not_empty(prompt: Sequence[int], field: str = "prompt") -> None:
     if not prompt:
-        raise BadRequest("prompt: it is empty; give at least one token", param="prompt")
+        raise BadRequest(f"{field}: it is empty; give at least one token", param=field)
 
 
 def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:

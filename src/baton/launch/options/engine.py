@@ -112,6 +112,23 @@ class ModelOptions(Options):
         "How a message's text parts come to the chat template: joined to one string, or as OpenAI's list of "
         "parts. auto: as the template reads them.",
     )
+    runner: Literal["auto", "generate", "pooling"] = flag(
+        "auto",
+        "generate: the model answers with texts; pooling: with vectors of texts, or scores. auto: pooling "
+        "for a checkpoint with modules.json (of sentence-transformers), else generate.",
+    )
+    convert: Literal["auto", "none", "embed", "classify"] = flag(
+        "auto",
+        "What vectors or scores are made of. embed: a vector of each text; classify: how much likelier the "
+        "model thinks yes than no, of a query and a document (Qwen3-Reranker). With --runner generate it is "
+        "served beside texts. auto: with --runner pooling what the checkpoint says, else embed.",
+    )
+    pooler_config: str | None = flag(
+        None,
+        "JSON: pooling_type (LAST, MEAN or CLS), normalize, dimensions: how a vector is made of a text.",
+        metavar="JSON",
+        unset="the checkpoint's 1_Pooling/config.json, or the last token, normalized",
+    )
     seed: int | None = flag(
         None,
         "Makes requests without a seed reproducible.",

@@ -18,6 +18,19 @@ from baton.model.reading.layouts import LayoutError, expected, read
 from baton.model.weights.grouped import Grouped
 
 
+class _Renamed:
+    """A file, as seen by one tensor that has another name there."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._file, self._name = file, name
+
+    def get_slice(self, _: str) -> Any:
+        return self._file.get_slice(self._name)
+
+    def get_tensor(self, _: str) -> Any:
+        return self._file.get_tensor(self._name)
+
+
 class SafetensorsSource:
     """Open until its `with` ends.  Raises `LoadError` if a file cannot be opened or a name is in two."""
 
@@ -34,6 +47,7 @@ class SafetensorsSource:
         try:
             for path in checkpoint_files(directory):
                 self._open(path)
+            self._name_as_whole()
         except BaseException:
             self._stack.close()
             raise
@@ -48,6 +62,16 @@ class SafetensorsSource:
             if name in self._files:
                 raise LoadError(f"{str(path)!r}: tensor {name!r} is in another file too")
             self._files[name], self._paths[name] = file, path
+
+    def _name_as_whole(self) -> None:
+        """A checkpoint of the layers alone, as embedding models are saved: its tensors get the names that
+        they have in the whole model, and the embedding stands for the head, which nobody reads."""
+        if "embed_tokens.weight" not in self._files or any(name.startswith("model.") for name in self._files):
+            return
+        renamed = {name if name.startswith("lm_head.") else f"model.{name}": name for name in self._files}
+        renamed.setdefault("lm_head.weight", "embed_tokens.weight")
+        self._files = {name: _Renamed(self._files[old], old) for name, old in renamed.items()}
+        self._paths = {name: self._paths[old] for name, old in renamed.items()}
 
     def __enter__(self) -> SafetensorsSource:
         return self
