@@ -6,8 +6,8 @@ of random weights measures an engine as well as a trained one, needs no network,
 *Weights.* Normal, with the standard deviation 0.02 that `transformers` initialises with; norms are one. A
 number is a table of 65,536 quantiles of the distribution, looked up at 16 random bits; the bits come from
 Philox, a counter-based generator whose stream is fixed by (seed, name of the tensor). So a checkpoint is the
-same, byte for byte, in whatever order it is written, and no float copy of a tensor is ever made: the memory
-needed is that of the checkpoint, the time a few nanoseconds a number.
+same, byte for byte, in whatever order it is written, and no float copy of a tensor is ever made. Files hold
+1 GiB at most, or one tensor: the memory needed is twice that, the time a few nanoseconds a number.
 
 *Tokenizer.* The embedded model's byte-level BPE, with more merges of two of its own tokens until the
 vocabulary is full: every text can be encoded, every id decodes to some letters, no id is missing.
@@ -22,7 +22,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 from statistics import NormalDist
@@ -32,9 +32,12 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from baton.model.checkpoint.files import INDEX
 from baton.model.checkpoint.hub import resolve_model
 
 STANDARD_DEVIATION = 0.02
+_FILE_BYTES = 1 << 30
+"""In a file of weights at most, unless one tensor is larger."""
 
 _COMMON: dict[str, Any] = {
     "attention_dropout": 0.0,
@@ -45,6 +48,20 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": 0,
     "torch_dtype": "bfloat16",
     "use_cache": True,
+}
+_QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1_000_000.0,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "vocab_size": 151_936,
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "ernie-0.3b": {
@@ -63,25 +80,32 @@ SHAPES: dict[str, dict[str, Any]] = {
         "use_bias": False,
         "vocab_size": 103_424,
     },
-    "qwen3-0.6b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "attention_bias": False,
-        "head_dim": 128,
+    "qwen3-0.6b": _QWEN3
+    | {
         "hidden_size": 1024,
         "intermediate_size": 3072,
-        "max_position_embeddings": 40_960,
         "max_window_layers": 28,
         "num_attention_heads": 16,
         "num_hidden_layers": 28,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-06,
-        "rope_scaling": None,
-        "rope_theta": 1_000_000.0,
-        "sliding_window": None,
         "tie_word_embeddings": True,
-        "use_sliding_window": False,
-        "vocab_size": 151_936,
+    },
+    "qwen3-4b": _QWEN3
+    | {
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "max_window_layers": 36,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-8b": _QWEN3
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "max_window_layers": 36,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+        "tie_word_embeddings": False,
     },
     "tiny-llama": {
         "architectures": ["LlamaForCausalLM"],
@@ -115,9 +139,33 @@ def make_checkpoint(shape: str, directory: Path, seed: int = 0) -> int:
     )
     write_tokenizer(directory, config["vocab_size"], config["max_position_embeddings"])
     quantiles = _normal_quantiles()
-    tensors = {name: _tensor(name, size, quantiles, seed) for name, size in tensor_shapes(config)}
-    save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
-    return sum(tensor.nbytes for tensor in tensors.values())
+    files = list(_files(tensor_shapes(config)))
+    index: dict[str, str] = {}
+    size = 0
+    for number, shapes in enumerate(files, start=1):
+        tensors = {name: _tensor(name, shape, quantiles, seed) for name, shape in shapes.items()}
+        part = f"-{number:05d}-of-{len(files):05d}" if len(files) > 1 else ""
+        file = f"model{part}.safetensors"
+        save_file(tensors, str(directory / file), metadata={"format": "pt"})
+        index.update(dict.fromkeys(tensors, file))
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    if len(files) > 1:
+        _write_json(directory / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
+    return size
+
+
+def _files(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Iterator[dict[str, tuple[int, ...]]]:
+    """The tensors of each file."""
+    found: dict[str, tuple[int, ...]] = {}
+    size = 0
+    for name, shape in shapes:
+        more = 2 * math.prod(shape)
+        if found and size + more > _FILE_BYTES:
+            yield found
+            found, size = {}, 0
+        found[name] = shape
+        size += more
+    yield found
 
 
 def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
