@@ -46,7 +46,9 @@ AVX512 = [*AVX2, *"-mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-wi
 INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {
     "x86_64": {
         "avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"],
+        "avx512vnni": [*AVX512, "-mavx512vnni"],
         "avx512": AVX512,
+        "avx2vnni": [*AVX2, "-mavxvnni"],
         "avx2": AVX2,
         "plain": [],
     },

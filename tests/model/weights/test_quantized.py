@@ -11,7 +11,7 @@ import torch
 import baton
 from baton.executor.loading import create_executor
 from baton.executor.torch_executor import ExecutorError
-from baton.model.cpu.library import native
+from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.linear import NativeInt8Product, serves
 from baton.model.layers.int8 import Int8Product, why_not_int8
 from baton.model.ops.fused import FusedOps
@@ -22,16 +22,16 @@ from tests.executor.test_torch_parity import config_for, prompt_of, same_in_a_cr
 from tests.model.checkpoints import make_checkpoint
 
 DTYPES = [torch.float32, torch.bfloat16]
+KINDS = [*([build for build in instruction_sets() if serves(load(build), torch.int8)] or [""]), "onednn"]
 pytestmark = pytest.mark.skipif(bool(why_not_int8()), reason=why_not_int8() or "-")
 
 
 def product_of(kind: str, weight: torch.Tensor, bias: torch.Tensor | None):
     if kind == "onednn":
         return Int8Product(weight, bias, FusedOps(True))
-    library = native()
-    if library is None or not serves(library, torch.int8):
+    if not kind:
         pytest.skip("the native kernel does not serve here")
-    return NativeInt8Product(library, weight, bias)
+    return NativeInt8Product(load(kind), weight, bias)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -49,7 +49,7 @@ def test_quantizing_changes_nothing_by_more_than_half_a_step(dtype: torch.dtype)
     assert int(values.abs().max()) == 127
 
 
-@pytest.mark.parametrize("kind", ["native", "onednn"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(96, 64), (197, 64), (50, 66), (320, 1032)])
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -75,7 +75,7 @@ def test_a_product_is_the_sum_of_the_integers(
 @pytest.mark.parametrize("inputs", [64, 6001])  # of the latter, 400 rows are several chunks
 def test_every_number_of_rows_gives_every_output(inputs: int) -> None:
     torch.manual_seed(3)
-    product = product_of("native", torch.randn(70, inputs).bfloat16(), None)
+    product = product_of(KINDS[0], torch.randn(70, inputs).bfloat16(), None)
     x = quantize_activations(torch.randn(400, inputs))
     single = torch.cat(
         [product.multiply(Quantized(x.values[t : t + 1], x.scales[t : t + 1])) for t in range(400)]

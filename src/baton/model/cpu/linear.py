@@ -10,7 +10,7 @@ from baton.model.ops.fused import INT8, PLAIN, Activations
 from baton.model.weights.quantized import Quantized, quantize_rows
 from baton.model.weights.store import Shelf
 
-_LANES = {"avx512bf16": 16, "avx512": 16}
+_LANES = {"avx512bf16": 16, "avx512vnni": 16, "avx512": 16}
 """Instruction sets for which the kernel is worth using, and their float32 a vector."""
 _ROWS_AT_A_TIME = 128
 
@@ -23,7 +23,8 @@ def serves(library: Native | None, dtype: torch.dtype) -> bool:
     if library is None or library.instruction_set not in _LANES:
         return False
     if dtype in (torch.bfloat16, torch.int8):
-        return library.instruction_set == "avx512bf16" and not torch.cpu._is_amx_tile_supported()
+        multiplies = ("avx512bf16",) if dtype == torch.bfloat16 else ("avx512bf16", "avx512vnni")
+        return library.instruction_set in multiplies and not torch.cpu._is_amx_tile_supported()
     return dtype == torch.float32
 
 

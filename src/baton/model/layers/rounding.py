@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from baton.model.cpu.library import native
+from baton.model.cpu.quantizing import quantize_natively
 from baton.model.weights.grouped import Grouped
 from baton.model.weights.quantize import group_for, quantize, relative_error
 
@@ -59,5 +61,8 @@ def in_groups(weight: Tensor, grouping: Grouping) -> tuple[Grouped, float]:
     group = group_for(weight.shape[1], grouping.group)
     if not group:
         raise ValueError(f"{weight.shape[1]} inputs are no multiple of 32, the smallest group")
+    library = native()
+    if library is not None:
+        return quantize_natively(library, weight, grouping.bits, group)
     found = quantize(weight, grouping.bits, group)
     return found, relative_error(weight, found)
