@@ -61,7 +61,7 @@ def quantize_natively(
         _SOURCES[weight.dtype],
         weight.stride(0),
         rows,
-        weight.stride(0),
+        columns,
         group,
         bits,
         symmetric,
