@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,19 @@ class Table:
 
     def print(self) -> None:
         Console(width=None if sys.stdout.isatty() else 120).print(self._table)
+
+
+def bandwidth() -> float:
+    """Bytes a second that PyTorch's threads reach reading a large tensor; the best of some."""
+    import torch
+
+    big = torch.ones(64 << 20)
+    best = 0.0
+    for _ in range(6):
+        begin = time.perf_counter()
+        big.sum()
+        best = max(best, big.numel() * 4 / (time.perf_counter() - begin))
+    return best
 
 
 def print_machine(facts: dict[str, Any]) -> None:

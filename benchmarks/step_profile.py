@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from _common import Table, machine, print_machine, write_json
+from _common import Table, bandwidth, machine, print_machine, write_json
 from baton.executor.base import StepBatch
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.instance_config import instance_config
@@ -120,17 +120,6 @@ def batch_of(case: str) -> StepBatch:
         block_tables=np.arange(rows * width, dtype=np.int32).reshape(rows, width),
         num_decodes=rows if kind == "decode" else 0,
     )
-
-
-def bandwidth() -> float:
-    """Bytes a second that reading a large tensor reaches; the best of some."""
-    big = torch.ones(64 << 20)
-    best = 0.0
-    for _ in range(6):
-        begin = time.perf_counter()
-        big.sum()
-        best = max(best, big.numel() * 4 / (time.perf_counter() - begin))
-    return best
 
 
 def peak(quantization: str | None, dtype: torch.dtype) -> float:

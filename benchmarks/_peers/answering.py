@@ -10,9 +10,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
 Complete = Callable[[list[list[int]], int], int]
 """(prompts as token ids, output tokens of each) → output tokens in all."""
@@ -26,6 +28,10 @@ class Settings:
     """Directory of the checkpoint."""
     dtype: str
     quantization: str | None
+    quantization_group_size: int | None
+    """Weights that share a scale; None: what the engine or its tools choose."""
+    quantize_head: int | None
+    """Bits; None: what the engine or its tools choose."""
     threads: int
     max_num_seqs: int
     max_model_len: int
@@ -34,12 +40,53 @@ class Settings:
     """Directory for what the engine makes of the checkpoint, if it cannot read it as it is."""
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """An engine that is ready."""
+
+    version: str
+    complete: Complete
+    weight_bytes: dict[str, int] | None = None
+    """Of the `layers` and of the `head`: what a step that makes a token reads.  None: nobody knows."""
+
+
+def split(tensors: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """(name, bytes) of all tensors, by Hugging Face's names or GGUF's → bytes of the layers and of the head.
+
+    A model without a head of its own has its embedding as head; otherwise the embedding counts nowhere, for a
+    step reads a row of it.
+    """
+    found = {"layers": 0, "head": 0}
+    embedding = 0
+    for name, size in tensors:
+        if ".layers." in name or name.startswith("blk."):
+            found["layers"] += size
+        elif "lm_head" in name or name == "output.weight":
+            found["head"] += size
+        elif "embed_tokens" in name or name == "token_embd.weight":
+            embedding += size
+    return found if found["head"] else found | {"head": embedding}
+
+
+def headers(checkpoint: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, its `dtype`, `shape`, `data_offsets`) of each tensor of safetensors files."""
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        yield from ((name, about) for name, about in header.items() if name != "__metadata__")
+
+
+def weight_numbers(checkpoint: Path) -> dict[str, int]:
+    """How many numbers layers and head of an unquantized checkpoint have; see `split`."""
+    return split((name, prod(about["shape"])) for name, about in headers(checkpoint))
+
+
 class NotOffered(Exception):
     """The engine cannot do what the settings ask for; the message says what."""
 
 
-def answer(load: Callable[[Settings], tuple[str, Complete]]) -> None:
-    """Loads the engine (`load` returns its version and a function), then answers until the input ends."""
+def answer(load: Callable[[Settings], Loaded]) -> None:
+    """Loads the engine, then answers until the input ends."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -49,15 +96,22 @@ def answer(load: Callable[[Settings], tuple[str, Complete]]) -> None:
 
     start = time.perf_counter()
     try:
-        version, complete = load(Settings(**json.loads(sys.argv[1])))
+        settings = Settings(**json.loads(sys.argv[1]))
+        engine = load(settings)
     except NotOffered as error:
         reply(error=str(error))
         return
-    reply(version=version, load_s=time.perf_counter() - start, resident_bytes=resident_bytes())
+    reply(
+        version=engine.version,
+        load_s=time.perf_counter() - start,
+        resident_bytes=resident_bytes(),
+        weight_bytes=engine.weight_bytes,
+        weight_numbers=weight_numbers(Path(settings.model)),
+    )
     for line in sys.stdin:
         order = json.loads(line)
         before = time.perf_counter()
-        tokens = complete(order["prompts"], order["output_len"])
+        tokens = engine.complete(order["prompts"], order["output_len"])
         elapsed = time.perf_counter() - before
         reply(elapsed_s=elapsed, output_tokens=tokens, resident_bytes=resident_bytes())
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from answering import NotOffered
+from answering import NotOffered, split
 
 FORMATS = {"bf16": 32, "q8_0": 7, "q4_0": 2, "q4_1": 3, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}
 """Name → `llama_ftype` of llama.h."""
@@ -108,6 +108,13 @@ def quantize(source: Path, target: Path, ftype: int) -> None:
         partial.unlink(missing_ok=True)
         raise RuntimeError(f"llama.cpp does not quantize {source} to ftype {ftype}; its messages say why")
     partial.rename(target)
+
+
+def weight_bytes(path: Path) -> dict[str, int]:
+    """Of a GGUF file."""
+    import gguf
+
+    return split((tensor.name, int(tensor.n_bytes)) for tensor in gguf.GGUFReader(path).tensors)
 
 
 def _tensors(directory: Path) -> Iterator[tuple[str, Any]]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from answering import Complete, Settings, answer
+from pathlib import Path
+
+from answering import Loaded, Settings, answer, weight_numbers
 
 import baton
 from baton import LLM, SamplingParams
 
 
-def load(settings: Settings) -> tuple[str, Complete]:
-    options = {} if settings.quantization is None else {"quantization": settings.quantization}
+def load(settings: Settings) -> Loaded:
+    options = {
+        name: value
+        for name in ("quantization", "quantization_group_size", "quantize_head")
+        if (value := getattr(settings, name)) is not None
+    }
     llm = LLM(
         settings.model,
         dtype=settings.dtype,
@@ -26,7 +32,39 @@ def load(settings: Settings) -> tuple[str, Complete]:
         results = llm.generate(prompts, params, use_tqdm=False)
         return sum(len(result.outputs[0].token_ids) for result in results)
 
-    return baton.__version__, complete
+    return Loaded(baton.__version__, complete, _weight_bytes(settings))
+
+
+def _weight_bytes(settings: Settings) -> dict[str, int] | None:
+    """The checkpoint's numbers, each at the bits that a product of this kind takes.
+
+    None for a version of Baton that has no weights in groups.
+    """
+    layers = head = 32.0 if settings.dtype == "float32" else 16.0
+    if settings.quantization == "int8":
+        layers = head = 8.0
+    elif settings.quantization == "int4":
+        try:
+            group = settings.quantization_group_size or 64
+            layers = _bits(4, group)
+            head = head if settings.quantize_head == 16 else _bits(settings.quantize_head or 8, group)
+        except (ImportError, TypeError):
+            return None
+    numbers = weight_numbers(Path(settings.model))
+    return {"layers": int(numbers["layers"] * layers / 8), "head": int(numbers["head"] * head / 8)}
+
+
+def _bits(bits: int, group: int) -> float:
+    """Of a weight with its share of scales and zero points, as a small product holds them."""
+    import torch
+
+    from baton.model.layers.grouped import grouped_product
+    from baton.model.layers.rounding import Grouping, in_groups
+    from baton.model.weights.store import PrivateStore, Shelf
+
+    weight, _ = in_groups(torch.randn(256, 1024), Grouping(bits, group))
+    product = grouped_product(weight, None, torch.bfloat16, Shelf(PrivateStore(), "sample"))
+    return 8 * product.nbytes / (256 * 1024)
 
 
 if __name__ == "__main__":

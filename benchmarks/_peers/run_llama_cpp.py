@@ -15,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from answering import Complete, NotOffered, Settings, answer
-from gguf_files import convert
+from answering import Loaded, NotOffered, Settings, answer
+from gguf_files import convert, weight_bytes
 
 BATCH = 2048
 _NAMES = {None: "bf16", "int8": "q8_0", "int4": "q4_0"}
 
 
-def load(settings: Settings) -> tuple[str, Complete]:
+def load(settings: Settings) -> Loaded:
     if settings.dtype != "bfloat16":
         raise NotOffered(f"this adapter converts bfloat16 checkpoints, not to {settings.dtype}")
     name = _NAMES.get(settings.quantization, settings.quantization)
@@ -69,7 +69,7 @@ def load(settings: Settings) -> tuple[str, Complete]:
     def clear() -> None:
         lib.llama_memory_clear(lib.llama_get_memory(context), False)
 
-    return lib.__version__, complete
+    return Loaded(lib.__version__, complete, weight_bytes(path))
 
 
 def _wave(

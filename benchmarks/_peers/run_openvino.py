@@ -1,7 +1,10 @@
-"""OpenVINO GenAI with continuous batching: `pip install openvino-genai optimum-intel torch`.
+"""OpenVINO GenAI with continuous batching: `pip install openvino-genai optimum-intel nncf torch`.
 
-The checkpoint is converted once (`optimum`), weights in 16 bits, or in 8 for int8; the device computes in
-bfloat16 where it has the instructions, and chooses the precision of its KV cache itself.
+The checkpoint is converted once (`optimum`), weights in 16 bits; for int8 in 8, a scale a channel; for int4
+in 4 with zero points, in groups of 128 unless `quantization_group_size` says otherwise, embedding and head
+in 8 bits, as `optimum-cli export openvino --weight-format int4` has them without data.  The device computes
+in bfloat16 where it has the instructions, quantizes activations as it likes, and chooses the precision of its
+KV cache itself.
 If importing fails with "torchvision::nms does not exist", `pip uninstall torchvision`: text needs none.
 """
 
@@ -10,50 +13,69 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from answering import Complete, NotOffered, Settings, answer
+from answering import Loaded, NotOffered, Settings, answer, split
+
+MODEL = "openvino_model"
 
 
 def convert(settings: Settings) -> Path:
     """The directory of the converted model; made the first time."""
-    target = Path(settings.converted) / f"openvino-{settings.quantization or settings.dtype}"
-    if (target / "openvino_model.xml").exists():
-        return target
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    if settings.quantization is None:
+    target = Path(settings.converted) / directory_name(settings)
+    if not (target / f"{MODEL}.xml").exists():
+        partial = target.with_name(target.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
         _export(settings, partial)
-    else:
-        _compress(convert(replace(settings, quantization=None)), partial)
-    partial.rename(target)
+        partial.rename(target)
     return target
 
 
+def directory_name(settings: Settings) -> str:
+    """Of the converted model, below the directory of what was converted."""
+    name = f"openvino-{settings.quantization or settings.dtype}"
+    return f"{name}-g{_group(settings)}" if settings.quantization == "int4" else name
+
+
+def _group(settings: Settings) -> int:
+    return settings.quantization_group_size or 128
+
+
 def _export(settings: Settings, directory: Path) -> None:
-    from optimum.exporters.openvino import main_export
-    from optimum.intel import OVConfig
+    """What `optimum-cli export openvino --weight-format …` does.
 
-    main_export(
-        _as_llama(settings),
-        output=directory,
-        task="text-generation-with-past",
-        ov_config=OVConfig(dtype="fp16"),
-        stateful=True,
-    )
-
-
-def _compress(source: Path, directory: Path) -> None:
-    """Weights in 8 bits, a scale a channel; the device quantizes activations when it computes."""
+    It saves 16 bits, reads them and saves them quantized; here they are quantized before they are saved,
+    straight from the mapped checkpoint, so that a model need not fit into memory or twice onto the disk.
+    """
     import nncf
-    import openvino
+    from optimum.exporters.openvino import convert as exporter
+    from optimum.exporters.openvino import main_export
+    from optimum.intel import OVConfig, OVWeightQuantizationConfig
 
-    name = "openvino_model"
-    shutil.copytree(source, directory, ignore=shutil.ignore_patterns(f"{name}.*"))
-    model = openvino.Core().read_model(source / f"{name}.xml")
-    compressed = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
-    openvino.save_model(compressed, directory / f"{name}.xml")
+    modes = {"int8": nncf.CompressWeightsMode.INT8_SYM, "int4": nncf.CompressWeightsMode.INT4_ASYM}
+    mode = modes.get(str(settings.quantization))
+    groups = {"group_size": _group(settings), "ratio": 1.0} if settings.quantization == "int4" else {}
+    told = OVWeightQuantizationConfig(
+        bits=4 if groups else 8, sym=not groups, group_size=_group(settings) if groups else -1
+    )
+    save = exporter._save_model
+
+    def save_quantized(model: Any, *args: Any, **others: Any) -> None:
+        save(nncf.compress_weights(model, mode=mode, **groups), *args, **others)
+
+    if mode is not None:
+        exporter._save_model = save_quantized
+    try:
+        main_export(
+            _as_llama(settings),
+            output=directory,
+            task="text-generation-with-past",
+            ov_config=OVConfig(dtype="fp16") if mode is None else OVConfig(quantization_config=told),
+            stateful=True,
+        )
+    finally:
+        exporter._save_model = save
 
 
 def _as_llama(settings: Settings) -> str:
@@ -76,12 +98,24 @@ def _as_llama(settings: Settings) -> str:
     return str(copy)
 
 
-def load(settings: Settings) -> tuple[str, Complete]:
+def _weight_bytes(directory: Path) -> dict[str, int]:
+    """Of codes, scales and zero points."""
+    import openvino
+
+    constants = [
+        (op.get_friendly_name(), op.get_byte_size())
+        for op in openvino.Core().read_model(directory / f"{MODEL}.xml").get_ops()
+        if op.get_type_name() == "Constant"
+    ]
+    return split(constants)
+
+
+def load(settings: Settings) -> Loaded:
     import numpy as np
     import openvino
     import openvino_genai
 
-    if settings.quantization not in (None, "int8"):
+    if settings.quantization not in (None, "int8", "int4"):
         raise NotOffered(f"has no {settings.quantization}")
     directory = convert(settings)
     scheduler = openvino_genai.SchedulerConfig()
@@ -103,7 +137,7 @@ def load(settings: Settings) -> tuple[str, Complete]:
         results = pipeline.generate(tensors, [config] * len(tensors))
         return sum(len(result.m_generation_ids[0]) for result in results)
 
-    return openvino_genai.__version__, complete
+    return Loaded(openvino_genai.__version__, complete, _weight_bytes(directory))
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ no continuous batching to lose by.
 
 from __future__ import annotations
 
-from answering import Complete, NotOffered, Settings, answer
+from answering import Loaded, NotOffered, Settings, answer
 
 
-def load(settings: Settings) -> tuple[str, Complete]:
+def load(settings: Settings) -> Loaded:
     if settings.quantization is not None:
         raise NotOffered("is compared unquantized only")
     import torch
@@ -36,7 +36,7 @@ def load(settings: Settings) -> tuple[str, Complete]:
             made += out[:, ids.shape[1] :].numel()
         return made
 
-    return transformers.__version__, complete
+    return Loaded(transformers.__version__, complete)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,36 @@
 
 By itself vLLM leaves a core of a small machine to its front end and lets the others compute; all of them
 computing, with Intel's OpenMP runtime, was the best setting found, so that is what is compared with.
+It quantizes no plain checkpoint on a CPU, so `int4` and `int8` are written once in compressed-tensors' format
+(`packed_files.py`).
 If importing it fails with "torchvision::nms does not exist", `pip uninstall torchvision`: text needs none.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from answering import Complete, NotOffered, Settings, answer
+from answering import Loaded, NotOffered, Settings, answer
+from packed_files import convert, weight_bytes
+
+_BITS = {"int8": 8, "int4": 4}
 
 
-def load(settings: Settings) -> tuple[str, Complete]:
+def converted(settings: Settings) -> Path:
+    """The quantized checkpoint; made the first time."""
+    bits = _BITS.get(str(settings.quantization))
+    if bits is None:
+        raise NotOffered(f"is compared in {', '.join(_BITS)}, not {settings.quantization}")
+    group = settings.quantization_group_size or 128
+    name = f"compressed-tensors-{settings.quantization}" + (f"-g{group}" if bits == 4 else "")
+    return convert(Path(settings.model), Path(settings.converted) / name, bits, group)
+
+
+def load(settings: Settings) -> Loaded:
+    path = settings.model
     if settings.quantization is not None:
-        raise NotOffered("quantizes no plain checkpoint on a CPU")
+        path = str(converted(settings))
     cores = sorted(os.sched_getaffinity(0))[: settings.threads]
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, settings.kv_cache_bytes >> 30))
@@ -23,7 +40,7 @@ def load(settings: Settings) -> tuple[str, Complete]:
     import vllm
 
     llm = vllm.LLM(
-        settings.model,
+        path,
         dtype=settings.dtype,
         max_num_seqs=settings.max_num_seqs,
         max_model_len=settings.max_model_len,
@@ -35,7 +52,7 @@ def load(settings: Settings) -> tuple[str, Complete]:
         results = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
         return sum(len(result.outputs[0].token_ids) for result in results)
 
-    return vllm.__version__, complete
+    return Loaded(vllm.__version__, complete, weight_bytes(Path(path)))
 
 
 if __name__ == "__main__":
