@@ -14,23 +14,42 @@ import itertools
 import logging
 import sys
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
-from baton.gateway.api.messages import ContentFormat, read_messages
-from baton.gateway.errors import BadRequest
+from baton.gateway.api.messages import ContentFormat
 from baton.gateway.generation.gathering import Gathering
 from baton.gateway.generation.generation import Completion, Generation
+from baton.gateway.generation.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    embedding_of,
+    output_of,
+)
+from baton.gateway.reading.arguments import (
+    Prompt,
+    as_list,
+    conversations_of,
+    messages_of,
+    several_params,
+    token_ids,
+)
+from baton.gateway.reading.judging import judging, scores_of
+from baton.gateway.reading.pooled import prompts_of
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.launch.arguments import choose_arguments, takes_arguments_of
 from baton.launch.background import Background
 from baton.launch.options import EngineOptions
 from baton.launch.plan import ServerPlan, make_plan
-from baton.protocol.pooling import Pooling, unpack_vector
-from baton.protocol.sampling import TokenLogprobs
+from baton.launch.progress import Progress
+from baton.protocol.pooling import Pooling
 from baton.protocol.sampling_params import NO_TOKENS, SamplingParams, make_params
 
 __all__ = [
@@ -40,10 +59,10 @@ __all__ = [
     "EmbeddingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
 ]
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids (an array of them too), or {"prompt": text} / {"prompt_token_ids": ids}."""
 Message = Mapping[str, Any]
 
 log = logging.getLogger(__name__)
@@ -51,56 +70,6 @@ log = logging.getLogger(__name__)
 _TOGETHER = 32
 """Prompts that are sent together: enough for a step that is worth its while, not so many that the instance
 waits long for the first one."""
-
-
-@dataclass
-class CompletionOutput:
-    """One generated sequence."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None
-    """Aligned with `token_ids`; None unless asked for."""
-    finish_reason: str | None
-    """`stop` or `length`."""
-    stop_reason: int | str | None
-    """The stop string or the asked-for stop token that ended the text; None for end-of-text or length."""
-
-    @property
-    def cumulative_logprob(self) -> float | None:
-        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
-
-
-@dataclass
-class RequestOutput:
-    """The answer to one prompt."""
-
-    request_id: str
-    prompt: str | None
-    """None where the prompt was given as token ids."""
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """One for each prompt token, the first None; None unless asked for."""
-    num_cached_tokens: int = 0
-    finished: bool = field(default=True)
-
-
-@dataclass
-class EmbeddingOutput:
-    embedding: list[float]
-
-
-@dataclass
-class EmbeddingRequestOutput:
-    """The vector of one prompt."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    outputs: EmbeddingOutput
-    num_cached_tokens: int = 0
-    finished: bool = field(default=True)
 
 
 class LLM:
@@ -180,7 +149,7 @@ class LLM:
         One `SamplingParams` for all, or one for each prompt; None takes the model's defaults.
         Raises `ValueError` for a prompt or parameter that cannot be served.
         """
-        several = _as_list(prompts)
+        several = as_list(prompts)
         texts, ids = zip(*(self._prompt(prompt, i) for i, prompt in enumerate(several)), strict=True)
         return self._run(list(ids), list(texts), sampling_params, use_tqdm, priority)
 
@@ -205,7 +174,7 @@ class LLM:
                 continue_final_message=continue_final_message,
                 variables=chat_template_kwargs,
             )
-            for conversation in _conversations(messages, self._content_format)
+            for conversation in conversations_of(messages, self._content_format)
         ]
         ids = [self._background.tokenizer.encode(text, add_special_tokens=False) for text in rendered]
         return self._run(ids, list(rendered), sampling_params, use_tqdm, 0)
@@ -214,7 +183,7 @@ class LLM:
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Generator[str, None, None]:
         """The answer's text in pieces, as they come.  Closing the generator cancels the request."""
-        text = self._render(_messages(messages, self._content_format), add_generation_prompt=True)
+        text = self._render(messages_of(messages, self._content_format), add_generation_prompt=True)
         ids = self._background.tokenizer.encode(text, add_special_tokens=False)
         params = (sampling_params or make_params(self._plan.served.defaults, {}, max_tokens=None)).replace(
             n=1
@@ -251,44 +220,61 @@ class LLM:
             pooling = replace(pooling, dimensions=dimensions)
         if normalize is not None:
             pooling = replace(pooling, normalize=normalize)
-        ids = [self._prompt(prompt, i)[1] for i, prompt in enumerate(_as_list(prompts))]
-        return self._pool(ids, pooling, use_tqdm, priority)
+        ids = [self._prompt(prompt, i)[1] for i, prompt in enumerate(as_list(prompts))]
+        return list(map(embedding_of, self._pool(ids, pooling, use_tqdm, priority, "Embedding")))
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        use_tqdm: bool = True,
+        instruction: str | None = None,
+        priority: int = 0,
+    ) -> list[ScoringRequestOutput]:
+        """How well pairs of texts fit: one of `data_1` for all of `data_2`, or one for each.
+
+        By what the model says of each pair (`convert="classify"`; `instruction`: what makes them fit), else
+        by the cosine of their vectors.  Raises `ValueError` for texts that cannot be served.
+        """
+        served, tokenizer = self._plan.served, self._background.tokenizer
+        queries, documents = [[one] if isinstance(one, str) else list(one) for one in (data_1, data_2)]
+        if not queries or len(queries) not in (1, len(documents)):
+            raise ValueError(f"data_1: {len(queries)} for {len(documents)} of data_2; give one, or as many")
+        judge = served.judge
+        texts = prompts_of(queries, documents, judge, instruction)
+        ids = [tokenizer.encode(text, add_special_tokens=judge is None) for text in texts]
+        pooling = replace(served.pooling, normalize=True) if judge is None else judging(judge, tokenizer)
+        found = self._pool(ids, pooling, use_tqdm, priority, "Scoring")
+        results = [generation.sequences[0].pooled for generation in found]
+        scores = scores_of(results, None if judge is not None else len(queries))
+        own = found[len(found) - len(documents) :]
+        return [
+            ScoringRequestOutput(generation.request_id, ScoringOutput(score))
+            for generation, score in zip(own, scores, strict=True)
+        ]
 
     # -- inside
 
     def _pool(
-        self, prompts: list[list[int]], pooling: Pooling, show_progress: bool, priority: int
-    ) -> list[EmbeddingRequestOutput]:
-        async def everything() -> list[EmbeddingRequestOutput]:
-            started: list[Generation] = []
-            try:
-                await self._background.ready()
-                for first in range(0, len(prompts), _TOGETHER):
-                    with self._background.together():
-                        started += [
-                            self._start(ids, NO_TOKENS, priority, pooling=pooling)
-                            for ids in prompts[first : first + _TOGETHER]
-                        ]
-                with _progress(len(started), show_progress, "Embedding") as advance:
-                    await Gathering(started, advance).completions()
-                return list(map(_embedding, started))
-            finally:
-                for generation in started:
-                    generation.close()
-
-        return self._background.call(everything())
+        self, prompts: list[list[int]], pooling: Pooling, show_progress: bool, priority: int, name: str
+    ) -> list[Generation]:
+        starts = [partial(self._start, ids, NO_TOKENS, priority, pooling=pooling) for ids in prompts]
+        return [generation for generation, _ in self._complete(starts, show_progress, name)]
 
     def _prompt(self, prompt: Prompt, number: int) -> tuple[str | None, list[int]]:
         where = f"prompts[{number}]"
         if isinstance(prompt, Mapping):
             if prompt.get("prompt_token_ids") is not None:
-                return prompt.get("prompt"), _ids(prompt["prompt_token_ids"], f"{where}.prompt_token_ids")
+                return prompt.get("prompt"), token_ids(
+                    prompt["prompt_token_ids"], f"{where}.prompt_token_ids"
+                )
             if not isinstance(prompt.get("prompt"), str):
                 raise ValueError(f'{where}: a mapping needs "prompt", a text, or "prompt_token_ids"')
             prompt = prompt["prompt"]
         if isinstance(prompt, str):
             return prompt, self._background.tokenizer.encode(prompt)
-        return None, _ids(prompt, where)
+        return None, token_ids(prompt, where)
 
     @property
     def _content_format(self) -> ContentFormat:
@@ -330,50 +316,37 @@ class LLM:
     ) -> list[RequestOutput]:
         if params is None:
             params = self.default_sampling_params()
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else _params(params)
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else several_params(params)
         if len(each) != len(prompts):
             raise ValueError(f"sampling_params: {len(each)} for {len(prompts)} prompts; give one or one each")
 
-        async def everything() -> list[RequestOutput]:
+        starts = [
+            partial(self._start, ids, one, priority, patient=True)
+            for ids, one in zip(prompts, each, strict=True)
+        ]
+        done = self._complete(starts, show_progress, "Generating")
+        return [output_of(*one, text) for one, text in zip(done, texts, strict=True)]
+
+    def _complete(
+        self, starts: Sequence[Callable[[], Generation]], show_progress: bool, name: str
+    ) -> list[tuple[Generation, list[Completion]]]:
+        """Runs all of them to their ends."""
+
+        async def everything() -> list[tuple[Generation, list[Completion]]]:
             started: list[Generation] = []
             try:
                 await self._background.ready()
-                todo = list(zip(prompts, each, strict=True))
-                for first in range(0, len(todo), _TOGETHER):
+                for first in range(0, len(starts), _TOGETHER):
                     with self._background.together():
-                        for ids, one in todo[first : first + _TOGETHER]:
-                            started.append(self._start(ids, one, priority, patient=True))
-                with _progress(len(started), show_progress) as advance:
+                        started += [start() for start in starts[first : first + _TOGETHER]]
+                with Progress(len(started), show_progress, name) as advance:
                     each_one = await Gathering(started, advance).completions()
-                return list(map(_output, started, each_one, texts))
+                return list(zip(started, each_one, strict=True))
             finally:
                 for generation in started:
                     generation.close()
 
         return self._background.call(everything())
-
-
-class _progress:
-    """A progress bar over finished requests; `with _progress(n, shown) as advance`."""
-
-    def __init__(self, total: int, shown: bool, name: str = "Generating") -> None:
-        self._total, self._shown, self._name = total, shown, name
-
-    def __enter__(self) -> Any:
-        if not self._shown:
-            return lambda: None
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        )
-        self._bar.start()
-        task = self._bar.add_task(self._name, total=self._total)
-        return lambda: self._bar.advance(task)
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._bar.stop()
 
 
 def _log_somewhere(level: str) -> None:
@@ -385,95 +358,3 @@ def _log_somewhere(level: str) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s llm      %(message)s", "%H:%M:%S"))
     logger.addHandler(handler)
     logger.setLevel(level.upper())
-
-
-def _plain(value: Any) -> Any:
-    """Arrays (numpy, torch) as the lists that they stand for."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _is_id(item: object) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt (text, ids or a mapping) counts as a list of one."""
-    prompts = _plain(prompts)
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts: {prompts!r} must be a text, token ids, or a list of such")
-    items: list[Any] = [item if type(item) in (list, str) else _plain(item) for item in prompts]
-    if not items:
-        raise ValueError("prompts: the list is empty; give at least one prompt")
-    return [items] if all(map(_is_id, items)) else items
-
-
-def _ids(value: Any, where: str) -> list[int]:
-    value = _plain(value)
-    if type(value) is list and set(map(type, value)) <= {int}:
-        return value.copy()
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise ValueError(f"{where}: {value!r} must be a text or a list of token ids")
-    ids = [_plain(item) for item in value]
-    if not all(map(_is_id, ids)):
-        wrong = next(item for item in ids if not _is_id(item))
-        raise ValueError(f"{where}: {wrong!r} must be a token id, an integer")
-    return ids
-
-
-def _params(params: Any) -> list[SamplingParams]:
-    several = list(params) if isinstance(params, Sequence) else [params]
-    for one in several:
-        if not isinstance(one, SamplingParams):
-            raise ValueError(f"sampling_params: {one!r} must be SamplingParams")
-    return several
-
-
-def _conversations(messages: Any, content_format: ContentFormat) -> list[list[dict[str, Any]]]:
-    """One conversation, or several, checked."""
-    if not isinstance(messages, Sequence) or not messages or not isinstance(messages[0], list | tuple):
-        return [_messages(messages, content_format)]
-    conversations = []
-    for number, conversation in enumerate(messages):
-        try:
-            conversations.append(_messages(conversation, content_format))
-        except BadRequest as error:
-            raise ValueError(f"conversation {number}: {error}") from None
-    return conversations
-
-
-def _messages(messages: Any, content_format: ContentFormat) -> list[dict[str, Any]]:
-    return read_messages(list(messages) if isinstance(messages, tuple) else messages, content_format)
-
-
-def _embedding(generation: Generation) -> EmbeddingRequestOutput:
-    (sequence,) = generation.sequences
-    return EmbeddingRequestOutput(
-        generation.request_id,
-        list(sequence.prompt),
-        EmbeddingOutput(unpack_vector(sequence.pooled)),
-        generation.num_cached or 0,
-    )
-
-
-def _output(generation: Generation, completions: list[Completion], text: str | None) -> RequestOutput:
-    first = generation.sequences[0]
-    return RequestOutput(
-        request_id=generation.request_id,
-        prompt=text,
-        prompt_token_ids=list(first.prompt),
-        prompt_logprobs=first.prompt_logprobs or None,
-        num_cached_tokens=generation.num_cached or 0,
-        outputs=[
-            CompletionOutput(
-                index=completion.index,
-                text=completion.text,
-                token_ids=completion.token_ids,
-                logprobs=completion.logprobs or None,
-                finish_reason=completion.finish_reason,
-                stop_reason=completion.stop_reason,
-            )
-            for completion in completions
-        ],
-    )

@@ -40,19 +40,17 @@ from baton.executor.base import (
     StepResult,
 )
 from baton.executor.simulated_pool import TokenPool
+from baton.executor.simulated_results import invented_logprobs, powers, simulated_vector
 from baton.model.sampling.counter_random import mix
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.pooling import Pooling, pack_vector
-from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.protocol.sampling import Sampling, Stopping
 from baton.protocol.sampling_params import mix_one
 from baton.transfer.base import PoolView
 
 UInt64Array = npt.NDArray[np.uint64]
 
 TILE = "token-ids"
-DIMENSIONS = 8
-"""Of a vector, unless fewer or more are asked for."""
-_MULTIPLIER = 0x9E3779B97F4A7C15
 _LENGTH_MIX = 0xD6E8FEB86659FD93
 _MASK = (1 << 64) - 1
 _CHUNK_CELLS = 1 << 18
@@ -278,7 +276,7 @@ class SimulatedExecutor:
             for row, seen in zip(rows.tolist(), hashes.tolist(), strict=True):
                 k = self._wanted_logprobs.get(int(batch.slots[row]))
                 if k is not None:
-                    result.logprobs[row] = _invented_logprobs(seen, None, k, self.info.vocab_size)
+                    result.logprobs[row] = invented_logprobs(seen, None, k, self.info.vocab_size)
         return result
 
     def _hashes(self, tables: Int32Array, lengths: Int32Array, salts: UInt64Array) -> UInt64Array:
@@ -327,7 +325,7 @@ class SimulatedExecutor:
         size = self.info.block_size
         order = self._tokens.order
         self._positions = (np.arange(num_blocks)[:, None] * size + order).reshape(-1)
-        self._weights = _powers(num_blocks * size)[np.minimum(self._positions, num_blocks * size - 1)]
+        self._weights = powers(num_blocks * size)[np.minimum(self._positions, num_blocks * size - 1)]
 
     def _prompt_logprobs(
         self, batch: StepBatch, tables: Int32Array, lengths: Int32Array, result: StepResult
@@ -341,7 +339,7 @@ class SimulatedExecutor:
             known = np.arange(first + 1, first + 1 + len(targets), dtype=np.int32)
             hashes = _finish(sums[known - 1], known, np.uint64(_salt(None)))
             result.prompt_logprobs[row] = [
-                _invented_logprobs(seen, target, k, self.info.vocab_size)
+                invented_logprobs(seen, target, k, self.info.vocab_size)
                 for seen, target in zip(hashes.tolist(), targets.tolist(), strict=True)
             ]
 
@@ -377,7 +375,7 @@ def simulated_next_token(tokens: Sequence[int] | Int32Array, vocab_size: int, se
     `seed` is the request's where its temperature is above 0, else None.
     """
     row = np.asarray(tokens, np.int64)
-    terms = (row + 1).astype(np.uint64) * _powers(len(row))
+    terms = (row + 1).astype(np.uint64) * powers(len(row))
     length = np.array([len(row)], np.int32)
     seen = _finish(terms.sum(dtype=np.uint64, keepdims=True), length, np.uint64(_salt(seed)))
     return int(seen[0]) % vocab_size
@@ -393,23 +391,6 @@ def simulated_tokens(
     return tokens[len(prompt) :]
 
 
-def simulated_vector(seen: int, pooling: Pooling) -> list[float]:
-    """What stands for the hidden state, or the logits, after tokens of this hash."""
-    size = len(pooling.labels) if pooling.kind == "labels" else pooling.dimensions or DIMENSIONS
-    vector = [((seen >> 8 * (place % 8)) & 255) / 256 - 0.5 + place for place in range(size)]
-    if pooling.kind == "labels" or not pooling.normalize:
-        return vector
-    length = math.sqrt(sum(value * value for value in vector))
-    return [value / max(length, 1e-12) for value in vector]
-
-
-def _powers(count: int) -> UInt64Array:
-    """[count] P^i mod 2^64."""
-    factors = np.full(count, _MULTIPLIER, np.uint64)
-    factors[:1] = 1
-    return np.cumprod(factors, dtype=np.uint64)
-
-
 def _salt(seed: int | None) -> int:
     return 0 if seed is None else (seed * _LENGTH_MIX + 1) & _MASK
 
@@ -417,20 +398,3 @@ def _salt(seed: int | None) -> int:
 def _finish(sums: UInt64Array, lengths: Int32Array, salts: UInt64Array | np.uint64) -> UInt64Array:
     """Length and salt are mixed in, then all bits with each other."""
     return np.asarray(mix((sums + lengths.astype(np.uint64) * np.uint64(_LENGTH_MIX)) ^ salts))
-
-
-def _invented_logprobs(seen: int, token: int | None, k: int, vocab_size: int) -> TokenLogprobs:
-    """A ranking derived from a hash: the j-th most likely token has probability 2^-j.
-
-    Rank 1 is the token that greedy sampling takes.  `token` None means that one; a token that is not
-    among the k most likely gets rank k + 1.
-    """
-    first = seen % vocab_size
-    stride = 1 + seen // vocab_size % max(vocab_size - 1, 1)
-    while math.gcd(stride, vocab_size) != 1:  # a stride prime to the vocabulary repeats no token
-        stride += 1
-    ranked = [(first + j * stride) % vocab_size for j in range(min(k, vocab_size))]
-    chosen = first if token is None else token
-    rank = 1 if chosen == first else ranked.index(chosen) + 1 if chosen in ranked else max(k, 1) + 1
-    top = tuple((candidate, -j * math.log(2)) for j, candidate in enumerate(ranked, start=1))
-    return TokenLogprobs(token=chosen, logprob=-rank * math.log(2), rank=rank, top=top)

@@ -30,17 +30,16 @@ from baton.executor.base import (
     StepBatch,
     StepResult,
 )
-from baton.executor.kv_pool import KvPool, available_memory
+from baton.executor.kv_pool import KvPool
 from baton.executor.pooling import Pooler
 from baton.executor.profiler import StepProfiler
+from baton.executor.sizes import attention_shape, device_of, num_blocks_of, num_threads_of
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
 from baton.executor.weights.images import WeightMemory, open_weights
 from baton.executor.weights.new_weights import NextWeights, Second
-from baton.ipc.cores import usable_cores
 from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.attention import (
     AttentionBackend,
-    AttentionShape,
     AttentionStep,
     attention_backend,
 )
@@ -61,7 +60,6 @@ from baton.transfer.base import PoolView
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_DEFAULT_KV_BYTES = 4 << 30
 _PROMPT_LOGPROB_CHUNK_BYTES = 64 << 20
 
 
@@ -110,9 +108,9 @@ class TorchExecutor:
 
         Raises `ExecutorError`, `UnsupportedModel`, `ModelNotFound` or `LoadError`, each of one line.
         """
-        device = _device(config, rank)
+        device = device_of(config, rank)
         dtype = _DTYPES[config.dtype]
-        torch.set_num_threads(_num_threads(config))
+        torch.set_num_threads(num_threads_of(config))
         size = config.tensor_parallel_size
         model_config = ModelConfig.from_directory(config.model)
         model_config.check_tensor_parallel(size)
@@ -123,7 +121,7 @@ class TorchExecutor:
             )
         parallel = TensorParallel.connect(rank, size, rendezvous, config.device, config.step_timeout_s)
         with torch.inference_mode():
-            shape = _attention_shape(config, model_config, rank, dtype, device)
+            shape = attention_shape(config, model_config, rank, dtype, device)
             backend = attention_backend(shape)
             weights = weights_form(config, dtype, device)
             longest = max(model_config.hidden_size, model_config.intermediate_size)
@@ -135,7 +133,7 @@ class TorchExecutor:
                 Path(config.model), model_config, placement, backend, config.max_model_len, memory.progress
             )
             memory.done()
-            num_blocks = parallel.minimum(_num_blocks(config, backend), config.device)
+            num_blocks = parallel.minimum(num_blocks_of(config, backend), config.device)
         # Outside of inference mode, so that a transport may write into the pool from anywhere.
         sizes = shape.num_layers, shape.num_kv_heads, backend.tile_shape
         pool = KvPool(num_blocks, *sizes, backend.pool_dtype, device)
@@ -360,77 +358,3 @@ class TorchExecutor:
             f"{str(directory)!r}: the model gives NaN or infinity, though its weights are numbers; they may "
             f"be too large for {dtype}: try --dtype float32"
         )
-
-
-def _device(config: InstanceConfig, rank: int) -> torch.device:
-    if config.device == "cpu":
-        if config.dtype == "float16":
-            raise ExecutorError("dtype float16 is not for CPUs; give bfloat16 or float32")
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ExecutorError("device cuda: PyTorch finds no CUDA device here; give --device cpu")
-    if rank >= torch.cuda.device_count():
-        raise ExecutorError(
-            f"tensor_parallel_size {config.tensor_parallel_size}: there are only "
-            f"{torch.cuda.device_count()} CUDA devices"
-        )
-    return torch.device("cuda", rank)
-
-
-def _num_threads(config: InstanceConfig) -> int:
-    if config.num_threads is not None:
-        return config.num_threads
-    return max(1, usable_cores() // config.tensor_parallel_size)
-
-
-def _attention_shape(
-    config: InstanceConfig, model: ModelConfig, rank: int, dtype: torch.dtype, device: torch.device
-) -> AttentionShape:
-    first, stop = model.kv_heads_of_rank(rank, config.tensor_parallel_size)
-    layers = range(model.num_layers)
-    return AttentionShape(
-        num_layers=model.num_layers,
-        num_heads=model.num_attention_heads // config.tensor_parallel_size,
-        num_kv_heads=stop - first,
-        head_dim=model.head_dim,
-        block_size=config.block_size,
-        scale=model.head_dim**-0.5,
-        windows=frozenset(model.window_of(layer, config.max_model_len) for layer in layers),
-        dtype=dtype,
-        device=device,
-        kv_int8=config.kv_cache_dtype == "int8",
-    )
-
-
-def _num_blocks(config: InstanceConfig, backend: AttentionBackend) -> int:
-    """Blocks of the pool; the same on each rank once the smallest is agreed on."""
-    if config.num_blocks is not None:
-        return config.num_blocks
-    size, shape, block_bytes = config.tensor_parallel_size, backend.shape, backend.block_bytes
-    if config.kv_cache_memory_bytes is not None:
-        blocks = config.kv_cache_memory_bytes // size // block_bytes
-        if blocks < 1:
-            raise ExecutorError(
-                f"kv_cache_memory_bytes {config.kv_cache_memory_bytes}: one block of {shape.block_size} "
-                f"tokens takes {block_bytes * size} bytes; give more"
-            )
-        if shape.device.type == "cpu" and config.kv_cache_memory_bytes > available_memory():
-            raise ExecutorError(
-                f"kv_cache_memory_bytes {config.kv_cache_memory_bytes}: only {available_memory()} bytes of "
-                "memory are free; give less"
-            )
-        return blocks
-    if shape.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(shape.device)
-        budget = free * 85 // 100 // config.memory_shares
-    else:
-        budget = min(_DEFAULT_KV_BYTES, available_memory() * 40 // 100 // config.memory_shares) // size
-    blocks_of_one = -(-config.max_model_len // shape.block_size)
-    blocks = min(budget // block_bytes, config.max_num_seqs * blocks_of_one)
-    if blocks < blocks_of_one:
-        raise ExecutorError(
-            f"max_model_len {config.max_model_len}: one request needs {blocks_of_one * block_bytes * size} "
-            f"bytes of KV cache, but only {max(budget, 0) * size} are to spare; lower max_model_len or give "
-            "--kv-cache-memory-bytes"
-        )
-    return blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 from baton.protocol.pooling import Pooling
 
+_PLACES = re.compile(r"(\{(?:instruction|query|document)\})")
 Task = Literal["generate", "embed", "score"]
 
 
@@ -24,6 +26,20 @@ class Judge:
     no: str = "no"
     yes: str = "yes"
     """The two tokens, as texts."""
+
+    def prompt(self, query: str, document: str, instruction: str | None = None) -> str:
+        """What the model is asked.  (Placeholders inside of what is given are text.)"""
+        given = {
+            "{instruction}": self.instruction if instruction is None else instruction,
+            "{query}": query,
+            "{document}": document,
+        }
+        return "".join(given.get(part, part) for part in _PLACES.split(self.template))
+
+    @property
+    def ending(self) -> str:
+        """What follows the document."""
+        return self.template.rpartition("{document}")[2]
 
 
 QWEN3_RERANKER = Judge(

@@ -7,7 +7,7 @@ model.  A combination that cannot be served is an `OptionError` with one line th
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,11 @@ from baton.model.checkpoint.generation_config import read_generation_config
 from baton.model.checkpoint.gguf import is_gguf
 from baton.model.checkpoint.gguf_config import has_gguf_tokenizer
 from baton.model.checkpoint.hub import EMBEDDED_MODEL, resolve_model
-from baton.model.checkpoint.sentence_files import read_pooler_config, read_sentence_files
+from baton.model.checkpoint.sentence_files import (
+    read_classifier_tokens,
+    read_pooler_config,
+    read_sentence_files,
+)
 from baton.protocol.config import Dtype, InstanceConfig
 from baton.protocol.pooling import Pooling
 
@@ -106,7 +110,8 @@ def _pooling(
     files = None
     if options.runner != "generate" and not is_gguf(directory):
         files = read_sentence_files(directory)
-    pools = options.runner == "pooling" or (options.runner == "auto" and files is not None)
+    tokens = read_classifier_tokens(directory) if not is_gguf(directory) else None
+    pools = options.runner == "pooling" or (options.runner == "auto" and bool(files or tokens))
     pooling = files.pooling if files is not None else Pooling("last")
     if options.pooler_config is not None:
         try:
@@ -115,7 +120,7 @@ def _pooling(
             raise OptionError(f"--pooler-config: {error}") from None
     kind = options.convert
     if kind == "auto":
-        kind = "embed" if pools else "none"
+        kind = "none" if not pools else "classify" if tokens else "embed"
     elif kind == "none" and pools:
         raise OptionError("--convert none: with --runner pooling nothing is left to serve; leave it away")
     tasks: set[Task] = set() if pools else {"generate"}
@@ -123,7 +128,10 @@ def _pooling(
         tasks |= {"embed", "score"}
     elif kind == "classify":
         tasks.add("score")
-    return frozenset(tasks), pooling, QWEN3_RERANKER if kind == "classify" else None
+    if kind != "classify":
+        return frozenset(tasks), pooling, None
+    judge = QWEN3_RERANKER if tokens is None else replace(QWEN3_RERANKER, no=tokens[0], yes=tokens[1])
+    return frozenset(tasks), pooling, judge
 
 
 def _is_here(model: str | None) -> bool:

@@ -63,6 +63,16 @@ def what_the_test_server_takes() -> dict[str, Any]:
         narrow(properties.get("truncate_prompt_tokens"), "minimum", 1)
         narrow(properties.get("truncate_prompt_tokens"), "maximum", 20)
         narrow(properties.get("dimensions"), "maximum", 12)
+    for name in ("RerankRequest", "ScoreRequest"):
+        properties = schemas[name]["properties"]
+        properties["model"] = {"enum": ["tiny", "alias", None]}
+        properties["truncate_prompt_tokens"] = {"enum": [None, 1, 20, -1]}
+    for name in ("queries", "documents"):  # (or text_1 and text_2)
+        del schemas["ScoreRequest"]["properties"][name]
+    properties = schemas["ScoreRequest"]["properties"]
+    properties["text_1"] = {"type": "string", "minLength": 1, "maxLength": 20}
+    properties["text_2"] = {"type": "array", "items": properties["text_1"], "minItems": 1, "maxItems": 4}
+    schemas["ScoreRequest"]["required"] = ["text_1", "text_2"]
     chat = schemas["ChatRequest"]["properties"]
     text = {"type": "string", "maxLength": 20}
     message = {

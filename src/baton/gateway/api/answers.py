@@ -65,6 +65,39 @@ class Embeddings(Struct, forbid_unknown_fields=True):
     usage: Usage
 
 
+class DocumentText(Struct, forbid_unknown_fields=True):
+    text: str
+
+
+class RankedDocument(Struct, forbid_unknown_fields=True):
+    index: Count
+    relevance_score: float
+    document: DocumentText | None = None
+
+
+class Reranked(Struct, forbid_unknown_fields=True):
+    id: str
+    model: str
+    usage: Usage
+    results: list[RankedDocument]
+    """The best first."""
+
+
+class Score(Struct, forbid_unknown_fields=True):
+    index: Count
+    object: Literal["score"]
+    score: float
+
+
+class Scores(Struct, forbid_unknown_fields=True):
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[Score]
+    usage: Usage
+
+
 class CompletionLogprobs(Struct, forbid_unknown_fields=True):
     """Four lists of the same length."""
 

@@ -122,6 +122,8 @@ Prompt = Annotated[
         },
     ),
 ]
+RankedText = Annotated[str, Meta(min_length=1)]
+RankedTexts = RankedText | Annotated[list[RankedText], Meta(min_length=1, max_length=MAX_SEQUENCES)]
 Truncation = Annotated[int, Meta(ge=-1, le=INT32, description="-1: to the model's context.")]
 # (What the routes check themselves, to say more than that it is wrong.)
 TruncationSide = Annotated[

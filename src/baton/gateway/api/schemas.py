@@ -127,30 +127,6 @@ class ChatRequest(SamplingFields, kw_only=True):
     parallel_tool_calls: f.Ignored = f.nothing()
 
 
-class PoolingFields(msgspec.Struct, kw_only=True):
-    """What the requests have in common that generate nothing."""
-
-    model: str | None = None
-    truncate_prompt_tokens: f.Truncation | None = None
-    """A longer prompt is cut to so many tokens; -1: to the model's context."""
-    truncation_side: f.TruncationSide | None = None
-    add_special_tokens: bool | None = None
-    priority: f.Priority | None = None
-    cache_salt: f.CacheSalt | None = None
-    request_id: f.RequestId | None = None
-    user: str | None = None
-
-
-class EmbeddingRequest(PoolingFields, kw_only=True):
-    input: f.Prompt = f.nothing()
-    """As the `prompt` of a completion."""
-    dimensions: f.AtLeastOne | None = None
-    """The first so many elements of each vector."""
-    encoding_format: f.EncodingFormat | None = None
-    normalize: bool | None = None
-    """Each vector is divided by its length."""
-
-
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     messages: f.Messages | None = None

@@ -139,7 +139,13 @@ class Generator:
                 code="paused",
                 retry_after_s=5,
             )
-        self._check_task(pooling)
+        if pooling is None and "generate" not in self.served.tasks:
+            raise BadRequest(
+                f"model: {self.served.name!r} generates no text here: it is served for "
+                f"{' and '.join(sorted(self.served.tasks))} alone (--runner pooling)",
+                param="model",
+                code="unsupported_task",
+            )
         for prompt in prompts:
             if not is_packed(prompt):
                 check_prompt(
@@ -223,25 +229,6 @@ class Generator:
         self._open.add(generation)
         generation.feed()
         return generation
-
-    def _check_task(self, pooling: Pooling | None) -> None:
-        """Raises `BadRequest` for what the model is not served for."""
-        tasks, name = self.served.tasks, self.served.name
-        if pooling is None:
-            if "generate" not in tasks:
-                raise BadRequest(
-                    f"model: {name!r} is served for {' and '.join(sorted(tasks))} alone (--runner pooling): "
-                    "it generates no text",
-                    param="model",
-                    code="unsupported_task",
-                )
-        elif not tasks - {"generate"}:
-            raise BadRequest(
-                f"model: {name!r} is served for texts alone; start the server with --runner pooling, or with "
-                "--convert embed to have both",
-                param="model",
-                code="unsupported_task",
-            )
 
     def _room(self, num_prompt: int, params: SamplingParams, limits: Limits | None) -> int:
         """Tokens that may follow the prompt; without `max_tokens`, also no more than the KV pool holds."""

@@ -132,9 +132,14 @@ def _on_over_time(*_: Any) -> None:
 
 
 def _refused(why: str, job: Job) -> bytes:
-    field = {"chat": "messages", "tokenize": "messages", "detokenize": "tokens", "embedding": "input"}.get(
-        job, "prompt"
-    )
+    field = {
+        "chat": "messages",
+        "tokenize": "messages",
+        "detokenize": "tokens",
+        "embedding": "input",
+        "rerank": "documents",
+        "score": "text_2",
+    }.get(job, "prompt")
     if field == "messages":
         why += " with the model's chat template"
     message = f"{field}: {why}; send fewer, or shorter ones"

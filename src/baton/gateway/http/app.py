@@ -29,6 +29,7 @@ from baton.gateway.http.routes.cluster import cluster_routes
 from baton.gateway.http.routes.completions import completion_routes
 from baton.gateway.http.routes.docs import docs_routes
 from baton.gateway.http.routes.embeddings import embedding_routes
+from baton.gateway.http.routes.ranking import ranking_routes
 from baton.gateway.http.routes.server import server_routes
 from baton.gateway.http.routes.tokens import token_routes
 from baton.gateway.instances.client import ClusterClient, Requirements
@@ -79,6 +80,7 @@ def create_app(
         *completion_routes(gateway),
         *chat_routes(gateway),
         *embedding_routes(gateway),
+        *ranking_routes(gateway),
         *token_routes(gateway),
         *server_routes(gateway),
         *cluster_routes(gateway),

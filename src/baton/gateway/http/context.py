@@ -11,8 +11,8 @@ import msgspec
 from starlette.requests import Request
 
 from baton.gateway.access import Access
+from baton.gateway.api.pooling import PoolingFields
 from baton.gateway.api.schemas import (
-    PoolingFields,
     SamplingFields,
     StreamOptions,
     UnknownFields,
@@ -78,6 +78,7 @@ class Gateway:
             if self.served.content_format == "auto"
             else self.served.content_format,
             special_tokens=self.tokenizer.special_tokens,
+            judge=self.served.judge,
             encoding=self.tokenizer.encoding.source(),
         )
         self.helpers = Helpers(settings)
@@ -118,7 +119,7 @@ class Gateway:
         try:
             pieces = await body.receive(request, self.max_body_bytes)
             found: Found | None = None
-            if body.size < LONG_BODY and job in ("completion", "detokenize", "embedding"):
+            if body.size < LONG_BODY and job not in ("chat", "tokenize"):
                 decoded, found, unknown = self._reader.read(job, b"".join(pieces))
             if found is None or found.is_long:
                 decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, *pieces))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from baton.gateway.api import answers, schemas
+from baton.gateway.api import answers, pooling, schemas
 from baton.gateway.generation.pausing import PAUSE_MODES
 from baton.gateway.http.rights import RIGHTS
 from baton.version import __version__
@@ -101,9 +101,32 @@ ROUTES: tuple[Route, ...] = (
         "/v1/embeddings",
         "Vectors of texts",
         answers.Embeddings,
-        schemas.EmbeddingRequest,
+        pooling.EmbeddingRequest,
         _GENERATION,
         required=("input",),
+    ),
+    *(
+        Route(
+            "post",
+            path,
+            "Documents by how well they fit a query",
+            answers.Reranked,
+            pooling.RerankRequest,
+            _GENERATION,
+            required=("query", "documents"),
+        )
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+    ),
+    *(
+        Route(
+            "post",
+            path,
+            "How well pairs of texts fit",
+            answers.Scores,
+            pooling.ScoreRequest,
+            _GENERATION,
+        )
+        for path in ("/v1/score", "/score")
     ),
     Route("get", "/v1/models", "The names under which the model is served", answers.ModelList),
     Route("get", "/v1/models/{name:path}", "One of them", answers.ModelCard, errors=(404,)),

@@ -3,7 +3,7 @@
 | right | who has it | what it opens |
 | --- | --- | --- |
 | open | all clients | what load balancers, orchestrators and scrapers read; nothing of a client is in it |
-| user | clients with one of `--api-key`; all, if there is none | `/v1/*`, `/tokenize`, `/detokenize` |
+| user | clients with one of `--api-key`; all, if there is none | `/v1/*`, rankings, `/tokenize`, … |
 | operator | clients with one of `--admin-key` | everything that changes or shows the server |
 
 Without an admin key operators are those on this machine: peers on loopback or on a unix socket.  A browser on
@@ -46,6 +46,11 @@ RIGHTS: dict[str, Right] = {
     "/v1/completions": "user",
     "/v1/chat/completions": "user",
     "/v1/embeddings": "user",
+    "/v1/rerank": "user",
+    "/v2/rerank": "user",
+    "/rerank": "user",
+    "/v1/score": "user",
+    "/score": "user",
     "/tokenize": "user",
     "/detokenize": "user",
     "/server_info": "operator",

@@ -17,31 +17,54 @@ from typing import Any, Literal
 import msgspec
 
 from baton.gateway.api.messages import ContentFormat, read_messages
+from baton.gateway.api.pooling import (
+    EmbeddingRequest,
+    PoolingFields,
+    RankingFields,
+    RerankRequest,
+    ScoreRequest,
+)
 from baton.gateway.api.schemas import (
     ChatFields,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    EmbeddingRequest,
     TokenizeRequest,
     decode_body,
     decode_prompt,
 )
 from baton.gateway.errors import BadRequest, ContextTooLong
+from baton.gateway.reading.pooled import inputs_of, pairs_of, prompts_of
+from baton.gateway.served_model import Judge
 from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError, no_template
 from baton.gateway.text.encoding import LONG_TEXT, MANY_TOKENS, Encoding, Source, TextTooLong
 from baton.protocol.codec import pack_int32, unpack_int32
 
-Job = Literal["completion", "chat", "tokenize", "detokenize", "embedding"]
-JOBS: tuple[Job, ...] = ("completion", "chat", "tokenize", "detokenize", "embedding")
+Job = Literal["completion", "chat", "tokenize", "detokenize", "embedding", "rerank", "score"]
+JOBS: tuple[Job, ...] = ("completion", "chat", "tokenize", "detokenize", "embedding", "rerank", "score")
 KINDS: dict[Job, type[msgspec.Struct]] = {
     "completion": CompletionRequest,
     "chat": ChatRequest,
     "tokenize": TokenizeRequest,
     "detokenize": DetokenizeRequest,
     "embedding": EmbeddingRequest,
+    "rerank": RerankRequest,
+    "score": ScoreRequest,
 }
-_APART = frozenset({"prompt", "input", "messages", "chat_template_kwargs", "tokens"})
+_APART = frozenset(
+    {
+        "prompt",
+        "input",
+        "messages",
+        "chat_template_kwargs",
+        "tokens",
+        "query",
+        "queries",
+        "documents",
+        "text_1",
+        "text_2",
+    }
+)
 """Fields that an answer does not repeat."""
 
 CHARACTERS_PER_TOKEN = 256
@@ -59,6 +82,8 @@ class Settings(msgspec.Struct, frozen=True):
     template: str | None = None
     content_format: ContentFormat = "string"
     special_tokens: dict[str, str] = {}
+    judge: Judge | None = None
+    """What the model is asked about pairs of texts; None: nothing, each text is a prompt of its own."""
     encoding: Source | None = None
     """How helpers encode texts; None: not at all."""
     cpu_s: float = 3.0
@@ -100,6 +125,10 @@ class Found(msgspec.Struct, array_like=True):
     field: str = "prompt"
     """Where they stood."""
     failure: Failure | None = None
+    documents: list[str] = []
+    """Of a ranking: the texts that are ranked."""
+    num_queries: int = 0
+    """Of a ranking: texts that documents are compared with; one for all, or one for each."""
 
     @property
     def is_long(self) -> bool:
@@ -169,6 +198,8 @@ class Reader:
                 return self._prompts(decode_prompt(request.prompt))
             case "embedding":
                 return self._inputs(request)
+            case "rerank" | "score":
+                return self._pairs(request)
             case "detokenize":
                 return self._tokens(request.tokens)
             case "tokenize":
@@ -186,9 +217,10 @@ class Reader:
             return
         special = request.add_special_tokens
         if special is None:
-            special = found.field != "messages"  # (a template writes them itself)
+            asked = self.settings.judge is not None and job in ("rerank", "score")
+            special = found.field != "messages" and not asked  # (a template writes them itself)
         limit = self.settings.max_model_len
-        if job == "embedding" and request.truncate_prompt_tokens is not None:
+        if isinstance(request, PoolingFields) and request.truncate_prompt_tokens is not None:
             limit = max(map(len, found.texts))  # (so many tokens it has at most: none is refused)
         try:
             rows = encoding.encode_all(found.texts, add_special_tokens=special, limit=limit)
@@ -219,30 +251,27 @@ class Reader:
         return Found(ids=[pack_int32(row) for row in rows])
 
     def _inputs(self, request: EmbeddingRequest) -> Found:
-        """Texts, or ids; those that are too long are refused, unless they are to be cut."""
-        decoded = decode_prompt(request.input, "input")
-        if not decoded:
-            raise BadRequest(
-                "input: give a text, a list of texts, a list of token ids, or a list of such lists",
-                param="input",
-            )
-        many: list[Any] = [decoded] if isinstance(decoded, str) else decoded
-        cut = request.truncate_prompt_tokens is not None
-        if isinstance(many[0], str):
-            for text in many:
-                if not text:
-                    raise BadRequest("input: a text is empty; give at least one character", param="input")
+        """Those that are too long are refused, unless they are to be cut."""
+        inputs, cut = inputs_of(request), request.truncate_prompt_tokens is not None
+        ids, texts = [], []
+        for one in inputs:
+            if isinstance(one, str):
+                texts.append(one)
                 if not cut:
-                    self._check_text("input", text)
-            return Found(texts=many, field="input")
-        size, rows = self.settings.vocab_size, many if isinstance(many[0], list) else [many]
-        for row in rows:
-            if cut:
-                check_not_empty(row, "input")
-                check_ids("input", row, size)
-            else:
-                check_prompt(row, self.settings.max_model_len, size, field="input", answers=False)
-        return Found(ids=[pack_int32(row) for row in rows], field="input")
+                    self._check_text("input", one)
+                continue
+            longest = len(one) if cut else self.settings.max_model_len
+            check_prompt(one, longest, self.settings.vocab_size, field="input", answers=False)
+            ids.append(pack_int32(one))
+        return Found(texts, ids, field="input")
+
+    def _pairs(self, request: RankingFields) -> Found:
+        queries, documents = pairs_of(request)
+        texts = prompts_of(queries, documents, self.settings.judge, request.instruction)
+        if request.truncate_prompt_tokens is None:
+            for text in texts:
+                self._check_text("documents", text)
+        return Found(texts, field="documents", documents=documents, num_queries=len(queries))
 
     def _tokens(self, tokens: list[int] | None) -> Found:
         if tokens is None:

@@ -1,14 +1,14 @@
-"""What was made of prompts as OpenAI's answer: embeddings."""
+"""What was made of prompts as an answer: embeddings as OpenAI's, scores and rankings as vLLM's."""
 
 from __future__ import annotations
 
 import base64
-import math
 import time
 from collections.abc import Iterator, Sequence
 
 from baton.gateway.errors import InternalError
 from baton.gateway.generation.generation import Completion, Generation, Update
+from baton.gateway.reading.judging import checked, scores_of
 from baton.gateway.rendering.formats import Part, encode, usage
 from baton.protocol.pooling import unpack_vector
 
@@ -77,8 +77,67 @@ class EmbeddingRenderer(PooledRenderer):
         return encode({"index": index, "object": "embedding", "embedding": embedding})
 
 
-def checked(values: Sequence[float]) -> list[float]:
-    """Raises `InternalError` for what is no number: JSON cannot say it."""
-    if not all(map(math.isfinite, values)):
-        raise InternalError("the model gave NaN or infinity", code="not_finite")
-    return list(values)
+class ScoringRenderer(PooledRenderer):
+    """What has a score for each document.  `num_queries` None: each prompt is a question about a pair, and
+    its result the logits of no and yes; else so many vectors of queries come before the documents'."""
+
+    def __init__(self, generation: Generation, model: str, num_queries: int | None) -> None:
+        super().__init__(generation, model)
+        self._num_queries = num_queries
+        self.scores: list[float] = []
+
+    def scored(self) -> Iterator[Part]:
+        """Fills `scores`; nothing is written."""
+        for score in scores_of(self.results(), self._num_queries):
+            self.scores.append(score)
+            yield _WORK, b""
+
+
+class ScoreRenderer(ScoringRenderer):
+    """/score"""
+
+    def whole(self, completions: list[Completion]) -> Iterator[Part]:
+        yield from self.scored()
+        answer = {
+            "id": self.generation.request_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": self.model,
+            "data": [
+                {"index": index, "object": "score", "score": score} for index, score in enumerate(self.scores)
+            ],
+            "usage": usage(self.generation),
+        }
+        yield 0, encode(answer)
+
+
+class RerankRenderer(ScoringRenderer):
+    """/rerank.  `documents` None: they are not repeated; `top` 0: all."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        model: str,
+        num_queries: int | None,
+        documents: Sequence[str] | None,
+        top: int,
+    ) -> None:
+        super().__init__(generation, model, num_queries)
+        self._documents = documents
+        self._top = top
+
+    def whole(self, completions: list[Completion]) -> Iterator[Part]:
+        yield from self.scored()
+        order = sorted(range(len(self.scores)), key=lambda index: (-self.scores[index], index))
+        results: list[dict[str, object]] = []
+        for index in order[: self._top or None]:
+            results.append({"index": index, "relevance_score": self.scores[index]})
+            if self._documents is not None:
+                results[-1]["document"] = {"text": self._documents[index]}
+        answer = {
+            "id": self.generation.request_id,
+            "model": self.model,
+            "usage": usage(self.generation),
+            "results": results,
+        }
+        yield 0, encode(answer)

@@ -63,6 +63,20 @@ def read_sentence_files(directory: Path) -> SentenceFiles | None:
     )
 
 
+def read_classifier_tokens(directory: Path) -> tuple[str, str] | None:
+    """The tokens for no and yes of a model that is asked a question: `classifier_from_token` of config.json,
+    in vLLM's words.  None: there are none.  Raises `UnsupportedModel`."""
+    found = _read(directory / "config.json")
+    tokens = found.get("classifier_from_token") if isinstance(found, dict) else None
+    if tokens is None:
+        return None
+    if not isinstance(tokens, list) or len(tokens) != 2 or not all(isinstance(one, str) for one in tokens):
+        raise UnsupportedModel(
+            f"{directory / 'config.json'}: classifier_from_token: give two texts, for no and yes"
+        )
+    return tokens[0], tokens[1]
+
+
 def _pooling_kind(path: Path) -> PoolingKind:
     found = _read(path)
     if not isinstance(found, dict):

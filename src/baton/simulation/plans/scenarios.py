@@ -225,21 +225,8 @@ _FLOWS = (
 _PURPOSES = (
     Shape(
         "pooled",
-        "most requests want a vector of their prompt and no tokens; anything may die, and pools are small",
-        num_requests=24,
-        seconds=1.0,
-        faults=(
-            "crash_engine",
-            "crash_rank",
-            "crash_gateway",
-            "terminate",
-            "break_link",
-            "stall_rank",
-            "reset_prefix",
-            "update_weights",
-            "drain",
-            "pause",
-        ),
+        "most requests want a vector of their prompt and no tokens, and anything may die",
+        num_requests=30,
         clients=("pools", "cancels", "priorities", "prefixes", "slow"),
         client_chance=1.0,
         spare_blocks=(0, 8),

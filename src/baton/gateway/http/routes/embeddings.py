@@ -11,16 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from baton.gateway.api.schemas import EmbeddingRequest, PoolingFields
+from baton.gateway.api.pooling import EmbeddingRequest, PoolingFields, RankingFields
 from baton.gateway.errors import BadRequest
 from baton.gateway.generation.generation import SUBMITTED_AT_ONCE
 from baton.gateway.http.context import Gateway, identity
 from baton.gateway.http.responses import GenerationResponse
+from baton.gateway.reading.judging import truncate_question
 from baton.gateway.reading.prompts import encode
 from baton.gateway.reading.reader import Found, check_length, check_not_empty
 from baton.gateway.reading.truncation import Side, truncate
 from baton.gateway.rendering.pooled import EmbeddingRenderer
-from baton.gateway.served_model import ServedModel
+from baton.gateway.served_model import ServedModel, Task
 from baton.protocol.pooling import Pooling
 from baton.protocol.sampling_params import NO_TOKENS
 
@@ -31,6 +32,7 @@ def embedding_routes(gateway: Gateway) -> list[Route]:
         body, found = await gateway.read_prompted(request, "embedding")
         model = gateway.model_name(body.model)
         who = identity(request, body, gateway.sharing)
+        check_task(gateway.served, "embed")
         pooling = pooling_of(body, gateway.served)
         packed = _is_packed(body)
         gateway.client.check_ready()
@@ -46,8 +48,8 @@ def embedding_routes(gateway: Gateway) -> list[Route]:
 
 async def ids_of(gateway: Gateway, body: PoolingFields, found: Found) -> list[Sequence[int]]:
     """The token ids of all prompts, cut where the request says so.  Raises `BadRequest`."""
-    side = _side(body)
-    special = body.add_special_tokens is not False
+    side, judge = _side(body), gateway.served.judge if isinstance(body, RankingFields) else None
+    special = judge is None if body.add_special_tokens is None else body.add_special_tokens
     prompts = encode(found, gateway.tokenizer, add_special_tokens=special)
     limit, most = gateway.served.max_model_len, body.truncate_prompt_tokens
     if most == 0:
@@ -66,11 +68,31 @@ async def ids_of(gateway: Gateway, body: PoolingFields, found: Found) -> list[Se
     for prompt in prompts:
         ids = prompt.ids
         if most is not None:
-            ids = truncate(prompt, limit if most == -1 else most, side, gateway.tokenizer, special=special)
+            room = limit if most == -1 else most
+            if judge is not None:
+                ids = truncate_question(ids, room, judge, gateway.tokenizer)
+            else:
+                ids = truncate(prompt, room, side, gateway.tokenizer, special=special)
         check_not_empty(ids, found.field)
         check_length(ids, limit, found.field)
         rows.append(ids)
     return rows
+
+
+def check_task(served: ServedModel, task: Task) -> None:
+    """Raises `BadRequest` if the model is not served for it."""
+    if task in served.tasks:
+        return
+    fix = {
+        "embed": "start the server with --runner pooling, or with --convert embed to have vectors and texts",
+        "score": "start the server with --runner pooling, or with --convert classify for a reranker",
+        "generate": "start the server with --runner generate",
+    }
+    raise BadRequest(
+        f"model: {served.name!r} is served for {' and '.join(sorted(served.tasks))} alone; {fix[task]}",
+        param="model",
+        code="unsupported_task",
+    )
 
 
 def pooling_of(body: EmbeddingRequest, served: ServedModel) -> Pooling:

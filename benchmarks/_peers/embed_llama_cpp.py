@@ -1,0 +1,70 @@
+"""Vectors from llama.cpp, through its Python build (see `run_llama_cpp.py`): last token, normalized here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from answering import Complete, NotOffered, Settings, answer
+from gguf_files import convert
+from vectors import keep
+
+BATCH = 2048
+_NAMES = {None: "bf16", "int8": "q8_0", "int4": "q4_0"}
+
+
+def load(settings: Settings) -> tuple[str, Complete]:
+    if settings.dtype != "bfloat16":
+        raise NotOffered(f"this adapter converts bfloat16 checkpoints, not to {settings.dtype}")
+    name = _NAMES.get(settings.quantization, settings.quantization)
+    (path,) = convert(Path(settings.model), Path(settings.converted), [str(name)])
+    import llama_cpp as lib
+    import numpy as np
+
+    lib.llama_backend_init()
+    loading = lib.llama_model_default_params()
+    loading.load_mode = lib.LLAMA_LOAD_MODE_NONE
+    model = lib.llama_model_load_from_file(str(path).encode(), loading)
+    size = lib.llama_model_n_embd(model)
+    params = lib.llama_context_default_params()
+    params.n_seq_max = min(BATCH // 16, lib.llama_max_parallel_sequences())
+    params.n_ctx = params.n_batch = params.n_ubatch = BATCH
+    params.kv_unified = True
+    params.embeddings = True
+    params.pooling_type = lib.LLAMA_POOLING_TYPE_LAST
+    params.n_threads = params.n_threads_batch = settings.threads
+    context = lib.llama_init_from_model(model, params)
+    batch = lib.llama_batch_init(BATCH, 0, 1)
+
+    def compute(prompts: list[list[int]]) -> list[list[float]]:
+        place = 0
+        for sequence, prompt in enumerate(prompts):
+            for position, token in enumerate(prompt):
+                batch.token[place] = token
+                batch.pos[place] = position
+                batch.n_seq_id[place] = 1
+                batch.seq_id[place][0] = sequence
+                batch.logits[place] = True
+                place += 1
+        batch.n_tokens = place
+        lib.llama_memory_clear(lib.llama_get_memory(context), False)
+        if lib.llama_decode(context, batch):
+            raise RuntimeError("llama_decode failed")
+        found = []
+        for sequence in range(len(prompts)):
+            vector = np.ctypeslib.as_array(lib.llama_get_embeddings_seq(context, sequence), (size,))
+            found.append((vector / np.linalg.norm(vector)).tolist())
+        return found
+
+    def complete(prompts: list[list[int]], _: int) -> int:
+        found: list[list[float]] = []
+        together = max(1, min(BATCH // max(map(len, prompts)), params.n_seq_max))
+        for first in range(0, len(prompts), together):
+            found += compute(prompts[first : first + together])
+        keep(settings, "llama_cpp", found[:4])
+        return len(found)
+
+    return lib.__version__, complete
+
+
+if __name__ == "__main__":
+    answer(load)

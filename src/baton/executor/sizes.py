@@ -1,0 +1,88 @@
+"""Where a rank computes, on how many threads, and how large its KV pool is."""
+
+from __future__ import annotations
+
+import torch
+
+from baton.executor.kv_pool import available_memory
+from baton.executor.weights.forms import ExecutorError
+from baton.ipc.cores import usable_cores
+from baton.model.attention import AttentionBackend, AttentionShape
+from baton.model.checkpoint.config import ModelConfig
+from baton.protocol.config import InstanceConfig
+
+_DEFAULT_KV_BYTES = 4 << 30
+
+
+def device_of(config: InstanceConfig, rank: int) -> torch.device:
+    if config.device == "cpu":
+        if config.dtype == "float16":
+            raise ExecutorError("dtype float16 is not for CPUs; give bfloat16 or float32")
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ExecutorError("device cuda: PyTorch finds no CUDA device here; give --device cpu")
+    if rank >= torch.cuda.device_count():
+        raise ExecutorError(
+            f"tensor_parallel_size {config.tensor_parallel_size}: there are only "
+            f"{torch.cuda.device_count()} CUDA devices"
+        )
+    return torch.device("cuda", rank)
+
+
+def num_threads_of(config: InstanceConfig) -> int:
+    if config.num_threads is not None:
+        return config.num_threads
+    return max(1, usable_cores() // config.tensor_parallel_size)
+
+
+def attention_shape(
+    config: InstanceConfig, model: ModelConfig, rank: int, dtype: torch.dtype, device: torch.device
+) -> AttentionShape:
+    first, stop = model.kv_heads_of_rank(rank, config.tensor_parallel_size)
+    layers = range(model.num_layers)
+    return AttentionShape(
+        num_layers=model.num_layers,
+        num_heads=model.num_attention_heads // config.tensor_parallel_size,
+        num_kv_heads=stop - first,
+        head_dim=model.head_dim,
+        block_size=config.block_size,
+        scale=model.head_dim**-0.5,
+        windows=frozenset(model.window_of(layer, config.max_model_len) for layer in layers),
+        dtype=dtype,
+        device=device,
+        kv_int8=config.kv_cache_dtype == "int8",
+    )
+
+
+def num_blocks_of(config: InstanceConfig, backend: AttentionBackend) -> int:
+    """Blocks of the pool; the same on each rank once the smallest is agreed on."""
+    if config.num_blocks is not None:
+        return config.num_blocks
+    size, shape, block_bytes = config.tensor_parallel_size, backend.shape, backend.block_bytes
+    if config.kv_cache_memory_bytes is not None:
+        blocks = config.kv_cache_memory_bytes // size // block_bytes
+        if blocks < 1:
+            raise ExecutorError(
+                f"kv_cache_memory_bytes {config.kv_cache_memory_bytes}: one block of {shape.block_size} "
+                f"tokens takes {block_bytes * size} bytes; give more"
+            )
+        if shape.device.type == "cpu" and config.kv_cache_memory_bytes > available_memory():
+            raise ExecutorError(
+                f"kv_cache_memory_bytes {config.kv_cache_memory_bytes}: only {available_memory()} bytes of "
+                "memory are free; give less"
+            )
+        return blocks
+    if shape.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(shape.device)
+        budget = free * 85 // 100 // config.memory_shares
+    else:
+        budget = min(_DEFAULT_KV_BYTES, available_memory() * 40 // 100 // config.memory_shares) // size
+    blocks_of_one = -(-config.max_model_len // shape.block_size)
+    blocks = min(budget // block_bytes, config.max_num_seqs * blocks_of_one)
+    if blocks < blocks_of_one:
+        raise ExecutorError(
+            f"max_model_len {config.max_model_len}: one request needs {blocks_of_one * block_bytes * size} "
+            f"bytes of KV cache, but only {max(budget, 0) * size} are to spare; lower max_model_len or give "
+            "--kv-cache-memory-bytes"
+        )
+    return blocks
