@@ -1,7 +1,7 @@
 """Vectors of texts: Baton beside sentence-transformers and llama.cpp, same checkpoint, alternating rounds.
 
     python benchmarks/embeddings.py MODEL [--texts 1000] [--tokens 128] [--rounds 3] [--quantization int8]
-        [--peer sentence_transformers=VENV] [--peer llama_cpp=VENV] [--converted DIR] [--out FILE]
+        [--peer sentence-transformers=VENV] [--peer llama.cpp=VENV] [--converted DIR] [--out FILE]
 
 Each engine is a process of its own (`_peers/embed_*.py`, with the Python of its virtual environment) that
 gets the same random token ids and gives a normalized vector of the last token of each text.  One that does
@@ -28,8 +28,8 @@ from baton.bench.workload import vocabulary_of
 
 SCRIPTS = {
     "baton": "embed_baton.py",
-    "sentence_transformers": "embed_sentence_transformers.py",
-    "llama_cpp": "embed_llama_cpp.py",
+    "sentence-transformers": "embed_sentence_transformers.py",
+    "llama.cpp": "embed_llama_cpp.py",
 }
 _LEAST_COSINE = {None: 0.99, "int8": 0.97, "int4": 0.8}
 
@@ -59,6 +59,8 @@ def measure(options: argparse.Namespace, converted: Path) -> dict[str, Any]:
         "model": str(Path(options.model).absolute()),
         "dtype": options.dtype,
         "quantization": options.quantization,
+        "quantization_group_size": None,
+        "quantize_head": None,
         "threads": options.threads,
         "max_num_seqs": 256,
         "max_model_len": max(options.tokens, 16),

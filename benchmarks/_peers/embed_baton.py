@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from answering import Complete, Settings, answer
+from answering import Loaded, Settings, answer
 from vectors import keep
 
 import baton
 from baton import LLM
 
 
-def load(settings: Settings) -> tuple[str, Complete]:
+def load(settings: Settings) -> Loaded:
     llm = LLM(
         settings.model,
         runner="pooling",
@@ -27,7 +27,7 @@ def load(settings: Settings) -> tuple[str, Complete]:
         keep(settings, "baton", [result.outputs.embedding for result in results[:4]])
         return len(results)
 
-    return baton.__version__, complete
+    return Loaded(baton.__version__, complete)
 
 
 if __name__ == "__main__":

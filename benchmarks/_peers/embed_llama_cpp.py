@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from answering import Complete, NotOffered, Settings, answer
-from gguf_files import convert
+from answering import Loaded, NotOffered, Settings, answer
+from gguf_files import convert, weight_bytes
 from vectors import keep
 
 BATCH = 2048
 _NAMES = {None: "bf16", "int8": "q8_0", "int4": "q4_0"}
 
 
-def load(settings: Settings) -> tuple[str, Complete]:
+def load(settings: Settings) -> Loaded:
     if settings.dtype != "bfloat16":
         raise NotOffered(f"this adapter converts bfloat16 checkpoints, not to {settings.dtype}")
     name = _NAMES.get(settings.quantization, settings.quantization)
@@ -60,10 +60,10 @@ def load(settings: Settings) -> tuple[str, Complete]:
         together = max(1, min(BATCH // max(map(len, prompts)), params.n_seq_max))
         for first in range(0, len(prompts), together):
             found += compute(prompts[first : first + together])
-        keep(settings, "llama_cpp", found[:4])
+        keep(settings, "llama.cpp", found[:4])
         return len(found)
 
-    return lib.__version__, complete
+    return Loaded(lib.__version__, complete, weight_bytes(path))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from answering import Complete, NotOffered, Settings, answer
+from answering import Loaded, NotOffered, Settings, answer
 from vectors import keep
 
 BATCH = 32
 """As `SentenceTransformer.encode` takes them by default."""
 
 
-def load(settings: Settings) -> tuple[str, Complete]:
+def load(settings: Settings) -> Loaded:
     if settings.quantization is not None:
         raise NotOffered("this adapter knows no quantization")
     import sentence_transformers as library
@@ -31,10 +31,10 @@ def load(settings: Settings) -> tuple[str, Complete]:
                 ids = torch.tensor(prompts[first : first + BATCH])
                 features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
                 found += model(features)["sentence_embedding"].float().tolist()
-        keep(settings, "sentence_transformers", found[:4])
+        keep(settings, "sentence-transformers", found[:4])
         return len(found)
 
-    return library.__version__, complete
+    return Loaded(library.__version__, complete)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import Abort, Admit, Control, Grow, Pace, Preempt
 from baton.protocol.config import CostModel
+from baton.protocol.pooling import Pooling
 from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport, WorkerFailed, WorkerReady
 from baton.protocol.requests import Cancel, Failing, Hello, Outputs, Query, QueryReply, Submit, Welcome
 from baton.protocol.rules.fair_queue import Flow
@@ -91,8 +92,8 @@ class Script:
         columns = [pack_int32(column) for column in zip(*rows, strict=True)] or [b"", b"", b""]
         return self.report(StepReport(self.step, 0, *columns, closings=list(closings), **changes))
 
-    def close(self, slot: int, epoch: int, reason: CloseReason, message: str = ""):
-        return self.report(StepReport(0, 0, closings=[Closed(slot, epoch, reason, message)]))
+    def close(self, slot: int, epoch: int, reason: CloseReason, message: str = "", pooled: bytes = b""):
+        return self.report(StepReport(0, 0, closings=[Closed(slot, epoch, reason, message, pooled)]))
 
     def finished(self):
         return [f for message in self.take() if isinstance(message, Outputs) for f in message.finished]
@@ -804,3 +805,42 @@ def test_the_worker_knows_priorities_and_how_long_one_has_waited():
     world.drain()
     admits = [command for command in given if isinstance(command, Admit)]
     assert [(one.priority, one.waited) for one in admits] == [(0, 0.0), (7, 2.0)]
+
+
+def test_a_pooled_request_ends_with_its_result_and_with_nothing_else():
+    pooling = Sampling(0, 0.0, pooling=Pooling("mean"))
+    script = Script()
+    (admit,) = script.submit(1, sampling=pooling, max_tokens=1)
+    script.close(admit.slot, admit.epoch, CloseReason.POOLED, pooled=b"\0\0\x80\x3f")
+    (end,) = script.finished()
+    assert (end.reason, end.pooled) == ("pooled", b"\0\0\x80\x3f")
+    assert script.held == 0
+    (admit,) = script.submit(2, sampling=pooling, max_tokens=1)
+    script.close(admit.slot, admit.epoch, CloseReason.LENGTH)
+    (end,) = script.finished()
+    assert end.reason == "error"
+    (admit,) = script.submit(3, max_tokens=1)
+    script.close(admit.slot, admit.epoch, CloseReason.POOLED)
+    (end,) = script.finished()
+    assert end.reason == "error"
+    assert script.core.stats(0.0)["violations"] == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"max_tokens": 2}, "pooling"),
+        ({"dimensions": -1}, "dimensions"),
+        ({"labels": (10**6,)}, "labels"),
+        ({"length": 65}, "prompt"),
+    ],
+)
+def test_what_cannot_be_pooled_is_refused(more, field):
+    more = dict(more)
+    length, max_tokens = more.pop("length", 3), more.pop("max_tokens", 1)
+    script = Script()
+    sampling = Sampling(0, 0.0, pooling=Pooling("last", **more))
+    assert script.submit(1, [5] * length, sampling=sampling, max_tokens=max_tokens) == []
+    (end,) = script.finished()
+    assert end.reason == "rejected"
+    assert end.message.startswith(field)

@@ -61,6 +61,8 @@ logger = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _PROMPT_LOGPROB_CHUNK_BYTES = 64 << 20
+_FEW_TOKENS = 32
+"""Of a pooled prompt: what fewer save in the last layer costs less than their logits, which nobody reads."""
 
 
 class TorchExecutor:
@@ -206,12 +208,18 @@ class TorchExecutor:
         """As `_execute`, where results are wanted of some prompts.  (Of these rank 0 has the logits, and its
         results are the ones that are looked at.)"""
         labelled = self._pooler.labelled(batch)
+        ended = [row for row, over in batch.pooled.items() if over]
+        whole = bool(batch.prompt_logprob_targets) or self._pooler.needs_all(batch)
+        whole = whole or len(batch.tokens) < _FEW_TOKENS * (len(ended) - len(labelled))
         yields = batch.samples.copy()
-        yields[labelled] = True
+        yields[labelled if whole else ended] = True
         rows = np.flatnonzero(yields)
         step = AttentionStep(batch.starts, batch.counts, batch.block_tables, batch.num_decodes)
         ends = np.cumsum(batch.counts, dtype=np.int64)
-        hidden, logits = self._model(batch.tokens, step, ends[rows] - 1, on_layers, True)
+        if whole:
+            hidden, logits = self._model(batch.tokens, step, ends[rows] - 1, on_layers, True)
+        else:
+            hidden, logits = self._model.rows(batch.tokens, step, ends[rows] - 1, on_layers)
         result = StepResult(np.empty(0, np.int32))
         sampling = np.flatnonzero(batch.samples[rows])
         if len(sampling):
@@ -226,7 +234,7 @@ class TorchExecutor:
                 result.pooled[row] = self._pooler.labels(int(batch.slots[row]), logits[at])
         self._add_prompt_logprobs(batch, hidden, result)
         if self._parallel.rank == 0:
-            result.pooled |= self._pooler.vectors(batch, hidden)
+            result.pooled |= self._pooler.vectors(batch, hidden, None if whole else rows)
         return result
 
     def _add_prompt_logprobs(self, batch: StepBatch, hidden: Tensor, result: StepResult) -> None:

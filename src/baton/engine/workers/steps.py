@@ -190,7 +190,8 @@ class StepReader:
             unasked = request.departure is None and was is not State.ABORTING
             if closed.reason is CloseReason.HANDED_OVER and unasked:
                 raise IllegalTransition(f"request {request.name!r}: handed over, and was not to be")
-            if closed.reason in _ANSWERS and (closed.reason is CloseReason.POOLED) != request.pools:
+            wrong = closed.reason in _ANSWERS and (closed.reason is CloseReason.POOLED) != request.pools
+            if wrong and was is not State.ABORTING:
                 raise IllegalTransition(f"request {request.name!r}: ended by {closed.reason.value!r}")
             state = request.advance(Event(closed.reason.value))
         except IllegalTransition as error:

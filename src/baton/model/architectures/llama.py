@@ -108,6 +108,19 @@ class LlamaForCausalLM(Module):
         self.ops.add(x, y)
         return x
 
+    def rows(
+        self,
+        tokens: npt.NDArray[np.int32],
+        step: AttentionStep,
+        wanted: npt.NDArray[np.int64],
+        on_layers: Callable[[int], None] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As a call: the hidden states of those `wanted` alone, in their order, and their logits."""
+        hidden, logits = self(tokens, step, wanted, on_layers, whole=False)
+        if self.is_program and len(wanted) < len(tokens):
+            return hidden[: len(wanted)], logits  # (the program has moved them there: native/program.cpp)
+        return hidden[self._int64(wanted)], logits
+
     def final(self, hidden: Tensor) -> Tensor:
         """[n, hidden] before the last norm → after it, in the model's dtype."""
         normed = self.norm(hidden, form=PLAIN)
