@@ -39,7 +39,7 @@ from baton.model.checkpoint.hub import resolve_model
 from idle import children, engines
 
 _DEADLINE_S = 300.0
-_STARTED = re.compile(
+STARTED = re.compile(
     r"started in [\d.]+ s: interpreter ([\d.]+), imports ([\d.]+), model and KV pool ([\d.]+)"
 )
 _SIZES = re.compile(r"weights ([\d.]+) MB.*?KV ([\d.]+) MB")
@@ -104,7 +104,7 @@ def start_once(model: str | None, flags: list[str]) -> dict[str, Any]:
             answer = boot_clock() - began
             (engine,) = engines(server.pid)
             (worker,) = children(engine)
-            parts = _STARTED.search(Path(log.name).read_text())
+            parts = STARTED.search(Path(log.name).read_text())
             sizes = _SIZES.search(said)
             if parts is None or sizes is None:
                 raise RuntimeError(f"the worker did not say how it started:\n{said}")

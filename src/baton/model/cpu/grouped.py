@@ -18,6 +18,8 @@ from baton.model.weights.store import Facts, Shelf
 _LANES = {"avx512bf16": 16, "avx512vnni": 16, "avx512": 16, "avx2vnni": 8, "avx2": 8}
 """Float32 a vector, by instruction set; else 4."""
 _HALF, _HALF_BYTE, _HALF_HALF, _FULL = range(4)
+_META_BYTES = {_HALF: 2, _HALF_BYTE: 3, _HALF_HALF: 4, _FULL: 8}
+"""Of an output's scale and zero, for each group."""
 _LARGEST_HALF = 15
 """Stored scales are below two to the power of this."""
 
@@ -46,13 +48,14 @@ class PackedGroups:
 
     def __init__(self, library: Native, weight: Grouped | None, shelf: Shelf) -> None:
         panel = 2 * _LANES.get(library.instruction_set, 4)
-        metas: Tensor | None = None
+        scales: Tensor | None = None
 
         def described() -> Facts:
-            nonlocal metas
+            nonlocal scales
             assert weight is not None
-            panels = -(-weight.out_features // panel)
-            kind, exponent, metas = _metas(weight, panels, panel)
+            padded = -(-weight.out_features // panel) * panel
+            kind, exponent, scales = _kind_of(weight)
+            groups = weight.in_features // weight.group
             return {
                 "bits": weight.bits,
                 "group": weight.group,
@@ -61,7 +64,7 @@ class PackedGroups:
                 "k": weight.in_features,
                 "zero": float(weight.zeros.flatten()[0]) if weight.zeros.numel() else 0.0,
                 "scale": 2.0**exponent,
-                "bytes": panels * panel * weight.in_features * weight.bits // 8 + metas.numel(),
+                "bytes": padded * (weight.in_features * weight.bits // 8 + groups * _META_BYTES[kind]),
             }
 
         facts = dict(shelf.note("groups", described))
@@ -70,10 +73,10 @@ class PackedGroups:
         self.out_features, self.in_features = int(facts["n"]), int(facts["k"])
         self.group, self.bits = int(facts["group"]), int(facts["bits"])
         self.address = ctypes.addressof(self.twin)
-        if weight is not None and metas is not None:
-            codes = weight.codes.contiguous()
-            pack = library.function("pack_grouped", *[POINTER] * 3)
-            pack(self.address, codes.data_ptr(), metas.data_ptr())
+        if weight is not None and scales is not None:
+            parts = [part.contiguous() for part in (weight.codes, scales, weight.zeros)]
+            pack = library.function("pack_grouped", *[POINTER] * 4)
+            pack(self.address, *(part.data_ptr() for part in parts))
         self._rows = library.function("grouped_rows", INT, POINTER, POINTER, POINTER, INT)
 
     @property
@@ -150,31 +153,22 @@ def kept_order(weight: Grouped | None, inputs: int, shelf: Shelf) -> Tensor | No
     return shelf.keep("order", weight.order)
 
 
-def _metas(weight: Grouped, panels: int, panel: int) -> tuple[int, int, Tensor]:
-    """(how scales and zeros are stored; the exponent of the power of two that scales are stored without;
-    [panels, groups, bytes] uint8: those of each panel and group)"""
+def _kind_of(weight: Grouped) -> tuple[int, int, Tensor]:
+    """(How scales and zeros are stored; the exponent of the power of two that scales are stored without; such
+    scales [out, groups] float32)"""
     scales, zeros = weight.scales, weight.zeros
-    largest = float(scales.abs().max()) if scales.numel() else 0.0
+    if not scales.numel():
+        return _HALF, 0, scales
+    least, most = (float(end) for end in torch.aminmax(scales))
+    largest = max(-least, most)
     exponent = math.frexp(largest)[1] - _LARGEST_HALF if largest else 0
     stored = torch.ldexp(scales, torch.tensor(-exponent))
     if torch.equal(stored.half().float(), stored):
-        first = zeros.flatten()[:1]
-        if bool((zeros == first).all()):
-            return _HALF, exponent, _arranged([stored.half()], panels, panel)
-        bytes_of = zeros.clamp(0, 255).to(torch.uint8)
-        if torch.equal(bytes_of.float(), zeros):
-            return _HALF_BYTE, exponent, _arranged([stored.half(), bytes_of], panels, panel)
+        least, most = (float(end) for end in torch.aminmax(zeros))
+        if least == most:
+            return _HALF, exponent, stored
+        if least >= 0 and most <= 255 and torch.equal(zeros.to(torch.uint8).float(), zeros):
+            return _HALF_BYTE, exponent, stored
         if torch.equal(zeros.half().float(), zeros):
-            return _HALF_HALF, exponent, _arranged([stored.half(), zeros.half()], panels, panel)
-    return _FULL, 0, _arranged([scales, zeros], panels, panel)
-
-
-def _arranged(parts: list[Tensor], panels: int, panel: int) -> Tensor:
-    """Each [out, groups] → [panels, groups, bytes of `panel` outputs of each part]."""
-    found = []
-    for part in parts:
-        padded = part.new_zeros((panels * panel, part.shape[1]))
-        padded[: len(part)] = part
-        by_panel = padded.view(panels, panel, -1).transpose(1, 2).contiguous()
-        found.append(by_panel.view(torch.uint8).view(panels, part.shape[1], -1))
-    return torch.cat(found, dim=2).contiguous()
+            return _HALF_HALF, exponent, stored
+    return _FULL, 0, scales

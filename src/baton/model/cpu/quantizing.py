@@ -13,6 +13,7 @@ from torch import Tensor
 
 from baton.model.cpu.library import INT, POINTER, Native
 from baton.model.weights.grouped import Grouped
+from baton.model.weights.own_memory import own_memory
 from baton.model.weights.quantize import CLIPS, check_group
 
 _SOURCES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -51,7 +52,7 @@ def quantize_natively(
     if weight.stride(1) != 1:
         weight = weight.contiguous()
     groups = rows * columns // group
-    codes = torch.empty((rows, columns), dtype=torch.uint8)
+    codes = own_memory(rows * columns, torch.uint8).view(rows, columns)
     scales = torch.empty((rows, columns // group), dtype=torch.float32)
     zeros = torch.empty_like(scales)
     errors = torch.zeros((-(-groups // _ITEM_GROUPS), 2), dtype=torch.float64)

@@ -11,6 +11,7 @@
 // Threads, chunks, panels and prefetches are as in linear.cpp.
 #include "kernels.h"
 #include "ranges.h"
+#include "transpose.h"
 
 namespace {
 
@@ -288,30 +289,71 @@ BATON_EXPORT(linear_grouped)(int64_t to_bf16, const GroupedWeight* w, const void
     else (way == kWhole ? linear<8, kWhole> : way == kParts ? linear<8, kParts> : linear<8, kFloats>)(task);
 }
 
-// codes [n, k], a byte each; metas [panels, groups, meta_bytes] as they are stored → w->packed.
-BATON_EXPORT(pack_grouped)(const GroupedWeight* w, const uint8_t* codes, const uint8_t* metas) {
-    const int64_t groups = w->k / w->group, after = meta_bytes(w->meta), step = step_bytes_of(w->bits);
+namespace {
+
+// kLanes words of each of kLanes rows from row n on, of which `bytes` are there, as vectors of one word of each row.
+INLINE void words_of(const GroupedWeight& w, const uint8_t* codes, int64_t n, int64_t first, int64_t bytes, F* words) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+        words[lane] = F{};
+        if (n + lane < w.n) __builtin_memcpy(&words[lane], codes + (n + lane) * w.k + first, bytes);
+    }
+    transpose(words);
+}
+
+// kLanes numbers, of outputs from n on, as they are stored; returns what comes behind them.
+INLINE char* store_halves(char* to, const F& numbers) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)numbers, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+    _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)numbers, _MM_FROUND_TO_NEAREST_INT));
+#else
+    const U bits = as_u(numbers), rest = as_u(as_f(bits & 0x7fffffffu) * 1.925929944387236e-34f);  // 2^-112
+    const H halves = narrow(((bits >> 16) & 0x8000u) | (rest >> 13));  // float16 holds them exactly
+    __builtin_memcpy(to, &halves, sizeof halves);
+#endif
+    return to + 2 * kLanes;
+}
+
+}  // namespace
+
+// codes [n, k], a byte each; scales, already without w->scale, and zeros [n, k / group] → w->packed.
+BATON_EXPORT(pack_grouped)(const GroupedWeight* w, const uint8_t* codes, const float* scales, const float* zeros) {
+    const int64_t groups = w->k / w->group, step = step_bytes_of(w->bits);
     parallel_for(parts_of(w->n, kPanel), [&](int64_t p, int) {
-        uint8_t* to = (uint8_t*)w->packed + p * groups * group_bytes(*w);
+        char* to = (char*)w->packed + p * groups * group_bytes(*w);
+        const auto column = [&](const float* from, int64_t g, int half) {
+            F found = {};
+            const int64_t n = p * kPanel + half * kLanes;
+            for (int64_t lane = 0; lane < kLanes && n + lane < w->n; ++lane) found[lane] = from[(n + lane) * groups + g];
+            return found;
+        };
         for (int64_t g = 0; g < groups; ++g) {
-            for (int64_t s = 0; s < w->group / 4; ++s, to += step)
-                for (int64_t lane = 0; lane < kLanes; ++lane) {
-                    uint8_t four[2][4] = {};
-                    for (int half = 0; half < 2; ++half) {
-                        const int64_t n = p * kPanel + half * kLanes + lane;
-                        if (n < w->n) __builtin_memcpy(four[half], codes + n * w->k + g * w->group + s * 4, 4);
-                    }
-                    for (int j = 0; j < 4; ++j) {
-                        if (w->bits == 4) {
-                            to[lane * 4 + j] = four[0][j] | four[1][j] << 4;
-                        } else {
-                            to[lane * 4 + j] = four[0][j];
-                            to[(kLanes + lane) * 4 + j] = four[1][j];
-                        }
+            for (int64_t first = 0; first < w->group; first += 4 * kLanes) {
+                const int64_t bytes = w->group - first < 4 * kLanes ? w->group - first : 4 * kLanes;
+                F low[kLanes], high[kLanes];
+                words_of(*w, codes, p * kPanel, g * w->group + first, bytes, low);
+                words_of(*w, codes, p * kPanel + kLanes, g * w->group + first, bytes, high);
+                for (int64_t s = 0; s < bytes / 4; ++s, to += step) {
+                    if (w->bits == 4) {
+                        store((float*)to, as_f(as_u(low[s]) | as_u(high[s]) << 4));
+                    } else {
+                        store((float*)to, low[s]);
+                        store((float*)to + kLanes, high[s]);
                     }
                 }
-            __builtin_memcpy(to, metas + (p * groups + g) * after, after);
-            to += after;
+            }
+            for (int part = 0; part < (w->meta == kHalf ? 1 : 2); ++part)
+                for (int half = 0; half < 2; ++half) {
+                    const F numbers = column(part ? zeros : scales, g, half);
+                    if (w->meta == kFull) {
+                        store((float*)to, numbers);
+                        to += 4 * kLanes;
+                    } else if (part && w->meta == kHalfByte) {
+                        for (int lane = 0; lane < kLanes; ++lane) *to++ = (char)(uint8_t)numbers[lane];
+                    } else {
+                        to = store_halves(to, numbers);
+                    }
+                }
         }
     });
 }
