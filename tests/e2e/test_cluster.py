@@ -102,13 +102,18 @@ class Joined:
     def __init__(self, server: Server, *flags: str) -> None:
         handle, self._log_path = tempfile.mkstemp(prefix="baton-test-", suffix=".log")
         self._log = os.fdopen(handle, "wb")
-        command = [sys.executable, "-m", "baton.cli.main", "serve", "--instance", "--join"]
+        serve = [sys.executable, "-m", "baton.cli.main", "serve", "--instance", "--join"]
+        command = [*self.prefix(), *serve]
         self.process = subprocess.Popen(
             [*command, server.url.removeprefix("http://"), *flags],
             stdout=self._log,
             stderr=self._log,
             stdin=subprocess.DEVNULL,
         )
+
+    def prefix(self) -> list[str]:
+        """Of the command."""
+        return []
 
     def __enter__(self) -> Joined:
         return self

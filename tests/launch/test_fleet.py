@@ -73,6 +73,25 @@ async def test_one_is_restarted_and_the_other_is_not_disturbed():
         assert running.client.restarts == {"a": 1, "b": 0}
 
 
+@pytest.mark.parametrize("kills", [1, 2])
+async def test_one_that_is_killed_before_it_ever_served_is_started_once_more(kills: int):
+    """It is stopped as soon as it is there, so that it cannot be ready before it is killed."""
+    async with Running(plan("a"), plan("b")) as running:
+        supervisor, killed = running.fleet.supervisors["a"], set()
+        while len(killed) < kills:
+            await running.until(lambda: supervisor.pid not in (None, *killed))
+            os.kill(supervisor.pid, signal.SIGSTOP)
+            assert running.states()["a"] != "ready"
+            killed.add(supervisor.pid)
+            os.kill(supervisor.pid, signal.SIGKILL)
+        if kills == 1:
+            await asyncio.wait_for(running.client.ready(), DEADLINE_S)
+            await running.until(lambda: running.states() == {"a": "ready", "b": "ready"})
+        else:
+            with pytest.raises(InstanceFailed, match="a: the engine process was killed by SIGKILL"):
+                await asyncio.wait_for(running.task, DEADLINE_S)
+
+
 async def test_an_instance_is_in_the_servers_session_and_in_a_process_group_of_its_own():
     """Linux shares cores between sessions: processes that wait for each other are in one.  And Ctrl-C reaches
     the server's group only."""

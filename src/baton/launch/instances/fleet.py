@@ -99,6 +99,6 @@ class Fleet:
         error = task.exception() or InstanceFailed("its supervisor left without a reason")
         if len(self.supervisors) == 1 or not isinstance(error, InstanceFailed):
             raise error
-        if self.supervisors[name].restarts == 0 or left == 0:
+        if not self.supervisors[name].has_served or left == 0:
             raise InstanceFailed(f"{name}: {error}") from error
         log.critical("%s is given up, %d other instances go on: %s", name, left, error)

@@ -62,6 +62,9 @@ _HEALTHY_AFTER_S = 60.0
 _STOP_DEADLINE_S = 10.0
 _LEAVE_S = 5.0
 """What an engine that has failed may take to end its workers and itself."""
+_KILLED = f"killed by {signal.Signals.SIGKILL.name}"
+"""In the reason why an instance ended: somebody did that, or the kernel was out of memory.  One that was
+never ready is started once more then; nothing else of a first start is tried again."""
 _KILL_S = 10.0
 """What a killed process may take to end."""
 
@@ -102,6 +105,8 @@ class Supervisor:
         self.spawned = asyncio.Event()
         """What is slow about the first start happens in another process by now."""
         self.restarts = 0
+        self.has_served = False
+        """Once, at least."""
 
     @property
     def name(self) -> str:
@@ -125,6 +130,7 @@ class Supervisor:
                 f"{reason}; make room there, or set TMPDIR to a place that has some"
             ) from None
         failures = 0
+        was_killed = False
         images = ExitStack()
         try:
             if self._config.executor == "torch" and self._config.device == "cpu":
@@ -135,9 +141,11 @@ class Supervisor:
                 if self._client.closed:
                     await self._until_cancelled()
                 failures = 0 if served_s > _HEALTHY_AFTER_S else failures + 1
-                if served_s == 0 and self.restarts == 0:
+                self.has_served = self.has_served or served_s > 0
+                if not self.has_served and (was_killed or _KILLED not in reason):
                     self._client.failed(reason)
                     raise InstanceFailed(reason)
+                was_killed = True
                 if failures > self._max_restarts:
                     reason = f"the instance failed {failures} times in a row, the last time: {reason}"
                     self._client.failed(reason)
