@@ -175,8 +175,11 @@ async def test_loading_has_its_own_deadline(monkeypatch):
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=fds)
 
     monkeypatch.setattr("baton.launch.instances.starting.Starter.start", start)
+    far = {"a": "41 % (model.layers.3.mlp.down_proj.weight)"}
+    monkeypatch.setattr("baton.launch.instances.supervisor.loading", far.get)
     async with Running(plan("a", startup_timeout_s=0.2)) as running:
-        with pytest.raises(InstanceFailed, match=r"not ready after 0\.2 s \(--startup-timeout\)"):
+        said = r"not ready after 0\.2 s \(--startup-timeout\); loading was at 41 % \(model\.layers"
+        with pytest.raises(InstanceFailed, match=said):
             await asyncio.wait_for(running.task, DEADLINE_S)
 
 

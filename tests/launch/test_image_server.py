@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from baton.ipc.huge_pages import HugeMapping
 from baton.ipc.image_client import ImageClient, KeeperGone
-from baton.launch.instances.image_server import image_server
+from baton.launch.instances.image_server import image_server, loading
 from baton.model.weights.image import _SEALS
+from tests.conftest import GENEROUS_S
 
 FILLER = """
 import os, sys, time
@@ -61,6 +63,27 @@ def test_what_a_killed_filler_left_is_never_mapped(server: str) -> None:
         filler.kill()
         filler.wait()
         filler.stdout.close()
+
+
+def test_how_far_a_filler_is(server: str) -> None:
+    client = ImageClient(server)
+    fill, fd = client.ask("key", "place", 30)
+    assert fill
+    assert loading("a") == ""
+    for far in ("10 % (layer 1)", "20 % (layer 2)"):
+        client.doing("a", far)
+        wait_until(lambda far=far: loading("a") == far)
+    assert loading("b") == ""
+    os.close(fd)
+    client.close()
+    wait_until(lambda: loading("a") == "")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + GENEROUS_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def test_one_memory_for_all_who_ask(server: str) -> None:

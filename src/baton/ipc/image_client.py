@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
-from baton.protocol.images import MOST_BYTES, Ask, Fill, Filled, Map
+from baton.protocol.images import MOST_BYTES, Ask, Doing, Fill, Filled, Map
 
 _MOMENT_S = 1.0
 
@@ -75,6 +75,11 @@ class ImageClient:
                 self._socket.send(message)
             else:
                 socket.send_fds(self._socket, [message], [fd])
+
+    def doing(self, instance: str, what: str) -> None:
+        """The worker of `instance` that fills the image is so far."""
+        with suppress(OSError):
+            self._socket.send(msgspec.json.encode(Doing(instance, what)))
 
     def close(self) -> None:
         """The image is not used here any more."""

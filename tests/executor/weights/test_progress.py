@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import pty
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,28 @@ def test_a_bar_on_a_terminal_which_goes_at_the_end(clock: Clock, caplog: pytest.
     assert terminal.getvalue().endswith("\r")
     assert "\x1b[?25l" not in terminal.getvalue()  # the cursor stays, whoever is killed
     assert not caplog.records
+
+
+def test_a_terminal_of_no_size_gets_lines(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """tqdm shows nothing there."""
+    caplog.set_level(logging.INFO)
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        progress = LoadProgress(10**9, stream=terminal, clock=clock)
+        clock.now += 10
+        progress("layer 1", 0.5)
+        progress.close()
+    os.close(ours)
+    assert [record.message for record in caplog.records] == ["loading: 50 %, 0.5 of 1.0 GB, 50 MB/s: layer 1"]
+
+
+def test_who_waits_is_told_once_a_second(clock: Clock) -> None:
+    told: list[str] = []
+    progress = LoadProgress(10**9, stream=io.StringIO(), clock=clock, tell=told.append)
+    for layer in range(8):
+        progress(f"layer {layer}", layer / 8)
+        clock.now += 0.5
+    assert told == ["0 % (layer 0)", "25 % (layer 2)", "50 % (layer 4)", "75 % (layer 6)"]
 
 
 def test_what_is_quick_shows_nothing(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:

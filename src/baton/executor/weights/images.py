@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,6 +98,11 @@ class WeightMemory:
             self._client.close()
             self._client = None
 
+    def tell(self, instance: str, what: str) -> None:
+        """Who started this worker is to know how far it is."""
+        if self._client is not None:
+            self._client.doing(instance, what)
+
     def told(self) -> str:
         """For the banner."""
         if self.origin == "private":
@@ -125,7 +131,8 @@ def open_weights(
     """
     memory = _open(config, directory, rank, form, groups)
     if rank == 0 and not memory.store.complete:
-        memory.progress = LoadProgress(sum(path.stat().st_size for path in _files(directory)))
+        total = sum(path.stat().st_size for path in _files(directory))
+        memory.progress = LoadProgress(total, tell=partial(memory.tell, config.name))
     return memory
 
 

@@ -7,10 +7,12 @@ process is killed.  With several ranks the first speaks for all: they read the s
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TextIO
 
 log = logging.getLogger(__name__)
@@ -30,11 +32,15 @@ class LoadProgress:
         *,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[str], None] = lambda far: None,
     ) -> None:
-        """`total_bytes`: of the checkpoint's files.  `stream`: stderr."""
+        """`total_bytes`: of the checkpoint's files.  `stream`: stderr.  `tell`: called once a second at most
+        with how far it is, for who waits for this process."""
         self._total = total_bytes
         self._stream = sys.stderr if stream is None else stream
-        self._on_terminal = self._stream.isatty()
+        self._on_terminal = _is_terminal(self._stream)
+        self._tell = tell
+        self._told: float | None = None
         self._clock = clock
         self._began = self._spoke = clock()
         self._bar: Any = None
@@ -43,6 +49,9 @@ class LoadProgress:
         """`what` has been packed: so much of the whole is done."""
         now = self._clock()
         done = int(self._total * fraction)
+        if self._told is None or now - self._told >= _QUIET_S:
+            self._told = now
+            self._tell(f"{100 * fraction:.0f} % ({what})")
         if self._on_terminal:
             if now - self._began >= _QUIET_S:
                 self._draw(what, done)
@@ -69,6 +78,15 @@ class LoadProgress:
         self._bar.set_postfix_str(what, refresh=False)
         self._bar.n = done
         self._bar.refresh()
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    """One of no size shows no bar."""
+    if not stream.isatty():
+        return False
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).lines > 0
+    return True
 
 
 def _bar(total: int, stream: TextIO, began: float) -> Any:

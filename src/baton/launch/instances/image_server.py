@@ -19,7 +19,7 @@ import msgspec
 
 from baton.launch.instances.image_keeper import Drop, Effect, Keeper
 from baton.launch.instances.runtime_dir import RuntimeDirectory
-from baton.protocol.images import MOST_BYTES, Ask, Fill, FromWorker, Map
+from baton.protocol.images import MOST_BYTES, Ask, Doing, Fill, FromWorker, Map
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class ImageServer:
         self._keeper = Keeper()
         self._memory: dict[str, int] = {}
         self._workers: dict[int, socket.socket] = {}
+        self._doing: dict[int, Doing] = {}
         self._next = 0
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -50,6 +51,10 @@ class ImageServer:
         self._selector.register(self._wake, selectors.EVENT_READ, -2)
         self._thread = threading.Thread(target=self._run, name="weight images", daemon=True)
         self._thread.start()
+
+    def doing(self, instance: str) -> str:
+        """What a worker of `instance` that fills an image last said of that; "" if there is none."""
+        return next((said.what for said in tuple(self._doing.values()) if said.instance == instance), "")
 
     def close(self) -> None:
         """Lets go of all images: they live on in processes that have mapped them."""
@@ -101,11 +106,15 @@ class ImageServer:
                 self._leave(number)
                 return
             said = msgspec.json.decode(message, type=FromWorker)
+            if isinstance(said, Doing):
+                self._doing[number] = said
+                return
             if isinstance(said, Ask):
                 effects = self._keeper.ask(number, said.key, said.place)
             else:
                 self._take(self._keeper.asked(number), fds)
                 effects = self._keeper.filled(number)
+                self._doing.pop(number, None)
             self._do(effects)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             log.warning("a worker is not heard about weight images any more: %s", error)
@@ -125,6 +134,7 @@ class ImageServer:
 
     def _leave(self, number: int) -> None:
         connection = self._workers.pop(number)
+        self._doing.pop(number, None)
         self._selector.unregister(connection)
         connection.close()
         self._do(self._keeper.gone(number))
@@ -146,6 +156,12 @@ class ImageServer:
 _shared: ImageServer | None = None
 _users = 0
 _lock = threading.Lock()
+
+
+def loading(instance: str) -> str:
+    """How far a worker of `instance` is with filling an image; "" if that is not known."""
+    with _lock:
+        return _shared.doing(instance) if _shared is not None else ""
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ from baton.gateway.instances.connection import HEARTBEAT_S, SILENT_S, InstanceCl
 from baton.gateway.instances.patience import any_within
 from baton.ipc.children import Process
 from baton.launch.instances.environment import engine_environment
-from baton.launch.instances.image_server import image_server
+from baton.launch.instances.image_server import image_server, loading
 from baton.launch.instances.process import InstanceLaunch
 from baton.launch.instances.runtime_dir import RuntimeDirectory
 from baton.launch.instances.starting import Starter, exit_of
@@ -206,10 +206,12 @@ class Supervisor:
                 ready_at = time.monotonic()
                 await self._watch(self._process, died)
             elif not died.done():
+                far = loading(self.name)
                 await self._stop()
                 return 0.0, (
-                    f"not ready after {self._config.startup_timeout_s:g} s (--startup-timeout); raise it if "
-                    "loading the model takes longer"
+                    f"not ready after {self._config.startup_timeout_s:g} s (--startup-timeout); "
+                    + (f"loading was at {far}; " if far else "")
+                    + "raise it if loading the model takes longer"
                 )
             if not died.done() or died.result() >= 0:
                 # The engine may have said why it goes down; let the client read it before it is asked.
