@@ -23,6 +23,8 @@ FORMS = (
     "int4/32",
     "int4/64",
     "int4/128",
+    "int8/32",
+    "int8/128",
     "awq",
     "gptq-act-order",
     "w8a8",
@@ -35,9 +37,9 @@ FORMS = (
 def make(directory: Path, form: str) -> tuple[Path, dict[str, Any]]:
     """A model, and the flags that it is served with."""
     kind, _, detail = form.replace("/", "-", 1).partition("-")
-    if kind == "int4":
+    if kind in ("int4", "int8"):
         make_checkpoint(directory, "qwen3", **SIZES)
-        return directory, {"quantization": "int4", "quantization_group_size": int(detail), "quantize_head": 8}
+        return directory, {"quantization": kind, "quantization_group_size": int(detail), "quantize_head": 8}
     if kind == "gguf":
         from tests.model.gguf_files import write_gguf
 
@@ -99,5 +101,7 @@ def test_what_is_counted() -> None:
     model = Fixed([[0, 0, 0], [5, 1, 0], [0, 3, 2.5], [0, 1, 2]])
     reference = Fixed([[9, 0, 0], [5, 1, 0], [0, 2.5, 3], [0, 1, 2]])
     found = compare_answers([([7, 7], [0, 1, 2])], model, reference)
+    assert (found.answers, found.equal) == (1, 0)
+    assert compare_answers([([7, 7], [0, 2, 2])], model, reference).equal == 1
     assert (found.positions, found.different, found.first, found.margin) == (3, 1, 1, 0.5)
     assert found.error == pytest.approx((0.5 / 9) ** 0.5)

@@ -265,6 +265,17 @@ def test_defaults_are_the_same_everywhere():
     assert choose_arguments({}).options.max_num_seqs == chosen.options.max_num_seqs == 256
 
 
+def test_int8_is_in_groups_if_a_size_is_given() -> None:
+    alone = make_plan(EngineOptions(quantization="int8"))
+    assert (alone.instance.quantization_group_size, alone.instance.quantize_head) == (None, 16)
+    grouped = make_plan(EngineOptions(quantization="int8", quantization_group_size=32))
+    assert (grouped.instance.quantization_group_size, grouped.instance.quantize_head) == (32, 8)
+    four = make_plan(EngineOptions(quantization="int4", quantize_head=4)).instance
+    assert (four.quantization_group_size, four.quantize_head) == (64, 4)
+    with pytest.raises(OptionError, match="unless --quantization-group-size is given"):
+        make_plan(EngineOptions(quantization="int8", quantize_head=4))
+
+
 def test_what_flags_set_has_no_other_default():
     fields = {one.name: one for one in msgspec.structs.fields(InstanceConfig)}
     renamed = {"num_blocks": "num_gpu_blocks_override", "lease_s": "kv_lease"}

@@ -30,6 +30,9 @@ class Logits(Protocol):
 class AnswersCompared:
     """Of all answers together."""
 
+    answers: int
+    equal: int
+    """Answers that are the reference's own from their first to their last token"""
     positions: int
     different: int
     """Positions at which the reference has another most likely token"""
@@ -52,7 +55,7 @@ def compare_answers(
     answers: Iterable[tuple[Sequence[int], Sequence[int]]], model: Logits, reference: Logits
 ) -> AnswersCompared:
     """`answers`: (prompt, answer), each of at least one token; greedy ones of `model`."""
-    positions = different = 0
+    count = equal = positions = different = 0
     first: int | None = None
     margin = wrong = spread = 0.0
     elements = 0
@@ -66,6 +69,8 @@ def compare_answers(
         best = expected.max(dim=1)
         lost = best.values - expected.gather(1, tokens.unsqueeze(1)).squeeze(1)
         other = (best.indices != tokens).nonzero().flatten().tolist()
+        count += 1
+        equal += not other
         if other:
             different += len(other)
             first = other[0] if first is None else min(first, other[0])
@@ -75,6 +80,5 @@ def compare_answers(
         spread += float(expected.square().sum(dtype=torch.float64))
         elements += expected.numel()
         positions += len(tokens)
-    return AnswersCompared(
-        positions, different, first, margin, (wrong / elements) ** 0.5, (spread / elements) ** 0.5
-    )
+    error, deviation = (wrong / elements) ** 0.5, (spread / elements) ** 0.5
+    return AnswersCompared(count, equal, positions, different, first, margin, error, deviation)

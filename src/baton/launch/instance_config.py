@@ -9,6 +9,8 @@ from baton.launch.options.engine import EngineOptions, cost_parts
 from baton.launch.options.flag import parse_bytes
 from baton.protocol.config import CostModel, InstanceConfig
 
+_GROUP_SIZE = 64
+"""Inputs that share a scale, where nothing else is said."""
 AUTO_STEP_TOKENS = 2048
 """Of a step at most, where their number is chosen."""
 
@@ -28,7 +30,7 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
         "dtype": "bfloat16",
         "quantization": options.quantization,
         "quantization_group_size": options.quantization_group_size,
-        "quantize_head": options.quantize_head or (8 if options.quantization == "int4" else 16),
+        "quantize_head": options.quantize_head or (8 if _in_groups(options) else 16),
         "tensor_parallel_size": options.tensor_parallel_size,
         "block_size": options.block_size,
         "kv_cache_dtype": None if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
@@ -58,7 +60,17 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
     }
     if "max_num_batched_tokens" in resolved:  # a number: as with the flag
         fields["auto_step_tokens"] = False
-    return InstanceConfig(**{**fields, **resolved})
+    fields |= resolved
+    if fields["quantization_group_size"] is None and fields["quantization"] != "int8":
+        fields["quantization_group_size"] = _GROUP_SIZE
+    return InstanceConfig(**fields)
+
+
+def _in_groups(options: EngineOptions) -> bool:
+    """Whether a checkpoint in floating point is quantized in groups."""
+    return options.quantization == "int4" or (
+        options.quantization == "int8" and options.quantization_group_size is not None
+    )
 
 
 def _most_tokens(options: EngineOptions) -> int:

@@ -227,10 +227,10 @@ def _quantization(options: EngineOptions, model: ModelConfig, device: str) -> Li
                 f"--quantization {options.quantization}: on CPUs only; give --device cpu or leave it away"
             )
     if options.quantize_head not in (None, 16):
-        if options.quantization == "int8":
+        if options.quantization == "int8" and options.quantization_group_size is None:
             raise OptionError(
                 f"--quantize-head {options.quantize_head}: has no effect with --quantization int8, which has "
-                "the head in 8 bits"
+                "the head in 8 bits, unless --quantization-group-size is given"
             )
         if device != "cpu" or options.executor != "torch":
             raise OptionError(f"--quantize-head {options.quantize_head}: on CPUs only; leave it away")
@@ -244,7 +244,7 @@ def _computes_in(instance: InstanceConfig) -> str:
     found: str = instance.dtype
     if instance.quantization is not None:
         found += f"+{instance.quantization}"
-    if instance.quantization == "int4":
+    if instance.quantization is not None and instance.quantization_group_size is not None:
         found += f"/{instance.quantization_group_size}"
     if instance.kv_cache_dtype is not None:
         found += f"+kv_{instance.kv_cache_dtype}"

@@ -40,8 +40,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """int8: integers, and a scale for each position and KV head; None: as `dtype`."""
     quantization: Literal["int8", "int4"] | None = None
     """Of a checkpoint in floating point, while it is loaded."""
-    quantization_group_size: int
-    """Inputs that share a scale, at most, with int4."""
+    quantization_group_size: int | None
+    """Inputs that share a scale, at most; None: with int8 those of an output share one."""
     quantize_head: int
     """Bits of the output head; 16: as the checkpoint is."""
     tensor_parallel_size: int

@@ -18,9 +18,12 @@ class ExecutorError(ValueError):
     """The configuration cannot run on this machine.  One line that names the setting and the fix."""
 
 
+_BITS = {"int4": 4, "int8": 8}
+
+
 def weights_form(config: InstanceConfig, dtype: torch.dtype, device: torch.device) -> Weights:
     """How layers hold their weights."""
-    if config.quantization == "int8":
+    if config.quantization == "int8" and config.quantization_group_size is None:
         reason = why_not_int8() if config.device == "cpu" else "it is computed on CPUs only"
         if reason:
             raise ExecutorError(f"quantization int8: {reason}; leave --quantization away")
@@ -33,7 +36,9 @@ def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
     if config.device != "cpu":
         return {}  # they are expanded
     group = config.quantization_group_size
-    grouping = Grouping(4, group) if config.quantization == "int4" else None
+    if group is None:
+        return {"groups": model.quantization is not None}
+    grouping = None if config.quantization is None else Grouping(_BITS[config.quantization], group)
     if grouping is not None:
         size = config.tensor_parallel_size
         inputs = {
@@ -44,8 +49,8 @@ def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
         for what, count in inputs.items():
             if count % 32:
                 raise ExecutorError(
-                    f"quantization int4: the model's {what}, {count}, is no multiple of 32, the "
-                    "smallest group; leave --quantization away"
+                    f"quantization {config.quantization}: the model's {what}, {count}, is no multiple of "
+                    "32, the smallest group; leave --quantization away"
                 )
     head = None if config.quantize_head == 16 else Grouping(config.quantize_head, group)
     groups = grouping is not None or head is not None or model.quantization is not None
@@ -54,7 +59,8 @@ def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
 
 def form_told(config: InstanceConfig, model: LlamaForCausalLM) -> str:
     """Of the weights."""
-    if config.quantization == "int4":
-        return f"int4 in groups of {config.quantization_group_size}, head in {config.quantize_head} bits"
+    if config.quantization is not None and config.quantization_group_size is not None:
+        head = f"head in {config.quantize_head} bits"
+        return f"{config.quantization} in groups of {config.quantization_group_size}, {head}"
     quantized = model.config.quantization
     return model.weights if quantized is None else f"{quantized.method}, {model.weights}"

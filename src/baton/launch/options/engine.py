@@ -28,8 +28,8 @@ def _check_names(names: tuple[str, ...]) -> None:
         raise ValueError("must not be empty")
 
 
-def _check_group_size(size: int) -> None:
-    if size not in (32, 64, 128):
+def _check_group_size(size: int | None) -> None:
+    if size not in (None, 32, 64, 128):
         raise ValueError("give 32, 64 or 128")
 
 
@@ -78,13 +78,13 @@ class ModelOptions(Options):
         "all products in 8 bits; int4: weights in 4 bits, with a scale and a zero point for each group.",
         unset="as the checkpoint is",
     )
-    quantization_group_size: int = flag(
-        64,
-        "Inputs that share a scale, with --quantization int4: 32, 64 or 128. Fewer are more "
-        "accurate, and larger.",
+    quantization_group_size: int | None = flag(
+        None,
+        "Inputs that share a scale, with --quantization: 32, 64 or 128. Fewer are more accurate, and larger.",
         least=32,
         most=128,
         unit="inputs",
+        unset="64 with int4; all inputs of an output with int8",
         check=_check_group_size,
     )
     quantize_head: int | None = flag(
@@ -93,7 +93,7 @@ class ModelOptions(Options):
         least=4,
         most=16,
         unit="bits",
-        unset="8 with --quantization int4, else as the checkpoint is",
+        unset="8 with --quantization, else as the checkpoint is",
         check=_check_head_bits,
     )
     max_model_len: int | None = flag(
