@@ -7,6 +7,10 @@ in groups of 32, 64 and 128, one that is quantized is taken as it is.  The refer
 the dequantized weights.  The last columns are the error of the logits (root mean square), that of the same
 reference with the activations of every product rounded to bytes (what 8-bit activations alone explain), and
 the first of them over the standard deviation of the logits.
+
+`--llama VENV` (which has llama-cpp-python, gguf, numpy) also gives the answers to GGUF files to llama.cpp,
+token by token: how many answers are its own from first to last, where it has another most likely token, and
+the errors of logits: ours from its, and of both from the dequantized weights in float32.
 """
 
 from __future__ import annotations
@@ -21,15 +25,26 @@ import msgspec
 import numpy as np
 
 from _common import Table, machine, print_machine, write_json
+from _llama_cpp import LlamaCpp
 from baton import LLM, SamplingParams
 from baton.bench.answers import AnswersCompared, compare_answers
 from baton.executor.scoring import TextScorer
 from baton.launch.arguments import choose_arguments
 from baton.launch.plan import ServerPlan, make_plan
 from baton.model.checkpoint.config import ModelConfig
+from baton.protocol.config import InstanceConfig
 
 _FIRST_ID = 10
 _CONTEXT = 512
+_BESIDE = (
+    "model",
+    "answers equal",
+    "positions differ",
+    "largest margin",
+    "error, from it",
+    "ours",
+    "its",
+)
 
 
 def main() -> None:
@@ -38,6 +53,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--prompt-len", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--llama", type=Path, metavar="VENV", help="compare with llama.cpp, too")
+    parser.add_argument("--tokenizer", help="for GGUF files without one")
     parser.add_argument("--output-json", type=Path)
     arguments = parser.parse_args()
     print_machine(machine())
@@ -52,9 +69,10 @@ def main() -> None:
         "relative",
     )
     table = Table("Greedy answers beside the dequantized weights in float32", columns)
+    others = Table("The same answers beside llama.cpp", _BESIDE)
     results: list[dict[str, Any]] = []
     for model in arguments.models or [None]:
-        for name, plan in _forms(model):
+        for name, plan in _forms(model, arguments.tokenizer):
             answers = _answers(plan, arguments)
             found, bytes_alone = _compared(plan, answers)
             cells = (found.margin, found.error, bytes_alone.error)
@@ -66,19 +84,35 @@ def main() -> None:
                 *(f"{cell:.4f}" for cell in cells),
                 f"{found.relative:.2%}",
             )
-            results.append({"model": name, **asdict(found), "error_of_bytes": bytes_alone.error})
+            result = {"model": name, **asdict(found), "error_of_bytes": bytes_alone.error}
+            if arguments.llama is not None and plan.instance.model.endswith(".gguf"):
+                ours, its_error = _beside_llama_cpp(plan, answers, arguments.llama)
+                others.row(
+                    name,
+                    f"{ours.equal} of {ours.answers}",
+                    f"{ours.different} of {ours.positions}",
+                    *(f"{cell:.4f}" for cell in (ours.margin, ours.error, found.error, its_error)),
+                )
+                result |= {"llama.cpp": asdict(ours) | {"its_error": its_error}}
+            results.append(result)
     table.print()
+    if arguments.llama is not None:
+        others.print()
     if arguments.output_json is not None:
         write_json(arguments.output_json, {"machine": machine(), "results": results})
 
 
-def _forms(model: str | None) -> list[tuple[str, ServerPlan]]:
+def _forms(model: str | None, tokenizer: str | None) -> list[tuple[str, ServerPlan]]:
     """What is compared, by names."""
     name = "baton-tiny" if model is None else Path(model).name
-    if ModelConfig.from_directory(_plan(model).instance.model).quantization is not None:
-        return [(name, _plan(model))]
+    plan = _plan(model, tokenizer=tokenizer)
+    if ModelConfig.from_directory(plan.instance.model).quantization is not None:
+        return [(name, plan)]
     return [
-        (f"{name}, int4 / {group}", _plan(model, quantization="int4", quantization_group_size=group))
+        (
+            f"{name}, int4 / {group}",
+            _plan(model, tokenizer=tokenizer, quantization="int4", quantization_group_size=group),
+        )
         for group in (32, 64, 128)
     ]
 
@@ -104,8 +138,7 @@ def _compared(
     plan: ServerPlan, answers: list[tuple[list[int], list[int]]]
 ) -> tuple[AnswersCompared, AnswersCompared]:
     """The model, and the reference with rounded activations, beside the reference."""
-    blocks = -(-_CONTEXT // plan.instance.block_size) + 1
-    config = msgspec.structs.replace(plan.instance, max_num_seqs=1, num_blocks=blocks)
+    config = _alone(plan)
     with ExitStack() as stack:
         model, bytes_alone, reference = (
             stack.enter_context(closing(TextScorer.from_config(config, 0, ""))) for _ in range(3)
@@ -116,6 +149,25 @@ def _compared(
             compare_answers(answers, model, reference),
             compare_answers(answers, bytes_alone, reference),
         )
+
+
+def _beside_llama_cpp(
+    plan: ServerPlan, answers: list[tuple[list[int], list[int]]], environment: Path
+) -> tuple[AnswersCompared, float]:
+    """Our model beside llama.cpp, and llama.cpp's error from the dequantized weights."""
+    with ExitStack() as stack:
+        model, exact = (
+            stack.enter_context(closing(TextScorer.from_config(_alone(plan), 0, ""))) for _ in range(2)
+        )
+        exact.expand()
+        other = stack.enter_context(closing(LlamaCpp(environment, Path(plan.instance.model), _CONTEXT)))
+        return compare_answers(answers, model, other), compare_answers(answers, other, exact).error
+
+
+def _alone(plan: ServerPlan) -> InstanceConfig:
+    """For one text at a time."""
+    blocks = -(-_CONTEXT // plan.instance.block_size) + 1
+    return msgspec.structs.replace(plan.instance, max_num_seqs=1, num_blocks=blocks)
 
 
 if __name__ == "__main__":

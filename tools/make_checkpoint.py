@@ -9,6 +9,10 @@ Philox, a counter-based generator whose stream is fixed by (seed, name of the te
 same, byte for byte, in whatever order it is written, and no float copy of a tensor is ever made. Files hold
 1 GiB at most, or one tensor: the memory needed is twice that, the time a few nanoseconds a number.
 
+*Outliers.* What quantization costs does depend on what was learnt: trained models have a few channels whose
+activations are many times as large as the others. `--outliers N` makes N of them, 10 to 30 times as large:
+the same N channels of all norms, and as many rows of each `up_proj`, so the inputs of `down_proj`.
+
 *Tokenizer.* The embedded model's byte-level BPE, with more merges of two of its own tokens until the
 vocabulary is full: every text can be encoded, every id decodes to some letters, no id is missing.
 
@@ -128,7 +132,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_checkpoint(shape: str, directory: Path, seed: int = 0) -> int:
+def make_checkpoint(shape: str, directory: Path, seed: int = 0, outliers: int = 0) -> int:
     """Writes a checkpoint to `directory`, which is made; returns the bytes of its weights."""
     config = {**_COMMON, **SHAPES[shape]}
     directory.mkdir(parents=True, exist_ok=True)
@@ -144,6 +148,8 @@ def make_checkpoint(shape: str, directory: Path, seed: int = 0) -> int:
     size = 0
     for number, shapes in enumerate(files, start=1):
         tensors = {name: _tensor(name, shape, quantiles, seed) for name, shape in shapes.items()}
+        for name, tensor in tensors.items():
+            _stretch(tensor, name, outliers, seed)
         part = f"-{number:05d}-of-{len(files):05d}" if len(files) > 1 else ""
         file = f"model{part}.safetensors"
         save_file(tensors, str(directory / file), metadata={"format": "pt"})
@@ -213,6 +219,15 @@ def _tensor(
     return torch.from_numpy(quantiles.take(bits)).view(torch.bfloat16).reshape(shape)
 
 
+def _stretch(tensor: torch.Tensor, name: str, outliers: int, seed: int) -> None:
+    """Makes so many channels of a norm that products follow, or of an `up_proj`, 10 to 30 times as large."""
+    kind = "norm" if name.endswith(("layernorm.weight", "model.norm.weight")) else name.split(".")[-2]
+    if kind in ("norm", "up_proj"):
+        factors = Random(f"{seed}/{name}")
+        for channel in Random(f"{seed}/{kind}").sample(range(len(tensor)), outliers):
+            tensor[channel] *= factors.randint(10, 30)
+
+
 def write_tokenizer(directory: Path, vocab_size: int, max_length: int) -> None:
     """The embedded model's tokenizer and chat template, extended to `vocab_size` ids."""
     embedded = resolve_model(None)
@@ -251,8 +266,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=tuple(SHAPES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="the directory to write")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--outliers", type=int, default=0, metavar="N", help="channels that stand out")
     options = parser.parse_args()
-    size = make_checkpoint(options.shape, options.out, options.seed)
+    size = make_checkpoint(options.shape, options.out, options.seed, options.outliers)
     print(f"{options.out}: {options.shape}, {size / 2e6:,.1f} M parameters, {size / 2**20:,.0f} MiB bfloat16")
 
 

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from baton.model.checkpoint.config import ModelConfig
@@ -43,6 +44,22 @@ def test_the_same_seed_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) ->
     assert digest(checkpoint / weights) != digest(other / weights)
     # Not only here and today: the stream of the generator and the table of quantiles are fixed.
     assert digest(checkpoint / weights).startswith("29522d77991dad19")
+
+
+def test_outliers_are_the_same_channels_of_all_norms_and_rows_of_up_proj(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    make_checkpoint.make_checkpoint("tiny-llama", tmp_path, outliers=3)
+    plain, found = (load_file(path / "model.safetensors") for path in (checkpoint, tmp_path))
+    channels = set()
+    for name, tensor in found.items():
+        factors = (tensor / plain[name]).reshape(len(tensor), -1)
+        rows = (factors != 1).any(dim=1).nonzero().flatten().tolist()
+        if "norm" in name:
+            channels.add(tuple(rows))
+        assert len(rows) == (3 if "norm" in name or "up_proj" in name else 0), name
+        assert all(9.9 < factor < 30.1 for factor in factors[rows].flatten().tolist()), name
+    assert len(channels) == 1
 
 
 def test_every_id_is_a_token_and_every_text_has_ids(checkpoint: Path) -> None:

@@ -49,9 +49,9 @@ class Table:
         self._logs = rows.log()
         self._pieces = pieces
 
-    def log_probabilities(self, tokens):
-        for first in range(0, len(tokens), self._pieces):
-            yield self._logs[tokens[first : first + self._pieces].astype(np.int64)]
+    def log_probabilities(self, tokens, first):
+        for begin in range(first, len(tokens), self._pieces):
+            yield self._logs[tokens[begin : begin + self._pieces].astype(np.int64)]
 
 
 def test_figures_are_those_of_the_definitions():
@@ -59,7 +59,7 @@ def test_figures_are_those_of_the_definitions():
     own, other = (torch.rand(5, 5).softmax(dim=1) for _ in range(2))
     other[2, 1] = 0.0  # what the reference holds for impossible adds nothing
     tokens = np.array([0, 1, 2, 3, 4, 0, 2, 2, 4, 1, 3], np.int32)
-    found = measure_perplexity(tokens, Table(own), Table(other), context=4, stride=2)
+    found = measure_perplexity(tokens, Table(own, pieces=3), Table(other, pieces=2), context=4, stride=2)
     pairs = list(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True))
     assert found.tokens == len(pairs)
     assert found.perplexity == pytest.approx(math.exp(-np.mean([own[a, b].log() for a, b in pairs])))

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -111,8 +111,17 @@ class Perplexity:
         return "\n".join(lines)
 
 
+class Predictor(Protocol):
+    """What is measured, and what it is compared with."""
+
+    def log_probabilities(self, tokens: Ids, first: int) -> Iterator[torch.Tensor]:
+        """Logarithms [n, vocabulary] float32 after each of `tokens` [T] from `first` on, in order, n at a
+        time; n need not be the same for two models."""
+        ...
+
+
 class Scorer:
-    """A model that is asked for the distributions after each token of a window.  Close it."""
+    """A model of ours that is asked for the distributions after each token of a window.  Close it."""
 
     def __init__(self, config: InstanceConfig, context: int) -> None:
         """Raises what `TextScorer.from_config` raises."""
@@ -125,9 +134,13 @@ class Scorer:
             "",
         )
 
-    def log_probabilities(self, tokens: Ids) -> Iterator[torch.Tensor]:
-        """Logarithms [n, vocabulary] float32 after each of `tokens` [T], in order, n of them at a time."""
-        for logits in self._executor.text_logits(tokens):
+    @property
+    def weight_bytes(self) -> int:
+        """See `TextScorer`."""
+        return self._executor.weight_bytes
+
+    def log_probabilities(self, tokens: Ids, first: int) -> Iterator[torch.Tensor]:
+        for logits in self._executor.text_logits(tokens, first):
             yield torch.log_softmax(logits.float(), dim=-1)
 
     def close(self) -> None:
@@ -157,8 +170,8 @@ class _Sums:
 
 def measure_perplexity(
     tokens: Ids,
-    model: Scorer,
-    reference: Scorer | None,
+    model: Predictor,
+    reference: Predictor | None,
     *,
     context: int,
     stride: int,
@@ -173,20 +186,33 @@ def measure_perplexity(
     done = 0
     for window in windows(len(tokens), context, stride):
         text = tokens[window.first : window.last]
-        first = len(text) - 1 - window.scored  # the position whose next token is the first that is predicted
-        at = 0
-        found_of = model.log_probabilities(text[:-1])
-        expected_of = None if reference is None else reference.log_probabilities(text[:-1])
-        for found in found_of:
-            expected = None if expected_of is None else next(expected_of)
-            skipped = min(max(first - at, 0), len(found))
-            targets = torch.from_numpy(text[at + skipped + 1 : at + len(found) + 1].astype(np.int64))
-            if len(targets):
-                sums.add(found[skipped:], None if expected is None else expected[skipped:], targets)
+        at = len(text) - 1 - window.scored  # the position whose next token is the first that is predicted
+        found_of = model.log_probabilities(text[:-1], at)
+        expected_of = None if reference is None else reference.log_probabilities(text[:-1], at)
+        for found, expected in _side_by_side(found_of, expected_of):
             at += len(found)
+            targets = torch.from_numpy(text[at - len(found) + 1 : at + 1].astype(np.int64))
+            sums.add(found, expected, targets)
         done += window.scored
         progress(done)
     return _result(sums, context, stride)
+
+
+def _side_by_side(
+    found_of: Iterator[torch.Tensor], expected_of: Iterator[torch.Tensor] | None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    """The same rows of both."""
+    expected = None
+    for found in found_of:
+        if expected_of is None:
+            yield found, None
+            continue
+        while len(found):
+            if expected is None or not len(expected):
+                expected = next(expected_of)
+            rows = min(len(found), len(expected))
+            yield found[:rows], expected[:rows]
+            found, expected = found[rows:], expected[rows:]
 
 
 def _result(sums: _Sums, context: int, stride: int) -> Perplexity:

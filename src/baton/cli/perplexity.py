@@ -21,7 +21,17 @@ _REFERENCE = "Reference"
 _DEFAULT_CONTEXT = 2048
 
 
-@flags.of(EngineOptions, "dtype", "quantization", "kv_cache_dtype", "num_threads", "log_level", quiet=True)
+@flags.of(
+    EngineOptions,
+    "dtype",
+    "quantization",
+    "quantization_group_size",
+    "quantize_head",
+    "kv_cache_dtype",
+    "num_threads",
+    "log_level",
+    quiet=True,
+)
 def perplexity(
     chosen: Chosen[EngineOptions],
     text: Annotated[Path, typer.Option(help="A file of UTF-8 text.", rich_help_panel=_TEXT)],
@@ -93,6 +103,8 @@ def perplexity(
                     model=reference,
                     tokenizer=None,
                     quantization=None,
+                    quantization_group_size=None,
+                    quantize_head=None,
                     kv_cache_dtype="auto",
                     dtype=reference_dtype or "auto",
                 )

@@ -31,9 +31,14 @@ class TextScorer(TorchExecutor):
         """See `expanded.expand`."""
         return expand(self._model, rounded=rounded)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights as they are held: codes, scales, zero points, embedding, head, norms."""
+        return self._model.weight_bytes()
+
     @torch.inference_mode()
-    def text_logits(self, tokens: Int32Array) -> Iterator[Tensor]:
-        """[n, vocab] in the model's dtype after each of `tokens` [T], in order, n positions at a time.
+    def text_logits(self, tokens: Int32Array, first: int = 0) -> Iterator[Tensor]:
+        """[n, vocab] in the model's dtype after each of `tokens` [T] from `first` on, in order, n at a time.
 
         Raises `ValueError` if the text has more tokens than the pool has room for.
         """
@@ -44,11 +49,11 @@ class TextScorer(TorchExecutor):
         rows = max(1, _LOGITS_BYTES // (4 * self._vocab_size))
         nothing = np.empty(0, np.int64)
         self._pool.use(table)
-        for first in range(0, len(tokens), _PIECE):
-            piece = tokens[first : first + _PIECE]
-            step = AttentionStep(np.array([first], np.int32), np.array([len(piece)], np.int32), table, 0)
+        for begin in range(0, len(tokens), _PIECE):
+            piece = tokens[begin : begin + _PIECE]
+            step = AttentionStep(np.array([begin], np.int32), np.array([len(piece)], np.int32), table, 0)
             hidden, _ = self._model(piece, step, nothing)
-            for row in range(0, len(piece), rows):
+            for row in range(max(first - begin, 0), len(piece), rows):
                 logits = self._model.logits(hidden[row : row + rows])
                 assert logits is not None
                 yield logits
