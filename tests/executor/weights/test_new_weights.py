@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,28 @@ def test_a_check_makes_the_image_once_and_the_update_only_swaps(pair: Pair, monk
     monkeypatch.undo()
     assert pair.answers() == [pair.fresh(pair.new)] * 2 != pair.before
     assert not image_inodes() & (earlier - pair.others), "nobody reads the old image"
+
+
+def test_models_that_are_not_needed_go_at_once(pair: Pair) -> None:
+    """Not when the garbage collector comes: it walks rarely in a worker, and never what was loaded first."""
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:baton-weights")
+
+    gc.collect()
+    others = mapped() - len(pair.executors)
+    first, second = pair.executors
+    gc.disable()
+    try:
+        for executor in pair.executors:
+            executor.check_weights(str(pair.new))
+        assert mapped() == others + 4
+        first.release_weights()
+        assert mapped() == others + 3
+        second.update_weights(str(pair.new))
+        assert mapped() == others + 2
+    finally:
+        gc.enable()
 
 
 def test_what_is_released_goes_and_can_be_made_again(pair: Pair) -> None:

@@ -98,10 +98,10 @@ class WeightMemory:
             self._client.close()
             self._client = None
 
-    def tell(self, instance: str, what: str) -> None:
-        """Who started this worker is to know how far it is."""
-        if self._client is not None:
-            self._client.doing(instance, what)
+    def teller(self, instance: str) -> Callable[[str], None]:
+        """Tells who started this worker how far it is.  (It does not refer to this memory: that would be a
+        circle, which keeps the image until the garbage collector comes.)"""
+        return partial(self._client.doing, instance) if self._client is not None else lambda far: None
 
     def told(self) -> str:
         """For the banner."""
@@ -132,7 +132,7 @@ def open_weights(
     memory = _open(config, directory, rank, form, groups)
     if rank == 0 and not memory.store.complete:
         total = sum(path.stat().st_size for path in _files(directory))
-        memory.progress = LoadProgress(total, tell=partial(memory.tell, config.name))
+        memory.progress = LoadProgress(total, tell=memory.teller(config.name))
     return memory
 
 
