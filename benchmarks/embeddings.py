@@ -76,7 +76,7 @@ def measure(options: argparse.Namespace, converted: Path) -> dict[str, Any]:
         for engine in engines[1:]:
             engine.stop()
         work = options.texts, options.tokens, 1
-        seconds = peers.measure(engines, work, options.rounds, vocabulary_of(options.model))
+        seconds = peers.measure(engines, work, options.rounds, vocabulary_of(Path(options.model)))
         compare(converted, [engine.name for engine in engines], _LEAST_COSINE[options.quantization])
         return show(options, seconds, {engine.name: engine.version for engine in engines})
     finally:

@@ -21,7 +21,7 @@ def load(settings: Settings) -> Loaded:
     torch.set_num_threads(settings.threads)
     dtype = {"torch_dtype": getattr(torch, settings.dtype)}
     transformer = Transformer(settings.model, model_args=dtype)
-    pooling = Pooling(transformer.get_word_embedding_dimension(), pooling_mode="lasttoken")
+    pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="lasttoken")
     model = library.SentenceTransformer(modules=[transformer, pooling, Normalize()], device="cpu")
 
     def complete(prompts: list[list[int]], _: int) -> int:

@@ -178,3 +178,19 @@ def test_python_and_pooling_alone() -> None:
         assert np.linalg.norm(found[0].outputs.embedding) == pytest.approx(1, abs=1e-5)
         with pytest.raises(ValueError, match="generates no text"):
             llm.generate("a", use_tqdm=False)
+
+
+def test_a_cluster_computes_vectors_where_it_prefills() -> None:
+    flags = ("--prefill", "1", "--decode", "1", "--runner", "generate", "--convert", "embed")
+    with Server(*flags, "--dtype", "float32") as cluster:
+        cluster.wait_ready()
+        client = cluster.client()
+        vectors = [item.embedding for item in client.embeddings.create(model=MODEL, input=TEXTS * 10).data]
+        assert vectors[:3] * 10 == vectors
+        text = client.completions.create(model=MODEL, prompt="The", max_tokens=8, temperature=0)
+        assert text.choices[0].finish_reason == "length"
+        pooled = {}
+        for instance in cluster.http.get("/cluster/instances").json()["instances"]:
+            stats = cluster.http.get("/stats", params={"instance": instance["name"]}).json()
+            pooled[instance["label"]] = stats["finished"].get("pooled", 0)
+        assert pooled == {"prefill": 30, "decode": 0}

@@ -6,7 +6,7 @@ import base64
 import time
 from collections.abc import Iterator, Sequence
 
-from baton.gateway.errors import InternalError
+from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.reading.judging import checked, scores_of
 from baton.gateway.rendering.formats import Part, encode, usage
@@ -39,12 +39,14 @@ class PooledRenderer:
         return b""
 
     def results(self) -> list[bytes]:
-        """Packed float32, one for each prompt.  Raises `InternalError` for one that is missing: the server
-        ended the request (`POST /pause`)."""
+        """Packed float32, one for each prompt.  Raises `InstanceUnavailable` for one that is missing: the
+        server ended the request (`POST /pause`)."""
         found = [sequence.pooled for sequence in self.generation.sequences]
         if not all(found):
-            raise InternalError(
-                "the server ended the request before its prompts were computed", code="aborted"
+            raise InstanceUnavailable(
+                "the server ended the request before its prompts were computed",
+                code="aborted",
+                retry_after_s=1,
             )
         return found
 
