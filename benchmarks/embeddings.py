@@ -17,6 +17,8 @@ import os
 import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,15 @@ import numpy as np
 
 import peers
 from _common import Table, machine, print_machine, write_json
-from baton.bench.workload import vocabulary_of
+from baton.bench.workload import random_requests, vocabulary_of
 
 SCRIPTS = {
     "baton": "embed_baton.py",
     "sentence-transformers": "embed_sentence_transformers.py",
     "llama.cpp": "embed_llama_cpp.py",
 }
+_PAUSE_S = 1.0
+"""Between two runs: the engine that was stopped has to come to rest first."""
 _LEAST_COSINE = {None: 0.99, "int8": 0.97, "int4": 0.8}
 
 
@@ -75,13 +79,32 @@ def measure(options: argparse.Namespace, converted: Path) -> dict[str, Any]:
     try:
         for engine in engines[1:]:
             engine.stop()
-        work = options.texts, options.tokens, 1
-        seconds = peers.measure(engines, work, options.rounds, vocabulary_of(Path(options.model)))
+        seconds = take_turns(engines, options, vocabulary_of(Path(options.model)))
         compare(converted, [engine.name for engine in engines], _LEAST_COSINE[options.quantization])
         return show(options, seconds, {engine.name: engine.version for engine in engines})
     finally:
         for engine in engines:
             engine.close()
+
+
+def take_turns(
+    engines: Sequence[peers.Engine], options: argparse.Namespace, vocab_size: int
+) -> dict[str, list[float]]:
+    """Name → seconds of each round, after a small one that does not count.  The order turns."""
+    seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    for turn in range(-1, options.rounds):
+        count = options.texts if turn >= 0 else max(1, options.texts // 8)
+        requests = random_requests(count, options.tokens, 1, vocab_size, seed=turn + 1)
+        first = max(turn, 0) % len(engines)
+        for engine in [*engines[first:], *engines[:first]]:
+            engine.stop(False)
+            time.sleep(_PAUSE_S)
+            elapsed = engine.run([request.prompt for request in requests], 1)
+            engine.stop()
+            print(f"  {engine.name}: {elapsed:.2f} s{'' if turn >= 0 else ' (warm-up)'}", file=sys.stderr)
+            if turn >= 0:
+                seconds[engine.name].append(elapsed)
+    return seconds
 
 
 def compare(place: Path, names: list[str], least: float) -> None:
