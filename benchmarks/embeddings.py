@@ -26,9 +26,10 @@ import numpy as np
 
 import peers
 from _common import Table, machine, print_machine, write_json
+from _engines import SCRIPTS, Engine
 from baton.bench.workload import random_requests, vocabulary_of
 
-SCRIPTS = {
+ADAPTERS = {
     "baton": "embed_baton.py",
     "sentence-transformers": "embed_sentence_transformers.py",
     "llama.cpp": "embed_llama_cpp.py",
@@ -39,7 +40,7 @@ _LEAST_COSINE = {None: 0.99, "int8": 0.97, "int4": 0.8}
 
 
 def main() -> None:
-    peers.SCRIPTS.update(SCRIPTS)
+    SCRIPTS.update(ADAPTERS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", help="directory of a checkpoint")
     parser.add_argument("--texts", type=int, default=1000)
@@ -73,7 +74,7 @@ def measure(options: argparse.Namespace, converted: Path) -> dict[str, Any]:
     }
     ours = peers.parse_peer(f"baton={Path(sys.executable).parent.parent}")
     engines = [
-        peers.Engine(peer.name, peer.python, settings | peer.settings, converted / f"{peer.name}.log")
+        Engine(peer.name, peer.python, settings | peer.settings, converted / f"{peer.name}.log")
         for peer in (ours, *options.peer)
     ]
     try:
@@ -88,7 +89,7 @@ def measure(options: argparse.Namespace, converted: Path) -> dict[str, Any]:
 
 
 def take_turns(
-    engines: Sequence[peers.Engine], options: argparse.Namespace, vocab_size: int
+    engines: Sequence[Engine], options: argparse.Namespace, vocab_size: int
 ) -> dict[str, list[float]]:
     """Name → seconds of each round, after a small one that does not count.  The order turns."""
     seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
