@@ -266,6 +266,7 @@ def main() -> None:
         "max_model_len": max(prompt + output for _, prompt, output in options.work) + 16,
         "kv_cache_bytes": options.kv_cache_gib * GIB,
         "converted": str(converted),
+        "works": [(count, prompt + output + 16) for count, prompt, output in options.work],
     }
     vocab_size = vocabulary_of(options.model)
     torch.set_num_threads(options.threads)

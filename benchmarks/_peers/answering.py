@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -38,6 +38,8 @@ class Settings:
     kv_cache_bytes: int
     converted: str
     """Directory for what the engine makes of the checkpoint, if it cannot read it as it is."""
+    works: Sequence[tuple[int, int]] = ()
+    """Of each work, requests at once and tokens of each at most; for engines whose KV cache has a shape."""
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,28 @@ def load(settings: Settings) -> Loaded:
     loading.load_mode = lib.LLAMA_LOAD_MODE_NONE
     model = lib.llama_model_load_from_file(str(path).encode(), loading)
     vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
-    params = lib.llama_context_default_params()
-    params.n_seq_max = min(settings.max_num_seqs, lib.llama_max_parallel_sequences())
-    params.n_ctx = params.n_seq_max * settings.max_model_len
-    params.n_batch = params.n_ubatch = BATCH
-    params.n_threads = params.n_threads_batch = settings.threads
-    context = lib.llama_init_from_model(model, params)
+    shapes = settings.works or [(settings.max_num_seqs, settings.max_model_len)]
+    context, shape = None, (0, 0)
+
+    def use(count: int, length: int) -> None:
+        """Makes the context of the smallest work that these prompts fit into, unless it is there."""
+        nonlocal context, shape
+        wanted = min(
+            ((seqs, tokens) for seqs, tokens in shapes if seqs >= count and tokens >= length),
+            key=lambda one: one[0] * one[1],
+            default=(count, length),
+        )
+        if wanted == shape:
+            return
+        if context is not None:
+            lib.llama_free(context)
+        params = lib.llama_context_default_params()
+        params.n_seq_max = wanted[0]
+        params.n_ctx = wanted[0] * wanted[1]
+        params.n_batch = params.n_ubatch = BATCH
+        params.n_threads = params.n_threads_batch = settings.threads
+        context, shape = lib.llama_init_from_model(model, params), wanted
+
     batch = lib.llama_batch_init(BATCH, 0, 1)
 
     def decode(rows: list[tuple[int, int, int, bool]]) -> Any:
@@ -61,10 +77,13 @@ def load(settings: Settings) -> Loaded:
         return np.ctypeslib.as_array(logits, (count, vocab_size)).argmax(axis=1).tolist()
 
     def complete(prompts: list[list[int]], output_len: int) -> int:
-        return sum(
-            _wave(prompts[first : first + params.n_seq_max], output_len, decode, clear)
-            for first in range(0, len(prompts), params.n_seq_max)
-        )
+        at_once = min(settings.max_num_seqs, lib.llama_max_parallel_sequences())
+        made = 0
+        for first in range(0, len(prompts), at_once):
+            some = prompts[first : first + at_once]
+            use(len(some), max(map(len, some)) + output_len)
+            made += _wave(some, output_len, decode, clear)
+        return made
 
     def clear() -> None:
         lib.llama_memory_clear(lib.llama_get_memory(context), False)
