@@ -20,9 +20,10 @@ cache.  A pair maps images twice, so its peak says little |
 | PSS, image, KV | of all processes when it is ready, MB |
 | allowed | 1.05 x image + KV + 1,000 |
 
-The cache is a new directory in `--cache` (the system's place for temporary files), and goes at the end.
-Read the files once before (`cat MODEL/*.safetensors >/dev/null`) if they fit into the page cache; else the
-first row has what reading them takes.
+The cache is a directory that goes at the end, or `--cache`, which stays: so that `--rows second` can be asked
+again, and what is in it already makes the first start another second one.  Read the files once before
+(`cat MODEL/*.safetensors >/dev/null`) if they fit into the page cache; else the first row has what reading
+them takes.
 """
 
 from __future__ import annotations
@@ -128,14 +129,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--flags", default="--quantization int4 --max-model-len 2048")
-    parser.add_argument("--cache", help="where the weight cache is made; it takes as much as the image")
+    parser.add_argument("--cache", help="a directory for the weight cache; it takes as much as the image")
     parser.add_argument("--rows", default="first,second,pair")
     parser.add_argument("--out")
     options = parser.parse_args()
     facts = machine()
     print_machine(facts)
     found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory(prefix="baton-bench-", dir=options.cache) as cache:
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as gone:
+        cache = options.cache or gone
         for row in options.rows.split(","):
             flags = [*shlex.split(f"{options.flags} {_ROWS[row]}"), "--weight-cache", cache]
             found[row] = start(options.model, flags)

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from baton.model.cpu import quantizing
+from baton.model.cpu.grouped import PackedGroups
 from baton.model.cpu.library import Native, instruction_sets, load
 from baton.model.cpu.quantizing import quantize_natively
 from baton.model.layers import rounding
 from baton.model.layers.rounding import Grouping, in_groups
 from baton.model.weights.quantize import quantize, relative_error
+from baton.model.weights.store import Shelf
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="the native library is not built")
 FORMATS = list(product((4, 8), (32, 64, 128), (False, True)))
@@ -102,6 +104,19 @@ def test_what_is_no_number_is_an_error(library: Native, dtype: torch.dtype, bad:
         quantize_natively(library, weight)
     with pytest.raises(ValueError, match="128 inputs are no multiple of a group of 96"):
         quantize_natively(library, weight, 4, 96)
+
+
+def test_a_group_of_zeros_costs_no_memory(library: Native) -> None:
+    """Padding rows of a vocabulary, pruned weights: scales stay in float16, and what they give is zero."""
+    weight = torch.randn((40, 128), generator=torch.Generator().manual_seed(5)) * 0.02
+    plain, _ = quantize_natively(library, weight)
+    weight[3] = 0
+    weight[7, 64:] = 0
+    for found in (quantize_natively(library, weight)[0], quantize(weight)):
+        assert not found.dequantized()[3].any()
+        assert not found.dequantized()[7, 64:].any()
+        sizes = [PackedGroups(library, one, Shelf()).nbytes for one in (plain, found)]
+        assert sizes[0] == sizes[1]
 
 
 def test_loading_uses_it_where_it_is_built(weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

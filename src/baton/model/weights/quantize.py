@@ -109,7 +109,9 @@ class _Search:
         fitted = (steps * exact).sum(dim=0).div_(steps.square().sum(dim=0).clamp_(min=1))
         fitted = torch.where(fitted.abs() < _TINY, scale, _rounded(fitted))
         scale = torch.where(self._error(exact, fitted, zero) < error, fitted, scale)
-        return self._steps(exact, scale, zero).add_(zero), scale, zero
+        codes = self._steps(exact, scale, zero).add_(zero)
+        # Without a range any scale serves: float16, in which scales are stored, holds this one.
+        return codes, scale.masked_fill((low == 0) & (high == 0), 0), zero
 
     def _tried(self, exact: Tensor, low: Tensor, high: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
         """Scales, zeros and squared errors [n] of a part of the range."""

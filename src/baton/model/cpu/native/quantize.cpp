@@ -201,6 +201,8 @@ INLINE void quantize_groups(const Quantizing& q, int64_t first, int64_t count, d
         for (int64_t lane = 0; lane < count; ++lane)
             __builtin_memcpy(codes + lane * q.group + 4 * at, &words[at + lane], bytes);
     }
+    // Without a range any scale serves: float16, in which scales are stored, holds this one.
+    found.scale = select(max(tile.high, -tile.low) == F{}, F{}, found.scale);
     const F zero = found.zero + tile.invalid;
     for (int64_t lane = 0; lane < count; ++lane) {
         q.scales[first + lane] = found.scale[lane];
