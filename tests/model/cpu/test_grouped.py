@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,24 @@ def test_the_largest_sums_do_not_overflow(isa: str, bits: int) -> None:
     for sign in (1.0, -1.0):
         rows = quantize_in_blocks(torch.full((3, 256), 127.0 * sign))
         assert torch.equal(product.multiply(rows), torch.full((3, 40), sign * 127.0 * largest * 256))
+
+
+@cases
+@pytest.mark.parametrize("zero", [16.0, 17.0, 200.0])
+@pytest.mark.parametrize("all_the_same", [True, False])
+def test_zero_points_beyond_the_codes(isa: str, zero: float, all_the_same: bool) -> None:
+    """Those above 16 do not fit into what codes of 4 bits are unpacked to."""
+    weight = a_weight(40, 256, 64, 4)
+    zeros = torch.full_like(weight.zeros, zero)
+    if not all_the_same:
+        zeros[3, 1] = 0
+    weight = replace(weight, zeros=zeros)
+    product = NativeGroupedProduct(load(isa), weight, None, torch.float32)
+    rows = quantize_in_blocks(torch.randn(13, 256))
+    exact = dequantize_blocks(rows).double() @ weight.dequantized().double().t()
+    found = product.multiply(rows)
+    assert (found.double() - exact).abs().max() <= 2e-6 * exact.abs().max()
+    assert torch.equal(product.multiply(part(rows, 5, 6)), found[5:6])
 
 
 @cases

@@ -167,7 +167,9 @@ def _kind_of(weight: Grouped) -> tuple[int, int, Tensor]:
         least, most = (float(end) for end in torch.aminmax(zeros))
         if least == most:
             return _HALF, exponent, stored
-        if least >= 0 and most <= 255 and torch.equal(zeros.to(torch.uint8).float(), zeros):
+        # (of 4 bits, zero points above 16 do not fit into what codes are unpacked to)
+        largest_zero = 16 if weight.bits == 4 else 255
+        if least >= 0 and most <= largest_zero and torch.equal(zeros.to(torch.uint8).float(), zeros):
             return _HALF_BYTE, exponent, stored
         if torch.equal(zeros.half().float(), zeros):
             return _HALF_HALF, exponent, stored

@@ -6,9 +6,19 @@
 //
 // The inner sums are of integers and exact (below 2^24, so in float32 too), in whatever order; those over groups and
 // blocks are in float32, in the order of the inputs, whatever the number of rows is.  So a token's result does not
-// depend on who else is in the batch.  No weight is ever written out as a float, nor has its zero point subtracted.
+// depend on who else is in the batch.  Each multiplication and addition says by itself whether it is rounded once or
+// twice: a compiler would choose anew for each number of rows.
+//
+// No weight is ever written out as a float.  For three rows and more, whole zero points are taken from codes of 4 bits
+// while these are unpacked, and 16 is added to keep them unsigned: what makes up for it is the same number for all
+// outputs.  These are the same integers, so the sums are the same.
+//
+// A tile's integer sums fill the registers, so its float sums are in memory.  When a group ends, each register is
+// converted, scaled, and added to its place in memory, one register after the other: where a compiler converts
+// all of them first, groups of 64 are 3 % slower.
 //
 // Threads, chunks, panels and prefetches are as in linear.cpp.
+#include "int8.h"
 #include "kernels.h"
 #include "ranges.h"
 #include "transpose.h"
@@ -17,7 +27,7 @@ namespace {
 
 constexpr int kPanel = 2 * kLanes;
 #if defined(__AVX512F__)
-constexpr int kRows = 8;
+constexpr int kRows = 12;
 #else
 constexpr int kRows = 2;
 #endif
@@ -94,12 +104,22 @@ INLINE void codes_of(const char* at, U* low, U* high) {
     }
 }
 
-// How zero points enter, and whether groups are blocks.
+// How zero points enter.
 enum Way {
-    kWhole,   // whole numbers, a group is a block
-    kParts,   // whole numbers
+    kWhole,   // whole numbers
     kFloats,  // any numbers
 };
+
+// Calls body(Number<0>{}), …, body(Number<n - 1>{}): indices that the compiler knows before it gives out registers.
+template <int v> struct Number { static constexpr int value = v; };
+#define INLINE_LAMBDA __attribute__((always_inline))
+template <int n, int i = 0, class Body>
+INLINE void each(const Body& body) {
+    if constexpr (i < n) {
+        body(Number<i>{});
+        each<n, i + 1>(body);
+    }
+}
 
 // zero * sum, for zero in 0 … 255 and a sum of up to 128 bytes.
 INLINE I zero_times(U zero, int32_t sum) {
@@ -112,9 +132,22 @@ INLINE I zero_times(U zero, int32_t sum) {
 #endif
 }
 
+// As float32; nothing is moved from before to after it, or back.
+INLINE F floats_of(I v) {
+#if defined(__AVX512F__)
+    __m512 found;
+    __asm__ volatile("vcvtdq2ps %1, %0" : "=v"(found) : "v"(v));
+    return (F)found;
+#else
+    return __builtin_convertvector(v, F);
+#endif
+}
+
 // `count` tiles of `rows` rows, from `row` on, by the panel of outputs from n on.
 template <int rows, int bits, Way way>
 void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, const char* panel, Ahead* ahead) {
+    constexpr bool shifted = bits == 4 && way == kWhole && rows > 2;
+    constexpr int kUnit = 8;  // steps in a row, without a branch; a group has one or more of them
     const GroupedWeight& w = *task.w;
     const int64_t k = w.k, steps = w.group / 4, left = w.n - n, fetched = ahead->bytes;
     const int64_t width = factors_of(k), sums_begin = sums_at(k, w.group), after = meta_bytes(w.meta);
@@ -125,101 +158,109 @@ void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, con
     int64_t stride3 = 3 * k, stride5 = 5 * k;
     KEEP(stride3);
     KEEP(stride5);
+    alignas(64) float memory[2][rows][2][kLanes];
+    float(*sums)[2][kLanes] = memory[0];   // over blocks
+    float(*parts)[2][kLanes] = memory[1];  // over groups of a block
+    if constexpr (rows > 4) {
+        KEEP(sums);
+        KEEP(parts);
+    }
     for (; count--; row += rows) {
         const char* at = panel;
-        F sums[rows][2];
-        for (int r = 0; r < rows; ++r) sums[r][0] = sums[r][1] = F{};
+        for (int r = 0; r < rows; ++r)
+            for (int half = 0; half < 2; ++half) store(sums[r][half], F{});
         const char* near = (const char*)(task.x + row * k);
         const char* far = near + 6 * k;
-        const auto input_of = [&](int r) {
+        const auto input_of = [&](int r) INLINE_LAMBDA {
             const char* from = r < 6 ? near : far;
             const int i = r % 6;
             return input(from + (i == 3 ? stride3 : i == 5 ? stride5 : i * k));
         };
         const float* factors = task.factors + row * width;
         for (int64_t g = 0, block = 0; g < groups; ++block) {
-            F parts[rows][2];
-            if constexpr (way != kWhole)
-                for (int r = 0; r < rows; ++r) parts[r][0] = parts[r][1] = F{};
-            const int64_t last = way == kWhole ? g + 1 : g + per_block < groups ? g + per_block : groups;
+            const int64_t begin = g, last = g + per_block < groups ? g + per_block : groups;
             for (; g < last; ++g) {
                 const int32_t* less = (const int32_t*)factors + sums_begin + g;  // minus the sums of x
                 I found[rows][2];
+                U more[2];
                 if constexpr (way == kFloats) {
-                    for (int r = 0; r < rows; ++r) found[r][0] = found[r][1] = I{};
+                    each<rows>([&](auto r) INLINE_LAMBDA { found[r.value][0] = found[r.value][1] = I{}; });
                 } else {
                     U zeros[2];
-                    for (int half = 0; half < 2; ++half) zeros[half] = whole_zeros(at + group_steps, w.meta, zero, half);
-#pragma GCC unroll 16
-                    for (int r = 0; r < rows; ++r)
-                        for (int half = 0; half < 2; ++half) found[r][half] = zero_times(zeros[half], less[r * width]);
-                }
-#pragma GCC unroll 2
-                for (int64_t s = 0; s < steps; ++s) {
-                    KEEP(near);
-                    KEEP(far);
-                    __builtin_prefetch(fetch, 0, 2);
-                    if (bits == 8 && fetched > 64) __builtin_prefetch(fetch + 64, 0, 2);
-                    fetch += fetched;
-                    U low, high;
-                    codes_of<bits>(at, &low, &high);
-                    at += step_bytes_of(bits);
-#pragma GCC unroll 16
-                    for (int r = 0; r < rows; ++r) {
-                        const X x = input_of(r);
-                        found[r][0] = add(found[r][0], low, x, bits == 8);
-                        found[r][1] = add(found[r][1], high, x, bits == 8);
+                    for (int half = 0; half < 2; ++half) {
+                        zeros[half] = whole_zeros(at + group_steps, w.meta, zero, half);
+                        more[half] = (16 - zeros[half]) * 0x01010101u;
                     }
-                    near += 4;
-                    far += 4;
+                    each<rows>([&](auto r) INLINE_LAMBDA {
+                        const int32_t sum = less[r.value * width];
+                        for (int half = 0; half < 2; ++half)
+                            found[r.value][half] = shifted ? (I{} + sum) << 4 : zero_times(zeros[half], sum);
+                    });
+                }
+                for (int64_t unit = 0; unit < steps; unit += kUnit) {
+#pragma GCC unroll 8
+                    for (int s = 0; s < kUnit; ++s) {
+                        KEEP(near);
+                        KEEP(far);
+                        __builtin_prefetch(fetch, 0, 2);
+                        if (bits == 8 && fetched > 64) __builtin_prefetch(fetch + 64, 0, 2);
+                        fetch += fetched;
+                        U low, high;
+                        codes_of<bits>(at, &low, &high);
+                        if constexpr (shifted) low += more[0], high += more[1];
+                        at += step_bytes_of(bits);
+                        each<rows>([&](auto r) INLINE_LAMBDA {
+                            const X x = input_of(r.value);
+                            found[r.value][0] = add(found[r.value][0], low, x, bits == 8);
+                            found[r.value][1] = add(found[r.value][1], high, x, bits == 8);
+                        });
+                        near += 4;
+                        far += 4;
+                    }
                 }
                 if (ahead->lines) {
                     for (int64_t i = 0; i < after; i += 64) __builtin_prefetch(fetch + i, 0, 2);
                     fetch += after;
                 }
                 const float* factor = factors + block;
-#pragma GCC unroll 2
+                F scales[2], minima[2];
                 for (int half = 0; half < 2; ++half) {
-                    const F scales = load_scales(at, w.meta, half);
-                    if constexpr (way == kFloats) {
-                        const F zeros = w.meta == kHalf ? splat(zero) : load_zeros(at, w.meta, half);
-                        for (int r = 0; r < rows; ++r)
-                            parts[r][half] += scales * (__builtin_convertvector(found[r][half], F) +
-                                                        zeros * splat((float)less[r * width]));
-                    } else {
-#pragma GCC unroll 16
-                        for (int r = 0; r < rows; ++r) {
-                            const F exact = __builtin_convertvector(found[r][half], F);
-                            if constexpr (way == kWhole) sums[r][half] += scales * (exact * factor[r * width]);
-                            else parts[r][half] += scales * exact;
-                        }
-                    }
+                    scales[half] = load_scales(at, w.meta, half);
+                    if constexpr (way == kFloats)
+                        minima[half] = w.meta == kHalf ? splat(zero) : load_zeros(at, w.meta, half);
                 }
+                const auto end = [&](auto first, auto final) INLINE_LAMBDA {
+                    each<2 * rows>([&](auto i) INLINE_LAMBDA {
+                        constexpr int r = i.value / 2, half = i.value % 2;
+                        F part = floats_of(found[r][half]);
+                        if constexpr (way == kFloats)
+                            part = multiply_add(minima[half], splat((float)less[r * width]), part);
+                        if constexpr (first.value) part *= scales[half];
+                        else part = multiply_add(scales[half], part, load(parts[r][half]));
+                        if constexpr (!final.value) store(parts[r][half], part);
+                        else store(sums[r][half], multiply_add(part, splat(factor[r * width]), load(sums[r][half])));
+                    });
+                };
+                if (g == begin) g + 1 == last ? end(Number<1>{}, Number<1>{}) : end(Number<1>{}, Number<0>{});
+                else g + 1 == last ? end(Number<0>{}, Number<1>{}) : end(Number<0>{}, Number<0>{});
                 at += after;
             }
-            if constexpr (way != kWhole)
-#pragma GCC unroll 16
-                for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 2
-                    for (int half = 0; half < 2; ++half) sums[r][half] += parts[r][half] * factors[r * width + block];
         }
         const float scale = static_cast<float>(w.scale);
         const auto finish = [&](auto* out, const auto* bias) {
-            if (left >= kPanel) {
-                for (int r = 0; r < rows; ++r)
-                    for (int half = 0; half < 2; ++half) {
-                        F y = sums[r][half] * scale;
-                        if (bias) y += load(bias + n + half * kLanes);
-                        store(out + (row + r) * w.n + n + half * kLanes, y);
-                    }
-                return;
-            }
-            float some[kPanel];
-            for (int r = 0; r < rows; ++r) {
-                store(some, sums[r][0]);
-                store(some + kLanes, sums[r][1]);
-                for (int64_t i = 0; i < left; ++i)
-                    put(out + (row + r) * w.n + n + i, some[i] * scale + (bias ? get(bias + n + i) : 0.0f));
+            out += row * w.n + n;
+            for (int r = 0; r < rows; ++r, out += w.n) {
+                if (left < kPanel) {
+                    float some[kPanel];
+                    for (int half = 0; half < 2; ++half) store(some + half * kLanes, load(sums[r][half]));
+                    for (int64_t i = 0; i < left; ++i)
+                        put(out + i, multiply_add(some[i], scale, bias ? get(bias + n + i) : 0.0f));
+                    continue;
+                }
+                for (int half = 0; half < 2; ++half) {
+                    const F more = bias ? load(bias + n + half * kLanes) : F{};
+                    store(out + half * kLanes, multiply_add(load(sums[r][half]), splat(scale), more));
+                }
             }
         };
         if (task.to_bf16) finish((bf16*)task.out, (const bf16*)task.bias);
@@ -232,7 +273,7 @@ template <int bits, Way way>
 void by_panel(int64_t rows, const Task& task, int64_t row, int64_t count, int64_t n, const char* panel, Ahead* ahead) {
     switch (rows) {
 #define CASE(rows) case rows: if constexpr (rows <= kRows) return tiles_by_panel<rows, bits, way>(task, row, count, n, panel, ahead);
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
     }
 }
@@ -282,11 +323,11 @@ void linear(const Task& task) {
 BATON_EXPORT(linear_grouped)(int64_t to_bf16, const GroupedWeight* w, const void* x, const float* factors,
                              const void* bias, void* out, int64_t tokens) {
     const Task task = {w, (const int8_t*)x, factors, bias, out, tokens, to_bf16 != 0};
-    const bool whole = w->meta == kHalfByte || (w->meta == kHalf && w->zero >= 0 && w->zero <= 255 &&
+    const double most = w->bits == 4 ? 16 : 255;  // (with bytes, too: model/cpu/grouped.py)
+    const bool whole = w->meta == kHalfByte || (w->meta == kHalf && w->zero >= 0 && w->zero <= most &&
                                                 w->zero == (double)(int)w->zero);
-    const Way way = !whole ? kFloats : w->group == kBlock ? kWhole : kParts;
-    if (w->bits == 4) (way == kWhole ? linear<4, kWhole> : way == kParts ? linear<4, kParts> : linear<4, kFloats>)(task);
-    else (way == kWhole ? linear<8, kWhole> : way == kParts ? linear<8, kParts> : linear<8, kFloats>)(task);
+    if (w->bits == 4) (whole ? linear<4, kWhole> : linear<4, kFloats>)(task);
+    else (whole ? linear<8, kWhole> : linear<8, kFloats>)(task);
 }
 
 namespace {
