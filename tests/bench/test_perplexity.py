@@ -125,6 +125,14 @@ def test_kv_in_eight_bits_is_near_kv_that_is_not(tokens):
     assert near.top1_agreement > 0.95
 
 
+def test_eight_bits_in_groups_are_nearer_than_eight_bits_a_row(tokens):
+    rows, groups = (
+        measure(tokens, {"dtype": "float32"}, dtype="float32", quantization="int8", **size).reference
+        for size in ({}, {"quantization_group_size": 32})
+    )
+    assert 0.0 < groups.kl_mean < rows.kl_mean
+
+
 WORDS = Tokenizer.from_directory(resolve_model(None)).encode("Once there was", add_special_tokens=False)[:2]
 
 
