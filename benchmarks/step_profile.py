@@ -31,10 +31,10 @@ from _common import Table, bandwidth, machine, print_machine, write_json
 from baton.executor.base import StepBatch
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.instance_config import instance_config
-from baton.model.architectures.blocks import Block
-from baton.model.architectures.program import Program
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.steps import fused_ops
+from baton.model.decoder.blocks import Block
+from baton.model.decoder.program import Program
 from baton.model.layers.layers import Matrix
 from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.parallel import TensorParallel
@@ -93,7 +93,7 @@ def instrument(executor: TorchExecutor, clocks: Clocks) -> Program | None:
             clocks.wrap(layer, "multiply", name)
     clocks.wrap(model.embedding, "look_up", "embedding")
     clocks.wrap(model.head, "logits", "product head")
-    for method in ("add_norm", "silu_mul", "quantize", "scaled"):
+    for method in ("add_norm", "gated_mul", "quantize", "scaled"):
         clocks.wrap(model.ops, method, method.replace("_", " "))
     clocks.wrap(backend, "attend", "attention")
     if hasattr(backend, "rotate_and_write"):

@@ -71,7 +71,12 @@ def start(
 # Two KV heads on two and four ranks: one each, then one shared by two; biases; an odd vocabulary.
 @pytest.mark.parametrize(
     ("variant", "size", "kv"),
-    [("qwen2", 2, ""), ("qwen3", 4, ""), ("llama-biased-linear", 2, ""), ("qwen3", 2, "int8")],
+    [
+        *(("qwen2", 2, ""), ("qwen3", 4, ""), ("llama-biased-linear", 2, ""), ("qwen3", 2, "int8")),
+        *((family, 2, "") for family in ("smollm3", "granite", "phi3", "glm4", "ministral3")),
+        *((family, 2, "") for family in ("gemma2", "gemma3", "olmo3")),
+        ("olmo2", 4, ""),  # norms of all heads together, of which ranks share some
+    ],
 )
 def test_ranks_together_give_the_tokens_of_one(variant: str, size: int, kv: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, variant)

@@ -97,6 +97,17 @@ def test_one_request(pair: Any, length: int) -> None:
     check(request, model)
 
 
+def test_three_hundred_tokens(pair: Any) -> None:
+    """Beyond windows, and of a context of several pieces; in one step, and after it token by token."""
+    executor, model = pair
+    driver = Driver(executor)
+    request = driver.add(prompt_of(300), 48, ALL)
+    driver.run()
+    assert len(request.prompt_logprobs) == 299
+    assert len(request.logprobs) == 48
+    check(request, model)
+
+
 def test_seven_requests_in_chunks_at_different_times(pair: Any) -> None:
     executor, model = pair
     driver = Driver(executor, chunk=11)

@@ -38,6 +38,37 @@ _YARN_ROPE = {
     "original_max_position_embeddings": 128,
 }
 
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.5, 1.7, 2.0],
+    "long_factor": [1.0, 1.3, 2.0, 4.0, 6.0, 8.0],
+}
+_SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_PIXTRAL = _SIGLIP | {"model_type": "pixtral", "head_dim": 8}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_ODD: dict[str, Any] = {
+    "hidden_size": 72,
+    "intermediate_size": 107,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 24,
+}
+_GRANITE4: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "num_local_experts": 0,
+    "layer_types": ["attention"] * 3,
+    "mamba_n_heads": 8,
+}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"tie_word_embeddings": False}),
     "llama3": (
@@ -72,6 +103,140 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Ernie4_5",
         {"num_key_value_heads": 2, "head_dim": 16, "use_bias": True, "tie_word_embeddings": False},
     ),
+    "smollm3": ("SmolLM3", {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
+    "smollm3-odd": (
+        "SmolLM3",
+        {
+            **_ODD,
+            "no_rope_layers": [0, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 21,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "num_key_value_heads": 2,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.0625,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "granite-odd": (
+        "Granite",
+        {
+            **_ODD,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 0.9,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+        },
+    ),
+    "granite4": (
+        "GraniteMoeHybrid",
+        {
+            **_GRANITE4,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "rope",
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.0625,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "granite4-no-positions": ("GraniteMoeHybrid", {**_ODD, **_GRANITE4, "shared_intermediate_size": 70}),
+    "phi3": (
+        "Phi3",
+        {
+            "num_key_value_heads": 2,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": MAX_POSITIONS,
+            "rope_parameters": _LONGROPE,
+        },
+    ),
+    "phi3-long": (  # transformers changes the angles of all positions with the length; here all are long
+        "Phi3",
+        {
+            "num_key_value_heads": 4,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 4,
+            "rope_parameters": _LONGROPE,
+        },
+    ),
+    "phi3-odd": ("Phi3", {**_ODD, "sliding_window": 19}),
+    "olmo2": ("Olmo2", {"num_key_value_heads": 2}),
+    "olmo2-odd": ("Olmo2", {**_ODD, "attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "num_key_value_heads": 2,
+            "sliding_window": 24,
+            "num_hidden_layers": 4,
+            "rope_parameters": {"full_attention": _YARN_ROPE, "sliding_attention": {"rope_type": "default"}},
+        },
+    ),
+    "olmo3-odd": ("Olmo3", {**_ODD, "sliding_window": 15, "layer_types": [_SLIDING, _FULL, _FULL]}),
+    "glm": ("Glm", {"num_key_value_heads": 2, "head_dim": 32}),
+    "glm4": ("Glm4", {"num_key_value_heads": 2, "head_dim": 32}),
+    "glm4-odd": ("Glm4", {**_ODD, "partial_rotary_factor": 0.25, "attention_bias": False}),
+    "ministral": ("Ministral", {**_ODD, "sliding_window": 24, "layer_types": [_SLIDING, _FULL, _SLIDING]}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "rope_parameters": {
+                **_YARN_ROPE,
+                "original_max_position_embeddings": 32,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 32}),
+    "gemma2": (
+        "Gemma2",
+        {"num_key_value_heads": 2, "head_dim": 32, "sliding_window": 24, "num_hidden_layers": 4},
+    ),
+    "gemma2-odd": (
+        "Gemma2",
+        {
+            **_ODD,
+            "sliding_window": 17,
+            "query_pre_attn_scalar": 13,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "sliding_window": 24,
+            "num_hidden_layers": 6,
+            "query_pre_attn_scalar": 32,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "gemma3-images": (
+        "Gemma3Text",
+        {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 24, "images": ("Gemma3", _SIGLIP)},
+    ),
+    "mistral-images": (
+        "Mistral",
+        {"num_key_value_heads": 2, "sliding_window": None, "images": ("Mistral3", _PIXTRAL)},
+    ),
+    "gemma3-odd": ("Gemma3Text", {**_ODD, "sliding_window": 11, "sliding_window_pattern": 2}),
 }
 
 
@@ -86,15 +251,25 @@ def make_checkpoint(
     import transformers
 
     family, settings = VARIANTS[variant]
-    config = getattr(transformers, f"{family}Config")(**{**_COMMON, **settings, **changes})
+    settings = {**_COMMON, **settings, **changes}
+    images = settings.pop("images", None)
+    config: Any = getattr(transformers, f"{family}Config")(**settings)
+    name = f"{family.removesuffix('Text')}ForCausalLM"
+    if images is not None:
+        kind, vision = images
+        tied = config.tie_word_embeddings
+        config = getattr(transformers, f"{kind}Config")(
+            text_config=config, vision_config=vision, tie_word_embeddings=tied
+        )
+        name = f"{kind}ForConditionalGeneration"
     torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).to(dtype).eval()
+    model = getattr(transformers, name)(config).to(dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
             elif "norm" in name:
-                parameter.normal_(1.0, 0.3)
+                parameter.normal_(0.0 if family.startswith("Gemma") else 1.0, 0.3)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model
 

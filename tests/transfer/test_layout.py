@@ -89,8 +89,9 @@ def test_readers_of_replicated_heads_use_different_ranks():
 @pytest.mark.parametrize("heads", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_ranks_hold_the_heads_that_the_model_gives_them(heads, size):
-    config = ModelConfig.__new__(ModelConfig)
-    object.__setattr__(config, "num_kv_heads", heads)
+    sizes = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 16, "num_key_value_heads": heads, "max_position_embeddings": 8}
+    config = ModelConfig.from_dict({"architectures": ["LlamaForCausalLM"], **sizes})
     for rank in range(size):
         assert heads_of_rank(heads, rank, size) == config.kv_heads_of_rank(rank, size)
 

@@ -7,14 +7,14 @@ import torch
 from baton.executor.kv_pool import KvPool
 from baton.executor.weights.forms import form_told
 from baton.executor.weights.images import WeightMemory
-from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.attention import CpuAttention
+from baton.model.decoder.decoder import Decoder
 from baton.protocol.config import InstanceConfig
 
 
 def banner(
     config: InstanceConfig,
-    model: LlamaForCausalLM,
+    model: Decoder,
     pool: KvPool,
     device: torch.device,
     memory: WeightMemory,

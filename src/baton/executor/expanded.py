@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.model.architectures.llama import LlamaForCausalLM
+from baton.model.decoder.decoder import Decoder
 from baton.model.layers.grouped import GroupedProduct
 from baton.model.layers.layers import Matrix, VocabParallelEmbedding
 from baton.model.layers.placement import Product
@@ -48,7 +48,7 @@ class ExpandedProduct:
         return F.linear(x, self._weight, self.bias)
 
 
-def expand(model: LlamaForCausalLM, *, rounded: bool = False) -> int:
+def expand(model: Decoder, *, rounded: bool = False) -> int:
     """Replaces all products in groups; returns how many there were.  For one rank, and for good."""
     count = 0
     for layer in model.layers_within():

@@ -46,11 +46,12 @@ def attention_shape(
         num_kv_heads=stop - first,
         head_dim=model.head_dim,
         block_size=config.block_size,
-        scale=model.head_dim**-0.5,
+        scale=model.layers[0].attention.scale,
         windows=frozenset(model.window_of(layer, config.max_model_len) for layer in layers),
         dtype=dtype,
         device=device,
         kv_int8=config.kv_cache_dtype == "int8",
+        soft_cap=model.layers[0].attention.soft_cap,
     )
 
 

@@ -37,7 +37,6 @@ from baton.executor.sizes import attention_shape, device_of, num_blocks_of, num_
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
 from baton.executor.weights.images import WeightMemory, open_weights
 from baton.executor.weights.new_weights import NextWeights, Second
-from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.attention import (
     AttentionBackend,
     AttentionStep,
@@ -48,6 +47,7 @@ from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.cpu.steps import fused_ops
+from baton.model.decoder.decoder import Decoder
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.placement import Placement
 from baton.model.loader import check_numbers, check_weights, is_finite, load_model, load_weights
@@ -72,7 +72,7 @@ class TorchExecutor:
         self,
         config: InstanceConfig,
         model_config: ModelConfig,
-        model: LlamaForCausalLM,
+        model: Decoder,
         backend: AttentionBackend,
         parallel: TensorParallel,
         pool: KvPool,

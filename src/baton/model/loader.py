@@ -23,29 +23,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from baton.model.architectures.ernie4_5 import Ernie45ForCausalLM
-from baton.model.architectures.llama import LlamaForCausalLM
-from baton.model.architectures.qwen3 import Qwen3ForCausalLM
 from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError, checkpoint_files, some
 from baton.model.checkpoint.gguf import is_gguf
+from baton.model.decoder.decoder import Decoder
 from baton.model.layers.layers import Layer, Module
 from baton.model.layers.piece import Piece
 from baton.model.layers.placement import Placement
 from baton.model.reading.gguf import GgufSource
 from baton.model.reading.safetensors import SafetensorsSource
 from baton.model.weights.grouped import Grouped, joined
-
-MODELS: dict[str, type[LlamaForCausalLM]] = {
-    "LlamaForCausalLM": LlamaForCausalLM,
-    "MistralForCausalLM": LlamaForCausalLM,
-    "Qwen2ForCausalLM": LlamaForCausalLM,
-    "Qwen3ForCausalLM": Qwen3ForCausalLM,
-    "Ernie4_5ForCausalLM": Ernie45ForCausalLM,
-}
-"""By name in `config.json`.  Mistral's windows, and Qwen2's biases and windows, stand in `ModelConfig`, so
-their modules are Llama's own."""
 
 Source = SafetensorsSource | GgufSource
 OnLayer = Callable[[str, float], None]
@@ -60,10 +48,10 @@ def load_model(
     backend: AttentionBackend,
     max_model_len: int,
     on_layer: OnLayer | None = None,
-) -> LlamaForCausalLM:
+) -> Decoder:
     """Builds this rank's part of the model and fills it from `directory`.  Raises `LoadError`."""
     with torch.device("cpu"):
-        model = MODELS[config.architecture](config, placement, backend, max_model_len)
+        model = Decoder(config, placement, backend, max_model_len)
     store, errors = placement.store, placement.rounded.errors
     if store.complete:
         for layer in model.layers_within():
@@ -75,7 +63,7 @@ def load_model(
 
 
 def load_weights(
-    model: LlamaForCausalLM, directory: Path, config: ModelConfig, on_layer: OnLayer | None = None
+    model: Decoder, directory: Path, config: ModelConfig, on_layer: OnLayer | None = None
 ) -> None:
     """Fills the layers from `directory`, one after the other.
 

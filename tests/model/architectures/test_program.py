@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from baton.executor.torch_executor import TorchExecutor
-from baton.model.architectures.program import OPERATIONS, Program
 from baton.model.attention import AttentionStep
 from baton.model.cpu import kernels
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import serves
+from baton.model.decoder.program import OPERATIONS, Program
 from tests.executor.test_torch_parity import config_for
 from tests.model.checkpoints import VARIANTS, VOCAB, make_checkpoint
 
@@ -84,7 +84,8 @@ def outcome(
             wanted = None if rows.samples is None else np.cumsum(counts)[np.array(rows.samples, np.int64)] - 1
             done: list[int] = []
             hidden, logits = model(tokens, step, wanted, done.append if on_layers else None, whole)
-            assert done == ([1, 2, 3] if on_layers else [])
+            layers = range(1, model.config.num_layers + 1)
+            assert done == (list(layers) if on_layers else [])
             assert isinstance(model._program, Program) == with_program
             found += [hidden.clone()] if whole else []
             found += [logits.clone()] if logits is not None and len(logits) else []

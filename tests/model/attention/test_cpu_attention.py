@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable, Iterator
 
@@ -14,7 +15,7 @@ from baton.model.attention import AttentionBackend, AttentionShape, AttentionSte
 from baton.model.attention.cpu_backend import kernel_shape, supported
 from baton.model.attention.kv_int8 import quantize
 from baton.model.cpu.kernels import HeadNorms
-from baton.model.cpu.library import FLOAT, INT, POINTER, instruction_sets, load
+from baton.model.cpu.library import INT, POINTER, instruction_sets, load
 from baton.model.cpu.native_kernels import NativeKernels
 from tests.model import attention_cases
 from tests.model.attention_cases import LAYER, Case, check
@@ -154,7 +155,7 @@ def test_rotate_and_write(make: Make, dtype: torch.dtype, kv_int8: bool, head_di
     assert isinstance(backend, CpuAttention)
     pool = torch.zeros_like(backend.pool)
     backend.bind(pool)
-    queries = backend.rotate_and_write(LAYER, qkv.flatten(1), angles.cos(), angles.sin(), norms, plan)
+    queries = backend.rotate_and_write(LAYER, qkv.flatten(1), angles.cos(), angles.sin(), None, norms, plan)
 
     positions = torch.cat(
         [torch.arange(start, start + count) for start, count in zip(step.starts, step.counts, strict=True)]
@@ -306,27 +307,21 @@ def test_storing_while_attending(
     weight = torch.randn(dim).to(dtype)
 
     start = backend.pool.clone()
-    queries = backend.rotate_and_write(LAYER, qkv.flatten(1), cos, sin, HeadNorms(weight, weight, 1e-6), plan)
+    queries = backend.rotate_and_write(
+        LAYER, qkv.flatten(1), cos, sin, None, HeadNorms(weight, weight, 1e-6), plan
+    )
     expected, pool = backend.attend(LAYER, queries, None, plan), backend.pool.clone()
 
     backend.pool.copy_(start)
     layer = backend.pool[0, LAYER].data_ptr()
     found = torch.empty(total, heads, dim, dtype=dtype)
     store_and_attend = library.function(
-        "store_and_attend", *[POINTER] * 6, INT, POINTER, POINTER, FLOAT, POINTER, INT,
-        POINTER, POINTER, INT, POINTER, INT, INT, POINTER, POINTER,
-    )  # fmt: skip
-    arguments = (
-        kernels.geometry_address,
-        layer,
-        qkv.data_ptr(),
-        found.data_ptr(),
-        cos.data_ptr(),
-        sin.data_ptr(),
+        "store_and_attend", *[POINTER] * 6, INT, POINTER, POINTER, INT, POINTER, INT, INT, POINTER, POINTER
     )
-    norms = (dim // 2, weight.data_ptr(), weight.data_ptr(), 1e-6)
+    turn = ctypes.addressof(kernels._turn)  # of `rotate_and_write` just now
+    arguments = (kernels.geometry_address, layer, qkv.data_ptr(), found.data_ptr(), turn)
     items = (reads.items_address, len(reads.items), reads.tables_address, reads.tables.shape[1], reads.window)
     room = kernels.room_for(reads.slots)
-    store_and_attend(*arguments, *norms, runs.address, len(runs.runs), found.data_ptr(), *items, *room)
+    store_and_attend(*arguments, runs.address, len(runs.runs), found.data_ptr(), *items, *room)
     assert torch.equal(found.flatten(1), expected)
     assert torch.equal(backend.pool, pool)

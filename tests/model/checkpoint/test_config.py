@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from baton.model.architectures.families import FAMILIES
 from baton.model.checkpoint.config import (
-    SUPPORTED_ARCHITECTURES,
     ModelConfig,
     ModelNotFound,
+    RopeConfig,
     UnsupportedModel,
 )
 from baton.model.checkpoint.generation_config import read_generation_config
@@ -35,14 +36,21 @@ def parse(**changes: Any) -> ModelConfig:
     return ModelConfig.from_dict({key: value for key, value in raw.items() if value != "absent"}, "/m")
 
 
+def rope_of(config: ModelConfig) -> RopeConfig:
+    (rope,) = config.rotaries
+    assert rope is not None
+    return rope
+
+
 def test_defaults() -> None:
     config = parse(num_key_value_heads="absent")
     assert (config.num_kv_heads, config.head_dim, config.dtype) == (8, 8, "float32")
     assert config.layer_windows == (None,) * 4
-    assert config.rope.theta == 10_000
-    assert config.rope.type == "default"
+    assert rope_of(config).theta == 10_000
+    assert rope_of(config).type == "default"
     assert config.eos_token_ids == ()
-    assert not any((config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm))
+    attention = config.layers[0].attention
+    assert not any((attention.qkv_bias, attention.output_bias, config.layers[0].mlp.bias, attention.qk_norm))
 
 
 def test_both_styles_of_rotary_parameters() -> None:
@@ -51,17 +59,18 @@ def test_both_styles_of_rotary_parameters() -> None:
     old = parse(rope_theta=5e5, rope_scaling={**scaling, "rope_type": "llama3"})
     older = parse(rope_theta=5e5, rope_scaling={**scaling, "type": "llama3"})
     new = parse(rope_parameters={**scaling, "rope_type": "llama3", "rope_theta": 5e5})
-    assert old.rope == older.rope == new.rope
-    assert (new.rope.theta, new.rope.type, new.rope.parameters["factor"]) == (5e5, "llama3", 8.0)
-    assert parse(rope_parameters={"rope_theta": 7.0, "rope_type": "default"}).rope.theta == 7.0
-    assert parse(rope_scaling=None, rope_theta=7.0).rope.theta == 7.0
+    assert old.rotaries == older.rotaries == new.rotaries
+    assert (rope_of(new).theta, rope_of(new).type, rope_of(new).parameters["factor"]) == (5e5, "llama3", 8.0)
+    assert rope_of(parse(rope_parameters={"rope_theta": 7.0, "rope_type": "default"})).theta == 7.0
+    assert rope_of(parse(rope_scaling=None, rope_theta=7.0)).theta == 7.0
     yarn = parse(rope_scaling={"type": "yarn", "original_max_position_embeddings": 64})
-    assert yarn.rope.parameters["factor"] == 4.0
+    assert rope_of(yarn).parameters["factor"] == 4.0
 
 
 def test_what_differs_between_architectures() -> None:
     qwen2 = parse(architectures=["Qwen2ForCausalLM"], sliding_window=32)
-    assert (qwen2.qkv_bias, qwen2.output_bias) == (True, False)
+    attention = qwen2.layers[0].attention
+    assert (attention.qkv_bias, attention.output_bias) == (True, False)
     assert qwen2.layer_windows == (None,) * 4  # use_sliding_window is absent
     windowed = parse(
         architectures=["Qwen2ForCausalLM"], sliding_window=32, use_sliding_window=True, max_window_layers=3
@@ -71,14 +80,15 @@ def test_what_differs_between_architectures() -> None:
     assert parse(
         architectures=["Qwen3ForCausalLM"], sliding_window=9, use_sliding_window=True, layer_types=kinds
     ).layer_windows == (9, None, 9, None)
-    assert parse(architectures=["Qwen3ForCausalLM"]).qk_norm
+    assert parse(architectures=["Qwen3ForCausalLM"]).layers[0].attention.qk_norm == "head"
     assert parse(architectures=["MistralForCausalLM"], sliding_window=None).layer_windows == (None,) * 4
     assert parse(architectures=["MistralForCausalLM"], sliding_window=16).layer_windows == (16,) * 4
     ernie = parse(architectures=["Ernie4_5ForCausalLM"], use_bias=True)
-    assert ernie.qkv_bias
-    assert ernie.output_bias
-    assert ernie.mlp_bias
-    assert ernie.rope.theta == 500_000
+    assert ernie.layers[0].attention.qkv_bias
+    assert ernie.layers[0].attention.output_bias
+    assert ernie.layers[0].mlp.bias
+    assert rope_of(ernie).theta == 500_000
+    assert rope_of(ernie).neighbours
     assert ernie.tie_word_embeddings
 
 
@@ -93,8 +103,7 @@ def test_a_window_matters_only_below_the_served_length() -> None:
     [
         (
             {"architectures": ["FooForCausalLM"]},
-            "'/m' is a 'FooForCausalLM'; Baton serves: LlamaForCausalLM, MistralForCausalLM, "
-            "Qwen2ForCausalLM, Qwen3ForCausalLM, Ernie4_5ForCausalLM",
+            "'/m' is a 'FooForCausalLM'; Baton serves: Llama, Mistral, ",
         ),
         ({"architectures": "absent"}, "names no architecture"),
         ({"hidden_size": "absent"}, "'hidden_size'"),
@@ -151,15 +160,46 @@ def test_what_cannot_be_served_is_one_clear_line(changes: dict[str, Any], messag
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("DeepseekV3ForCausalLM", "attention over compressed keys (MLA)"),
+        ("Glm4MoeLiteForCausalLM", "attention over compressed keys (MLA)"),
+        ("Qwen3NextForCausalLM", "layers with a recurrent state"),
+        ("Qwen3_5MoeForCausalLM", "layers with a recurrent state"),
+        ("MambaForCausalLM", "layers with a recurrent state"),
+        ("BertModel", "an encoder, which sees what comes after a token too"),
+        ("XLMRobertaModel", "an encoder, which sees what comes after a token too"),
+        ("T5ForConditionalGeneration", "an encoder and a decoder"),
+        ("Qwen3MoeForCausalLM", "mixtures of experts"),
+        ("GptOssForCausalLM", "mixtures of experts"),
+    ],
+)
+def test_families_that_are_not_served_are_named_with_the_reason(architecture: str, reason: str) -> None:
+    """By the name alone: their config.json need not have what Baton reads of others."""
+    with pytest.raises(UnsupportedModel) as caught:
+        ModelConfig.from_dict({"architectures": [architecture]}, "/m")
+    assert f"'/m' is a {architecture!r} ({reason}); Baton serves: Llama, " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_granite_with_experts_or_mamba_layers_is_refused() -> None:
+    granite = {"architectures": ["GraniteMoeHybridForCausalLM"], "shared_intermediate_size": 8}
+    with pytest.raises(UnsupportedModel, match="experts"):
+        parse(**granite)
+    with pytest.raises(UnsupportedModel, match="Mamba"):
+        parse(**granite, num_local_experts=0, layer_types=["mamba", "attention"])
+
+
 def test_scaling_that_was_added_by_hand_wins() -> None:
     """Saved by transformers 5 (`rope_parameters`), then given the YaRN advice of its model card."""
     saved = {"rope_theta": 1e6, "rope_type": "default"}
     advice = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     config = parse(rope_parameters=saved, rope_scaling=advice)
-    assert (config.rope.type, config.rope.theta) == ("yarn", 1e6)
-    assert config.rope.parameters == {"factor": 4.0, "original_max_position_embeddings": 64}
-    assert parse(rope_parameters=saved, rope_scaling=None).rope.type == "default"
-    assert parse(rope_parameters=saved, rope_scaling={**advice, "rope_theta": 5.0}).rope.theta == 5.0
+    assert (rope_of(config).type, rope_of(config).theta) == ("yarn", 1e6)
+    assert rope_of(config).parameters == {"factor": 4.0, "original_max_position_embeddings": 64}
+    assert rope_of(parse(rope_parameters=saved, rope_scaling=None)).type == "default"
+    assert rope_of(parse(rope_parameters=saved, rope_scaling={**advice, "rope_theta": 5.0})).theta == 5.0
 
 
 def test_yarn_stretches_the_context() -> None:
@@ -176,19 +216,32 @@ def test_token_ids_outside_of_the_vocabulary_are_none() -> None:
     assert parse(eos_token_id=[7, 100, -1, 99]).eos_token_ids == (7, 99)
 
 
-@pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_fields_that_a_file_leaves_out_are_as_in_transformers(architecture: str) -> None:
     transformers = pytest.importorskip("transformers")
-    name = architecture.removesuffix("ForCausalLM") + "Config"
-    sizes = {"hidden_size": 1024, "num_attention_heads": 32, "max_position_embeddings": 256}
+    name = architecture.replace("Gemma3", "Gemma3Text").removesuffix("ForCausalLM") + "Config"
+    sizes: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 32, "max_position_embeddings": 256}
+    sizes |= {"num_hidden_layers": 8}
+    if architecture == "GraniteMoeHybridForCausalLM":
+        sizes |= {"num_local_experts": 0, "layer_types": ["attention"] * 8}
     theirs = getattr(transformers, name)(**sizes)
     ours = parse(architectures=[architecture], num_key_value_heads="absent", **sizes)
     assert ours.num_kv_heads == (theirs.num_key_value_heads or 32)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 32)
     assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
-    assert ours.mlp_bias == bool(getattr(theirs, "mlp_bias", getattr(theirs, "use_bias", False)))
+    biased = getattr(theirs, "mlp_bias", getattr(theirs, "use_bias", False))
+    assert ours.layers[0].mlp.bias == bool(biased)
+    kinds = getattr(theirs, "layer_types", None) or ["full_attention"] * 8
+    for layer, kind in zip(ours.layers, kinds, strict=True):
+        rope, parameters = layer.attention.rope, theirs.rope_parameters
+        if rope is not None:
+            expected = parameters.get(kind, parameters)
+            assert rope.theta == expected["rope_theta"]
+            assert rope.type == expected.get("rope_type", "default")
+            assert rope.share == expected.get("partial_rotary_factor", 1)
+        if kind == "sliding_attention":
+            assert layer.attention.window == theirs.sliding_window
 
 
 @pytest.mark.parametrize(("size", "message"), [(3, "8 attention heads"), (16, "8 attention heads")])

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from baton.model.checkpoint.config import ModelConfig
-from baton.model.checkpoint.config_fields import UnsupportedModel
 from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.checkpoint.generation_config import read_generation_config
 from baton.model.checkpoint.gguf import Strings, read_gguf
+from baton.model.description.fields import UnsupportedModel
 from tests.model.gguf_files import GGUFWriter, gguf
 
 GGML_QUANT_SIZES, GGMLQuantizationType = gguf.GGML_QUANT_SIZES, gguf.GGMLQuantizationType

@@ -114,7 +114,7 @@ def test_rotate_and_write(dtype, head_dim, normed) -> None:
     weights = torch.rand(2, head_dim).to(dtype)
     norms = HeadNorms(weights[0], weights[1], 1e-6) if normed else None
     plan = backend.prepare(loaded.step)
-    found = backend.rotate_and_write(LAYER, qkv, cos, sin, norms, plan)
+    found = backend.rotate_and_write(LAYER, qkv, cos, sin, None, norms, plan)
 
     heads = qkv.view(tokens, 10, head_dim).float()
     queries, keys, values = heads[:, :6], heads[:, 6:8], heads[:, 8:].to(dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.model.checkpoint.config import RopeConfig
+from baton.model.description.model import RopeConfig
 from baton.model.layers.rotary import Rotary, rope_frequencies
 
 ROPE = RopeConfig(10_000.0)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.checkpoint.config import ModelConfig
+from baton.model.decoder.decoder import Decoder
 from baton.model.layers.int8 import why_not_int8
 from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.rounding import Grouping
@@ -57,7 +57,7 @@ def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
     return {"groups": groups, "grouping": grouping, "head_grouping": head}
 
 
-def form_told(config: InstanceConfig, model: LlamaForCausalLM) -> str:
+def form_told(config: InstanceConfig, model: Decoder) -> str:
     """Of the weights."""
     if config.quantization is not None and config.quantization_group_size is not None:
         head = f"head in {config.quantize_head} bits"

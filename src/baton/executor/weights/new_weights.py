@@ -22,9 +22,9 @@ from baton.executor.base import ControlRefused
 from baton.executor.kv_pool import available_memory
 from baton.executor.weights.forms import groups_of
 from baton.executor.weights.images import WeightMemory, open_weights
-from baton.model.architectures.llama import LlamaForCausalLM
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.fingerprint import fingerprint
+from baton.model.decoder.decoder import Decoder
 from baton.model.layers.rounding import Rounded
 from baton.model.loader import load_model
 from baton.protocol.config import InstanceConfig
@@ -33,7 +33,7 @@ from baton.protocol.config import InstanceConfig
 class Second(NamedTuple):
     """A model that could be the one that runs, and what its weights lie in."""
 
-    model: LlamaForCausalLM
+    model: Decoder
     memory: WeightMemory
 
 

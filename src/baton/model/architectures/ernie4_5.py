@@ -1,29 +1,32 @@
-"""ERNIE 4.5 (dense): Llama whose rotary pairs are the neighbours (2i, 2i+1) of a head.
-
-Rows of the q and k projections are reordered when they are loaded, so that pairs become (i, i + half) and
-the rotation is Llama's: queries and keys are permuted alike, which no dot product notices.
-"""
+"""ERNIE 4.5, dense: Llama whose rotary pairs are neighbours, with one flag for all biases."""
 
 from __future__ import annotations
 
-from functools import partial
-
-from baton.model.architectures.blocks import Attention
-from baton.model.architectures.llama import LlamaForCausalLM
-from baton.model.checkpoint.config import ModelConfig
-from baton.model.layers.layers import Linear
-from baton.model.layers.placement import Placement
-from baton.model.weights.rows import pairs_to_halves
+from baton.model.architectures.reading import Family, describe, read_mlp, read_rope, read_sizes
+from baton.model.description.fields import Fields
+from baton.model.description.model import AttentionConfig, Description, LayerConfig
 
 
-class Ernie45Attention(Attention):
-    def make_qkv(
-        self, name: str, parts: list[tuple[str, int, int, int]], config: ModelConfig, placement: Placement
-    ) -> Linear:
-        reorder = partial(pairs_to_halves, head_dim=config.head_dim)
-        transforms = {f"{name}.q_proj": reorder, f"{name}.k_proj": reorder}
-        return Linear(parts, config.hidden_size, config.qkv_bias, placement, transforms)
+def _ernie(fields: Fields) -> Description:
+    sizes = read_sizes(fields)
+    bias = fields.flag("use_bias")
+    attention = AttentionConfig(
+        sizes.heads,
+        sizes.kv_heads,
+        sizes.head_dim,
+        read_rope(fields, sizes, neighbours=True),
+        sizes.head_dim**-0.5,
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+    return describe(fields, sizes, [LayerConfig(attention, read_mlp(fields, bias=bias))] * sizes.layers)
 
 
-class Ernie45ForCausalLM(LlamaForCausalLM):
-    attention_class = Ernie45Attention
+_DEFAULTS = {
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": True,
+}
+FAMILIES = (Family("Ernie4_5ForCausalLM", _ernie, _DEFAULTS),)

@@ -35,6 +35,8 @@ def _kernels(shape: KernelShape) -> Kernels | None:
         from baton.model.cpu.native_kernels import NativeKernels
 
         return NativeKernels(shape, library)
+    if shape.soft_cap:
+        return None
     try:
         from baton.model.cpu.numba.kernels import NumbaKernels
     except ImportError:

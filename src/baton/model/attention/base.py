@@ -34,7 +34,7 @@ class AttentionShape:
     head_dim: int
     block_size: int
     scale: float
-    """Of the dot products: head_dim ** -0.5."""
+    """Of the dot products."""
     windows: frozenset[int | None]
     """The different windows of the layers (None: no window)."""
     dtype: torch.dtype
@@ -42,6 +42,8 @@ class AttentionShape:
     device: torch.device
     kv_int8: bool = False
     """The pool holds keys and values in eight bits (`kv_int8`)."""
+    soft_cap: float | None = None
+    """Scores become cap * tanh(score / cap)."""
 
 
 @dataclass(slots=True)

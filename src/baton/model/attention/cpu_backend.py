@@ -65,6 +65,7 @@ def kernel_shape(shape: AttentionShape) -> KernelShape:
         block_stride=shape.num_layers * 2 * shape.num_kv_heads * _tile_elements(shape),
         scale=shape.scale,
         kv_int8=shape.kv_int8,
+        soft_cap=shape.soft_cap or 0.0,
     )
 
 
@@ -197,7 +198,14 @@ class CpuAttention(AttentionBackend):
         self.kernels.write(self._layers[layer], _rows(keys), _rows(values), plan.runs)
 
     def rotate_and_write(
-        self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None, plan: CpuPlan
+        self,
+        layer: int,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        growth: Tensor | None,
+        norms: HeadNorms | None,
+        plan: CpuPlan,
     ) -> Tensor:
         """Normalizes and rotates queries and keys, stores keys and values: see `Kernels.rotate_and_write`.
 
@@ -205,7 +213,7 @@ class CpuAttention(AttentionBackend):
         """
         queries = torch.empty((plan.num_tokens, self.shape.num_heads, self.shape.head_dim), dtype=qkv.dtype)
         qkv = qkv.contiguous()
-        self.kernels.rotate_and_write(self._layers[layer], qkv, queries, cos, sin, norms, plan.runs)
+        self.kernels.rotate_and_write(self._layers[layer], qkv, queries, cos, sin, growth, norms, plan.runs)
         return queries
 
     def attend(self, layer: int, queries: Tensor, window: int | None, plan: CpuPlan) -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor
 from baton.model.attention.base import AttentionShape, AttentionStep
 from baton.model.attention.kv_int8 import rounded
 from baton.model.attention.torch_tiles import Int64Array, TorchTiles, Writes, rows_of
+from baton.model.ops.fused import tanh
 
 _GATHER_BYTES = 32 << 20
 _QUERY_TILE = 256
@@ -203,9 +204,7 @@ class TorchAttention(TorchTiles):
         )
         found = found[:, :, :, group.first : group.stop]
         grouped = queries.reshape(batch, shape.num_kv_heads, self._heads_per_kv, shape.head_dim)
-        out = F.scaled_dot_product_attention(
-            grouped, found[0], found[1], attn_mask=group.mask, scale=shape.scale
-        )
+        out = self._attention(grouped, found[0], found[1], group.mask, causal=False)
         return out.reshape(batch, -1)
 
     def _attend_prefill(self, layer: int, queries: Tensor, row: _PrefillRow, out: Tensor) -> None:
@@ -218,15 +217,26 @@ class TorchAttention(TorchTiles):
             tile = queries[part.queries]
             tile = tile.reshape(tile.shape[0], shape.num_kv_heads, self._heads_per_kv, shape.head_dim)
             keys, values = found[:, :, :, part.keys]
-            result = F.scaled_dot_product_attention(
-                tile.permute(1, 2, 0, 3),
-                keys,
-                values,
-                attn_mask=part.mask,
-                is_causal=part.mask is None,
-                scale=shape.scale,
-            )
+            turned = tile.permute(1, 2, 0, 3)
+            result = self._attention(turned, keys, values, part.mask, causal=part.mask is None)
             out[part.queries] = result.permute(2, 0, 1, 3).flatten(1)
+
+    def _attention(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool
+    ) -> Tensor:
+        """Of [..., n, head_dim] to [..., m, head_dim]; `mask` is added; `causal`: query i sees i + 1 keys."""
+        scale, cap = self.shape.scale, self.shape.soft_cap
+        if cap is None:
+            return F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=causal, scale=scale
+            )
+        scores = torch.matmul(queries.float(), keys.float().transpose(-1, -2)) * scale
+        scores = cap * tanh(scores / cap)
+        if causal:
+            scores += torch.full(scores.shape[-2:], float("-inf"), device=scores.device).triu_(1)
+        elif mask is not None:
+            scores += mask
+        return torch.matmul(scores.softmax(-1), values.float()).to(queries.dtype)
 
 
 def _groups(num_blocks: Int64Array, block_size: int, max_blocks: int) -> list[Int64Array]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from baton.model.attention.base import AttentionShape, AttentionStep
 from baton.model.attention.kv_int8 import rounded
 from baton.model.attention.torch_tiles import Int64Array, TorchTiles, Writes, rows_of
-from baton.model.ops.fused import Activations
+from baton.model.ops.fused import Activations, tanh
 from baton.model.ops.steady import Sizes, find_sizes
 
 _GATHER_BYTES = 4 << 20
@@ -202,25 +202,26 @@ class TorchPieces(TorchTiles):
                 values = F.pad(values, (0, self._width - dim))
             for tile in piece.tiles:
                 state = (part[:n, :, tile.rows] for part in (sums, totals, largest))
-                _add_piece(scaled[:n, :, tile.rows], keys, values, tile.hidden, *state)
+                scores = torch.matmul(scaled[:n, :, tile.rows], keys.transpose(2, 3))
+                if self.shape.soft_cap is not None:
+                    scores = self.shape.soft_cap * tanh(scores / self.shape.soft_cap)
+                _add_piece(scores, values, tile.hidden, *state)
         found = (sums / totals)[:, :, :used, :dim].reshape(batch.size, kv_heads, batch.count, group, dim)
         return found.transpose(1, 2).reshape(batch.size * batch.count, -1).to(queries.dtype)
 
 
 def _add_piece(
-    queries: Tensor,
-    keys: Tensor,
+    weights: Tensor,
     values: Tensor,
     hidden: Tensor | None,
     sums: Tensor,
     totals: Tensor,
     largest: Tensor,
 ) -> None:
-    """Attention of queries [B, H, rows, D] to a piece [B, H, tokens, D or more].
+    """Attention to a piece [B, H, tokens, D or more], with scores [B, H, rows, tokens], overwritten.
 
     Changes O [B, H, rows, D], l and m [B, H, rows, 1] of the pieces before.
     """
-    weights = torch.matmul(queries, keys.transpose(2, 3))
     if hidden is not None:
         weights.masked_fill_(hidden, _NOTHING)
     top = weights.amax(-1, keepdim=True)

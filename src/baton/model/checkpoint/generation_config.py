@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.model.checkpoint.config_fields import Fields, read_json_object
 from baton.model.checkpoint.gguf import is_gguf
 from baton.model.checkpoint.gguf_config import SOURCE, read_generation
+from baton.model.description.fields import Fields, read_json_object
 from baton.protocol.sampling_params import InvalidParameter, make_params
 
 FILE = "generation_config.json"

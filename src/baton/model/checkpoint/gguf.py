@@ -25,8 +25,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from baton.model.checkpoint.config_fields import UnsupportedModel
 from baton.model.checkpoint.files import LoadError, some
+from baton.model.description.fields import UnsupportedModel
 
 SUFFIX: Final = ".gguf"
 _MAGIC: Final = b"GGUF"

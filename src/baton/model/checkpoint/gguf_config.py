@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from baton.model.checkpoint.config_fields import MAX_CONTEXT, Fields
 from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.gguf import FLOATS, GgufFile, read_gguf
 from baton.model.checkpoint.quantization import Quantization, Scheme
+from baton.model.description.fields import MAX_CONTEXT, Fields
 
 SOURCE: Final = "its metadata"
 """What errors call the place of a wrong value."""

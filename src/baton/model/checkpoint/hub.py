@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from baton.model.checkpoint.config_fields import ModelNotFound
 from baton.model.checkpoint.files import some
 from baton.model.checkpoint.gguf import SUFFIX, is_gguf
+from baton.model.description.fields import ModelNotFound
 
 EMBEDDED_MODEL = "baton-tiny"
 _EMBEDDED_DIRECTORY = Path(__file__).resolve().parents[2] / "assets" / EMBEDDED_MODEL

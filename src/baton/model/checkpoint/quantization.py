@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from baton.model.checkpoint.config_fields import Fields, shown
+from baton.model.description.fields import Fields, shown
 
 Layout = Literal["packed", "int", "awq", "gptq", "gguf"]
 """packed, int: compressed-tensors' `pack-quantized` and `int-quantized`; gguf: each tensor says its own."""

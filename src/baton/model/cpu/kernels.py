@@ -26,7 +26,10 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
+
+from baton.model.ops.fused import rms_norm
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -68,6 +71,8 @@ class KernelShape:
     """Of the dot products."""
     kv_int8: bool
     """The pool's elements are bytes."""
+    soft_cap: float = 0.0
+    """Scores become cap * tanh(score / cap); 0: they stay as they are."""
 
     @property
     def head_chunks(self) -> int:
@@ -118,6 +123,17 @@ class HeadNorms:
     """[head_dim] weights, of the model's dtype."""
     keys: Tensor
     eps: float
+    plus: float = 0.0
+    """Added to the weights."""
+
+    def of(self, heads: Tensor, num_queries: int) -> Tensor:
+        """[T, query heads, then key heads, head_dim] → the same, normed, in PyTorch."""
+        parts = heads[:, :num_queries], heads[:, num_queries:]
+        weights = self.queries, self.keys
+        found = [
+            rms_norm(part, weight, self.eps, self.plus) for part, weight in zip(parts, weights, strict=True)
+        ]
+        return torch.cat(found, dim=1)
 
 
 class Kernels(Protocol):
@@ -125,6 +141,9 @@ class Kernels(Protocol):
 
     name: str
     """For people: which build it is."""
+
+    def turns(self, norms: HeadNorms | None, grows: bool) -> bool:
+        """Whether `rotate_and_write` does all that a layer does to queries and keys; `grows`: to queries."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor, runs: Runs) -> None:
         """Stores keys and values, each [T, num_kv_heads, head_dim] (any stride between tokens)."""
@@ -136,11 +155,14 @@ class Kernels(Protocol):
         queries: Tensor,
         cos: Tensor,
         sin: Tensor,
+        growth: Tensor | None,
         norms: HeadNorms | None,
         runs: Runs,
     ) -> None:
         """qkv [T, heads + 2 * kv_heads, head_dim] contiguous → queries [T, heads, head_dim] normed and
         rotated; keys (likewise) and values stored.
+
+        growth: float32 [positions] by which queries are multiplied.
 
         cos and sin: float32 [positions, head_dim / 2] (any stride between positions): halves (a, b) of a
         head become (a cos - b sin, b cos + a sin).

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from baton.model.cpu.kernels import HeadNorms, KernelShape, Reads, Runs, address_of
-from baton.model.cpu.library import FLOAT, INT, POINTER, Native
+from baton.model.cpu.library import INT, POINTER, Native
 
 
 class _Geometry(ctypes.Structure):
@@ -24,6 +24,22 @@ class _Geometry(ctypes.Structure):
         ("scale", ctypes.c_double),
         ("piece_blocks", INT),
         ("kv_int8", INT),
+        ("soft_cap", ctypes.c_double),
+    )
+
+
+class _Turn(ctypes.Structure):
+    """`Turn` of native/tiles.h."""
+
+    _fields_ = (
+        ("cos", POINTER),
+        ("sin", POINTER),
+        ("stride", INT),
+        ("query_norm", POINTER),
+        ("key_norm", POINTER),
+        ("eps", ctypes.c_double),
+        ("plus", ctypes.c_double),
+        ("query_factors", POINTER),
     )
 
 
@@ -43,12 +59,12 @@ class NativeKernels:
             shape.scale,
             shape.piece_blocks,
             shape.kv_int8,
+            shape.soft_cap,
         )
         self.geometry_address = ctypes.addressof(self._geometry)
         self._write = library.function("write", POINTER, POINTER, POINTER, INT, POINTER, INT, POINTER, INT)
-        self._rotate = library.function(
-            "rotate_and_write", *[POINTER] * 6, INT, POINTER, POINTER, FLOAT, POINTER, INT
-        )
+        self._turn = _Turn()
+        self._rotate = library.function("rotate_and_write", *[POINTER] * 6, INT)
         self._attend = library.function(
             "attend", *[POINTER] * 3, INT, POINTER, POINTER, INT, POINTER, INT, INT, POINTER, POINTER
         )
@@ -63,6 +79,9 @@ class NativeKernels:
         )
         self._finished = np.zeros((slots, shape.num_heads), np.int32)
         self._addresses = address_of(self._partials), address_of(self._finished)
+
+    def turns(self, norms: HeadNorms | None, grows: bool) -> bool:
+        return True
 
     def write(self, layer: int, keys: Tensor, values: Tensor, runs: Runs) -> None:
         self._write(
@@ -83,20 +102,23 @@ class NativeKernels:
         queries: Tensor,
         cos: Tensor,
         sin: Tensor,
+        growth: Tensor | None,
         norms: HeadNorms | None,
         runs: Runs,
     ) -> None:
+        turn = self._turn
+        turn.cos, turn.sin, turn.stride = cos.data_ptr(), sin.data_ptr(), cos.stride(0)
+        turn.query_factors = None if growth is None else growth.data_ptr()
+        turn.query_norm = None if norms is None else norms.queries.data_ptr()
+        turn.key_norm = None if norms is None else norms.keys.data_ptr()
+        if norms is not None:
+            turn.eps, turn.plus = norms.eps, norms.plus
         self._rotate(
             self.geometry_address,
             layer,
             qkv.data_ptr(),
             queries.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            cos.stride(0),
-            None if norms is None else norms.queries.data_ptr(),
-            None if norms is None else norms.keys.data_ptr(),
-            0.0 if norms is None else norms.eps,
+            ctypes.addressof(turn),
             runs.address,
             len(runs.runs),
         )

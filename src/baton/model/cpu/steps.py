@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from baton.model.cpu.library import FLOAT, INT, POINTER, Native, native
-from baton.model.ops.fused import Activations, Form, FusedOps, Result, addresses
+from baton.model.description.model import Activation
+from baton.model.ops.fused import ACTIVATIONS, PLAIN, Activations, Form, FusedOps, Result, addresses
 from baton.model.weights.quantized import Unscaled
 
 _MAX_ROW = 1 << 16
@@ -23,15 +24,28 @@ class NativeOps(FusedOps):
         super().__init__(int8)
         self._is_bf16 = int(dtype == torch.bfloat16)
         self._add_norm = library.function(
-            "add_norm", INT, *[POINTER] * 4, INT, *[POINTER] * 3, INT, INT, FLOAT
+            "add_norm",
+            *(INT, POINTER, POINTER, POINTER, FLOAT, POINTER, FLOAT),
+            *(INT, POINTER, POINTER, POINTER, INT, INT, FLOAT),
         )
-        self._silu_mul = library.function("silu_mul", INT, *[POINTER] * 2, INT, *[POINTER] * 3, INT, INT)
+        self._norm_rows = library.function("norm_rows", INT, POINTER, POINTER, FLOAT, INT, INT, INT, FLOAT)
+        self._temper_rows = library.function("temper_rows", INT, POINTER, FLOAT, FLOAT, INT, INT)
+        self._gated_mul = library.function(
+            "gated_mul", INT, INT, *[POINTER] * 2, INT, *[POINTER] * 3, INT, INT
+        )
         self._quantize = library.function("quantize", INT, POINTER, INT, *[POINTER] * 3, INT, INT)
         self._scale_rows = library.function("scale_rows", INT, *[POINTER] * 3, INT, INT)
         self._take_rows = library.function("take_rows", INT, *[POINTER] * 5, INT, INT)
 
     def add_norm(
-        self, x: Tensor, y: Result | None, weight: Tensor, eps: float, form: Form | None = None
+        self,
+        x: Tensor,
+        y: Result | None,
+        weight: Tensor | None,
+        eps: float,
+        form: Form | None = None,
+        plus: float = 0.0,
+        factor: float = 1.0,
     ) -> Activations:
         rows, n = x.shape
         form = form or self.form
@@ -40,7 +54,9 @@ class NativeOps(FusedOps):
             self._is_bf16,
             x.data_ptr(),
             *addresses(y),
-            weight.data_ptr(),
+            factor,
+            None if weight is None else weight.data_ptr(),
+            plus,
             form.number,
             form.order_address,
             *addresses(out),
@@ -50,13 +66,37 @@ class NativeOps(FusedOps):
         )
         return out
 
-    def silu_mul(self, gate_up: Result, form: Form | None = None) -> Activations:
+    def add(self, x: Tensor, y: Result | None, factor: float = 1.0) -> None:
+        if y is None or factor == 1:
+            super().add(x, y)
+        else:  # as it is added before a norm, to the last bit
+            self.add_norm(x, y, None, 0.0, PLAIN, factor=factor)
+
+    def normalize(self, x: Tensor, weight: Tensor, eps: float, plus: float = 0.0) -> None:
+        rows, n = x.shape
+        self._norm_rows(self._is_bf16, x.data_ptr(), weight.data_ptr(), plus, rows, n, x.stride(0), eps)
+
+    def temper(self, x: Tensor, factor: float, cap: float | None = None) -> Tensor:
+        x = x.contiguous()
+        self._temper_rows(self._is_bf16, x.data_ptr(), factor, cap or 0.0, *x.shape)
+        return x
+
+    def gated_mul(
+        self, gate_up: Result, form: Form | None = None, activation: Activation = "silu"
+    ) -> Activations:
         values = gate_up.values if isinstance(gate_up, Unscaled) else gate_up
         rows, n = values.shape[0], values.shape[1] // 2
         form = form or self.form
         out = self._result(values, rows, n, form)
-        self._silu_mul(
-            self._is_bf16, *addresses(gate_up), form.number, form.order_address, *addresses(out), rows, n
+        self._gated_mul(
+            self._is_bf16,
+            ACTIVATIONS.index(activation),
+            *addresses(gate_up),
+            form.number,
+            form.order_address,
+            *addresses(out),
+            rows,
+            n,
         )
         return out
 

@@ -19,7 +19,7 @@ the kernel: `torch.nn.Module` costs more for each call and attribute than the ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -86,18 +86,21 @@ class Layer(Module):
 
 
 class RMSNorm(Layer):
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension, computed in float32."""
+    """x / sqrt(mean(x²) + eps) * (weight + plus) over the last dimension, computed in float32."""
 
-    def __init__(self, name: str, size: int, eps: float, placement: Placement) -> None:
+    def __init__(self, name: str, size: int, eps: float, placement: Placement, plus: float = 0.0) -> None:
         super().__init__()
+        self.plus = plus
         self.weight = placement.parameter(f"{name}.weight", size)
         self.eps = eps
         self.ops = placement.ops
         self.pieces = [Piece(f"{name}.weight", (size,), "weight")]
 
-    def __call__(self, x: Tensor, y: Result | None = None, form: Form | None = None) -> Activations:
-        """Adds y to x, in place, and normalizes the sum for a product that takes `form`."""
-        return self.ops.add_norm(x, y, self.weight, self.eps, form)
+    def __call__(
+        self, x: Tensor, y: Result | None = None, form: Form | None = None, factor: float = 1.0
+    ) -> Activations:
+        """Adds y * factor to x, in place, and normalizes the sum for a product that takes `form`."""
+        return self.ops.add_norm(x, y, self.weight, self.eps, form, self.plus, factor)
 
 
 class Matrix(Layer):
@@ -157,7 +160,8 @@ class Matrix(Layer):
 class Linear(Matrix):
     """One or several matrices of the same input, cut by output features: [T, in] → [T, out of this rank].
 
-    `parts`: (name, whole output size, first and last+1 row of this rank) of each matrix.
+    `parts`: (name, whole output size, first and last+1 row of this rank) of each matrix; a tensor that holds
+    several of them stands there for each.  `orders`: how the rows of each are to be reordered.
     """
 
     def __init__(
@@ -166,28 +170,17 @@ class Linear(Matrix):
         in_features: int,
         bias: bool,
         placement: Placement,
-        transforms: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+        orders: Sequence[Callable[[Tensor], Tensor] | None] = (),
     ) -> None:
         out_features = sum(stop - start for _, _, start, stop in parts)
         super().__init__(parts[0][0], out_features, in_features, bias, placement)
         row = 0
-        for name, size, start, stop in parts:
-            change = (transforms or {}).get(name)
+        for (name, size, start, stop), change in zip(parts, orders or [None] * len(parts), strict=True):
             shape = (size, in_features)
             self.pieces.append(Piece(f"{name}.weight", shape, "weight", row, 0, start, stop, change))
             if bias:
                 self.pieces.append(Piece(f"{name}.bias", (size,), "bias", row, 0, start, stop, change))
             row += stop - start
-
-
-def column_parallel(
-    names: list[str], size: int, in_features: int, bias: bool, placement: Placement
-) -> Linear:
-    """Matrices of `size` outputs each, cut evenly over the ranks."""
-    parallel = placement.parallel
-    share = size // parallel.size
-    first = parallel.rank * share
-    return Linear([(name, size, first, first + share) for name in names], in_features, bias, placement)
 
 
 class RowParallelLinear(Matrix):

@@ -8,11 +8,17 @@ Theory.  RoPE turns each pair of elements (i, i + head_dim/2) of a query or key 
 * llama3: those of long wavelength divided by `factor`, short ones kept, a linear blend between;
 * yarn (arXiv 2309.00071): the same idea with the borders counted in rotations over the original context,
   and cos and sin multiplied by an attention factor;
+* longrope (arXiv 2402.13753): each divided by a number of its own, from one list for contexts that fit what
+  the model was first trained on, from another one for longer ones, and cos and sin multiplied by an attention
+  factor.  Keys that are kept cannot turn with the context that comes after them, so the longest context that
+  is served says which list it is;
 * factors: each divided by a number of its own (how GGUF files have llama3's);
 * dynamic: equal to default as long as a context fits `max_position_embeddings`, which Baton enforces.
 
-Heads whose pairs are (2i, 2i+1) instead (ERNIE-4.5) are reordered when their weights are loaded; a dot
-product does not notice that queries and keys are permuted alike.
+Heads whose pairs are (2i, 2i+1) instead (ERNIE-4.5), or of which only a part is rotated, are reordered when
+their weights are loaded (`weights.rows.in_halves`); a dot product does not notice that queries and keys are
+permuted alike.  Elements that are not rotated are turned by an angle of 0, and so are all of a layer that has
+no positions: nothing behind this file knows the difference.
 """
 
 from __future__ import annotations
@@ -22,13 +28,18 @@ import math
 import torch
 from torch import Tensor
 
-from baton.model.checkpoint.config import RopeConfig
+from baton.model.description.model import QueryGrowth, RopeConfig
 
 
-def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """([head_dim / 2] float32 frequencies in radians per position, factor of cos and sin)."""
+def rope_frequencies(rope: RopeConfig, head_dim: int, longest: int = 0) -> tuple[Tensor, float]:
+    """([head_dim / 2] float32 frequencies in radians per position, factor of cos and sin).
+
+    `head_dim`: elements that are rotated.  `longest`: context that is served, in tokens.
+    """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     base = 1.0 / (rope.theta**exponents)
+    if rope.type == "longrope":
+        return _longrope(base, rope, longest)
     if rope.type == "linear":
         return base / float(rope.parameters["factor"]), 1.0
     if rope.type == "factors":
@@ -48,6 +59,16 @@ def _llama3(base: Tensor, rope: RopeConfig) -> Tensor:
     # 0 where a wave turns fewer than `low` times in the original context, 1 where more than `high` times.
     kept = ((original / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * base / factor + kept * base
+
+
+def _longrope(base: Tensor, rope: RopeConfig, longest: int) -> tuple[Tensor, float]:
+    p = rope.parameters
+    original, factor = int(p["original_max_position_embeddings"]), float(p["factor"])
+    attention_factor = p.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    factors = p["long_factor" if longest > original else "short_factor"]
+    return base / torch.tensor(factors, dtype=torch.float32), float(attention_factor)
 
 
 def _yarn(base: Tensor, rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
@@ -91,9 +112,28 @@ class Rotary:
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
-        self._frequencies, self._factor = rope_frequencies(rope, head_dim)
+    growth: Tensor | None
+    """[positions] float32 by which queries are multiplied; None: by nothing."""
+
+    def __init__(
+        self,
+        rope: RopeConfig | None,
+        head_dim: int,
+        max_positions: int,
+        device: torch.device,
+        growth: QueryGrowth | None = None,
+    ) -> None:
+        """`rope` None: nothing is turned."""
+        rotated = 0 if rope is None else rope.rotated(head_dim)
+        self._frequencies = torch.zeros(head_dim // 2)
+        self._factors = torch.ones(head_dim // 2)
+        if rope is not None:
+            self._frequencies[: rotated // 2], self._factors[: rotated // 2] = rope_frequencies(
+                rope, rotated, max_positions
+            )
         self._max_positions = max_positions
+        self._growth = growth
+        self.growth = None if growth is None else torch.empty(0, device=device)
         self.cos = self.sin = torch.empty(0, head_dim // 2, device=device)
         self.reach(1)
 
@@ -111,13 +151,20 @@ class Rotary:
         for first in range(have, stop, _POSITIONS_AT_A_TIME):
             turns = torch.arange(first, first + _POSITIONS_AT_A_TIME, dtype=torch.float32)
             angles = torch.outer(turns, self._frequencies)
-            cos.append((angles.cos() * self._factor).to(self.cos.device))
-            sin.append((angles.sin() * self._factor).to(self.sin.device))
+            cos.append((angles.cos() * self._factors).to(self.cos.device))
+            sin.append((angles.sin() * self._factors).to(self.sin.device))
         self.cos, self.sin = torch.cat(cos), torch.cat(sin)
+        if self._growth is not None:
+            laps = torch.arange(len(self.cos), dtype=torch.float32) // self._growth.original
+            self.growth = (1 + self._growth.beta * torch.log(1 + laps)).to(self.cos.device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[T] positions → (cos, sin), each [T, 1, head_dim / 2] float32."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+
+    def growth_at(self, positions: Tensor) -> Tensor | None:
+        """[T] positions → [T, 1, 1] float32 by which queries are multiplied; None: by nothing."""
+        return None if self.growth is None else self.growth[positions].view(-1, 1, 1)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,24 +1,28 @@
 """What happens to activations between two products, each as one operation: here in plain PyTorch.
 
 * `add_norm`: the residual stream takes up what the last sublayer gave, and is normalized for the next one;
-* `silu_mul`: SwiGLU, silu(gate) * up;
+* `gated_mul`: activation(gate) * up, such as SwiGLU;
+* `normalize`: a norm in place;
+* `temper`: multiplied by a number, and bent below a cap;
 * `quantize`, `scaled`: into and out of int8 products (see `quantized`), where no other operation does it.
 
-The first three give their result in the `Form` that the next product takes: as it is, as bytes for int8
-weights, or as bytes for weights in groups.  The first two accept an unscaled int8 product.  `cpu.steps` (C++)
-and `cpu.numba.ops` (where that was not built) do the same with one pass over memory each; this file serves
-every other device and dtype.
+`add_norm`, `gated_mul` and `quantize` give their result in the `Form` that the next product takes: as it is,
+as bytes for int8 weights, or as bytes for weights in groups.  The first two accept an unscaled int8 product.
+`cpu.steps` (C++) and `cpu.numba.ops` (where that was not built) do the same with one pass over memory each;
+this file serves every other device and dtype.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.model.description.model import Activation
 from baton.model.weights.group_rows import GroupRows, factors_of, quantize_in_blocks
 from baton.model.weights.quantized import Quantized, Unscaled, quantize_activations
 
@@ -47,6 +51,8 @@ class Form:
         return 0 if self.order is None else self.order.data_ptr()
 
 
+ACTIVATIONS: Final[tuple[Activation, ...]] = ("silu", "gelu_tanh")
+"""In the order of `Activation` of native/kernels.h."""
 PLAIN, INT8, GROUPS = Form("plain"), Form("int8"), Form("groups")
 
 
@@ -57,25 +63,52 @@ class FusedOps:
         self.int8 = int8
         self.form = INT8 if int8 else PLAIN
 
-    def add(self, x: Tensor, y: Result | None) -> None:
-        """x += y, both [T, hidden]; nothing if y is None."""
-        if y is not None:
-            x.add_(self.scaled(y) if isinstance(y, Unscaled) else y)
+    def add(self, x: Tensor, y: Result | None, factor: float = 1.0) -> None:
+        """x += y * factor, both [T, hidden]; nothing if y is None."""
+        if y is None:
+            return
+        y = self.scaled(y) if isinstance(y, Unscaled) else y
+        if factor == 1:
+            x.add_(y)
+        else:
+            x.copy_(x.float() + y.float() * factor)
 
     def add_norm(
-        self, x: Tensor, y: Result | None, weight: Tensor, eps: float, form: Form | None = None
+        self,
+        x: Tensor,
+        y: Result | None,
+        weight: Tensor | None,
+        eps: float,
+        form: Form | None = None,
+        plus: float = 0.0,
+        factor: float = 1.0,
     ) -> Activations:
-        """x += y in place, then RMSNorm(x): x / sqrt(mean(x²) + eps) * weight over the last dimension.
+        """x += y * factor in place, then RMSNorm(x): x / sqrt(mean(x²) + eps) * (weight + plus) over the last
+        dimension; x itself without a weight.
 
         x, y and the result are [T, hidden].
         """
-        self.add(x, y)
-        return self.quantize(F.rms_norm(x, weight.shape, weight, eps), form)
+        self.add(x, y, factor)
+        if weight is None:
+            return self.quantize(x, form)
+        return self.quantize(rms_norm(x, weight, eps, plus), form)
 
-    def silu_mul(self, gate_up: Result, form: Form | None = None) -> Activations:
-        """[T, 2 n], gates first → [T, n]"""
+    def normalize(self, x: Tensor, weight: Tensor, eps: float, plus: float = 0.0) -> None:
+        """RMSNorm of x [T, n], in place; rows may be apart."""
+        x.copy_(rms_norm(x, weight, eps, plus))
+
+    def temper(self, x: Tensor, factor: float, cap: float | None = None) -> Tensor:
+        """x * factor, then cap * tanh(x / cap), in x or anew, for [T, n]."""
+        found = x.float() * factor
+        return (found if cap is None else cap * tanh(found / cap)).to(x.dtype)
+
+    def gated_mul(
+        self, gate_up: Result, form: Form | None = None, activation: Activation = "silu"
+    ) -> Activations:
+        """activation(gate) * up: [T, 2 n], gates first → [T, n]"""
         gate, up = self.dequantize(gate_up).chunk(2, dim=-1)
-        return self.quantize(_silu(gate).mul_(up), form)
+        active = _silu(gate) if activation == "silu" else _gelu_tanh(gate)
+        return self.quantize(active.mul_(up), form)
 
     def quantize(self, x: Tensor, form: Form | None = None) -> Activations:
         """[T, K] as a product takes it."""
@@ -107,6 +140,26 @@ class FusedOps:
     def take_rows(self, elements: Tensor, row_places: Tensor, column_places: Tensor, rows: Tensor) -> Tensor:
         """[t, k] = elements[row_places[rows[t]] + column_places[k]]"""
         return elements.take(row_places[rows].unsqueeze(1) + column_places)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, plus: float = 0.0) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * (weight + plus) over the last dimension, in float32; in the dtype of x."""
+    if not plus:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x.float(), weight.shape, weight.float() + plus, eps).to(x.dtype)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Of float32.  By the exponential, for the reason that `_silu` gives."""
+    if x.device.type != "cpu":
+        return torch.tanh(x)
+    return 1.0 - 2.0 / ((2.0 * x).exp_().add_(1.0))
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    exact = x.float()
+    bent = tanh((exact + 0.044715 * exact * exact * exact) * math.sqrt(2 / math.pi))
+    return (0.5 * exact * (1.0 + bent)).to(x.dtype)
 
 
 def _silu(x: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ class SafetensorsSource:
         try:
             for path in checkpoint_files(directory):
                 self._open(path)
+            self._name_as_text()
             self._name_as_whole()
         except BaseException:
             self._stack.close()
@@ -63,6 +64,17 @@ class SafetensorsSource:
                 raise LoadError(f"{str(path)!r}: tensor {name!r} is in another file too")
             self._files[name], self._paths[name] = file, path
 
+    def _name_as_text(self) -> None:
+        """Of a model of texts and images: its decoder's tensors get the names of a model of texts, and the
+        others, which nobody reads, are forgotten."""
+        renamed = {ours: name for name in self._files if (ours := _of_text(name))}
+        if any(ours.startswith("model.") and ours != name for ours, name in renamed.items()):
+            self._rename(renamed)
+
+    def _rename(self, renamed: Mapping[str, str]) -> None:
+        self._files = {name: _Renamed(self._files[old], old) for name, old in renamed.items()}
+        self._paths = {name: self._paths[old] for name, old in renamed.items()}
+
     def _name_as_whole(self) -> None:
         """A checkpoint of the layers alone, as embedding models are saved: its tensors get the names that
         they have in the whole model, and the embedding stands for the head, which nobody reads."""
@@ -70,8 +82,7 @@ class SafetensorsSource:
             return
         renamed = {name if name.startswith("lm_head.") else f"model.{name}": name for name in self._files}
         renamed.setdefault("lm_head.weight", "embed_tokens.weight")
-        self._files = {name: _Renamed(self._files[old], old) for name, old in renamed.items()}
-        self._paths = {name: self._paths[old] for name, old in renamed.items()}
+        self._rename(renamed)
 
     def __enter__(self) -> SafetensorsSource:
         return self
@@ -174,3 +185,18 @@ class SafetensorsSource:
             return None
         kind: str = self._files[source].get_slice(source).get_dtype()
         return None if kind.startswith(("F", "BF")) else scheme
+
+
+def _of_text(name: str) -> str:
+    """The name in a model of texts alone; "" for what belongs to images.
+
+    transformers 5 saves model.language_model.layers…, older programs language_model.model.layers….
+    """
+    for begin, ours in (
+        ("model.language_model.", "model."),
+        ("language_model.", ""),
+        ("lm_head.", "lm_head."),
+    ):
+        if name.startswith(begin):
+            return ours + name.removeprefix(begin)
+    return ""

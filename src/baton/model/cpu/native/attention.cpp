@@ -188,6 +188,11 @@ void attend_unit(const Call& call, const Unit& unit, const Unit* following, cons
             const int64_t low = row.position - call.window + 1 - base, high = row.position + 1 - base;
             then(row.tile_row, low > 0 ? low : 0, high < end ? high : end);
         };
+        if (g.soft_cap > 0)
+            for (int r = 0; r < num_rows; ++r)
+                seen(row_list[r], [&](int row, int64_t low, int64_t high) {
+                    t.bend(row, low, high, static_cast<float>(g.scale) * t.row_scale(row), static_cast<float>(g.soft_cap));
+                });
         for (int r = 0; r < num_rows; ++r)
             seen(row_list[r], [&](int row, int64_t low, int64_t high) { t.find_largest(row, low, high, scale); });
         for (int r = 0; r < unit.kv_heads * rows; r += kLanes) {
@@ -273,24 +278,22 @@ BATON_EXPORT(attend)(const Geometry* g, void* layer, const void* queries, int64_
 }
 
 // `rotate_and_write`, then `attend`, of the same tokens; `out` may be where the queries are.
-BATON_EXPORT(store_and_attend)(const Geometry* g, void* layer, const void* qkv, void* queries, const float* cos,
-                               const float* sin, int64_t rotary_stride, const void* query_norm, const void* key_norm,
-                               float eps, const void* runs, int64_t num_runs, void* out, const void* items,
-                               int64_t num_items, const int32_t* tables, int64_t table_stride, int64_t window,
-                               float* partials, int32_t* finished) {
+BATON_EXPORT(store_and_attend)(const Geometry* g, void* layer, const void* qkv, void* queries, const Turn* turn,
+                               const void* runs, int64_t num_runs, void* out, const void* items, int64_t num_items,
+                               const int32_t* tables, int64_t table_stride, int64_t window, float* partials,
+                               int32_t* finished) {
     const Call call = {g,      layer,        queries, g->num_heads * g->dim, out, static_cast<const Item*>(items),
                        tables, table_stride, window,  partials,              finished};
     if (num_items != num_runs || !only_decodes(call, num_items)) {
-        BATON_JOIN(rotate_and_write, BATON_ISA)
-        (g, layer, qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps, runs, num_runs);
+        BATON_JOIN(rotate_and_write, BATON_ISA)(g, layer, qkv, queries, turn, runs, num_runs);
         BATON_JOIN(attend, BATON_ISA)
         (g, layer, queries, call.query_stride, out, items, num_items, tables, table_stride, window, partials, finished);
         return;
     }
     const auto both = [&](auto* tile) {
         typedef __typeof__(*tile) Queries;
-        const auto heads =
-            heads_of<typename Queries::Element>(qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps);
+        typedef typename Queries::Element T;
+        const Heads<T> heads = {static_cast<const T*>(qkv), static_cast<T*>(queries), *turn};
         attend<Queries>(call, num_items, &heads);
     };
     if (g->kv_int8) g->is_bf16 ? both((ByteTile<bf16>*)nullptr) : both((ByteTile<float>*)nullptr);

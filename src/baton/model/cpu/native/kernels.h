@@ -20,23 +20,28 @@ enum Form {
     kInGroups,  // bytes and factors, as grouped.h says, in `order` if there is one
 };
 
-BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, const void* weight, int64_t form,
-                       const int32_t* order, void* out, float* out_scales, int64_t rows, int64_t n, float eps);
-BATON_EXPORT(silu_mul)(int64_t is_bf16, const void* gate_up, const float* scales, int64_t form, const int32_t* order,
-                       void* out, float* out_scales, int64_t rows, int64_t n);
+// Of an MLP's gate: ACTIVATIONS of model/ops/fused.py.
+enum Activation { kSilu, kGeluTanh };
+
+BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, float y_factor,
+                       const void* weight, float plus, int64_t form, const int32_t* order, void* out, float* out_scales,
+                       int64_t rows, int64_t n, float eps);
+BATON_EXPORT(norm_rows)(int64_t is_bf16, void* x, const void* weight, float plus, int64_t rows, int64_t n,
+                        int64_t stride, float eps);
+BATON_EXPORT(temper_rows)(int64_t is_bf16, void* x, float factor, float cap, int64_t rows, int64_t n);
+BATON_EXPORT(gated_mul)(int64_t is_bf16, int64_t activation, const void* gate_up, const float* scales, int64_t form,
+                        const int32_t* order, void* out, float* out_scales, int64_t rows, int64_t n);
 BATON_EXPORT(quantize)(int64_t is_bf16, const void* x, int64_t form, const int32_t* order, void* out, float* scales,
                        int64_t rows, int64_t n);
 BATON_EXPORT(take_rows)(int64_t is_bf16, const void* elements, const int64_t* row_places, const int64_t* column_places,
                         const int64_t* rows, void* out, int64_t count, int64_t n);
 
-BATON_EXPORT(rotate_and_write)(const Geometry* g, void* layer, const void* qkv, void* queries, const float* cos,
-                               const float* sin, int64_t rotary_stride, const void* query_norm, const void* key_norm,
-                               float eps, const void* runs, int64_t num_runs);
+BATON_EXPORT(rotate_and_write)(const Geometry* g, void* layer, const void* qkv, void* queries, const Turn* turn,
+                               const void* runs, int64_t num_runs);
 BATON_EXPORT(attend)(const Geometry* g, void* layer, const void* queries, int64_t query_stride, void* out,
                      const void* items, int64_t num_items, const int32_t* tables, int64_t table_stride, int64_t window,
                      float* partials, int32_t* finished);
-BATON_EXPORT(store_and_attend)(const Geometry* g, void* layer, const void* qkv, void* queries, const float* cos,
-                               const float* sin, int64_t rotary_stride, const void* query_norm, const void* key_norm,
-                               float eps, const void* runs, int64_t num_runs, void* out, const void* items,
-                               int64_t num_items, const int32_t* tables, int64_t table_stride, int64_t window,
-                               float* partials, int32_t* finished);
+BATON_EXPORT(store_and_attend)(const Geometry* g, void* layer, const void* qkv, void* queries, const Turn* turn,
+                               const void* runs, int64_t num_runs, void* out, const void* items, int64_t num_items,
+                               const int32_t* tables, int64_t table_stride, int64_t window, float* partials,
+                               int32_t* finished);

@@ -187,45 +187,41 @@ float inverse_rms(const T* x, int64_t dim, float eps) {
     return 1.0f / __builtin_sqrtf(sum / static_cast<float>(dim) + eps);
 }
 
-// One head: halves (a, b) → (a cos - b sin, b cos + a sin).  `weight`: of the head norm, or null.
+// One head: halves (a, b) → (a cos - b sin, b cos + a sin), times `grown`.  `weight`: of the head norm, or null.
 // cos and sin: [dim / 2] of the token's position.
 template <class T>
-void rotate(const T* x, T* out, int64_t dim, const float* cos, const float* sin, const T* weight, float eps) {
+void rotate(const T* x, T* out, int64_t dim, const float* cos, const float* sin, const T* weight, float eps, float plus,
+            float grown) {
     const int64_t half = dim / 2;
     const float factor = weight ? inverse_rms(x, dim, eps) : 1.0f;
     int64_t i = 0;
     for (; i + kLanes <= half; i += kLanes) {
         F a = load(x + i), b = load(x + half + i);
         if (weight) {
-            a = a * factor * load(weight + i);
-            b = b * factor * load(weight + half + i);
+            a = a * factor * (load(weight + i) + plus);
+            b = b * factor * (load(weight + half + i) + plus);
         }
         const F c = load(cos + i), s = load(sin + i);
-        store(out + i, a * c - b * s);
-        store(out + half + i, b * c + a * s);
+        store(out + i, (a * c - b * s) * grown);
+        store(out + half + i, (b * c + a * s) * grown);
     }
     for (; i < half; ++i) {
         float a = get(x + i), b = get(x + half + i);
         if (weight) {
-            a = a * factor * get(weight + i);
-            b = b * factor * get(weight + half + i);
+            a = a * factor * (get(weight + i) + plus);
+            b = b * factor * (get(weight + half + i) + plus);
         }
-        put(out + i, a * cos[i] - b * sin[i]);
-        put(out + half + i, b * cos[i] + a * sin[i]);
+        put(out + i, (a * cos[i] - b * sin[i]) * grown);
+        put(out + half + i, (b * cos[i] + a * sin[i]) * grown);
     }
 }
 
-// The rows of a step's qkv product, and what turns them: `rotate_and_write` of kernels.h.
+// The rows of a step's qkv product, and what turns them.
 template <class T>
 struct Heads {
     const T* qkv;
     T* queries;
-    const float* cos;
-    const float* sin;
-    int64_t rotary_stride;
-    const T* query_norm;
-    const T* key_norm;
-    float eps;
+    const Turn& turn;
 
     const T* row(const Geometry& g, int64_t token) const {
         return qkv + token * (g.num_heads + 2 * g.num_kv_heads) * g.dim;
@@ -235,22 +231,21 @@ struct Heads {
     }
     // The query heads of a KV head, into their place.
     void turn_queries(const Geometry& g, int64_t token, int64_t position, int64_t kv_head) const {
-        const int64_t per_kv = g.num_heads / g.num_kv_heads, turn = position * rotary_stride;
+        const int64_t per_kv = g.num_heads / g.num_kv_heads;
+        const float grown = turn.query_factors ? turn.query_factors[position] : 1.0f;
         for (int64_t q = kv_head * per_kv; q < (kv_head + 1) * per_kv; ++q)
-            rotate(row(g, token) + q * g.dim, queries + (token * g.num_heads + q) * g.dim, g.dim, cos + turn, sin + turn,
-                   query_norm, eps);
+            one(g, row(g, token) + q * g.dim, queries + (token * g.num_heads + q) * g.dim, position, turn.query_norm,
+                grown);
     }
     void turn_key(const Geometry& g, int64_t token, int64_t position, int64_t kv_head, T* to) const {
-        const int64_t turn = position * rotary_stride;
-        rotate(row(g, token) + (g.num_heads + kv_head) * g.dim, to, g.dim, cos + turn, sin + turn, key_norm, eps);
+        one(g, row(g, token) + (g.num_heads + kv_head) * g.dim, to, position, turn.key_norm, 1.0f);
+    }
+
+private:
+    void one(const Geometry& g, const T* from, T* to, int64_t position, const void* norm, float grown) const {
+        rotate(from, to, g.dim, turn.cos + position * turn.stride, turn.sin + position * turn.stride,
+               static_cast<const T*>(norm), static_cast<float>(turn.eps), static_cast<float>(turn.plus), grown);
     }
 };
-
-template <class T>
-Heads<T> heads_of(const void* qkv, void* queries, const float* cos, const float* sin, int64_t rotary_stride,
-                  const void* query_norm, const void* key_norm, float eps) {
-    return {static_cast<const T*>(qkv), static_cast<T*>(queries), cos, sin, rotary_stride,
-            static_cast<const T*>(query_norm), static_cast<const T*>(key_norm), eps};
-}
 
 }  // namespace

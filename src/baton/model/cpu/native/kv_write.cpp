@@ -64,17 +64,14 @@ BATON_EXPORT(write)(const Geometry* g, void* layer, const void* keys, int64_t ke
     else g->is_bf16 ? all(AsTheyAre<bf16>{}) : all(AsTheyAre<float>{});
 }
 
-// qkv: [T, heads + 2 * kv heads, dim], contiguous → queries [T, heads, dim] rotated; keys and values stored.
-// cos, sin: float32 [positions, rotary_stride], of which the first dim / 2 columns are used.
-// query_norm, key_norm: [dim] in the element type, or null.
-BATON_EXPORT(rotate_and_write)(const Geometry* g, void* layer, const void* qkv, void* queries, const float* cos,
-                               const float* sin, int64_t rotary_stride, const void* query_norm, const void* key_norm,
-                               float eps, const void* runs, int64_t num_runs) {
+// qkv: [T, heads + 2 * kv heads, dim], contiguous → queries [T, heads, dim] turned; keys and values stored.
+BATON_EXPORT(rotate_and_write)(const Geometry* g, void* layer, const void* qkv, void* queries, const Turn* turn,
+                               const void* runs, int64_t num_runs) {
     const Run* where = static_cast<const Run*>(runs);
     const auto all = [&](auto kept) {
         typedef decltype(kept) Kept;
-        const auto heads =
-            heads_of<typename Kept::Head>(qkv, queries, cos, sin, rotary_stride, query_norm, key_norm, eps);
+        typedef typename Kept::Head T;
+        const Heads<T> heads = {static_cast<const T*>(qkv), static_cast<T*>(queries), *turn};
         rotate_and_write<Kept>(*g, layer, heads, where, num_runs);
     };
     if (g->kv_int8) g->is_bf16 ? all(InBytes<bf16>{}) : all(InBytes<float>{});

@@ -2,9 +2,9 @@
 //
 // Why.  A layer is nine kernels, and a call from Python (its arguments, the tensor for its result) takes some
 // microseconds, more while weights stream through the caches and evict the interpreter: with a small model, as much as
-// the work itself.  So Python describes the model once, as addresses and sizes (`Model`; model/architectures/program.py has its
+// the work itself.  So Python describes the model once, as addresses and sizes (`Model`; model/decoder/program.py has its
 // twin), and for each step what it reads and writes (`Step`), and this file plans the step and calls the kernels in the
-// order of model/architectures/llama.py with the same arguments.  Results are the same, bit for bit.
+// order of model/decoder/blocks.py with the same arguments.  Results are the same, bit for bit.
 //
 // Memory.  Activations live in an arena that Python owns; `Buffers` divides it for the step's tokens.  What attention
 // needs and what the MLP needs lie in the same place, as they are never needed together:
@@ -24,7 +24,8 @@
 
 namespace {
 
-constexpr int kWindows = 2;  // a model has at most
+constexpr int kWindows = 2;   // a model has at most
+constexpr int kRotaries = 2;  // likewise
 constexpr int64_t kNoWindow = 1 << 30;
 
 // y = x Wᵀ + b, packed as linear.cpp says, or in groups.
@@ -41,15 +42,20 @@ struct Product {
 };
 
 struct Layer {
-    const void* attention_norm;
+    const void* attention_norm;  // or null
     Product qkv;
-    const void* query_norm;  // of each head, or null
+    const void* query_norm;  // of each head or, if `wide`, of all together; or null
     const void* key_norm;
+    int64_t wide;
     Product output;
-    const void* mlp_norm;
+    const void* attention_out_norm;  // or null
+    const void* mlp_norm;            // or null
     Product gate_up;
+    int64_t activation;
     Product down;
-    int64_t window;  // which of the model's
+    const void* mlp_out_norm;  // or null
+    int64_t window;            // which of the model's
+    int64_t rotary;            // likewise
 };
 
 struct Model {
@@ -59,14 +65,19 @@ struct Model {
     int64_t hidden;
     int64_t intermediate;
     double eps;
-    double head_eps;  // of head norms
+    double plus;  // to the weights of norms
+    double residual;  // what a sublayer gives is multiplied by
+    double embedding_factor;
+    double logits_factor;
+    double logits_cap;  // 0: none
     const Geometry* geometry;
     int64_t tile_positions;  // of attention's query tiles
     int64_t num_windows;
     int64_t windows[kWindows];  // positions that one sees; 0: all
-    const float* cos;  // [positions, rotary_stride]
-    const float* sin;
+    const float* cos[kRotaries];  // [positions, rotary_stride]
+    const float* sin[kRotaries];
     int64_t rotary_stride;
+    const float* query_factors;  // [positions], or null
     const Layer* layers;
     // Rows of the embedding: in groups; see take_rows; or, without places, [vocabulary, hidden].
     const GroupedWeight* embedding_groups;
@@ -99,7 +110,7 @@ struct Step {
     int32_t* finished;
 };
 
-enum Operation { kEmbedding, kAddNorm, kQkv, kAttend, kQuantize, kOutput, kGateUp, kSiluMul, kDown, kHead };
+enum Operation { kEmbedding, kAddNorm, kQkv, kAttend, kQuantize, kOutput, kGateUp, kGate, kDown, kHead };
 
 // Adds the time since the last look to an operation.
 class Clock {
@@ -209,6 +220,9 @@ public:
             (m_.is_bf16, m_.embedding, m_.row_places, m_.column_places, b_.ids, b_.x, s_.tokens, m_.hidden);
         else
             copy_rows(static_cast<const char*>(m_.embedding), b_.ids, b_.x, s_.tokens, row);
+        if (m_.embedding_factor != 1.0)
+            BATON_JOIN(temper_rows, BATON_ISA)
+            (m_.is_bf16, b_.x, static_cast<float>(m_.embedding_factor), 0.0f, s_.tokens, m_.hidden);
         clock_.count(kEmbedding);
     }
 
@@ -221,20 +235,29 @@ public:
         multiply(layer.qkv, b_.normed, b_.qkv);
         clock_.count(kQkv);
         const int64_t window = m_.windows[layer.window] ? m_.windows[layer.window] : kNoWindow;
-        const float head_eps = static_cast<float>(m_.head_eps);
+        const Turn turn = {m_.cos[layer.rotary],
+                           m_.sin[layer.rotary],
+                           m_.rotary_stride,
+                           layer.wide ? nullptr : layer.query_norm,
+                           layer.wide ? nullptr : layer.key_norm,
+                           m_.eps,
+                           m_.plus,
+                           m_.query_factors};
+        if (layer.wide) {
+            const int64_t queries = g.num_heads * g.dim, keys = g.num_kv_heads * g.dim;
+            norm_rows(b_.qkv, layer.query_norm, tokens_, queries, queries + 2 * keys);
+            norm_rows(b_.qkv + queries * element(), layer.key_norm, tokens_, keys, queries + 2 * keys);
+        }
         if (index + 1 == m_.num_layers && drops_tokens(s_)) {
-            BATON_JOIN(rotate_and_write, BATON_ISA)
-            (&g, tiles, b_.qkv, b_.queries, m_.cos, m_.sin, m_.rotary_stride, layer.query_norm, layer.key_norm,
-             head_eps, b_.runs, s_.num_runs);
+            BATON_JOIN(rotate_and_write, BATON_ISA)(&g, tiles, b_.qkv, b_.queries, &turn, b_.runs, s_.num_runs);
             BATON_JOIN(attend, BATON_ISA)
             (&g, tiles, b_.queries, g.num_heads * g.dim, b_.queries, b_.last_items, s_.num_last_items, s_.rows.tables,
              s_.rows.table_stride, window, s_.partials, s_.finished);
             drop_tokens();
         } else {
             BATON_JOIN(store_and_attend, BATON_ISA)
-            (&g, tiles, b_.qkv, b_.queries, m_.cos, m_.sin, m_.rotary_stride, layer.query_norm, layer.key_norm,
-             head_eps, b_.runs, s_.num_runs, b_.queries, b_.items[layer.window], s_.num_items[layer.window],
-             s_.rows.tables, s_.rows.table_stride, window, s_.partials, s_.finished);
+            (&g, tiles, b_.qkv, b_.queries, &turn, b_.runs, s_.num_runs, b_.queries, b_.items[layer.window],
+             s_.num_items[layer.window], s_.rows.tables, s_.rows.table_stride, window, s_.partials, s_.finished);
         }
         clock_.count(kAttend);
         if (!tokens_) return;
@@ -248,15 +271,17 @@ public:
         }
         multiply(layer.output, mixed, b_.y);
         clock_.count(kOutput);
+        if (layer.attention_out_norm) norm_rows(b_.y, layer.attention_out_norm, tokens_, m_.hidden, m_.hidden);
         add_norm(b_.y, layer.mlp_norm, layer.gate_up);
         multiply(layer.gate_up, b_.normed, b_.gate_up);
         clock_.count(kGateUp);
-        BATON_JOIN(silu_mul, BATON_ISA)
-        (m_.is_bf16, b_.gate_up, nullptr, layer.down.form, layer.down.order, b_.activated.values, b_.activated.factors,
-         tokens_, m_.intermediate);
-        clock_.count(kSiluMul);
+        BATON_JOIN(gated_mul, BATON_ISA)
+        (m_.is_bf16, layer.activation, b_.gate_up, nullptr, layer.down.form, layer.down.order, b_.activated.values,
+         b_.activated.factors, tokens_, layer.down.k);
+        clock_.count(kGate);
         multiply(layer.down, b_.activated, b_.y);
         clock_.count(kDown);
+        if (layer.mlp_out_norm) norm_rows(b_.y, layer.mlp_out_norm, tokens_, m_.hidden, m_.hidden);
     }
 
     // Completes x, and gives the logits of the wanted rows.
@@ -274,10 +299,16 @@ public:
         }
         tokens_ = s_.num_wanted;
         multiply(m_.head, some ? b_.wanted : b_.normed, s_.logits);
+        if (m_.logits_factor != 1.0 || m_.logits_cap > 0)
+            BATON_JOIN(temper_rows, BATON_ISA)
+            (m_.is_bf16, s_.logits, static_cast<float>(m_.logits_factor), static_cast<float>(m_.logits_cap), tokens_,
+             m_.head.n);
         clock_.count(kHead);
     }
 
 private:
+    int64_t element() const { return m_.is_bf16 ? 2 : 4; }
+
     // Those wanted, in their order, move to the front.
     void drop_tokens() {
         const int64_t element = m_.is_bf16 ? 2 : 4;
@@ -294,8 +325,15 @@ private:
     // Gives what `next` takes.
     void add_norm(const void* y, const void* weight, const Product& next) {
         BATON_JOIN(add_norm, BATON_ISA)
-        (m_.is_bf16, b_.x, y, nullptr, weight, next.form, next.order, b_.normed.values, b_.normed.factors, tokens_,
-         m_.hidden, static_cast<float>(m_.eps));
+        (m_.is_bf16, b_.x, y, nullptr, static_cast<float>(m_.residual), weight, static_cast<float>(m_.plus), next.form,
+         next.order, b_.normed.values, b_.normed.factors, tokens_, m_.hidden, static_cast<float>(m_.eps));
+        clock_.count(kAddNorm);
+    }
+
+    // In place.
+    void norm_rows(char* x, const void* weight, int64_t rows, int64_t n, int64_t stride) {
+        BATON_JOIN(norm_rows, BATON_ISA)
+        (m_.is_bf16, x, weight, static_cast<float>(m_.plus), rows, n, stride, static_cast<float>(m_.eps));
         clock_.count(kAddNorm);
     }
 

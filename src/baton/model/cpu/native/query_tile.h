@@ -49,6 +49,17 @@ struct Rows32 {
         fresh[r] = found > largest[r] ? found : largest[r];
     }
 
+    // Scores of tokens [low, high), which are to be multiplied by `scale` → those that give cap * tanh(score / cap) then:
+    // cap - 2 cap / (1 + exp(2 score / cap)).
+    void bend(int r, int64_t low, int64_t high, float scale, float cap) {
+        float* row = scores + r * kScoreStride;
+        const float turn = 2 * kLog2e * scale / cap, most = scale > 0 ? cap / scale : 0;
+        for (int64_t i = low / kLanes * kLanes; i < high; i += kLanes) {
+            const F y = max(min(load(row + i) * turn, splat(126.0f)), splat(-126.0f));
+            store(row + i, most - 2 * most * reciprocal(exp2_of(y) + 1.0f));
+        }
+    }
+
     // A row's result of a piece as it is kept: [O, l, m].
     float* partial_of(int row, int64_t dim) {
         float* found = out + row * kOutStride;
@@ -84,6 +95,7 @@ struct Tile : Rows32 {
         largest[row] = fresh[row] = 0;
     }
 
+    float row_scale(int) const { return 1.0f; }
     void find_largest(int r, int64_t low, int64_t high, float scale) { mark_largest(r, low, high, scale); }
 
     // Scores → weights of tokens [begin, width); zero outside of [low, high).
@@ -165,6 +177,7 @@ struct ByteTile : Rows32 {
         largest[row] = fresh[row] = weight_scales[row] = 0;
     }
 
+    float row_scale(int r) const { return query_scales[r]; }
     void find_largest(int r, int64_t low, int64_t high, float scale) {
         mark_largest(r, low, high, scale * query_scales[r]);
     }

@@ -38,13 +38,21 @@ INLINE F absolute(F v) { return as_f(as_u(v) & 0x7fffffffu); }
 INLINE float absolute(float v) { return v < 0 ? -v : v; }
 INLINE float larger(float a, float b) { return a > b ? a : b; }
 
-// silu(x) = x / (1 + exp(-x)); the exponential is cut where it no longer matters.
-INLINE F silu(F x) {
-    return x * reciprocal(exp2_of(min(x * -1.44269504088896f, splat(126.0f))) + 1.0f);
-}
-INLINE float silu(float x) {
+// x / (1 + 2^-y); the exponential is cut where it no longer matters.
+INLINE F gated(F x, F y) { return x * reciprocal(exp2_of(min(-y, splat(126.0f))) + 1.0f); }
+
+// silu(x) = x / (1 + exp(-x)).
+struct Silu {
+    INLINE F of(F x) { return gated(x, x * 1.44269504088896f); }
+};
+// gelu as a tanh: x / 2 * (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3).
+struct GeluTanh {
+    INLINE F of(F x) { return gated(x, (x + x * x * x * 0.044715f) * 2.30220820192366f); }
+};
+template <class Activation>
+INLINE float activated(float x) {
     float lanes[kLanes];
-    store(lanes, silu(splat(x)));
+    store(lanes, Activation::of(splat(x)));
     return lanes[0];
 }
 
@@ -128,17 +136,24 @@ INLINE void write_row(const T* x, Form form, const int32_t* order, void* out, fl
 
 constexpr int kSums = 4;  // independent ones, so that an addition does not wait for the one before
 
-// x += y; out = x / sqrt(mean(x²) + eps) * weight.
+// A row of x as the next product takes it, without a norm.
 template <class T>
-void add_norm(T* x, const T* y, const float* y_scales, const T* weight, Form form, const int32_t* order, void* out,
-              float* out_scales, int64_t rows, int64_t n, float eps) {
+INLINE void give_row(const T* xs, Form form, const int32_t* order, void* out, float* out_scales, int64_t row, int64_t n) {
+    if (form == kAsIs) __builtin_memcpy(static_cast<T*>(out) + row * n, xs, n * sizeof(T));
+    else write_row(xs, form, order, out, out_scales, row, n);
+}
+
+// x += y * y_factor; out = x / sqrt(mean(x²) + eps) * (weight + plus); out = x without a weight.
+template <class T>
+void add_norm(T* x, const T* y, const float* y_scales, float y_factor, const T* weight, float plus, Form form,
+              const int32_t* order, void* out, float* out_scales, int64_t rows, int64_t n, float eps) {
     for_rows(rows, n, [=](int64_t row) {
         T* xs = x + row * n;
         F squares[kSums] = {};
         float rest = 0.0f;
         int64_t i = 0;
         const T* ys = y + row * n;
-        const float factor = y_scales ? y_scales[row] : 1.0f;
+        const float factor = y_scales ? y_scales[row] * y_factor : y_factor;
         const auto vector = [&](int64_t at) {
             F v = load(xs + at);
             if (y) {
@@ -154,41 +169,86 @@ void add_norm(T* x, const T* y, const float* y_scales, const T* weight, Form for
             if (y) put(xs + i, get(xs + i) + get(ys + i) * factor);
             rest += get(xs + i) * get(xs + i);
         }
+        if (!weight) {
+            give_row(xs, form, order, out, out_scales, row, n);
+            return;
+        }
         const float sum = reduce_add((squares[0] + squares[1]) + (squares[2] + squares[3])) + rest;
         const float inverse = 1.0f / __builtin_sqrtf(sum / n + eps);
         if (form != kAsIs) {
             float normed[n];
-            for (i = 0; i + kLanes <= n; i += kLanes) store(normed + i, load(xs + i) * inverse * load(weight + i));
-            for (; i < n; ++i) normed[i] = get(xs + i) * inverse * get(weight + i);
+            for (i = 0; i + kLanes <= n; i += kLanes) store(normed + i, load(xs + i) * inverse * (load(weight + i) + plus));
+            for (; i < n; ++i) normed[i] = get(xs + i) * inverse * (get(weight + i) + plus);
             write_row(normed, form, order, out, out_scales, row, n);
         } else {
             T* os = static_cast<T*>(out) + row * n;
-            for (i = 0; i + kLanes <= n; i += kLanes) store(os + i, load(xs + i) * inverse * load(weight + i));
-            for (; i < n; ++i) put(os + i, get(xs + i) * inverse * get(weight + i));
+            for (i = 0; i + kLanes <= n; i += kLanes) store(os + i, load(xs + i) * inverse * (load(weight + i) + plus));
+            for (; i < n; ++i) put(os + i, get(xs + i) * inverse * (get(weight + i) + plus));
         }
     });
 }
 
-template <class T, class Out>
-void swiglu_row(const T* gates, const T* ups, float factor, Out* out, int64_t n) {
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) store(out + i, silu(load(gates + i) * factor) * (load(ups + i) * factor));
-    for (; i < n; ++i) put(out + i, silu(get(gates + i) * factor) * (get(ups + i) * factor));
+// x / sqrt(mean(x²) + eps) * (weight + plus), in place, for rows `stride` elements apart.
+template <class T>
+void norm_rows(T* x, const T* weight, float plus, int64_t rows, int64_t n, int64_t stride, float eps) {
+    for_rows(rows, n, [=](int64_t row) {
+        T* xs = x + row * stride;
+        F squares = {};
+        float rest = 0.0f;
+        int64_t i = 0;
+        for (; i + kLanes <= n; i += kLanes) {
+            const F v = load(xs + i);
+            squares += v * v;
+        }
+        for (; i < n; ++i) rest += get(xs + i) * get(xs + i);
+        const float inverse = 1.0f / __builtin_sqrtf((reduce_add(squares) + rest) / n + eps);
+        for (i = 0; i + kLanes <= n; i += kLanes) store(xs + i, load(xs + i) * inverse * (load(weight + i) + plus));
+        for (; i < n; ++i) put(xs + i, get(xs + i) * inverse * (get(weight + i) + plus));
+    });
 }
 
-// out [rows, n] = silu(gate) * up of rows [gate (n), up (n)].
+// x = x * factor; then cap * tanh(x / cap) = cap - 2 cap / (1 + exp(2 x / cap)), if there is a cap.
 template <class T>
-void silu_mul(const T* gate_up, const float* scales, Form form, const int32_t* order, void* out, float* out_scales,
+void temper_rows(T* x, float factor, float cap, int64_t rows, int64_t n) {
+    const float turn = cap > 0.0f ? 2.88539008177793f / cap : 0.0f;
+    const auto bent = [=](F v) {
+        return cap - 2.0f * cap * reciprocal(exp2_of(max(min(v * turn, splat(126.0f)), splat(-126.0f))) + 1.0f);
+    };
+    for_rows(rows, n, [=](int64_t row) {
+        T* xs = x + row * n;
+        int64_t i = 0;
+        for (; i + kLanes <= n; i += kLanes) {
+            const F v = load(xs + i) * factor;
+            store(xs + i, cap > 0.0f ? bent(v) : v);
+        }
+        for (; i < n; ++i) {
+            const float v = get(xs + i) * factor;
+            put(xs + i, cap > 0.0f ? bent(splat(v))[0] : v);
+        }
+    });
+}
+
+template <class Activation, class T, class Out>
+void gated_row(const T* gates, const T* ups, float factor, Out* out, int64_t n) {
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes)
+        store(out + i, Activation::of(load(gates + i) * factor) * (load(ups + i) * factor));
+    for (; i < n; ++i) put(out + i, activated<Activation>(get(gates + i) * factor) * (get(ups + i) * factor));
+}
+
+// out [rows, n] = activation(gate) * up of rows [gate (n), up (n)].
+template <class Activation, class T>
+void gated_mul(const T* gate_up, const float* scales, Form form, const int32_t* order, void* out, float* out_scales,
               int64_t rows, int64_t n) {
     for_rows(rows, 4 * n, [=](int64_t row) {
         const T* gates = gate_up + row * 2 * n;
         const float factor = scales ? scales[row] : 1.0f;
         if (form != kAsIs) {
             float values[n];
-            swiglu_row(gates, gates + n, factor, values, n);
+            gated_row<Activation>(gates, gates + n, factor, values, n);
             write_row(values, form, order, out, out_scales, row, n);
         } else {
-            swiglu_row(gates, gates + n, factor, static_cast<T*>(out) + row * n, n);
+            gated_row<Activation>(gates, gates + n, factor, static_cast<T*>(out) + row * n, n);
         }
     });
 }
@@ -227,19 +287,38 @@ void take_rows(const T* elements, const int64_t* row_places, const int64_t* colu
 
 }  // namespace
 
-BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, const void* weight, int64_t form,
-                       const int32_t* order, void* out, float* out_scales, int64_t rows, int64_t n, float eps) {
+BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, float y_factor,
+                       const void* weight, float plus, int64_t form, const int32_t* order, void* out, float* out_scales,
+                       int64_t rows, int64_t n, float eps) {
     const Form to = (Form)form;
     if (is_bf16)
-        add_norm((bf16*)x, (const bf16*)y, y_scales, (const bf16*)weight, to, order, out, out_scales, rows, n, eps);
+        add_norm((bf16*)x, (const bf16*)y, y_scales, y_factor, (const bf16*)weight, plus, to, order, out, out_scales,
+                 rows, n, eps);
     else
-        add_norm((float*)x, (const float*)y, y_scales, (const float*)weight, to, order, out, out_scales, rows, n, eps);
+        add_norm((float*)x, (const float*)y, y_scales, y_factor, (const float*)weight, plus, to, order, out, out_scales,
+                 rows, n, eps);
 }
 
-BATON_EXPORT(silu_mul)(int64_t is_bf16, const void* gate_up, const float* scales, int64_t form, const int32_t* order,
-                       void* out, float* out_scales, int64_t rows, int64_t n) {
-    if (is_bf16) silu_mul((const bf16*)gate_up, scales, (Form)form, order, out, out_scales, rows, n);
-    else silu_mul((const float*)gate_up, scales, (Form)form, order, out, out_scales, rows, n);
+BATON_EXPORT(norm_rows)(int64_t is_bf16, void* x, const void* weight, float plus, int64_t rows, int64_t n,
+                        int64_t stride, float eps) {
+    if (is_bf16) norm_rows((bf16*)x, (const bf16*)weight, plus, rows, n, stride, eps);
+    else norm_rows((float*)x, (const float*)weight, plus, rows, n, stride, eps);
+}
+
+BATON_EXPORT(temper_rows)(int64_t is_bf16, void* x, float factor, float cap, int64_t rows, int64_t n) {
+    if (is_bf16) temper_rows((bf16*)x, factor, cap, rows, n);
+    else temper_rows((float*)x, factor, cap, rows, n);
+}
+
+BATON_EXPORT(gated_mul)(int64_t is_bf16, int64_t activation, const void* gate_up, const float* scales, int64_t form,
+                        const int32_t* order, void* out, float* out_scales, int64_t rows, int64_t n) {
+    const Form to = (Form)form;
+    const auto all = [&](auto* x) {
+        if (activation == kGeluTanh) gated_mul<GeluTanh>(x, scales, to, order, out, out_scales, rows, n);
+        else gated_mul<Silu>(x, scales, to, order, out, out_scales, rows, n);
+    };
+    if (is_bf16) all((const bf16*)gate_up);
+    else all((const float*)gate_up);
 }
 
 BATON_EXPORT(quantize)(int64_t is_bf16, const void* x, int64_t form, const int32_t* order, void* out, float* scales,

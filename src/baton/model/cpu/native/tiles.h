@@ -27,6 +27,19 @@ struct Geometry {
     double scale;          // of the dot products
     int64_t piece_blocks;  // blocks of a piece of a context; see attention.cpp
     int64_t kv_int8;       // the pool's elements are bytes
+    double soft_cap;       // of the scores: cap * tanh(score / cap); 0: none
+};
+
+// What a layer does to its queries and keys before they are used; model/cpu/native_kernels.py has its twin.
+struct Turn {
+    const float* cos;  // [positions, stride], of which the first dim / 2 columns are used
+    const float* sin;
+    int64_t stride;
+    const void* query_norm;  // of each head: [dim] in the element type, or null
+    const void* key_norm;
+    double eps;
+    double plus;                 // to the weights of the norms
+    const float* query_factors;  // by position, or null
 };
 
 // Where a run of tokens that lie in one block goes: [runs, 5] int32.

@@ -208,6 +208,9 @@ class NumbaKernels:
         _SIX.pack_into(self._fields, NEXT, 0, 0, len(work), work_address, self._scratch_address, layer)
         run_task(function, self._task_address, threads)
 
+    def turns(self, norms: HeadNorms | None, grows: bool) -> bool:
+        return not grows and (norms is None or not norms.plus)
+
     def write(self, layer: int, keys: Tensor, values: Tensor, runs: Runs) -> None:
         size = self._size
         fields = keys.data_ptr(), keys.stride(0) * size, values.data_ptr(), values.stride(0) * size
@@ -222,6 +225,7 @@ class NumbaKernels:
         queries: Tensor,
         cos: Tensor,
         sin: Tensor,
+        growth: Tensor | None,
         norms: HeadNorms | None,
         runs: Runs,
     ) -> None:

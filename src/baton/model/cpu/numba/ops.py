@@ -11,6 +11,7 @@ from torch import Tensor
 from baton.model.cpu.kernels import address_of
 from baton.model.cpu.numba.kernels import kernel, run_task
 from baton.model.cpu.numba.task import NEXT, NORM_EPS, TASK_BYTES, X
+from baton.model.description.model import Activation
 from baton.model.ops.fused import PLAIN, Activations, Form, FusedOps, Result, addresses
 from baton.model.weights.quantized import Unscaled
 
@@ -31,13 +32,26 @@ class NumbaOps(FusedOps):
         self._scratch = np.empty(0, np.uint8)
 
     def add_norm(
-        self, x: Tensor, y: Result | None, weight: Tensor, eps: float, form: Form | None = None
+        self,
+        x: Tensor,
+        y: Result | None,
+        weight: Tensor | None,
+        eps: float,
+        form: Form | None = None,
+        plus: float = 0.0,
+        factor: float = 1.0,
     ) -> Activations:
+        if weight is None or plus or factor != 1:  # no kernel
+            return super().add_norm(x, y, weight, eps, form, plus, factor)
         self._eps[0] = eps
         rows, n = x.shape
         return self._run("add_norm", x, y, weight, rows, n, form or self.form)
 
-    def silu_mul(self, gate_up: Result, form: Form | None = None) -> Activations:
+    def gated_mul(
+        self, gate_up: Result, form: Form | None = None, activation: Activation = "silu"
+    ) -> Activations:
+        if activation != "silu":  # no kernel
+            return super().gated_mul(gate_up, form, activation)
         values = gate_up.values if isinstance(gate_up, Unscaled) else gate_up
         n = values.shape[1] // 2
         return self._run("silu_mul", values, gate_up, None, values.shape[0], n, form or self.form)

@@ -21,7 +21,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton.model.architectures.blocks import Block
 from baton.model.attention import AttentionBackend, AttentionStep, CpuAttention
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.grouped import NativeGroupedProduct
@@ -30,9 +29,10 @@ from baton.model.cpu.library import INT, POINTER, Native, native
 from baton.model.cpu.linear import NativeInt8Product, NativeProduct
 from baton.model.cpu.native_kernels import NativeKernels
 from baton.model.cpu.steps import NativeOps
+from baton.model.decoder.blocks import Block
 from baton.model.layers.layers import RMSNorm, VocabParallelEmbedding
 from baton.model.layers.rotary import Rotary
-from baton.model.ops.fused import FusedOps
+from baton.model.ops.fused import ACTIVATIONS, FusedOps
 
 OPERATIONS = (
     "embedding",
@@ -42,7 +42,7 @@ OPERATIONS = (
     "quantize",
     "product o",
     "product gate+up",
-    "silu mul",
+    "gate",
     "product down",
     "product head",
 )
@@ -53,6 +53,8 @@ Int32Array = npt.NDArray[np.int32]
 
 _WINDOWS = 2
 """Of different layers, at most."""
+_ROTARIES = 2
+"""Likewise."""
 
 
 class _Product(ctypes.Structure):
@@ -75,11 +77,16 @@ class _Layer(ctypes.Structure):
         ("qkv", _Product),
         ("query_norm", POINTER),
         ("key_norm", POINTER),
+        ("wide", INT),
         ("output", _Product),
+        ("attention_out_norm", POINTER),
         ("mlp_norm", POINTER),
         ("gate_up", _Product),
+        ("activation", INT),
         ("down", _Product),
+        ("mlp_out_norm", POINTER),
         ("window", INT),
+        ("rotary", INT),
     )
 
 
@@ -91,14 +98,19 @@ class _Model(ctypes.Structure):
         ("hidden", INT),
         ("intermediate", INT),
         ("eps", ctypes.c_double),
-        ("head_eps", ctypes.c_double),
+        ("plus", ctypes.c_double),
+        ("residual", ctypes.c_double),
+        ("embedding_factor", ctypes.c_double),
+        ("logits_factor", ctypes.c_double),
+        ("logits_cap", ctypes.c_double),
         ("geometry", POINTER),
         ("tile_positions", INT),
         ("num_windows", INT),
         ("windows", INT * _WINDOWS),
-        ("cos", POINTER),
-        ("sin", POINTER),
+        ("cos", POINTER * _ROTARIES),
+        ("sin", POINTER * _ROTARIES),
         ("rotary_stride", INT),
+        ("query_factors", POINTER),
         ("layers", POINTER),
         ("embedding_groups", POINTER),
         ("embedding", POINTER),
@@ -137,13 +149,14 @@ class _Step(ctypes.Structure):
 
 
 class Whole(Protocol):
-    """What of a model (`LlamaForCausalLM`) is described."""
+    """What of a model (`Decoder`) is described."""
 
     config: ModelConfig
     backend: AttentionBackend
     ops: FusedOps
     embedding: VocabParallelEmbedding
-    rotary: Rotary
+    embedding_factor: float
+    rotaries: list[Rotary]
     layers: list[Block]
     norm: RMSNorm
     head: VocabParallelEmbedding
@@ -171,12 +184,16 @@ class Program:
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
             eps=config.norm_eps,
-            head_eps=config.norm_eps,
+            plus=float(config.norm_plus_one),
+            residual=config.residual_factor,
+            embedding_factor=model.embedding_factor,
+            logits_factor=config.logits_factor,
+            logits_cap=config.logits_cap or 0.0,
             geometry=kernels.geometry_address,
             tile_positions=backend.tile_positions,
             num_windows=len(windows),
             windows=(INT * _WINDOWS)(*(window or 0 for window in windows)),
-            rotary_stride=model.rotary.cos.stride(0),
+            rotary_stride=model.rotaries[0].cos.stride(0),
             layers=ctypes.addressof(self._layers),
             embedding_groups=groups,
             embedding=embedding,
@@ -185,7 +202,7 @@ class Program:
             norm=model.norm.weight.data_ptr(),
             head=_product(model.head.product),
         )
-        self._rotary = model.rotary
+        self._rotaries = model.rotaries
         self._reached = 0
         """Columns of block tables for whose positions there are angles."""
         self._last = len(model.layers) + 1
@@ -206,7 +223,7 @@ class Program:
         on_layers: Callable[[int], None] | None = None,
         whole: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """As `LlamaForCausalLM`.  What it returns is valid until the next call."""
+        """As `Decoder`.  What it returns is valid until the next call."""
         step, tables = self._step, rows.block_tables
         assert tokens.itemsize == tables.itemsize == rows.starts.itemsize == rows.counts.itemsize == 4
         if tables.strides[1] != tables.itemsize:
@@ -246,8 +263,12 @@ class Program:
         return found
 
     def _reach(self, columns: int) -> None:
-        self._rotary.reach(columns * self._backend.shape.block_size)
-        self._model.cos, self._model.sin = self._rotary.cos.data_ptr(), self._rotary.sin.data_ptr()
+        described = self._model
+        for index, rotary in enumerate(self._rotaries):
+            rotary.reach(columns * self._backend.shape.block_size)
+            described.cos[index], described.sin[index] = rotary.cos.data_ptr(), rotary.sin.data_ptr()
+        growth = self._rotaries[0].growth
+        described.query_factors = None if growth is None else growth.data_ptr()
         self._reached = columns
 
     def _make_room(self, tokens: int, rows: int, stride: int, wanted: int) -> None:
@@ -276,6 +297,8 @@ def program_of(model: Whole) -> Program | None:
         return None
     if len({block.attention.window for block in model.layers}) > _WINDOWS:
         return None
+    if len(model.rotaries) > _ROTARIES:
+        return None
     if not all(isinstance(product, NativeWeight) for product in _products(model)):
         return None
     return Program(library, model, backend, backend.kernels)
@@ -291,18 +314,27 @@ def _products(model: Whole) -> Iterator[NativeWeight]:
 
 def _layer(block: Block, window: int) -> _Layer:
     attention, mlp = block.attention, block.mlp
-    norms = attention.head_norms
+    norms = attention.wide_norms or attention.head_norms
     return _Layer(
-        attention_norm=block.attention_norm.weight.data_ptr(),
+        attention_norm=_weight(block.attention_norm),
         qkv=_product(attention.qkv.product),
         query_norm=None if norms is None else norms.queries.data_ptr(),
         key_norm=None if norms is None else norms.keys.data_ptr(),
+        wide=attention.wide_norms is not None,
         output=_product(attention.output.product),
-        mlp_norm=block.mlp_norm.weight.data_ptr(),
+        attention_out_norm=_weight(block.attention_result_norm),
+        mlp_norm=_weight(block.mlp_norm),
         gate_up=_product(mlp.gate_up.product),
+        activation=ACTIVATIONS.index(mlp.config.activation),
         down=_product(mlp.down.product),
+        mlp_out_norm=_weight(block.mlp_result_norm),
         window=window,
+        rotary=attention.rotary_index,
     )
+
+
+def _weight(norm: RMSNorm | None) -> int | None:
+    return None if norm is None else norm.weight.data_ptr()
 
 
 def _product(product: object) -> _Product:

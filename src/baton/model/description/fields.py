@@ -127,7 +127,12 @@ class Fields:
 
     def within(self, key: str) -> Fields:
         """The fields of the object `key`; none if there is no such object."""
-        return Fields(self.object(key), self._name, self._file, inside=key)
+        inside = f"{self._inside}.{key}" if self._inside else key
+        return Fields(self.object(key), self._name, self._file, inside=inside)
+
+    def all(self) -> dict[str, Any]:
+        """A copy of what stands there."""
+        return dict(self._raw)
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """One id or a list of ids; empty if there is none.

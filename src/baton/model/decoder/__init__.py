@@ -1,0 +1,1 @@
+"""The one decoder: `decoder` makes it of `blocks`, as described; `program`: a step as one native call."""
