@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.executor import torch_executor
+from baton.executor import sizes, torch_executor
 from baton.executor.base import StepBatch, StepResult
 from baton.executor.kv_pool import KvPool, available_memory
 from baton.executor.loading import create_executor
@@ -161,9 +161,9 @@ def test_sizes_of_the_pool(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert blocks(max_num_seqs=3, max_model_len=100) == 3 * 7  # never more than can be used
     with pytest.raises(ExecutorError, match="kv_cache_memory_bytes"):
         blocks(kv_cache_memory_bytes=block_bytes - 1)
-    monkeypatch.setattr(torch_executor, "available_memory", lambda: 100 * block_bytes)
+    monkeypatch.setattr(sizes, "available_memory", lambda: 100 * block_bytes)
     assert blocks() == 40
-    monkeypatch.setattr(torch_executor, "available_memory", lambda: 10 * block_bytes)
+    monkeypatch.setattr(sizes, "available_memory", lambda: 10 * block_bytes)
     with pytest.raises(ExecutorError, match="max_model_len 512"):
         blocks()
 
