@@ -278,11 +278,11 @@ def admission_while_draining(patch: Patch) -> None:
         return victims
 
     patch.setattr(Scheduler, "drain", wrong)
-    command = Controls.command
+    commands = Controls.commands
     patch.setattr(
         Controls,
-        "command",
-        lambda self, scheduler, now: command(
+        "commands",
+        lambda self, scheduler, now: commands(
             self,
             SimpleNamespace(
                 num_occupied=sum(1 for one in scheduler.slots if one and one.state is not State.RUNNING)

@@ -51,13 +51,13 @@ def expected_tokens(
     return answer, "length"
 
 
-def expected_vector(prompt: Sequence[int], pooling: Pooling) -> bytes:
-    """What a pooled request is answered, by the weights of the start."""
+def expected_vector(prompt: Sequence[int], pooling: Pooling, weights: str = "") -> bytes:
+    """What a pooled request is answered by these weights."""
     total, power = 0, 1
     for token in prompt:
         total = (total + (token + 1) * power) & _MASK
         power = power * _MULTIPLIER & _MASK
-    x = (total + len(prompt) * _LENGTH_MIX) & _MASK
+    x = ((total + len(prompt) * _LENGTH_MIX) ^ weights_salt(weights)) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     x ^= x >> 31

@@ -13,7 +13,7 @@ from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import pack_int32
 from baton.protocol.weights import Weights
-from baton.simulation.checks.oracle import expected_tokens
+from baton.simulation.checks.oracle import expected_tokens, expected_vector
 from baton.simulation.events import Party
 from baton.simulation.plans.plan import RequestSpec
 
@@ -82,6 +82,17 @@ class Client(Party):
                 self.weights.path,
                 tokens[:wrong],
             )
+
+    def may_be_answered(self, vector: bytes) -> bool:
+        """Whether it is that of the weights of so far, or of newer ones."""
+        spec, pooling = self.spec, self.spec.sampling.pooling
+        if pooling is None or self.tokens:
+            return False
+        newer = [weights for weights in self._world.decided if weights.newer(self.weights)]
+        return any(
+            vector == expected_vector(spec.prompt, pooling, weights.path)
+            for weights in (self.weights, *newer)
+        )
 
     def arrive(self) -> None:
         """Comes, or comes again after it was told that no instance is there."""

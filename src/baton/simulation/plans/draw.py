@@ -279,6 +279,7 @@ def _draw_request(
     cancels = "cancels" in clients and random.random() < 0.3
     by_time = random.random() < 0.6
     wants_logprobs = "logprobs" in clients and random.random() < 0.2
+    gateway = random.randrange(num_gateways)
     sampling = Sampling(
         seed=random.getrandbits(63),
         temperature=random.choice((0.0, 1.0)),
@@ -296,7 +297,7 @@ def _draw_request(
     return RequestSpec(
         number=number,
         at=at,
-        gateway=random.randrange(num_gateways),
+        gateway=gateway,
         prompt=tuple(prompt),
         sampling=sampling,
         stopping=stopping,
