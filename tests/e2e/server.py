@@ -24,6 +24,7 @@ class Server:
     """One `baton serve` process with the given flags; a context manager."""
 
     def __init__(self, *flags: str, model: str | None = None) -> None:
+        self.flags = flags
         handle, self._log_path = tempfile.mkstemp(prefix="baton-test-", suffix=".log")
         self.log_file = os.fdopen(handle, "wb")
         command = [sys.executable, "-m", "baton.cli.main", "serve", *([model] if model else [])]

@@ -53,6 +53,9 @@ def why_not(command: Command) -> str | None:
     return next((reason for start, reason in NOT_RUN.items() if re.match(start, text)), None)
 
 
+POOLING = {"--runner", "pooling"}
+VECTORS = ("--runner", "generate", "--convert", "embed")
+
 WHOLE = {command.words: command for command in COMMANDS if command.whole}
 RUN = [words for words, command in WHOLE.items() if why_not(command) is None]
 
@@ -91,6 +94,13 @@ def recorded(place: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
+def vectors() -> Iterator[Server]:
+    with Server(*VECTORS) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Server]:
     with Server(*CLUSTER, model=MODEL) as server:
         server.wait_ready()
@@ -123,6 +133,12 @@ def run(words: list[str], place: Path, stdin: str = "") -> str:
 
 def answers(server: Server) -> None:
     server.wait_ready()
+    (model,) = server.http.get("/v1/models").raise_for_status().json()["data"]
+    if set(server.flags) >= POOLING:
+        body = {"model": model["id"], "input": "Hello!"}
+        answer = server.http.post("/v1/embeddings", json=body).raise_for_status().json()
+        assert answer["data"][0]["embedding"]
+        return
     body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
     answer = server.http.post("/v1/chat/completions", json=body).raise_for_status().json()
     assert answer["choices"][0]["message"]["content"]
@@ -208,7 +224,8 @@ PROGRAMS = [(page.name, text) for page in PAGES for text in _blocks(page, "pytho
 @pytest.mark.parametrize(("page", "text"), PROGRAMS, ids=[name for name, _ in PROGRAMS])
 def test_a_program_runs(page, text, place, request):
     if "127.0.0.1:8000" in text:
-        server = request.getfixturevalue("recorded")
+        server = request.getfixturevalue("vectors" if "embeddings" in text else "recorded")
+        text = text.replace('"MODEL"', '"baton-tiny"')
         text = text.replace("http://127.0.0.1:8000", server.url)
     (place / "program.py").write_text(text)
     assert run([sys.executable, "program.py"], place).strip()
