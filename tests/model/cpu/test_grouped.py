@@ -15,8 +15,14 @@ from baton.model.weights.group_rows import GroupRows, dequantize_blocks, quantiz
 from baton.model.weights.grouped import Grouped
 
 DTYPES = [torch.float32, torch.bfloat16]
-KINDS = {"same": grouped._HALF, "whole": grouped._HALF_BYTE, "half": grouped._HALF_HALF, "any": grouped._FULL}
-"""Zero points, and how they are stored."""
+KINDS = {
+    "same": grouped._HALF,
+    "whole": grouped._HALF_BYTE,
+    "eighths": grouped._HALF_EIGHTHS,
+    "half": grouped._HALF_HALF,
+    "any": grouped._FULL,
+}
+"""Zero points, and how codes of 4 bits have them stored."""
 cases = pytest.mark.parametrize("isa", instruction_sets() or [pytest.param("", marks=pytest.mark.skip)])
 
 
@@ -26,8 +32,11 @@ def a_weight(out: int, inputs: int, group: int, bits: int, kind: str = "whole") 
     zeros = torch.randint(0, codes, shape).float()
     if kind == "same":
         zeros.fill_(codes // 2)
+    elif kind == "eighths":
+        zeros = torch.randint(0, 121, shape) / 8
+        zeros[0, 0] = 7.625
     elif kind == "half":
-        zeros += 0.25
+        zeros += 1 / 16 if bits == 4 else 1 / 4
     elif kind == "any":
         zeros, scales = zeros + torch.rand(shape), torch.randn(shape)
     return Grouped(torch.randint(0, codes, (out, inputs), dtype=torch.uint8), scales, zeros, group, bits)
@@ -52,7 +61,8 @@ def test_a_product_is_the_sum_of_the_integers(isa: str, bits: int, group: int, k
         weight = a_weight(out, inputs, group, bits, kind)
         bias = torch.randn(out).to(dtype) if with_bias else None
         product = NativeGroupedProduct(load(isa), weight, bias, dtype)
-        assert product.weight.twin.meta == KINDS[kind] or out == 1
+        stored = grouped._HALF_HALF if (kind, bits) == ("eighths", 8) else KINDS[kind]
+        assert product.weight.twin.meta == stored or out == 1
         rows = quantize_in_blocks(torch.randn(21, inputs))
         exact = dequantize_blocks(rows).double() @ weight.dequantized().double().t()
         exact += 0 if bias is None else bias.double()
@@ -76,10 +86,43 @@ def test_the_largest_sums_do_not_overflow(isa: str, bits: int) -> None:
 
 
 @cases
-@pytest.mark.parametrize("zero", [16.0, 17.0, 200.0])
+def test_the_largest_sums_of_eighths_do_not_overflow(isa: str) -> None:
+    """Zero points at both ends, and one between, so that they are kept in eighths."""
+    zeros = torch.zeros(40, 2)
+    zeros[1:] = 15
+    zeros[2] = 0.125
+    codes = torch.full((40, 256), 15, dtype=torch.uint8)
+    codes[1] = 0
+    weight = Grouped(codes, torch.ones(40, 2), zeros, 128, 4)
+    product = NativeGroupedProduct(load(isa), weight, None, torch.float32)
+    assert product.weight.twin.meta == grouped._HALF_EIGHTHS
+    for sign in (1.0, -1.0):
+        for tokens in (1, 3, 13):
+            rows = quantize_in_blocks(torch.full((tokens, 256), 127.0 * sign))
+            expected = (weight.dequantized().sum(dim=1) * 127.0 * sign).expand(tokens, 40)
+            assert torch.equal(product.multiply(rows), expected)
+
+
+@cases
+def test_the_way_of_zero_points_changes_no_bit(isa: str) -> None:
+    """Whole ones, kept as such and in eighths: the same products, for every number of rows of a tile."""
+    weight = a_weight(70, 384, 64, 4)
+    weight.zeros.clamp_(max=15)
+    mixed = weight.padded(71)
+    mixed.zeros[70] = 0.125
+    rows = quantize_in_blocks(torch.randn(25, 384))
+    products = [NativeGroupedProduct(load(isa), one, None, torch.float32) for one in (weight, mixed)]
+    assert [one.weight.twin.meta for one in products] == [grouped._HALF_BYTE, grouped._HALF_EIGHTHS]
+    for tokens in range(1, 26):
+        found = [one.multiply(part(rows, 0, tokens))[:, :70] for one in products]
+        assert torch.equal(*found)
+
+
+@cases
+@pytest.mark.parametrize("zero", [15.125, 16.0, 17.0, 200.0])
 @pytest.mark.parametrize("all_the_same", [True, False])
 def test_zero_points_beyond_the_codes(isa: str, zero: float, all_the_same: bool) -> None:
-    """Those above 16 do not fit into what codes of 4 bits are unpacked to."""
+    """Those above 16, and eighths above 15, do not fit into what codes of 4 bits are unpacked to."""
     weight = a_weight(40, 256, 64, 4)
     zeros = torch.full_like(weight.zeros, zero)
     if not all_the_same:
@@ -148,7 +191,8 @@ def test_scales_take_few_bytes_and_stay_exact() -> None:
     library = load(instruction_sets()[0])
     weight = a_weight(128, 1024, 128, 4)
     codes, groups = 128 * 1024 // 2, 128 * 8
-    assert NativeGroupedProduct(library, weight, None, torch.bfloat16).nbytes == codes + 3 * groups
+    for same_size in (weight, a_weight(128, 1024, 128, 4, "eighths")):
+        assert NativeGroupedProduct(library, same_size, None, torch.bfloat16).nbytes == codes + 3 * groups
     tiny = Grouped(weight.codes, weight.scales * 2.0**-30, weight.zeros, 128, 4)  # no float16 has such values
     product = NativeGroupedProduct(library, tiny, None, torch.float32)
     assert product.nbytes == codes + 3 * groups

@@ -30,8 +30,14 @@ def whole_range(weight: torch.Tensor, group: int) -> Grouped:
 def test_the_search_beats_the_whole_range(weight, group):
     found = quantize(weight, 4, group)
     assert relative_error(weight, found) < 0.98 * relative_error(weight, whole_range(weight, group))
-    assert torch.equal(found.zeros, found.zeros.round())
+    assert torch.equal(found.zeros * 8, (found.zeros * 8).round())
     assert 0 <= found.zeros.min() <= found.zeros.max() <= 15
+
+
+@pytest.mark.parametrize(("bits", "symmetric"), [(4, True), (8, False), (8, True)])
+def test_other_zero_points_are_whole_numbers(weight, bits, symmetric):
+    zeros = quantize(weight, bits, 64, symmetric).zeros
+    assert torch.equal(zeros, zeros.round())
 
 
 def test_errors_are_of_the_size_that_such_bits_have(weight):
@@ -42,10 +48,10 @@ def test_errors_are_of_the_size_that_such_bits_have(weight):
         for group in (32, 64, 128)
         for symmetric in (False, True)
     }
-    assert errors[4, 32, False] < 0.081
+    assert errors[4, 32, False] < 0.0735  # llama.cpp's Q4_1, with a quarter bit more, has 0.078
     assert errors[4, 32, True] < 0.085  # llama.cpp's Q4_0, of as many bits, has 0.086
-    assert errors[4, 64, False] < 0.090
-    assert errors[4, 128, False] < 0.098
+    assert errors[4, 64, False] < 0.085
+    assert errors[4, 128, False] < 0.0945
     assert all(error < 0.007 for (bits, _, _), error in errors.items() if bits == 8)
 
 

@@ -17,8 +17,8 @@ from baton.model.weights.store import Facts, Shelf
 
 _LANES = {"avx512bf16": 16, "avx512vnni": 16, "avx512": 16, "avx2vnni": 8, "avx2": 8}
 """Float32 a vector, by instruction set; else 4."""
-_HALF, _HALF_BYTE, _HALF_HALF, _FULL = range(4)
-_META_BYTES = {_HALF: 2, _HALF_BYTE: 3, _HALF_HALF: 4, _FULL: 8}
+_HALF, _HALF_BYTE, _HALF_HALF, _FULL, _HALF_EIGHTHS = range(5)
+_META_BYTES = {_HALF: 2, _HALF_BYTE: 3, _HALF_EIGHTHS: 3, _HALF_HALF: 4, _FULL: 8}
 """Of an output's scale and zero, for each group."""
 _LARGEST_HALF = 15
 """Stored scales are below two to the power of this."""
@@ -43,7 +43,8 @@ class PackedGroups:
     """A `Grouped` in panels.  It is copied; nothing of it is kept.  None: the shelf has it.
 
     Scales and zeros take as few bytes as hold them exactly: float16 scales (times one power of two for all)
-    if all fit, zeros as bytes or not at all if they are whole numbers or all the same; else float32.
+    if all fit, zeros as bytes or not at all if they are whole numbers (of 4 bits, eighths as well) or all the
+    same; else float32.
     """
 
     def __init__(self, library: Native, weight: Grouped | None, shelf: Shelf) -> None:
@@ -171,6 +172,9 @@ def _kind_of(weight: Grouped) -> tuple[int, int, Tensor]:
         largest_zero = 16 if weight.bits == 4 else 255
         if least >= 0 and most <= largest_zero and torch.equal(zeros.to(torch.uint8).float(), zeros):
             return _HALF_BYTE, exponent, stored
+        eighths = zeros * 8
+        if weight.bits == 4 and least >= 0 and most <= 15 and torch.equal(eighths.round(), eighths):
+            return _HALF_EIGHTHS, exponent, stored
         if torch.equal(zeros.half().float(), zeros):
             return _HALF_HALF, exponent, stored
     return _FULL, 0, scales

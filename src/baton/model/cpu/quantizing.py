@@ -14,7 +14,7 @@ from torch import Tensor
 from baton.model.cpu.library import INT, POINTER, Native
 from baton.model.weights.grouped import Grouped
 from baton.model.weights.own_memory import own_memory
-from baton.model.weights.quantize import CLIPS, check_group
+from baton.model.weights.quantize import check_group, search_for
 
 _SOURCES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ITEM_GROUPS = 1024
@@ -34,6 +34,7 @@ class _Quantizing(ctypes.Structure):
         ("symmetric", INT),
         ("clips", POINTER),
         ("num_clips", INT),
+        ("fits", INT),
         ("codes", POINTER),
         ("scales", POINTER),
         ("zeros", POINTER),
@@ -56,7 +57,8 @@ def quantize_natively(
     scales = torch.empty((rows, columns // group), dtype=torch.float32)
     zeros = torch.empty_like(scales)
     errors = torch.zeros((-(-groups // _ITEM_GROUPS), 2), dtype=torch.float64)
-    clips = torch.tensor(CLIPS[bits], dtype=torch.float64)
+    tried, fits = search_for(bits, symmetric)
+    clips = torch.tensor(tried, dtype=torch.float64)
     task = _Quantizing(
         weight.data_ptr(),
         _SOURCES[weight.dtype],
@@ -68,6 +70,7 @@ def quantize_natively(
         symmetric,
         clips.data_ptr(),
         len(clips),
+        fits,
         codes.data_ptr(),
         scales.data_ptr(),
         zeros.data_ptr(),

@@ -2,11 +2,15 @@
 
 Theory.  A group's scale maps its range to the codes.  With the whole range, a single outlier makes steps wide
 for all others; with a part of it (the *clip*) outliers are cut off.  So several clips are tried for each
-group, each with the scale and zero point that follow, and the one with the least squared error is kept.  At
-last the scale is fitted to the codes by least squares, where that helps.
+group, each with the scale and zero point that follow, and the one with the least squared error is kept.
 
-Scales are rounded to float16's 11 bits before codes are chosen, so kernels may keep them in two bytes, and
-zero points are whole numbers.
+In 4 bits with zero points, both are then fitted to the codes by least squares, codes are chosen anew, and so
+on some times for each clip.  Zero points are in eighths, which kernels multiply as fast as whole numbers and
+keep in as many bits; they are rounded only when the best clip is known.  (Whole numbers round normal weights
+by 7.8 % in groups of 32, eighths by 7.15 %, sixteenths by 0.02 % less.)  In 8 bits, and symmetric, zero
+points are whole numbers, and the scale is fitted once, where that helps.
+
+Scales are rounded to float16's 11 bits before codes are chosen, so kernels may keep them in two bytes.
 
 Rows are done some at a time, in threads of our own: so few elements that PyTorch computes each operation in
 one thread, in the nearest cache.  Its own threads would meet after each of some hundred short operations.
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,13 +30,22 @@ from baton.model.weights.grouped import GROUPS, MIDDLE, Grouped
 
 _CACHED_ELEMENTS = 1 << 15
 """PyTorch divides an operation on more elements among threads."""
-CLIPS = {
+_FITTED_CLIPS, _FITS = (1.0, 0.9, 0.8, 0.7), 3
+_WHOLE_CLIPS = {
     4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.74, 0.68),
     8: (1.0,),
 }
-"""Parts of a group's range that are tried, by bits: in 8 bits steps are fine enough."""
+"""By bits: in 8 bits steps are fine enough."""
 _SCALE_BITS = 11
 _TINY = 1e-30
+
+
+def search_for(bits: int, symmetric: bool) -> tuple[tuple[float, ...], int]:
+    """(Parts of a group's range that are tried; fits of scale and zero point for each of them, 0 if zero
+    points are whole numbers)"""
+    if bits == 4 and not symmetric:
+        return _FITTED_CLIPS, _FITS
+    return _WHOLE_CLIPS[bits], 0
 
 
 def group_for(in_features: int, wanted: int) -> int:
@@ -86,18 +100,46 @@ def _parts(rows: int, columns: int) -> Iterator[slice]:
     return (slice(first, min(first + some, rows)) for first in range(0, rows, some))
 
 
+@dataclass(frozen=True)
+class _Fit:
+    codes: Tensor
+    """[group, n], as whole numbers"""
+    scale: Tensor
+    zero: Tensor
+    error: Tensor
+    """[n], squared"""
+
+    def or_better(self, other: _Fit) -> _Fit:
+        wins = other.error < self.error
+        return _Fit(
+            torch.where(wins, other.codes, self.codes),
+            torch.where(wins, other.scale, self.scale),
+            torch.where(wins, other.zero, self.zero),
+            torch.where(wins, other.error, self.error),
+        )
+
+
 class _Search:
     """Codes, scales and zero points of groups [group, n], a column each."""
 
     def __init__(self, bits: int, symmetric: bool) -> None:
         self._most = float((1 << bits) - 1)
         self._middle = MIDDLE[bits]
-        self._clips = CLIPS[bits]
+        self._clips, self._fits = search_for(bits, symmetric)
         self._symmetric = symmetric
 
     def __call__(self, exact: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[group, n] float32 → codes [group, n], as whole numbers in float32; scales and zeros [n]"""
         low, high = torch.aminmax(exact, dim=0)
+        if self._fits:
+            codes, scale, zero = self._fitted(exact, low.clamp(max=0), high.clamp(min=0))
+        else:
+            codes, scale, zero = self._searched(exact, low, high)
+        # Without a range any scale serves: float16, in which scales are stored, holds this one.
+        return codes, scale.masked_fill((low == 0) & (high == 0), 0), zero
+
+    def _searched(self, exact: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """With whole zero points."""
         scale, zero, error = self._tried(exact, low, high, self._clips[0])
         for clip in self._clips[1:]:
             other = self._tried(exact, low, high, clip)
@@ -109,9 +151,51 @@ class _Search:
         fitted = (steps * exact).sum(dim=0).div_(steps.square().sum(dim=0).clamp_(min=1))
         fitted = torch.where(fitted.abs() < _TINY, scale, _rounded(fitted))
         scale = torch.where(self._error(exact, fitted, zero) < error, fitted, scale)
-        codes = self._steps(exact, scale, zero).add_(zero)
-        # Without a range any scale serves: float16, in which scales are stored, holds this one.
-        return codes, scale.masked_fill((low == 0) & (high == 0), 0), zero
+        return self._steps(exact, scale, zero).add_(zero), scale, zero
+
+    def _fitted(self, exact: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """With zero points in eighths.  While clips are tried they are any numbers: rounded ones would keep
+        fits from moving."""
+        best: _Fit | None = None
+        middle = (low + high) * 0.5
+        for clip in self._clips:
+            scale = _rounded(((high - low) * (clip / self._most)).clamp_(min=_TINY))
+            zero = (0.5 * self._most - middle / scale).clamp_(0, self._most)
+            last = self._measured(exact, scale, zero)
+            best = last if best is None else best.or_better(last)
+            for _ in range(self._fits):
+                last = self._refitted(exact, last, False)
+                best = best.or_better(last)
+        assert best is not None
+        best = self._refitted(exact, best, True)
+        best = best.or_better(self._refitted(exact, best, True))
+        return best.codes, best.scale, best.zero
+
+    def _measured(self, exact: Tensor, scale: Tensor, zero: Tensor) -> _Fit:
+        shifted = (exact * scale.reciprocal()).add_(zero)
+        codes = shifted.round().clamp_(0, self._most)
+        return _Fit(codes, scale, zero, shifted.sub_(codes).square_().sum(dim=0).mul_(scale).mul_(scale))
+
+    def _refitted(self, exact: Tensor, fit: _Fit, eighths: bool) -> _Fit:
+        """With the scale and the zero point that least squares fit to the codes.  In eighths, the zero point
+        is rounded first, and the scale is fitted to that."""
+        count, total = exact.shape[0], exact.sum(dim=0)
+        codes, squares, products = (
+            fit.codes.sum(dim=0),
+            fit.codes.square().sum(dim=0),
+            (fit.codes * exact).sum(dim=0),
+        )
+        mean = codes / count
+        spread = squares - codes * mean
+        slope = (products - mean * total) / spread.clamp(min=0.5)
+        free = (mean - total / (slope.clamp(min=_TINY) * count)).clamp_(0, self._most)
+        zero = torch.where((spread > 0.5) & (slope > _TINY), free, fit.zero)
+        if eighths:
+            zero = (zero * 8).round_().mul_(0.125)
+        lengths = (squares - 2 * zero * codes + zero.square() * count).clamp_(min=_TINY)
+        scale = (products - zero * total) / lengths
+        usable = (scale > _TINY) & scale.isfinite()
+        return self._measured(exact, torch.where(usable, _rounded(scale), fit.scale), zero)
 
     def _tried(self, exact: Tensor, low: Tensor, high: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
         """Scales, zeros and squared errors [n] of a part of the range."""

@@ -13,6 +13,9 @@
 // while these are unpacked, and 16 is added to keep them unsigned: what makes up for it is the same number for all
 // outputs.  These are the same integers, so the sums are the same.
 //
+// Zero points in eighths cost no more: sums are of 8 * code - 8 * zero, which with 120 added fits into a byte just so,
+// and the eighth goes into the scale.  Sixteenths would need a multiplication for each group and register.
+//
 // A tile's integer sums fill the registers, so its float sums are in memory.  When a group ends, each register is
 // converted, scaled, and added to its place in memory, one register after the other: where a compiler converts
 // all of them first, groups of 64 are 3 % slower.
@@ -53,12 +56,15 @@ struct Ahead {
 
 #define KEEP(variable) __asm__("" : "+r"(variable))
 
-// sum += the products of four codes and four bytes of x, in each lane.
+// sum += the products of four codes and four bytes of x, in each lane.  With kPairs, two products are added in 16 bits,
+// which codes above 127 overflow: these are `wide`.
 #if defined(__AVX512VNNI__)
+constexpr bool kPairs = false;
 typedef __m512i X;
 INLINE X input(const char* x) { int32_t v; __builtin_memcpy(&v, x, 4); return _mm512_set1_epi32(v); }
 INLINE I add(I sum, U codes, X x, bool) { return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, x); }
 #elif defined(__AVX512BW__)
+constexpr bool kPairs = true;
 typedef __m512i X;
 INLINE X input(const char* x) { int32_t v; __builtin_memcpy(&v, x, 4); return _mm512_set1_epi32(v); }
 INLINE I add(I sum, U codes, X x, bool wide) {
@@ -70,6 +76,11 @@ INLINE I add(I sum, U codes, X x, bool wide) {
            (I)_mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_andnot_si512(even, (__m512i)codes), x), ones);
 }
 #elif defined(__AVX2__)
+#if defined(__AVXVNNI__)
+constexpr bool kPairs = false;
+#else
+constexpr bool kPairs = true;
+#endif
 typedef __m256i X;
 INLINE X input(const char* x) { int32_t v; __builtin_memcpy(&v, x, 4); return _mm256_set1_epi32(v); }
 INLINE I add(I sum, U codes, X x, bool wide) {
@@ -84,6 +95,7 @@ INLINE I add(I sum, U codes, X x, bool wide) {
 #endif
 }
 #else
+constexpr bool kPairs = false;
 typedef uint32_t X;
 INLINE X input(const char* x) { uint32_t v; __builtin_memcpy(&v, x, 4); return v; }
 INLINE I add(I sum, U codes, X x, bool) {
@@ -92,9 +104,21 @@ INLINE I add(I sum, U codes, X x, bool) {
 }
 #endif
 
-template <int bits>
+// How zero points enter.
+enum Way {
+    kWhole,    // whole numbers
+    kEighths,  // eighths, of codes of 4 bits
+    kFloats,   // any numbers
+};
+
+// Of eighths, 8 * code.
+template <int bits, Way way>
 INLINE void codes_of(const char* at, U* low, U* high) {
-    if constexpr (bits == 4) {
+    if constexpr (way == kEighths) {
+        const U both = load_u(at);
+        *low = (both << 3) & 0x78787878u;
+        *high = (both >> 1) & 0x78787878u;
+    } else if constexpr (bits == 4) {
         const U both = load_u(at);
         *low = both & 0x0f0f0f0fu;
         *high = (both >> 4) & 0x0f0f0f0fu;
@@ -103,12 +127,6 @@ INLINE void codes_of(const char* at, U* low, U* high) {
         *high = load_u(at + kLanes * 4);
     }
 }
-
-// How zero points enter.
-enum Way {
-    kWhole,   // whole numbers
-    kFloats,  // any numbers
-};
 
 // Calls body(Number<0>{}), …, body(Number<n - 1>{}): indices that the compiler knows before it gives out registers.
 template <int v> struct Number { static constexpr int value = v; };
@@ -146,7 +164,9 @@ INLINE F floats_of(I v) {
 // `count` tiles of `rows` rows, from `row` on, by the panel of outputs from n on.
 template <int rows, int bits, Way way>
 void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, const char* panel, Ahead* ahead) {
-    constexpr bool shifted = bits == 4 && way == kWhole && rows > 2;
+    // Added to codes less their zero point, so that they stay unsigned: at most 31 then, or 240 of eighths.
+    constexpr int shift = way == kEighths ? 120 : 16;
+    constexpr bool shifted = bits == 4 && way != kFloats && rows > 2 && (way == kWhole || !kPairs);
     constexpr int kUnit = 8;  // steps in a row, without a branch; a group has one or more of them
     const GroupedWeight& w = *task.w;
     const int64_t k = w.k, steps = w.group / 4, left = w.n - n, fetched = ahead->bytes;
@@ -189,12 +209,12 @@ void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, con
                     U zeros[2];
                     for (int half = 0; half < 2; ++half) {
                         zeros[half] = whole_zeros(at + group_steps, w.meta, zero, half);
-                        more[half] = (16 - zeros[half]) * 0x01010101u;
+                        more[half] = (shift - zeros[half]) * 0x01010101u;
                     }
                     each<rows>([&](auto r) INLINE_LAMBDA {
                         const int32_t sum = less[r.value * width];
                         for (int half = 0; half < 2; ++half)
-                            found[r.value][half] = shifted ? (I{} + sum) << 4 : zero_times(zeros[half], sum);
+                            found[r.value][half] = shifted ? I{} + shift * sum : zero_times(zeros[half], sum);
                     });
                 }
                 for (int64_t unit = 0; unit < steps; unit += kUnit) {
@@ -206,7 +226,7 @@ void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, con
                         if (bits == 8 && fetched > 64) __builtin_prefetch(fetch + 64, 0, 2);
                         fetch += fetched;
                         U low, high;
-                        codes_of<bits>(at, &low, &high);
+                        codes_of<bits, way>(at, &low, &high);
                         if constexpr (shifted) low += more[0], high += more[1];
                         at += step_bytes_of(bits);
                         each<rows>([&](auto r) INLINE_LAMBDA {
@@ -246,7 +266,7 @@ void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, con
                 at += after;
             }
         }
-        const float scale = static_cast<float>(w.scale);
+        const float scale = static_cast<float>(w.scale) * (way == kEighths ? 0.125f : 1.0f);
         const auto finish = [&](auto* out, const auto* bias) {
             out += row * w.n + n;
             for (int r = 0; r < rows; ++r, out += w.n) {
@@ -326,7 +346,8 @@ BATON_EXPORT(linear_grouped)(int64_t to_bf16, const GroupedWeight* w, const void
     const double most = w->bits == 4 ? 16 : 255;  // (with bytes, too: model/cpu/grouped.py)
     const bool whole = w->meta == kHalfByte || (w->meta == kHalf && w->zero >= 0 && w->zero <= most &&
                                                 w->zero == (double)(int)w->zero);
-    if (w->bits == 4) (whole ? linear<4, kWhole> : linear<4, kFloats>)(task);
+    if (w->meta == kHalfEighths) linear<4, kEighths>(task);
+    else if (w->bits == 4) (whole ? linear<4, kWhole> : linear<4, kFloats>)(task);
     else (whole ? linear<8, kWhole> : linear<8, kFloats>)(task);
 }
 
@@ -389,8 +410,9 @@ BATON_EXPORT(pack_grouped)(const GroupedWeight* w, const uint8_t* codes, const f
                     if (w->meta == kFull) {
                         store((float*)to, numbers);
                         to += 4 * kLanes;
-                    } else if (part && w->meta == kHalfByte) {
-                        for (int lane = 0; lane < kLanes; ++lane) *to++ = (char)(uint8_t)numbers[lane];
+                    } else if (part && (w->meta == kHalfByte || w->meta == kHalfEighths)) {
+                        const F bytes = w->meta == kHalfByte ? numbers : numbers * 8.0f;
+                        for (int lane = 0; lane < kLanes; ++lane) *to++ = (char)(uint8_t)bytes[lane];
                     } else {
                         to = store_halves(to, numbers);
                     }

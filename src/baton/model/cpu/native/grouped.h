@@ -18,10 +18,11 @@ namespace {
 constexpr int64_t kBlock = 128;  // inputs that share a scale of activations
 
 enum Meta {
-    kHalf,       // scales in float16; all zeros are the same
-    kHalfByte,   // scales in float16, zeros in a byte
-    kHalfHalf,   // both in float16
-    kFull,       // both in float32
+    kHalf,         // scales in float16; all zeros are the same
+    kHalfByte,     // scales in float16, zeros in a byte
+    kHalfHalf,     // both in float16
+    kFull,         // both in float32
+    kHalfEighths,  // scales in float16, eight times the zeros in a byte, at most 8 * 15; codes of 4 bits
 };
 
 // model/cpu/grouped.py has its twin.
@@ -37,7 +38,7 @@ struct GroupedWeight {
 };
 
 INLINE int64_t meta_bytes(int64_t meta) {
-    return 2 * kLanes * (meta == kHalf ? 2 : meta == kHalfByte ? 3 : meta == kHalfHalf ? 4 : 8);
+    return 2 * kLanes * (meta == kHalf ? 2 : meta == kHalfByte || meta == kHalfEighths ? 3 : meta == kHalfHalf ? 4 : 8);
 }
 INLINE int64_t step_bytes_of(int64_t bits) { return bits == 4 ? kLanes * 4 : kLanes * 8; }
 INLINE int64_t group_bytes(const GroupedWeight& w) { return w.group / 4 * step_bytes_of(w.bits) + meta_bytes(w.meta); }
@@ -85,9 +86,13 @@ INLINE F load_scales(const char* at, int64_t meta, int half) {
 INLINE F load_zeros(const char* at, int64_t meta, int half) {
     if (meta == kFull) return load((const float*)at + (2 + half) * kLanes);
     at += 4 * kLanes;
-    if (meta == kHalfByte) return __builtin_convertvector((I)load_bytes(at + half * kLanes), F);
+    if (meta == kHalfByte || meta == kHalfEighths) {
+        const F whole = __builtin_convertvector((I)load_bytes(at + half * kLanes), F);
+        return meta == kHalfByte ? whole : whole * 0.125f;
+    }
     return load_half(at + half * kLanes * 2);
 }
+// Whole numbers: of kHalfEighths, eight times the zeros.
 INLINE U whole_zeros(const char* at, int64_t meta, float zero, int half) {
     if (meta == kHalf) return U{} + (uint32_t)zero;
     return load_bytes(at + (4 + half) * kLanes);

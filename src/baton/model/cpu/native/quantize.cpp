@@ -28,6 +28,7 @@ struct Quantizing {
     int64_t symmetric;
     const double* clips;  // parts of the range to be tried
     int64_t num_clips;
+    int64_t fits;         // of scale and zero point, by least squares, for each clip; 0: zero points are whole numbers
     uint8_t* codes;       // [rows, k]
     float* scales;        // [rows, k / group]
     float* zeros;         // the same; NaN where a weight is none or infinite
@@ -156,6 +157,97 @@ INLINE void fit(const Tile& tile, Found* found, float most) {
     found->scale = select(error < found->error, scale, found->scale);
 }
 
+// With whole zero points.
+INLINE Found searched(const Tile& tile, const Quantizing& q, float most) {
+    const float middle = (float)(1 << (q.bits - 1));
+    Found found = tried(tile, q, q.clips[0], most, middle);
+    for (int64_t i = 1; i < q.num_clips; ++i) {
+        const Found other = tried(tile, q, q.clips[i], most, middle);
+        const I wins = other.error < found.error;
+        found.scale = select(wins, other.scale, found.scale);
+        found.zero = select(wins, other.zero, found.zero);
+        found.error = select(wins, other.error, found.error);
+    }
+    fit(tile, &found, most);
+    return found;
+}
+
+INLINE F code_of(F in_steps_from_least, float most) {
+    return min(max(nearest(in_steps_from_least), F{}), splat(most));
+}
+
+// A scale and a zero point, their squared error, and sums over a group's codes: what a fit needs.
+struct Fitted {
+    F scale, zero, error, codes, squares, products;  // products: of code and number
+};
+
+INLINE Fitted measured(const Tile& tile, F scale, F zero, float most) {
+    const F inverse = 1.0f / scale;
+    F errors[2] = {}, codes[2] = {}, squares[2] = {}, products[2] = {};
+    for (int64_t i = 0; i < tile.group; i += 4)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+            const F value = tile.values[i + j], shifted = value * inverse + zero;
+            const F code = code_of(shifted, most), wrong = code - shifted;
+            errors[j % 2] += wrong * wrong;
+            codes[j % 2] += code;
+            squares[j % 2] += code * code;
+            products[j % 2] += code * value;
+        }
+    return {scale, zero, (errors[0] + errors[1]) * scale * scale, codes[0] + codes[1], squares[0] + squares[1],
+            products[0] + products[1]};
+}
+
+// The scale and the zero point that least squares fit to the codes of `from`, and what they give.  In eighths, the
+// zero point is rounded first, and the scale is fitted to that.
+INLINE Fitted refitted(const Tile& tile, const Fitted& from, F sum, float most, bool eighths) {
+    const float n = (float)tile.group;
+    const F mean = from.codes / n, spread = from.squares - from.codes * mean;
+    const F slope = (from.products - mean * sum) / max(spread, splat(0.5f));
+    const F free = mean - sum / (max(slope, splat(kTiny)) * n);
+    F zero = select((spread > 0.5f) & (slope > kTiny), min(max(free, F{}), splat(most)), from.zero);
+    if (eighths) zero = nearest(zero * 8.0f) * 0.125f;
+    const F lengths = from.squares - 2.0f * zero * from.codes + zero * zero * n;
+    const F scale = (from.products - zero * sum) / max(lengths, splat(kTiny));
+    const I usable = (scale > kTiny) & (scale < __builtin_inff());
+    return measured(tile, select(usable, scale_of(scale), from.scale), zero, most);
+}
+
+INLINE void keep_better(Fitted* best, const Fitted& other) {
+    const I wins = other.error < best->error;
+    best->scale = select(wins, other.scale, best->scale);
+    best->zero = select(wins, other.zero, best->zero);
+    best->error = select(wins, other.error, best->error);
+    best->codes = select(wins, other.codes, best->codes);
+    best->squares = select(wins, other.squares, best->squares);
+    best->products = select(wins, other.products, best->products);
+}
+
+// With zero points in eighths: any while clips are tried, since rounded ones hold a fit where it began.
+INLINE Found fitted(const Tile& tile, const Quantizing& q, float most) {
+    F sums[4] = {};
+    for (int64_t i = 0; i < tile.group; i += 4)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) sums[j] += tile.values[i + j];
+    const F sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    const F low = min(tile.low, F{}), high = max(tile.high, F{}), middle = (low + high) * 0.5f;
+    Fitted best;
+    for (int64_t i = 0; i < q.num_clips; ++i) {
+        const F scale = scale_of(max((high - low) * (float)(q.clips[i] / most), splat(kTiny)));
+        const F zero = min(max(0.5f * most - middle / scale, F{}), splat(most));
+        Fitted last = measured(tile, scale, zero, most);
+        if (i) keep_better(&best, last);
+        else best = last;
+        for (int64_t fits = 0; fits < q.fits; ++fits) {
+            last = refitted(tile, last, sum, most, false);
+            keep_better(&best, last);
+        }
+    }
+    best = refitted(tile, best, sum, most, true);
+    keep_better(&best, refitted(tile, best, sum, most, true));
+    return {best.scale, best.zero, best.error};
+}
+
 // kLanes groups from number `first` on, of which `count` are there.
 template <int source>
 INLINE void quantize_groups(const Quantizing& q, int64_t first, int64_t count, double* errors) {
@@ -169,16 +261,8 @@ INLINE void quantize_groups(const Quantizing& q, int64_t first, int64_t count, d
     Tile tile;
     tile.group = q.group;
     read<source>(&tile, from);
-    const float most = (float)((1 << q.bits) - 1), middle = (float)(1 << (q.bits - 1));
-    Found found = tried(tile, q, q.clips[0], most, middle);
-    for (int64_t i = 1; i < q.num_clips; ++i) {
-        const Found other = tried(tile, q, q.clips[i], most, middle);
-        const I wins = other.error < found.error;
-        found.scale = select(wins, other.scale, found.scale);
-        found.zero = select(wins, other.zero, found.zero);
-        found.error = select(wins, other.error, found.error);
-    }
-    fit(tile, &found, most);
+    const float most = (float)((1 << q.bits) - 1);
+    Found found = q.fits ? fitted(tile, q, most) : searched(tile, q, most);
 
     const Steps steps(found.scale, found.zero, most);
     F words[kMostGroup / 4 + kLanes] = {};  // (a group of 32 fills half of the last block)
@@ -187,10 +271,11 @@ INLINE void quantize_groups(const Quantizing& q, int64_t first, int64_t count, d
         U word = {};
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
-            const F exact = tile.values[i + j] * steps.inverse, whole = steps(exact);
-            wrong += (whole - exact) * (whole - exact);
+            const F exact = tile.values[i + j] * steps.inverse, shifted = exact + found.zero;
+            const F code = q.fits ? code_of(shifted, most) : steps(exact) + found.zero;
+            wrong += (code - shifted) * (code - shifted);
             squares += exact * exact;
-            word |= (U)__builtin_convertvector(whole + found.zero, I) << (8 * j);
+            word |= (U)__builtin_convertvector(code, I) << (8 * j);
         }
         words[i / 4] = as_f(word);
     }
