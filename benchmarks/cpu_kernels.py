@@ -288,7 +288,8 @@ def in_groups(weight: torch.Tensor, kind: str) -> Grouped:
     """Of this shape; values do not matter here."""
     bits, group = int(kind[3]), int(kind.partition(" g")[2])
     scales = torch.rand(len(weight), weight.shape[1] // group).half().float()
-    zeros = torch.randint(1 << bits, scales.shape).float()
+    # (of 4 bits in eighths, as --quantization int4 has them)
+    zeros = torch.randint(121, scales.shape) / 8 if bits == 4 else torch.randint(256, scales.shape).float()
     return Grouped(torch.randint(1 << bits, weight.shape, dtype=torch.uint8), scales, zeros, group, bits)
 
 

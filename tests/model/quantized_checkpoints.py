@@ -120,9 +120,9 @@ def compressed_config(
 
 
 def rounded(weight: Tensor, bits: int, group: int, symmetric: bool, scales: torch.dtype) -> Grouped:
-    """A `Grouped` whose scales the file's type holds exactly."""
+    """A `Grouped` whose scales the file's type holds exactly; zero points are whole, as in files."""
     found = quantize(weight, bits, group, symmetric)
-    return Grouped(found.codes, found.scales.to(scales).float(), found.zeros, group, bits)
+    return Grouped(found.codes, found.scales.to(scales).float(), found.zeros.round(), group, bits)
 
 
 def by_channel(weight: Tensor, bits: int, group: int) -> Grouped:

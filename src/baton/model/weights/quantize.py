@@ -7,8 +7,8 @@ group, each with the scale and zero point that follow, and the one with the leas
 In 4 bits with zero points, both are then fitted to the codes by least squares, codes are chosen anew, and so
 on some times for each clip.  Zero points are in eighths, which kernels multiply as fast as whole numbers and
 keep in as many bits; they are rounded only when the best clip is known.  (Whole numbers round normal weights
-by 7.8 % in groups of 32, eighths by 7.15 %, sixteenths by 0.02 % less.)  In 8 bits, and symmetric, zero
-points are whole numbers, and the scale is fitted once, where that helps.
+by 7.8 % in groups of 32, eighths by 7.15 %, sixteenths by some 0.02 points less.)  In 8 bits, and symmetric,
+zero points are whole numbers, and the scale is fitted once, where that helps.
 
 Scales are rounded to float16's 11 bits before codes are chosen, so kernels may keep them in two bytes.
 
