@@ -65,6 +65,14 @@ def _blocks(page: Path, *languages: str) -> Iterator[str]:
             yield text
 
 
+SHOWN = [
+    (ROOT / name, text)
+    for page in PAGES
+    for name, text in re.findall(r"`(\S+\.py)`:\n\n```python\n(.*?)^```", page.read_text(), re.M | re.S)
+]
+"""Files that a page shows as they are."""
+
+
 def _spans(page: Path) -> list[str]:
     return _SPAN.findall(_FENCE.sub("", page.read_text()))
 
@@ -296,6 +304,11 @@ def test_every_benchmark_is_in_the_list():
     page = (ROOT / "docs/benchmarks.md").read_text()
     files = [path.name for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_")]
     assert not [name for name in files if f"python benchmarks/{name}" not in page]
+
+
+def test_a_file_that_is_shown_is_that_file():
+    assert SHOWN
+    assert not [path.name for path, text in SHOWN if path.read_text() != text]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -24,7 +24,7 @@ import pytest
 from baton.model.checkpoint.hub import resolve_model
 from tests.conftest import GENEROUS_S
 from tests.e2e.server import Server
-from tests.test_documents import COMMANDS, PAGES, Command, _blocks
+from tests.test_documents import COMMANDS, PAGES, SHOWN, Command, _blocks
 
 pytestmark = pytest.mark.slow
 
@@ -218,7 +218,8 @@ def test_ctrl_c_drains_an_instance_that_joined(cluster, joined):
     assert "extra" not in instances(cluster)
 
 
-PROGRAMS = [(page.name, text) for page in PAGES for text in _blocks(page, "python")]
+FILES = [text for _, text in SHOWN]
+PROGRAMS = [(page.name, text) for page in PAGES for text in _blocks(page, "python") if text not in FILES]
 
 
 @pytest.mark.parametrize(("page", "text"), PROGRAMS, ids=[name for name, _ in PROGRAMS])
