@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from answering import Loaded, NotOffered, Settings, answer
-from gguf_files import convert, weight_bytes
+from answering import Loaded, Settings, answer
+from gguf_files import weight_bytes
+from run_llama_cpp import BATCH, open_model
 from vectors import keep
-
-BATCH = 2048
-_NAMES = {None: "bf16", "int8": "q8_0", "int4": "q4_0"}
 
 
 def load(settings: Settings) -> Loaded:
-    if settings.dtype != "bfloat16":
-        raise NotOffered(f"this adapter converts bfloat16 checkpoints, not to {settings.dtype}")
-    name = _NAMES.get(settings.quantization, settings.quantization)
-    (path,) = convert(Path(settings.model), Path(settings.converted), [str(name)])
-    import llama_cpp as lib
+    lib, model, path = open_model(settings)
     import numpy as np
 
-    lib.llama_backend_init()
-    loading = lib.llama_model_default_params()
-    loading.load_mode = lib.LLAMA_LOAD_MODE_NONE
-    model = lib.llama_model_load_from_file(str(path).encode(), loading)
     size = lib.llama_model_n_embd(model)
     params = lib.llama_context_default_params()
     params.n_seq_max = min(BATCH // 16, lib.llama_max_parallel_sequences())

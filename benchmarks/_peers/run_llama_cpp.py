@@ -22,18 +22,24 @@ BATCH = 2048
 _NAMES = {None: "bf16", "int8": "q8_0", "int4": "q4_0"}
 
 
-def load(settings: Settings) -> Loaded:
+def open_model(settings: Settings) -> tuple[Any, Any, Path]:
+    """The library, the model in it, and its file, which is made the first time.  Raises `NotOffered`."""
     if settings.dtype != "bfloat16":
         raise NotOffered(f"this adapter converts bfloat16 checkpoints, not to {settings.dtype}")
     name = _NAMES.get(settings.quantization, settings.quantization)
     (path,) = convert(Path(settings.model), Path(settings.converted), [str(name)])
     import llama_cpp as lib
-    import numpy as np
 
     lib.llama_backend_init()
     loading = lib.llama_model_default_params()
     loading.load_mode = lib.LLAMA_LOAD_MODE_NONE
-    model = lib.llama_model_load_from_file(str(path).encode(), loading)
+    return lib, lib.llama_model_load_from_file(str(path).encode(), loading), path
+
+
+def load(settings: Settings) -> Loaded:
+    lib, model, path = open_model(settings)
+    import numpy as np
+
     vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
     shapes = settings.works or [(settings.max_num_seqs, settings.max_model_len)]
     context, shape = None, (0, 0)

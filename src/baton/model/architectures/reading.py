@@ -9,7 +9,14 @@ from types import MappingProxyType
 from typing import Any
 
 from baton.model.description.fields import MAX_CONTEXT, Fields, shown
-from baton.model.description.model import Activation, Description, LayerConfig, MlpConfig, RopeConfig
+from baton.model.description.model import (
+    Activation,
+    AttentionConfig,
+    Description,
+    LayerConfig,
+    MlpConfig,
+    RopeConfig,
+)
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
 """factors: by what each frequency is divided, one by one (GGUF files of Llama 3)."""
@@ -113,6 +120,20 @@ def windows_of(fields: Fields, kinds: Sequence[str]) -> list[int | None]:
         return [None] * len(kinds)
     window = fields.integer("sliding_window", most=MAX_CONTEXT)
     return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def read_attention(fields: Fields, sizes: Sizes) -> AttentionConfig:
+    """Llama's: all of a head is rotated, and all four products have biases, or none."""
+    bias = fields.flag("attention_bias")
+    return AttentionConfig(
+        sizes.heads,
+        sizes.kv_heads,
+        sizes.head_dim,
+        read_rope(fields, sizes),
+        sizes.head_dim**-0.5,
+        qkv_bias=bias,
+        output_bias=bias,
+    )
 
 
 def read_rope(

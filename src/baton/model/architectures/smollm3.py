@@ -8,13 +8,13 @@ from baton.model.architectures.reading import (
     Family,
     describe,
     layer_kinds,
+    read_attention,
     read_mlp,
-    read_rope,
     read_sizes,
     windows_of,
 )
 from baton.model.description.fields import Fields
-from baton.model.description.model import AttentionConfig, Description, LayerConfig
+from baton.model.description.model import Description, LayerConfig
 
 
 def _smollm3(fields: Fields) -> Description:
@@ -27,16 +27,7 @@ def _smollm3(fields: Fields) -> Description:
     if fields.flag("use_sliding_window"):
         kinds = layer_kinds(fields, sizes.layers)
         windows = windows_of(fields, kinds or ["" if rope else "sliding_attention" for rope in turned])
-    bias = fields.flag("attention_bias")
-    attention = AttentionConfig(
-        sizes.heads,
-        sizes.kv_heads,
-        sizes.head_dim,
-        read_rope(fields, sizes),
-        sizes.head_dim**-0.5,
-        qkv_bias=bias,
-        output_bias=bias,
-    )
+    attention = read_attention(fields, sizes)
     mlp = read_mlp(fields, bias=fields.flag("mlp_bias"))
     layers = [
         LayerConfig(replace(attention, window=window, rope=attention.rope if rope else None), mlp)
