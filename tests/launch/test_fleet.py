@@ -54,6 +54,21 @@ class Running:
     def kill(self, name: str) -> None:
         os.kill(self.fleet.supervisors[name].pid, signal.SIGKILL)
 
+    async def kill_and_notice(self, name: str) -> None:
+        """Kills the instance and returns once the fleet attached to the next one or gave it up.
+
+        The state between lasts some milliseconds, so polling for it may miss it.
+        """
+        old = self.client.instances[name].incarnation
+        self.kill(name)
+        await self.until(
+            lambda: (
+                self.client.instances[name].incarnation != old
+                or self.states()[name] == "failed"
+                or self.task.done()
+            )
+        )
+
     def states(self) -> dict[str, str]:
         return {name: link.state for name, link in self.client.instances.items()}
 
@@ -64,8 +79,7 @@ async def test_one_is_restarted_and_the_other_is_not_disturbed():
         assert running.states() == {"a": "ready", "b": "ready"}
         other = running.fleet.supervisors["b"].pid
         old = running.client.instances["a"].incarnation
-        running.kill("a")
-        await running.until(lambda: running.states()["a"] == "restarting")
+        await running.kill_and_notice("a")
         await running.until(lambda: running.states()["a"] == "ready")
         assert running.client.instances["a"].incarnation != old
         assert running.fleet.supervisors["b"].pid == other
@@ -206,15 +220,13 @@ async def test_the_others_go_on_without_one_that_dies_too_often_until_none_is_le
         await asyncio.wait_for(running.client.ready(), DEADLINE_S)
         for _ in range(2):
             await running.until(lambda: running.states()["a"] == "ready")
-            running.kill("a")
-            await running.until(lambda: running.states()["a"] != "ready")
+            await running.kill_and_notice("a")
         await running.until(lambda: running.states()["a"] == "failed")
         assert running.states()["b"] == "ready"
         assert not running.task.done()
         for _ in range(2):
             await running.until(lambda: running.states()["b"] == "ready")
-            running.kill("b")
-            await running.until(lambda: running.states()["b"] != "ready")
+            await running.kill_and_notice("b")
         with pytest.raises(InstanceFailed, match=r"^b: the instance failed 2 times in a row.*SIGKILL"):
             await asyncio.wait_for(running.task, DEADLINE_S)
 
