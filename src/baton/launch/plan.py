@@ -60,8 +60,8 @@ def make_plan(options: EngineOptions) -> ServerPlan:
             "leave it away"
         )
     directory = resolve_model(options.model, revision=options.revision)
-    tokenizer = _tokenizer_path(options.tokenizer, directory)
     model = ModelConfig.from_directory(directory)
+    tokenizer = _tokenizer_path(options.tokenizer, directory)
     if options.executor == "torch" and not is_gguf(directory):  # (whose header says all that there is)
         check_files(directory)
     generation = read_generation_config(

@@ -19,6 +19,7 @@ from baton.model.architectures import (
     smollm3,
 )
 from baton.model.architectures.reading import Family
+from baton.model.architectures.refused import why_refused
 from baton.model.description.fields import Fields, UnsupportedModel
 
 FAMILIES: dict[str, Family] = {
@@ -29,19 +30,8 @@ FAMILIES: dict[str, Family] = {
 """By name in `config.json`."""
 
 
-_REFUSED = (
-    (r"^(DeepseekV[23]|KimiK2|Glm4MoeLite|Mistral4|LongcatFlash)", "attention over compressed keys (MLA)"),
-    (
-        r"^(Qwen3Next|Qwen3_5|KimiLinear|Bamba|FalconH1|Jamba|NemotronH|Zamba)",
-        "layers with a recurrent state",
-    ),
-    (r"^(Mamba|FalconMamba|Rwkv|RecurrentGemma|xLSTM|Lfm2)", "layers with a recurrent state"),
-    (r"(Bert|Roberta|Electra|XLNet|Deberta)", "an encoder, which sees what comes after a token too"),
-    (r"^(T5|MT5|UMT5|Bart|MBart|Pegasus|Whisper|Marian)", "an encoder and a decoder"),
-    (r"(Moe|Mixtral|GptOss|Dbrx|Grok|Llama4|MiniMax|PhiMoE|Olmoe)", "mixtures of experts"),
-)
-"""By patterns of names: what Baton does not compute."""
-
+_MIXTURES = re.compile("Moe|MoE|Mixtral|GptOss|Dbrx|Grok|MiniMaxM2|Olmoe|Qwen2Moe")
+"""Families with mixtures of experts that are not in the table yet."""
 
 _TEXT_AND_IMAGES = ("Mistral3ForConditionalGeneration", "Gemma3ForConditionalGeneration")
 _TEXT_MODELS = {
@@ -67,9 +57,22 @@ def text_part(raw: Mapping[str, Any], name: str, file: str) -> Mapping[str, Any]
     text = whole.within("text_config")
     kind = text.text("model_type") or ""
     if kind not in _TEXT_MODELS:
+        if reason := why_refused({**text.all(), "architectures": []}):
+            raise whole.refused(f"its text_config is of a model that {reason}")
         raise text.wrong("model_type", f"must be one of {', '.join(_TEXT_MODELS)}")
     outside = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
     return {**text.all(), **outside, "architectures": [_TEXT_MODELS[kind]]}
+
+
+def check_known(raw: Mapping[str, Any], name: str, file: str) -> None:
+    """Before anything else of a model is read or downloaded.  Raises `UnsupportedModel` if it is one of those
+    that Baton is known not to compute."""
+    names = Fields(raw, name, file).texts("architectures") or []
+    if any(known in FAMILIES or known in _TEXT_AND_IMAGES for known in names):
+        return
+    if reason := why_refused(raw):
+        what = f"is a {names[0][:60]!r}" if names else f"names no architecture in its {file}"
+        raise UnsupportedModel(f"{name!r} {what}, which Baton does not serve: it {reason}; {_served()}")
 
 
 def family_of(raw: Mapping[str, Any], name: str, file: str) -> Family:
@@ -78,8 +81,14 @@ def family_of(raw: Mapping[str, Any], name: str, file: str) -> Family:
     for candidate in names:
         if candidate in FAMILIES:
             return FAMILIES[candidate]
-    served = f"Baton serves: {', '.join(known.removesuffix('ForCausalLM') for known in FAMILIES)}"
+    check_known(raw, name, file)
     if not names:
-        raise UnsupportedModel(f"{name!r} names no architecture in its {file}; {served}")
-    reason = next((f" ({reason})" for pattern, reason in _REFUSED if re.search(pattern, names[0])), "")
-    raise UnsupportedModel(f"{name!r} is a {names[0][:60]!r}{reason}; {served}")
+        raise UnsupportedModel(f"{name!r} names no architecture in its {file}; {_served()}")
+    reason = ": it has mixtures of experts" if _MIXTURES.search(names[0]) else ""
+    raise UnsupportedModel(
+        f"{name!r} is a {names[0][:60]!r}, which Baton does not serve{reason}; {_served()}"
+    )
+
+
+def _served() -> str:
+    return f"Baton serves: {', '.join(known.removesuffix('ForCausalLM') for known in FAMILIES)}"

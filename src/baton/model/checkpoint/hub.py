@@ -5,7 +5,8 @@ Anything else is a name on the Hugging Face hub; its files are downloaded once i
 `OWNER/NAME:Q4_K_M` or `OWNER/NAME/FILE.gguf` is a GGUF file.  Nothing, or the name `baton-tiny`, is the model
 that comes with Baton, for trying things out.
 
-Every failure is a `ModelNotFound` of one line that says what to do.  No torch, no transformers.
+Every failure is a `ModelNotFound` of one line that says what to do, or, of a model that Baton is known not to
+compute, an `UnsupportedModel`: before its weights are looked for or downloaded.  No torch, no transformers.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from baton.model.architectures.families import check_known
 from baton.model.checkpoint.files import some
 from baton.model.checkpoint.gguf import SUFFIX, is_gguf
-from baton.model.description.fields import ModelNotFound
+from baton.model.description.fields import ModelNotFound, read_json_object
 
 EMBEDDED_MODEL = "baton-tiny"
 _EMBEDDED_DIRECTORY = Path(__file__).resolve().parents[2] / "assets" / EMBEDDED_MODEL
@@ -28,6 +30,13 @@ _TAGGED = re.compile(r"(?P<name>[\w.-]+/[\w.-]+):(?P<tag>[\w.-]+)\Z")
 _FILE = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)/(?P<file>.+\.gguf)\Z", re.IGNORECASE)
 _LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf\Z", re.IGNORECASE)
 _LISTED = 8
+_CONFIG = "config.json"
+_OTHERS = {
+    "adapter_config.json": "is an adapter (LoRA); merge it into its model, and give that directory",
+    "model_index.json": "is a pipeline of diffusers, which makes images; Baton serves models of texts",
+    "params.json": "is in Mistral's own format; give the directory of the same model with a config.json",
+}
+"""What a directory without a config.json is, by the file that tells it."""
 _PROJECTOR = "mmproj"
 """Begins the names of files with the part of a model that reads images."""
 
@@ -36,7 +45,7 @@ def resolve_model(name_or_path: str | None, revision: str | None = None) -> Path
     """The directory of a checkpoint, or its (first) GGUF file, downloaded if need be.
 
     `revision` is a branch, tag or commit of the hub and has no meaning for files that are here.
-    Raises `ModelNotFound`.
+    Raises `ModelNotFound` and `UnsupportedModel`.
     """
     if name_or_path is None or name_or_path == EMBEDDED_MODEL:
         return _checked(_EMBEDDED_DIRECTORY)
@@ -59,6 +68,7 @@ def resolve_model(name_or_path: str | None, revision: str | None = None) -> Path
     if is_path or name_or_path.count("/") > 1 or path.suffix.lower() == SUFFIX:
         what = "file" if path.suffix.lower() == SUFFIX else "directory"
         raise ModelNotFound(f"{name_or_path!r}: no such {what}")
+    _check_known(_download(name_or_path, revision, [_CONFIG]), name_or_path)
     return _checked(_download(name_or_path, revision))
 
 
@@ -102,8 +112,11 @@ def _checked(directory: Path) -> Path:
             f"{str(directory)!r} has {len(files)} GGUF files; give one of them: "
             f"{', '.join(path.name for path in files[:_LISTED])}"
         )
-    if not (directory / "config.json").is_file():
-        raise ModelNotFound(f"{str(directory)!r} has no config.json; give the directory of a checkpoint")
+    if not (directory / _CONFIG).is_file():
+        what = next((what for name, what in _OTHERS.items() if (directory / name).is_file()), "")
+        hint = what or f"has no {_CONFIG}; give the directory of a checkpoint"
+        raise ModelNotFound(f"{str(directory)!r} {hint}")
+    _check_known(directory, str(directory))
     if not any(directory.glob("*.safetensors")):
         other = next(
             (path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern)), ""
@@ -111,6 +124,12 @@ def _checked(directory: Path) -> Path:
         hint = f" (there is {other}; convert it, Baton reads no pickled weights)" if other else ""
         raise ModelNotFound(f"{str(directory)!r} has no *.safetensors files{hint}")
     return directory
+
+
+def _check_known(directory: Path, name: str) -> None:
+    path = directory / _CONFIG
+    if path.is_file():
+        check_known(read_json_object(path), name, _CONFIG)
 
 
 def _download(name: str, revision: str | None, wanted: Iterable[str] = _WANTED) -> Path:
