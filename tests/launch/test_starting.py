@@ -212,6 +212,26 @@ async def test_another_environment_needs_another_fork_server(monkeypatch):
         assert not alive(first)
 
 
+async def test_the_one_that_was_begun_before_the_event_loop_is_used_once(monkeypatch):
+    told = Told()
+    starting.begin("json")
+    starting.begin("json")
+    first = starting._begun["json"].process.pid
+    async with starter() as one, starter() as two:
+        await ended(await told.start(one))
+        assert one.fork_server == first
+        await ended(await told.start(two))
+        assert two.fork_server != first
+    assert not alive(first)
+    starting.begin("json")
+    begun = starting._begun["json"].process.pid
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    async with starter() as one:
+        await ended(await told.start(one))
+        assert one.fork_server != begun
+        assert not alive(begun)
+
+
 async def test_a_fork_server_that_waits_does_nothing():
     told = Told()
     async with starter() as one:

@@ -25,6 +25,8 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
     Every flag may also stand in the environment (`BATON_MAX_NUM_SEQS=64`) or in a YAML or TOML file
     (`--config serve.yaml` with a line `max-num-seqs: 64`).
     """
+    from baton.launch.instances import starting
+
     options = chosen.options
     for one in flags_of(ServeOptions):
         if one.declared.secret:  # not for the environment of engines, workers and helpers
@@ -34,6 +36,7 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
             raise OptionError(
                 f"--port {options.port}: an instance that joins a server has no HTTP of its own; leave it out"
             )
+        starting.begin(options.executor)
         from baton.launch.instances.joined import run_joined
 
         run_joined(options)
@@ -44,6 +47,8 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
                 f"--{name} {getattr(options, name)}: of an instance that joins a server (--instance --join "
                 "HOST:PORT); the instances of this one are given with --prefill, --decode, --mixed"
             )
+    if not options.runs_none:
+        starting.begin(options.executor)
     from baton.launch.server import run_server
 
     run_server(chosen)

@@ -11,6 +11,9 @@ instance, which waits until it has imported; a plain start would have to import 
 | this system has no fork server | a plain start |
 
 A child that was forked begins only when it has been told so here (`fork_server.py`): none is started twice.
+
+The fork server's imports are the longest part of a start.  So a command that will serve calls `begin` first,
+before it imports the HTTP server and reads the model's files; the first `Starter` takes that fork server.
 """
 
 from __future__ import annotations
@@ -43,6 +46,21 @@ _LASTING_S = 10.0
 """A fork server that has lived so long is replaced when it dies, one that has not when it is needed."""
 _KILLED_S = 1.0
 """What one that has closed its sockets, or is killed, may take to end."""
+
+
+_begun: dict[str, _Server] = {}
+"""By executor: fork servers that `begin` started and no `Starter` has taken yet."""
+
+
+def begin(executor: str) -> None:
+    """Starts the fork server that the first `Starter` of this executor will use.
+
+    If this process ends before that, for a wrong flag or model, the kernel ends the fork server with it.  A
+    fork server that cannot be started is the `Starter`'s to report.
+    """
+    if executor not in _begun and can_fork_for_parent():
+        with suppress(OSError):
+            _begun[executor] = _Server(executor)
 
 
 class _Lost(RuntimeError):
@@ -113,13 +131,17 @@ class Starter:
 
     def _running(self) -> _Server:
         """A fork server that has this process's environment."""
+        if self._server is None and (begun := _begun.pop(self._executor, None)) is not None:
+            self._use(begun)
         if self._server is not None and self._server.environment != os.environ:
             log.info("the environment has changed: the fork server of the instances is started anew")
             self.close()
-        if self._server is None:
-            self._server = _Server(self._executor)
-            self._server.watch = asyncio.create_task(self._watch(self._server), name="fork server")
-        return self._server
+        return self._server or self._use(_Server(self._executor))
+
+    def _use(self, server: _Server) -> _Server:
+        self._server = server
+        server.watch = asyncio.create_task(self._watch(server), name="fork server")
+        return server
 
     async def _watch(self, server: _Server) -> None:
         """When it dies between two starts, the next one shall not wait for another one's imports."""
