@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -34,6 +35,7 @@ from baton.launch.options.flag import HIDDEN
 from baton.launch.options.sources import Chosen, choose
 from baton.launch.plan import make_plan
 from baton.launch.server import make_access, make_sharing
+from baton.model.checkpoint.hub import resolve_model
 from baton.protocol.config import InstanceConfig
 
 DOCS = Path(__file__).parents[2] / "docs" / "flags.md"
@@ -274,6 +276,25 @@ def test_int8_is_in_groups_if_a_size_is_given() -> None:
     assert (four.quantization_group_size, four.quantize_head) == (64, 4)
     with pytest.raises(OptionError, match="unless --quantization-group-size is given"):
         make_plan(EngineOptions(quantization="int8", quantize_head=4))
+
+
+def test_which_angles_longrope_uses_is_told(tmp_path: Path) -> None:
+    """So that instances on different sides of the border do not continue each other's requests."""
+    for file in resolve_model(None).iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = tmp_path / "config.json"
+    raw = json.loads(config.read_text()) | {"architectures": ["Phi3ForCausalLM"]}
+    config.unlink()
+    half = raw["hidden_size"] // raw["num_attention_heads"] // 2
+    factors = {"short_factor": [1.0] * half, "long_factor": [2.0] * half}
+    raw |= {"max_position_embeddings": 512, "original_max_position_embeddings": 128}
+    config.write_text(json.dumps(raw | {"rope_parameters": None, "head_dim": 2 * half, "rope_scaling": None}))
+    assert make_plan(EngineOptions(model=str(tmp_path))).served.angles == ""
+    raw["rope_scaling"] = {"type": "longrope", **factors}
+    config.write_text(json.dumps(raw | {"rope_parameters": None, "head_dim": 2 * half}))
+    for length, angles in ((None, "long"), (129, "long"), (128, "short")):
+        plan = make_plan(EngineOptions(model=str(tmp_path), max_model_len=length))
+        assert plan.served.angles == angles
 
 
 def test_what_flags_set_has_no_other_default():

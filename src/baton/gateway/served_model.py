@@ -71,6 +71,8 @@ class ServedModel:
     """Tells it apart from other checkpoints; "": unknown, instances that join are not compared."""
     dtype: str = ""
     """In which the instances compute, or `simulated`; "": it does not matter."""
+    angles: Literal["", "short", "long"] = ""
+    """Which of LongRoPE's two sets the instances' keys are turned by; "": the model has one set."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters of the model's generation_config, under `SamplingParams`' names."""
     content_format: Literal["auto", "string", "openai"] = "auto"

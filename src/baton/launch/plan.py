@@ -92,6 +92,7 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         root=str(directory) if _is_here(options.model) else str(options.model),
         checkpoint=fingerprint(directory),
         dtype=_computes_in(instance),
+        angles=model.angles(max_model_len) if options.executor == "torch" else "",
         defaults=generation.sampling,
         content_format=options.chat_template_content_format,
         tasks=tasks,

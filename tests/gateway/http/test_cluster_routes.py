@@ -158,7 +158,11 @@ def test_another_checkpoint_is_refused(site: Site):
     refusal = site.put("b", checkpoint="bbbb")
     assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "checkpoint")
     assert site.http.get(f"{PATH}/b").status_code == 404
-    site.join("b", checkpoint="aaaa")
+    gateway.served = replace(gateway.served, checkpoint="aaaa", angles="short")
+    refusal = site.put("b", checkpoint="aaaa", angles="long")
+    assert refusal.status_code == 400
+    assert "LongRoPE's 'long' angles" in refusal.json()["error"]["message"]
+    site.join("b", checkpoint="aaaa", angles="short")
     cluster.weights = Weights(1, "cccc", "/c")  # (by /update_weights, also at "b")
     assert site.put("b", checkpoint="aaaa").status_code == 200, "a renewal"
     assert site.put("b", incarnation="b.2", checkpoint="aaaa").status_code == 400

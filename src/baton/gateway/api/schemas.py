@@ -168,6 +168,8 @@ class JoinRequest(msgspec.Struct, kw_only=True):
     """Tells apart what it loads; compared, if both sides know it."""
     dtype: str | None = None
     """In which it computes, or `simulated`; compared, if both sides know it."""
+    angles: str | None = None
+    """`short` or `long`: of a model with LongRoPE; compared, if both sides have them."""
 
 
 class InstanceRequest(msgspec.Struct, kw_only=True):

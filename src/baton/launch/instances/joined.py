@@ -117,6 +117,7 @@ class _Joined:
             secret=self._secret,
             checkpoint=plan.served.checkpoint,
             dtype=plan.served.dtype,
+            angles=plan.served.angles,
         )
         self._weights = Weights()
         self._leaving = asyncio.Event()

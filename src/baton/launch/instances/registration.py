@@ -66,6 +66,7 @@ class Registration(NamedTuple):
     """Who starts the incarnations."""
     checkpoint: str = ""
     dtype: str = ""
+    angles: str = ""
     secret: str = ""
     """With which the engine proves that the endpoint is its own."""
 
@@ -166,6 +167,7 @@ class Registrar:
             "process": registration.process,
             "checkpoint": registration.checkpoint,
             "dtype": registration.dtype,
+            "angles": registration.angles,
             "secret": registration.secret,
             "ttl_s": self._ttl_s,
         }

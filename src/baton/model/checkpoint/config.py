@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from baton.model.architectures.families import family_of, text_part
 from baton.model.checkpoint.gguf import is_gguf
@@ -89,6 +89,13 @@ class ModelConfig(Description):
         """The layer's window, or None where it is no restriction for contexts of `max_model_len`."""
         window = self.layers[layer].attention.window
         return None if window is None or window >= max_model_len else window
+
+    def angles(self, max_model_len: int) -> Literal["", "short", "long"]:
+        """Which of LongRoPE's two sets instances with this `max_model_len` use; "": there is one set."""
+        for rope in self.rotaries:
+            if rope is not None and rope.type == "longrope":
+                return rope.set_of(max_model_len)
+        return ""
 
     def sizes_differ(self, other: ModelConfig) -> str:
         """What makes weights of this model useless for `other`, or "".

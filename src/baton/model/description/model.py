@@ -35,6 +35,10 @@ class RopeConfig:
         """Elements of a head that are rotated."""
         return int(head_dim * self.share)
 
+    def set_of(self, longest: int) -> Literal["short", "long"]:
+        """longrope: which of its two sets of frequencies is for contexts of up to `longest` tokens."""
+        return "long" if longest > self.parameters["original_max_position_embeddings"] else "short"
+
 
 @dataclass(frozen=True)
 class QueryGrowth:

@@ -67,7 +67,7 @@ def _longrope(base: Tensor, rope: RopeConfig, longest: int) -> tuple[Tensor, flo
     attention_factor = p.get("attention_factor")
     if attention_factor is None:
         attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    factors = p["long_factor" if longest > original else "short_factor"]
+    factors = p[f"{rope.set_of(longest)}_factor"]
     return base / torch.tensor(factors, dtype=torch.float32), float(attention_factor)
 
 

@@ -149,6 +149,12 @@ def _check_fit(gateway: Gateway, body: JoinRequest, renewal: bool) -> None:
             f"it computes in {body.dtype[:64]}, the instances here in {served.dtype}; start it with the same "
             "--dtype, --quantization, --kv-cache-dtype and --executor",
         )
+    if body.angles and served.angles and body.angles != served.angles:
+        raise _misfit(
+            "angles",
+            f"its --max-model-len makes it turn keys by LongRoPE's {body.angles[:64]!r} angles, that of the "
+            f"server by the {served.angles!r} ones; start both with the same --max-model-len",
+        )
 
 
 def _misfit(field: str, why: str) -> BadRequest:
