@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -10,8 +11,12 @@ import openai
 import pytest
 
 from baton.gateway.access import Access
+from baton.gateway.api.pooling import EmbeddingRequest
+from baton.gateway.api.schemas import decode_body
+from baton.gateway.errors import BadRequest
 from baton.gateway.http.app import create_app
 from baton.gateway.instances.client import ClusterClient
+from baton.gateway.reading.pooled import inputs_of
 from baton.gateway.served_model import ServedModel
 from baton.protocol.requests import Finished
 from tests.gateway.conftest import END
@@ -145,6 +150,59 @@ def test_bad_fields_of_chat(server: GatewayServer, field, value):
     error = check_error(post(server, CHAT, **{field: value}), 400, field)
     assert error["type"] == "invalid_request_error"
     assert server.engine.submits == []
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+FILE = {"type": "file", "file": {"file_id": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "says"),
+    [
+        *(
+            (CHAT, "messages", [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}], says)
+            for part, says in (
+                (IMAGE, "messages[0].content[1].type: 'image_url' is an image"),
+                (SOUND, "messages[0].content[1].type: 'input_audio' is sound"),
+                (FILE, "messages[0].content[1].type: 'file' is a file"),
+                ({"type": "input_image", "image_url": "x"}, "'input_image' is an image"),
+                ({"type": "video_url", "video_url": {"url": "x"}}, "'video_url' is a video"),
+            )
+        ),
+        (COMPLETIONS, "prompt", ["a", IMAGE], "prompt[1]: 'image_url' is an image"),
+        (COMPLETIONS, "prompt", IMAGE, "prompt: 'image_url' is an image"),
+        (
+            "/rerank",
+            "documents",
+            ["a", {"content": [IMAGE]}],
+            "documents[1].content[0]: 'image_url' is an image",
+        ),
+        ("/score", "text_2", {"content": [SOUND]}, "text_2.content[0]: 'input_audio' is sound"),
+    ],
+)
+def test_what_is_no_text_is_named(server: GatewayServer, path, field, value, says):
+    error = check_error(post(server, path, **{field: value}), 400, field)
+    assert says in error["message"]
+    assert "this model takes only text" in error["message"]
+    assert error["code"] == "unsupported_content"
+    assert server.engine.submits == []
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ([{"image": "https://x/y.png"}], "input[0]: 'image' is an image"),
+        ([{"content": [IMAGE]}], "input[0].content[0]: 'image_url' is an image"),
+        ([{"text": "a"}], "input: give a text, a list of texts"),
+    ],
+)
+def test_what_is_no_text_has_no_vector(value, says):
+    request, _ = decode_body(json.dumps({"input": value}).encode(), EmbeddingRequest)
+    with pytest.raises(BadRequest) as caught:
+        inputs_of(request)
+    assert says in caught.value.message
+    assert caught.value.param == "input"
 
 
 def test_stream_and_prompt_logprobs_do_not_go_together(server: GatewayServer):

@@ -265,7 +265,18 @@ def test_messages_are_read_as_templates_want_them():
         ([{"role": ["king"], "content": ""}], r"messages\[0\]\.role: "),
         ([{"role": "user"}], r"messages\[0\]\.content"),
         ([{"role": "user", "content": 5}], r"messages\[0\]\.content"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\]\.type: 'image_url'"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            r"content\[0\]\.type: 'image_url' is an image",
+        ),
+        ([{"role": "user", "content": [{"image_url": "x"}]}], r"content\[0\]\.type: 'image_url' is an image"),
+        ([{"role": "user", "content": ["a", {}]}], r"content\[1\]\.type: '' is no text"),
+        (
+            [{"role": "user", "content": [{"type": ["text"]}]}],
+            r"content\[0\]\.type: \"\['text'\]\" is no text",
+        ),
+        ([{"role": "user", "content": [5]}], r"content\[0\]: must be a part"),
+        ([{"role": "user", "content": [{"type": "refusal"}]}], r"content\[0\]\.refusal: must be a text"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\]\.text"),
         ([{"role": "assistant", "tool_calls": [1]}], "tool_calls"),
         ([{"role": "assistant", "tool_calls": 1}], "tool_calls"),
@@ -275,6 +286,12 @@ def test_messages_are_read_as_templates_want_them():
 def test_bad_messages_are_refused_by_place(messages, message):
     with pytest.raises(BadRequest, match=message):
         read_messages(messages)
+
+
+def test_kinds_of_texts_are_texts():
+    parts = [{"type": "input_text", "text": "a"}, "b", {"type": "refusal", "refusal": "c"}]
+    (message,) = read_messages([{"role": "assistant", "content": parts}], "openai")
+    assert message["content"] == [{"type": "text", "text": text} for text in "abc"]
 
 
 def test_a_long_text_is_measured_before_it_is_encoded(tokenizer: Tokenizer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -9,6 +10,11 @@ import msgspec
 
 from baton.gateway.api.fields import MAX_ROLE
 from baton.gateway.errors import BadRequest
+
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Kinds of parts that are texts, by the field that has it: OpenAI's two APIs, as in vLLM."""
+_NO_TEXTS = {"image": "an image", "audio": "sound", "video": "a video", "file": "a file"}
+"""What a part is whose kind has such a word."""
 
 ContentFormat = Literal["string", "openai"]
 """How a message's text parts come to the template: joined by line breaks, or as OpenAI's list of parts."""
@@ -60,17 +66,41 @@ def _read_content(content: object, where: str) -> str | list[dict[str, Any]] | N
         raise BadRequest(f"{where}: must be a text or a list of parts", param="messages")
     parts: list[dict[str, Any]] = []
     for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text":
-            raise BadRequest(
-                f"{where}[{i}].type: {kind!r} is not supported, the model reads only text; send parts of "
-                "type 'text'",
-                param="messages",
-            )
-        if not isinstance(part.get("text"), str):
-            raise BadRequest(f"{where}[{i}].text: must be a text", param="messages")
-        parts.append({"type": "text", "text": part["text"]})
+        if isinstance(part, str):
+            part = {"type": "text", "text": part}
+        if not isinstance(part, Mapping):
+            raise BadRequest(f"{where}[{i}]: must be a part: {{'type': 'text', 'text': …}}", param="messages")
+        field = _TEXTS.get(str(part.get("type")))
+        if field is None:
+            raise _not_a_text(part, f"{where}[{i}].type", "messages")
+        if not isinstance(part.get(field), str):
+            raise BadRequest(f"{where}[{i}].{field}: must be a text", param="messages")
+        parts.append({"type": "text", "text": part[field]})
     return parts
+
+
+def _not_a_text(part: Mapping[str, Any], where: str, param: str) -> BadRequest:
+    """The error for a part that is none: what it is, and what the model takes."""
+    # (Some clients leave the type away: then the field that has the value tells it.)
+    kind = str(part["type"]) if part.get("type") is not None else next(iter(map(str, part)), "")
+    what = next((what for word, what in _NO_TEXTS.items() if word in kind), "no text")
+    return BadRequest(
+        f"{where}: {kind[:50]!r} is {what}, and this model takes only text; send parts of type 'text'",
+        param=param,
+        code="unsupported_content",
+    )
+
+
+def check_no_parts(value: object, field: str) -> None:
+    """Where texts belong.  Raises `BadRequest` for images and sound in the shapes of several APIs, such as
+    `{"type": "image_url", …}`, `{"image": …}`, `{"content": [{"type": "image_url", …}]}`."""
+    items = value if isinstance(value, list) else [value]
+    for i, item in enumerate(items):
+        where = f"{field}[{i}]" if isinstance(value, list) else field
+        if isinstance(item, Mapping):
+            check_no_parts(item.get("content"), f"{where}.content")
+            if any(word in str(item.get("type") or list(item)) for word in _NO_TEXTS):
+                raise _not_a_text(item, where, re.split(r"[.\[]", field)[0])
 
 
 def _read_tool_call(call: object, where: str) -> dict[str, Any]:
