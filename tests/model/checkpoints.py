@@ -236,8 +236,116 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Mistral",
         {"num_key_value_heads": 2, "sliding_window": None, "images": ("Mistral3", _PIXTRAL)},
     ),
+    "ernie4_5-moe": (
+        "Ernie4_5_Moe",
+        {
+            "num_key_value_heads": 2,
+            "moe_num_experts": 16,
+            "moe_k": 6,
+            "moe_intermediate_size": 32,
+            "num_nextn_predict_layers": 1,
+        },
+    ),
+    "ernie4_5-moe-odd": (
+        "Ernie4_5_Moe",
+        {
+            **_ODD,
+            "num_hidden_layers": 4,
+            "moe_num_experts": 7,
+            "moe_k": 3,
+            "moe_intermediate_size": 37,
+            "moe_num_shared_experts": 1,
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 2,
+            "moe_layer_interval": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3-moe-odd": (
+        "Qwen3Moe",
+        {
+            **_ODD,
+            "num_hidden_layers": 4,
+            "num_experts": 5,
+            "num_experts_per_tok": 5,
+            "moe_intermediate_size": 41,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 21,
+            "attention_bias": True,
+        },
+    ),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 32,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    "glm4-moe-odd": (
+        "Glm4Moe",
+        {
+            **_ODD,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 19,
+            "n_shared_experts": 3,
+            "first_k_dense_replace": 2,
+            "norm_topk_prob": False,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_key_value_heads": 2}),
+    "mixtral-odd": ("Mixtral", {**_ODD, "num_local_experts": 3, "sliding_window": 19}),
+    "granite-moe": (
+        "GraniteMoe",
+        {
+            "num_key_value_heads": 2,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.0625,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "granite-moe-odd": (
+        "GraniteMoe",
+        {
+            **_ODD,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 3.0,
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_key_value_heads": 4, "num_experts": 16, "num_experts_per_tok": 4}),
+    "olmoe-odd": (
+        "Olmoe",
+        {**_ODD, "num_experts": 3, "num_experts_per_tok": 2, "norm_topk_prob": True, "head_dim": 12},
+    ),
     "gemma3-odd": ("Gemma3Text", {**_ODD, "sliding_window": 11, "sliding_window_pattern": 2}),
 }
+
+MIXTURES = [name for name in VARIANTS if "moe" in name or "mixtral" in name]
+"""Of experts."""
 
 
 def make_checkpoint(
@@ -264,12 +372,19 @@ def make_checkpoint(
         name = f"{kind}ForConditionalGeneration"
     torch.manual_seed(0)
     model = getattr(transformers, name)(config).to(dtype).eval()
+    if getattr(config, "num_experts_per_tok", None) is not None:
+        model.set_experts_implementation("eager")  # (its faster one does not take odd sizes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
+            elif name.endswith(("gate.weight", "router.weight")):
+                parameter.normal_(0.0, 0.5)  # (of mixtures: routers are made of zeros)
             elif "norm" in name:
                 parameter.normal_(0.0 if family.startswith("Gemma") else 1.0, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(0.0, 0.3)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model
 

@@ -14,6 +14,7 @@ Of a model whose store is complete (`weights.store`) nothing is read.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -34,6 +35,8 @@ from baton.model.layers.placement import Placement
 from baton.model.reading.gguf import GgufSource
 from baton.model.reading.safetensors import SafetensorsSource
 from baton.model.weights.grouped import Grouped, joined
+
+log = logging.getLogger(__name__)
 
 Source = SafetensorsSource | GgufSource
 OnLayer = Callable[[str, float], None]
@@ -105,7 +108,8 @@ def load_weights(
 
 def _elements(layer: Layer) -> int:
     """Of the checkpoint's tensors that fill it."""
-    return sum(math.prod(piece.shape) for piece in layer.pieces)
+    shapes = (piece.shape if piece.index is None else piece.shape[1:] for piece in layer.pieces)
+    return sum(map(math.prod, shapes))
 
 
 def open_source(directory: Path, config: ModelConfig) -> Source:
@@ -184,7 +188,8 @@ def check_weights(model: Module, directory: Path, config: ModelConfig) -> None:
 
 
 def _check(model: Module, source: Source, directory: Path, config: ModelConfig) -> None:
-    wanted = {piece.source: piece.shape for layer in model.layers_within() for piece in layer.pieces}
+    pieces = (piece for layer in model.layers_within() for piece in layer.pieces)
+    wanted = {_name_of(piece, source): piece.shape for piece in pieces}
     # A rank whose share of a small vocabulary is empty declares no piece, but the tensor is known.
     known = {_EMBEDDING, "lm_head.weight"}
     missing: list[str] = []
@@ -198,6 +203,9 @@ def _check(model: Module, source: Source, directory: Path, config: ModelConfig) 
             f"{config.architecture} needs according to {source.described_by}"
         )
     unexpected = sorted(name for name in source.names() if name not in known and not _is_harmless(name))
+    if unused := [name for name in unexpected if name.startswith(config.names.unused)]:
+        log.info("%s: tensors for more than one token a step are not read: %s", directory, some(unused))
+        unexpected = [name for name in unexpected if not name.startswith(config.names.unused)]
     if unexpected:
         raise LoadError(
             f"{str(directory)!r}: {config.architecture} as in {source.described_by} has no place for tensor "
@@ -207,11 +215,21 @@ def _check(model: Module, source: Source, directory: Path, config: ModelConfig) 
 
 def _part(piece: Piece, source: Source) -> Tensor | Grouped:
     """What fills the piece; a view of the mapping if nothing is reordered."""
-    stop = piece.shape[piece.dim] if piece.stop is None else piece.stop
-    part = source.read(piece.source, piece.shape, piece.dim, piece.start, stop)
+    shape = piece.shape if piece.index is None else piece.shape[1:]
+    stop = shape[piece.dim] if piece.stop is None else piece.stop
+    name = _name_of(piece, source)
+    if piece.index is None:
+        part = source.read(name, piece.shape, piece.dim, piece.start, stop)
+    else:
+        part = source.read_of_stack(name, piece.shape, piece.index, piece.dim, piece.start, stop)
     if piece.transform is None:
         return part
     return part.changed(piece.transform) if isinstance(part, Grouped) else piece.transform(part)
+
+
+def _name_of(piece: Piece, source: Source) -> str:
+    """What the checkpoint calls the piece's source."""
+    return next((name for name in piece.others if name in source.names()), piece.source)
 
 
 def _is_harmless(name: str) -> bool:

@@ -18,6 +18,7 @@ from baton.model.checkpoint.config import (
     UnsupportedModel,
 )
 from baton.model.checkpoint.generation_config import read_generation_config
+from baton.model.description.model import MoeConfig
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -168,6 +169,58 @@ def test_a_granite_with_experts_or_mamba_layers_is_refused() -> None:
         parse(**granite, num_local_experts=0, layer_types=["mamba", "attention"])
 
 
+QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2}
+ERNIE_MOE = {"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_num_experts": 8, "moe_k": 2}
+GLM4_MOE = {"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (QWEN3_MOE, [True] * 4),
+        (QWEN3_MOE | {"decoder_sparse_step": 2}, [False, True, False, True]),
+        (QWEN3_MOE | {"mlp_only_layers": [0, 3]}, [False, True, True, False]),
+        (ERNIE_MOE, [False, True, True, True]),
+        (ERNIE_MOE | {"moe_layer_start_index": 0, "moe_layer_end_index": 2}, [True, True, True, False]),
+        (ERNIE_MOE | {"moe_layer_interval": 2}, [False, True, False, True]),
+        (GLM4_MOE | {"first_k_dense_replace": 3}, [False, False, False, True]),
+    ],
+)
+def test_which_layers_have_experts(changes: dict[str, Any], expected: list[bool]) -> None:
+    config = parse(**changes, head_dim=8, moe_intermediate_size=32)
+    assert [isinstance(layer.mlp, MoeConfig) for layer in config.layers] == expected
+
+
+def test_what_routers_differ_in() -> None:
+    ernie = parse(**ERNIE_MOE, moe_norm_min=0.5).layers[-1].mlp
+    glm = parse(**GLM4_MOE, n_group=4, topk_group=2, routed_scaling_factor=2.5).layers[-1].mlp
+    assert isinstance(ernie, MoeConfig)
+    assert isinstance(glm, MoeConfig)
+    assert (ernie.scores, ernie.bias, ernie.least_sum) == ("softmax", "choice", 0.5)
+    assert ernie.shared is not None
+    assert ernie.shared.size == 2 * ernie.expert.size
+    assert parse(**ERNIE_MOE, moe_num_shared_experts=0).layers[-1].mlp.shared is None
+    assert (glm.scores, glm.groups, glm.chosen_groups, glm.factor) == ("sigmoid", 4, 2, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (QWEN3_MOE | {"num_experts_per_tok": 9}, "num_experts_per_tok 9: it must be an integer from 1 to 8"),
+        (QWEN3_MOE | {"mlp_only_layers": 3}, "mlp_only_layers 3: it must be a list of layers"),
+        (GLM4_MOE | {"n_group": 3}, "1 of 3 groups of 8 experts cannot be chosen"),
+        (GLM4_MOE | {"n_group": 8}, "2 experts a token, but 1 of 8 groups have fewer"),
+        (ERNIE_MOE | {"use_bias": True}, "its output head has a bias"),
+        ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv"),
+    ],
+)
+def test_mixtures_that_cannot_be_served_are_one_clear_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        parse(**changes)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_scaling_that_was_added_by_hand_wins() -> None:
     """Saved by transformers 5 (`rope_parameters`), then given the YaRN advice of its model card."""
     saved = {"rope_theta": 1e6, "rope_type": "default"}
@@ -198,7 +251,7 @@ def test_fields_that_a_file_leaves_out_are_as_in_transformers(architecture: str)
     transformers = pytest.importorskip("transformers")
     name = architecture.replace("Gemma3", "Gemma3Text").removesuffix("ForCausalLM") + "Config"
     sizes: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 32, "max_position_embeddings": 256}
-    sizes |= {"num_hidden_layers": 8}
+    sizes |= {"num_hidden_layers": 8, "intermediate_size": 96}
     if architecture == "GraniteMoeHybridForCausalLM":
         sizes |= {"num_local_experts": 0, "layer_types": ["attention"] * 8}
     theirs = getattr(transformers, name)(**sizes)
@@ -208,7 +261,14 @@ def test_fields_that_a_file_leaves_out_are_as_in_transformers(architecture: str)
     assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     biased = getattr(theirs, "mlp_bias", getattr(theirs, "use_bias", False))
-    assert ours.layers[0].mlp.bias == bool(biased)
+    mlp, last = ours.layers[0].mlp, ours.layers[-1].mlp
+    assert isinstance(mlp, MoeConfig) or mlp.bias == bool(biased)
+    if isinstance(last, MoeConfig):
+        experts = getattr(theirs, "num_local_experts", None) or theirs.num_experts
+        assert (last.experts, last.chosen) == (experts, theirs.num_experts_per_tok)
+        assert last.expert.size == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
+        if last.scores == "softmax":
+            assert last.normalized == getattr(theirs, "norm_topk_prob", True)
     kinds = getattr(theirs, "layer_types", None) or ["full_attention"] * 8
     for layer, kind in zip(ours.layers, kinds, strict=True):
         rope, parameters = layer.attention.rope, theirs.rope_parameters

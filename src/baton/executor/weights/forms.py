@@ -44,9 +44,9 @@ def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
         inputs = {
             "hidden size": model.hidden_size,
             "share of the attention heads": model.num_attention_heads * model.head_dim // size,
-            "share of the MLP": model.intermediate_size // size,
         }
-        for what, count in inputs.items():
+        shares = [("share of the MLP", columns // size) for columns in model.intermediate_sizes]
+        for what, count in (*inputs.items(), *shares):
             if count % 32:
                 raise ExecutorError(
                     f"quantization {config.quantization}: the model's {what}, {count}, is no multiple of "

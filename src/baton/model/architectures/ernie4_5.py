@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from baton.model.architectures.reading import Family, describe, read_mlp, read_rope, read_sizes
+from baton.model.architectures.reading import Family, Sizes, describe, read_mlp, read_rope, read_sizes
 from baton.model.description.fields import Fields
 from baton.model.description.model import AttentionConfig, Description, LayerConfig
 
 
-def _ernie(fields: Fields) -> Description:
-    sizes = read_sizes(fields)
+def attention_of(fields: Fields, sizes: Sizes) -> AttentionConfig:
+    """Also of the family's mixtures of experts."""
     bias = fields.flag("use_bias")
-    attention = AttentionConfig(
+    return AttentionConfig(
         sizes.heads,
         sizes.kv_heads,
         sizes.head_dim,
@@ -19,7 +19,12 @@ def _ernie(fields: Fields) -> Description:
         qkv_bias=bias,
         output_bias=bias,
     )
-    return describe(fields, sizes, [LayerConfig(attention, read_mlp(fields, bias=bias))] * sizes.layers)
+
+
+def _ernie(fields: Fields) -> Description:
+    sizes = read_sizes(fields)
+    mlp = read_mlp(fields, bias=fields.flag("use_bias"))
+    return describe(fields, sizes, [LayerConfig(attention_of(fields, sizes), mlp)] * sizes.layers)
 
 
 _DEFAULTS = {

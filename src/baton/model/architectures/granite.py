@@ -1,10 +1,21 @@
-"""Granite 3 and 4, dense: Llama with four scalars; of 4, positions are left out where the file says so."""
+"""Granite 3, also with experts, and 4, dense: Llama with four scalars.
+
+4 leaves positions out where the file says so.  A layer's experts lie in two tensors.
+"""
 
 from __future__ import annotations
 
-from baton.model.architectures.reading import Family, describe, read_mlp, read_rope, read_sizes
+from baton.model.architectures.reading import Family, describe, read_experts, read_mlp, read_rope, read_sizes
 from baton.model.description.fields import Fields
-from baton.model.description.model import AttentionConfig, Description, LayerConfig, MlpConfig, Names
+from baton.model.description.model import (
+    AttentionConfig,
+    Description,
+    LayerConfig,
+    MixtureNames,
+    MlpConfig,
+    MoeConfig,
+    Names,
+)
 
 
 def _granite(fields: Fields) -> Description:
@@ -21,7 +32,19 @@ def _granite4(fields: Fields) -> Description:
     return _of(fields, read_mlp(fields, size="shared_intermediate_size"), names, turned=turned)
 
 
-def _of(fields: Fields, mlp: MlpConfig, names: Names, *, turned: bool) -> Description:
+def _granite_moe(fields: Fields) -> Description:
+    experts, chosen = read_experts(fields, "num_local_experts", "num_experts_per_tok")
+    mixture = MoeConfig(experts, chosen, read_mlp(fields), scores="chosen_softmax", normalized=False)
+    names = MixtureNames(
+        router="block_sparse_moe.router.layer",
+        experts="block_sparse_moe.experts",
+        gate_up_of_all="block_sparse_moe.input_linear",
+        down_of_all="block_sparse_moe.output_linear",
+    )
+    return _of(fields, mixture, Names(mixture=names), turned=True)
+
+
+def _of(fields: Fields, mlp: MlpConfig | MoeConfig, names: Names, *, turned: bool) -> Description:
     sizes = read_sizes(fields)
     bias = fields.flag("attention_bias")
     attention = AttentionConfig(
@@ -46,6 +69,11 @@ def _of(fields: Fields, mlp: MlpConfig, names: Names, *, turned: bool) -> Descri
 
 FAMILIES = (
     Family("GraniteForCausalLM", _granite),
+    Family(
+        "GraniteMoeForCausalLM",
+        _granite_moe,
+        {"intermediate_size": 11008, "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
     Family(
         "GraniteMoeHybridForCausalLM",
         _granite4,

@@ -1,4 +1,4 @@
-"""Mistral and Ministral: Llama with windows and, from Ministral 3 on, queries that grow with positions."""
+"""Mistral: Llama with windows; Ministral 3: queries that grow with positions; Mixtral: experts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ from baton.model.architectures.reading import (
     Sizes,
     describe,
     layer_kinds,
+    read_experts,
     read_mlp,
     read_rope,
     read_sizes,
     windows_of,
 )
 from baton.model.description.fields import MAX_CONTEXT, Fields
-from baton.model.description.model import AttentionConfig, Description, LayerConfig, QueryGrowth
+from baton.model.description.model import (
+    AttentionConfig,
+    Description,
+    LayerConfig,
+    MixtureNames,
+    MoeConfig,
+    Names,
+    QueryGrowth,
+)
 
+_NAMES = Names()
 _YARN = {
     "type": "yarn",
     "rope_theta": 1_000_000.0,
@@ -51,19 +61,35 @@ def _ministral3(fields: Fields) -> Description:
     return _of(fields, sizes, windows_of(fields, ["sliding_attention"] * sizes.layers), growth)
 
 
+def _mixtral(fields: Fields) -> Description:
+    sizes = read_sizes(fields)
+    experts, chosen = read_experts(fields, "num_local_experts", "num_experts_per_tok")
+    mixture = MoeConfig(experts, chosen, read_mlp(fields))
+    names = MixtureNames(
+        router="block_sparse_moe.gate", experts="block_sparse_moe.experts", gate="w1", up="w3", down="w2"
+    )
+    windows = windows_of(fields, ["sliding_attention"] * sizes.layers)
+    return _of(fields, sizes, windows, mlp=mixture, names=Names(mixture=names))
+
+
 def _of(
-    fields: Fields, sizes: Sizes, windows: Sequence[int | None], growth: QueryGrowth | None = None
+    fields: Fields,
+    sizes: Sizes,
+    windows: Sequence[int | None],
+    growth: QueryGrowth | None = None,
+    mlp: MoeConfig | None = None,
+    names: Names = _NAMES,
 ) -> Description:
-    rope, mlp = read_rope(fields, sizes), read_mlp(fields)
+    rope, second = read_rope(fields, sizes), mlp or read_mlp(fields)
 
     def layer(window: int | None) -> LayerConfig:
         scale = sizes.head_dim**-0.5
         attention = AttentionConfig(
             sizes.heads, sizes.kv_heads, sizes.head_dim, rope, scale, window, growth=growth
         )
-        return LayerConfig(attention, mlp)
+        return LayerConfig(attention, second)
 
-    return describe(fields, sizes, [layer(window) for window in windows])
+    return describe(fields, sizes, [layer(window) for window in windows], names=names)
 
 
 FAMILIES = (
@@ -73,5 +99,17 @@ FAMILIES = (
         "Ministral3ForCausalLM",
         _ministral3,
         {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_parameters": _YARN},
+    ),
+    Family(
+        "MixtralForCausalLM",
+        _mixtral,
+        {
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000.0,
+            "intermediate_size": 14336,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
     ),
 )

@@ -27,6 +27,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 _ORIGINAL = "original_max_position_embeddings"
 _MAX_LAYERS = 4096
+_MAX_EXPERTS = 1024
 _MAX_HEADS = 1 << 16
 _MAX_HEAD_DIM = 1 << 14
 
@@ -87,6 +88,30 @@ def read_mlp(
     if name not in _ACTIVATIONS:
         raise fields.refused(f"{activation} {shown(name)}; Baton computes {', '.join(_ACTIVATIONS)}")
     return MlpConfig(fields.integer(size), _ACTIVATIONS[name], bias)
+
+
+def read_experts(fields: Fields, experts: str, chosen: str) -> tuple[int, int]:
+    """How many there are, and how many each token goes to, by the names of the fields.
+
+    transformers 5 saves `num_local_experts` for whatever a family called it.
+    """
+    experts = (
+        experts
+        if fields.mentions(experts)
+        else next(
+            (other for other in ("num_local_experts", "num_experts") if fields.mentions(other)), experts
+        )
+    )
+    count = fields.integer(experts, most=_MAX_EXPERTS)
+    return count, fields.integer(chosen, most=count)
+
+
+def layers_with_experts(fields: Fields, layers: int) -> list[bool]:
+    """By `decoder_sparse_step` and `mlp_only_layers`."""
+    step, dense = fields.integer("decoder_sparse_step", 1), fields.any("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise fields.wrong("mlp_only_layers", "must be a list of layers")
+    return [(at + 1) % step == 0 and at not in dense for at in range(layers)]
 
 
 def describe(fields: Fields, sizes: Sizes, layers: Sequence[LayerConfig], **other: Any) -> Description:

@@ -149,13 +149,24 @@ def _check_served(inside: Fields, model: Description) -> None:
     first = model.layers[0].attention
     for layer in model.layers:
         if isinstance(layer.mlp, MoeConfig):
-            raise inside.refused("has mixtures of experts, which Baton does not compute yet")
+            _check_mixture(inside, layer.mlp)
         attention = layer.attention
         if attention.sinks:
             raise inside.refused("has attention sinks, which Baton does not compute yet")
         for what in ("heads", "kv_heads", "head_dim", "scale", "soft_cap", "growth"):
             if getattr(attention, what) != getattr(first, what):
                 raise inside.refused(f"layers differ in their attention's {what}; Baton needs one of all")
+
+
+def _check_mixture(inside: Fields, told: MoeConfig) -> None:
+    if told.groups > 1 and (told.experts % told.groups or told.chosen_groups > told.groups):
+        raise inside.refused(
+            f"{told.chosen_groups} of {told.groups} groups of {told.experts} experts cannot be chosen"
+        )
+    if told.chosen > told.experts // told.groups * told.chosen_groups:
+        raise inside.refused(
+            f"{told.chosen} experts a token, but {told.chosen_groups} of {told.groups} groups have fewer"
+        )
 
 
 def _dtype(inside: Fields) -> str:

@@ -1,4 +1,4 @@
-"""What a decoder is made of: attention, the MLP, and a block of both, each as its layer is described.
+"""What a decoder is made of: attention, and a block of it and an MLP (`mixture`), as its layer is described.
 
 The residual stream x is one tensor for the whole step.  A sublayer's result y is not added at once: the next
 norm takes (x, y), adds and normalizes in one pass (`fused.FusedOps.add_norm`).  Of a layer there remain four
@@ -18,6 +18,7 @@ from torch import Tensor
 from baton.model.attention import AttentionBackend, CpuAttention
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.kernels import HeadNorms
+from baton.model.decoder.mixture import MLP, Mixture, MlpNames
 from baton.model.description.model import LayerConfig, MlpConfig
 from baton.model.layers.layers import Layer, Linear, Module, RMSNorm, RowParallelLinear
 from baton.model.layers.piece import Piece
@@ -167,34 +168,12 @@ class Attention(Module):
         return queries if context.growth is None else (queries * context.growth).to(queries.dtype)
 
 
-class MLP(Module):
-    """down(activation(gate(x)) * up(x))"""
-
-    def __init__(self, number: int, told: MlpConfig, config: ModelConfig, placement: Placement) -> None:
-        self.config, self.ops = told, placement.ops
-        name, names, parallel = f"model.layers.{number}.", config.names, placement.parallel
-        share = told.size // parallel.size
-        first, stop = parallel.rank * share, (parallel.rank + 1) * share
-        if names.gate_up:
-            fused, size = name + names.gate_up, told.size
-            parts = [(fused, 2 * size, first, stop), (fused, 2 * size, size + first, size + stop)]
-        else:
-            parts = [(name + part, told.size, first, stop) for part in (names.gate, names.up)]
-        self.gate_up = Linear(parts, config.hidden_size, told.bias, placement)
-        self.down = RowParallelLinear(name + names.down, told.size, config.hidden_size, told.bias, placement)
-
-    def __call__(self, x: Activations) -> Result:
-        found = self.gate_up.multiply(x)
-        return self.down.multiply(self.ops.gated_mul(found, self.down.form, self.config.activation))
-
-
 class Block(Module):
     """Attention and MLP of one layer, with the norms that it has."""
 
     def __init__(self, attention: Attention, config: ModelConfig, placement: Placement) -> None:
         number = attention.layer
         told: LayerConfig = config.layers[number]
-        assert isinstance(told.mlp, MlpConfig)
         names, self.ops, self.residual = config.names, placement.ops, config.residual_factor
 
         def norm(there: bool, name: str) -> RMSNorm | None:
@@ -208,7 +187,11 @@ class Block(Module):
         self.attention = attention
         self.attention_result_norm = norm(told.norms.results, names.attention_result_norm)
         self.mlp_norm = norm(told.norms.inputs, names.mlp_input_norm)
-        self.mlp = MLP(number, told.mlp, config, placement)
+        self.mlp: MLP | Mixture = (
+            MLP(MlpNames.of_layer(number, names), told.mlp, config.hidden_size, placement)
+            if isinstance(told.mlp, MlpConfig)
+            else Mixture(number, told.mlp, config, placement)
+        )
         self.mlp_result_norm = norm(told.norms.results, names.mlp_result_norm)
 
     def __call__(self, x: Tensor, y: Result | None, context: LayerContext) -> Result:
@@ -216,7 +199,7 @@ class Block(Module):
         attention, mlp = self.attention, self.mlp
         mixed = attention(self._input(x, y, self.attention_norm, attention.qkv.form), context)
         mixed = self._normalized(mixed, self.attention_result_norm)
-        found = mlp(self._input(x, mixed, self.mlp_norm, mlp.gate_up.form))
+        found = mlp(self._input(x, mixed, self.mlp_norm, mlp.form))
         return self._normalized(found, self.mlp_result_norm)
 
     def _input(self, x: Tensor, y: Result | None, norm: RMSNorm | None, form: Form) -> Activations:

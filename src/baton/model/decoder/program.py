@@ -30,6 +30,7 @@ from baton.model.cpu.linear import NativeInt8Product, NativeProduct
 from baton.model.cpu.native_kernels import NativeKernels
 from baton.model.cpu.steps import NativeOps
 from baton.model.decoder.blocks import Block
+from baton.model.decoder.mixture import MLP
 from baton.model.layers.layers import RMSNorm, VocabParallelEmbedding
 from baton.model.layers.rotary import Rotary
 from baton.model.ops.fused import ACTIVATIONS, FusedOps
@@ -299,6 +300,8 @@ def program_of(model: Whole) -> Program | None:
         return None
     if len(model.rotaries) > _ROTARIES:
         return None
+    if not all(isinstance(block.mlp, MLP) for block in model.layers):
+        return None
     if not all(isinstance(product, NativeWeight) for product in _products(model)):
         return None
     return Program(library, model, backend, backend.kernels)
@@ -307,6 +310,7 @@ def program_of(model: Whole) -> Program | None:
 def _products(model: Whole) -> Iterator[NativeWeight]:
     """All of them; of which kind is for the caller to see."""
     for block in model.layers:
+        assert isinstance(block.mlp, MLP)
         for matrix in (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down):
             yield cast(NativeWeight, matrix.product)
     yield cast(NativeWeight, model.head.product)
@@ -314,6 +318,7 @@ def _products(model: Whole) -> Iterator[NativeWeight]:
 
 def _layer(block: Block, window: int) -> _Layer:
     attention, mlp = block.attention, block.mlp
+    assert isinstance(mlp, MLP)
     norms = attention.wide_norms or attention.head_norms
     return _Layer(
         attention_norm=_weight(block.attention_norm),

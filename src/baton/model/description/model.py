@@ -84,8 +84,8 @@ class MoeConfig:
     """A router, in float32, that gives each token to some of many MLPs; their results are added.
 
     scores = `scores`(logits); of scores + bias the `chosen` largest are taken (of the best `chosen_groups` of
-    `groups` groups, a group by the sum of its two best); weights = their scores, over their sum if
-    `normalized`, times `factor`.
+    `groups` groups, a group by the sum of its two best); weights = their scores, over their sum (or
+    `least_sum`, if that is more) if `normalized`, times `factor`.
     """
 
     experts: int
@@ -122,6 +122,28 @@ class LayerConfig:
 
 
 @dataclass(frozen=True)
+class MixtureNames:
+    """How the tensors of a mixture of experts are called, below `model.layers.N.`."""
+
+    router: str = "mlp.gate"
+    router_bias: tuple[str, ...] = ("mlp.gate.e_score_correction_bias",)
+    """Any of these."""
+    bias_is_row: bool = False
+    """It is [1, experts], not [experts]."""
+    experts: str = "mlp.experts"
+    """Before an expert's number and the names of its parts."""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    gate_up_of_all: str = ""
+    """One tensor [experts, 2 size, hidden], gates first; "": each expert has its own two."""
+    down_of_all: str = ""
+    """Likewise, [experts, hidden, size]."""
+    shared: str = "mlp.shared_experts"
+    shared_gate: str = "mlp.shared_expert_gate"
+
+
+@dataclass(frozen=True)
 class Names:
     """How a layer's tensors are called, below `model.layers.N.`; "" for what the family does not have."""
 
@@ -138,10 +160,13 @@ class Names:
     gate_up: str = ""
     """Both in one tensor, gates first."""
     down: str = "mlp.down_proj"
+    mixture: MixtureNames = MixtureNames()
     attention_input_norm: str = "input_layernorm"
     attention_result_norm: str = ""
     mlp_input_norm: str = "post_attention_layernorm"
     mlp_result_norm: str = ""
+    unused: tuple[str, ...] = ()
+    """How whole names of tensors begin that nothing uses: of layers that predict more than one token."""
 
 
 @dataclass(frozen=True)

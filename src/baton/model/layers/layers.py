@@ -184,12 +184,22 @@ class Linear(Matrix):
 
 
 class RowParallelLinear(Matrix):
-    """[T, in of this rank] → [T, out], the same on each rank.  The bias is added once, by rank 0."""
+    """[T, in of this rank] → [T, out], the same on each rank.  The bias is added once, by rank 0.
+
+    Not `summed`: what it gives is this rank's term of a sum that the caller completes.
+    """
 
     def __init__(
-        self, name: str, in_features: int, out_features: int, bias: bool, placement: Placement
+        self,
+        name: str,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        placement: Placement,
+        summed: bool = True,
     ) -> None:
         self.parallel = placement.parallel
+        self._summed = summed
         share = in_features // self.parallel.size
         first = self.parallel.rank * share
         super().__init__(name, out_features, share, bias, placement)
@@ -204,7 +214,7 @@ class RowParallelLinear(Matrix):
 
     def _use(self, weight: Tensor | Grouped) -> None:
         super()._use(weight)
-        if self.parallel.size > 1:
+        if self._summed and self.parallel.size > 1:
             self.multiply = self._multiply_and_add_up
 
     def _multiply_and_add_up(self, x: Activations) -> Tensor:

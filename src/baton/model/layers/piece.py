@@ -12,7 +12,8 @@ from torch import Tensor
 class Piece:
     """[start, stop) along `dim` of the checkpoint tensor `source` fills `parameter` from row `row` on.
 
-    `shape` is the whole source tensor's.  `transform` reorders the slice's elements before the copy.
+    `shape` is the whole source tensor's.  `transform` reorders the slice's elements before the copy.  Of a
+    source with three dimensions it is matrix `index`, of which `dim` counts.
     """
 
     source: str
@@ -23,3 +24,6 @@ class Piece:
     start: int = 0
     stop: int | None = None
     transform: Callable[[Tensor], Tensor] | None = None
+    index: int | None = None
+    others: tuple[str, ...] = ()
+    """What some checkpoints call the source."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -35,8 +35,8 @@ class Placement:
     device: torch.device
     weights: Weights = "plain"
     ops: FusedOps = field(default_factory=FusedOps)
-    sizes: dict[tuple[int, int, bool], Sizes] = field(default_factory=dict)
-    """Found already, by outputs, inputs and whether there is a bias."""
+    sizes: dict[tuple[int, int, bool, torch.dtype], Sizes] = field(default_factory=dict)
+    """Found already, by outputs, inputs, whether there is a bias, and dtype."""
     groups: bool = False
     """Weights may come in groups, or are put into groups."""
     grouping: Grouping | None = None
@@ -51,6 +51,13 @@ class Placement:
     def copies(self) -> bool:
         """Whether products make a form of their own of a weight."""
         return self.weights != "plain" or self.groups
+
+    def exact(self) -> Placement:
+        """For weights that are multiplied in float32, whatever others are in."""
+        fast = self.device.type == "cpu" and serves(native(), torch.float32)
+        return replace(
+            self, dtype=torch.float32, weights="packed" if fast else "plain", groups=False, grouping=None
+        )
 
     def parameter(self, name: str, *shape: int) -> Tensor:
         """That stays as it is filled."""
@@ -104,7 +111,7 @@ class Placement:
 
     def _steady(self, product: Library, weight: Tensor, bias: Tensor | None) -> Library:
         """So that a row of its result does not depend on the number of rows."""
-        key = (*weight.shape, bias is not None)
+        key = (weight.shape[0], weight.shape[1], bias is not None, weight.dtype)
         if key not in self.sizes:
             self.sizes[key] = find_sizes(
                 product.at_once, weight.shape[1], weight.dtype, int8=self.weights == "int8"

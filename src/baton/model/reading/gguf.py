@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -55,7 +55,7 @@ class GgufSource:
     ) -> None:
         self._memory.clear()
 
-    def names(self) -> Iterable[str]:
+    def names(self) -> Collection[str]:
         return self._tensors
 
     def check(self, source: str, shape: tuple[int, ...]) -> tuple[set[str], list[str]]:
@@ -99,6 +99,12 @@ class GgufSource:
             return part.columns(start, stop) if isinstance(part, Grouped) else part[:, start:stop]
         except ValueError as error:
             raise LoadError(f"{str(tensor.path)!r}: tensor {tensor.name!r}: {error}") from None
+
+    def read_of_stack(
+        self, source: str, shape: tuple[int, ...], index: int, dim: int, start: int, stop: int
+    ) -> Tensor | Grouped:
+        """[start, stop) along `dim` of matrix `index` of a parameter; as `read`."""
+        raise LoadError(f"{str(self._path)!r}: experts in one tensor are not read from GGUF files")
 
     def not_finite(self) -> list[str]:
         """Names of tensors with NaN or infinity in their scales, or anywhere if they are not quantized."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -93,7 +93,7 @@ class SafetensorsSource:
         self._files.clear()
         self._stack.close()
 
-    def names(self) -> Iterable[str]:
+    def names(self) -> Collection[str]:
         return self._files
 
     def check(self, source: str, shape: tuple[int, ...]) -> tuple[set[str], list[str]]:
@@ -169,6 +169,20 @@ class SafetensorsSource:
             raise LoadError(f"{str(self._directory)!r} cannot be read: {error}") from None
         except ValueError as error:
             raise LoadError(f"{str(self._directory)!r}: {source}: {error}") from None
+
+    def read_of_stack(
+        self, source: str, shape: tuple[int, ...], index: int, dim: int, start: int, stop: int
+    ) -> Tensor:
+        """[start, stop) along `dim` of matrix or vector `index` of a parameter; a view of the mapping.
+
+        Raises `LoadError`.
+        """
+        try:
+            found = self._files[source].get_slice(source)
+            part: Tensor = found[index, start:stop] if dim == 0 else found[index, :, start:stop]
+            return part
+        except (SafetensorError, OSError) as error:
+            raise LoadError(f"{str(self._directory)!r} cannot be read: {error}") from None
 
     def _whole(self, name: str) -> Tensor:
         found: Tensor = self._files[name].get_tensor(name)

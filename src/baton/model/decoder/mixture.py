@@ -1,0 +1,228 @@
+"""The second half of a block: an MLP, or a mixture of experts, each of which is one.
+
+Theory.  A mixture's router gives each token to some of its experts.  The pairs (token, expert) are sorted by
+expert; each expert is then two ordinary products, of the rows of all of its tokens; and a token's results are
+added up in the order of the experts' ids, in float32, the shared experts' last.  So what a token gets depends
+on nothing else in the step.  The sum is rounded once, to the model's dtype.
+
+Under tensor parallelism every expert is cut along its inner size, as an MLP is: each rank has a part of each
+expert, chooses as the others do, and one sum over the ranks completes the routed and the shared results.
+
+An expert's matrices are layers of their own, so a checkpoint is read, quantized and packed expert by expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from baton.model.checkpoint.config import ModelConfig
+from baton.model.description.model import MixtureNames, MlpConfig, MoeConfig, Names
+from baton.model.layers.layers import Layer, Linear, Module, RowParallelLinear
+from baton.model.layers.piece import Piece
+from baton.model.layers.placement import Placement, Product
+from baton.model.ops.fused import PLAIN, Activations, Form, Result
+from baton.model.ops.routing import Routed, route, sigmoid
+from baton.model.weights.group_rows import GroupRows
+from baton.model.weights.grouped import Grouped
+from baton.model.weights.quantized import Quantized
+
+
+@dataclass(frozen=True)
+class MlpNames:
+    """Whole names of an MLP's tensors, without their last part."""
+
+    gate: str
+    up: str
+    down: str
+    gate_up: str = ""
+    """Both in one tensor, gates first."""
+
+    @classmethod
+    def of_layer(cls, number: int, names: Names) -> MlpNames:
+        name = f"model.layers.{number}."
+        fused = names.gate_up and name + names.gate_up
+        return cls(name + names.gate, name + names.up, name + names.down, fused)
+
+    @classmethod
+    def within(cls, name: str, names: MixtureNames) -> MlpNames:
+        return cls(f"{name}.{names.gate}", f"{name}.{names.up}", f"{name}.{names.down}")
+
+
+class MLP(Module):
+    """down(activation(gate(x)) * up(x))"""
+
+    def __init__(
+        self, names: MlpNames, told: MlpConfig, hidden: int, placement: Placement, summed: bool = True
+    ) -> None:
+        """Not `summed`: as `RowParallelLinear`."""
+        self.config, self.ops, parallel = told, placement.ops, placement.parallel
+        share = told.size // parallel.size
+        first, stop = parallel.rank * share, (parallel.rank + 1) * share
+        if names.gate_up:
+            fused, size = names.gate_up, told.size
+            parts = [(fused, 2 * size, first, stop), (fused, 2 * size, size + first, size + stop)]
+        else:
+            parts = [(part, told.size, first, stop) for part in (names.gate, names.up)]
+        self.gate_up = Linear(parts, hidden, told.bias, placement)
+        self.down = RowParallelLinear(names.down, told.size, hidden, told.bias, placement, summed)
+
+    @property
+    def form(self) -> Form:
+        """In which it takes activations."""
+        return self.gate_up.form
+
+    def __call__(self, x: Activations) -> Result:
+        found = self.gate_up.multiply(x)
+        return self.down.multiply(self.ops.gated_mul(found, self.down.form, self.config.activation))
+
+
+class Router(Layer):
+    """[T, hidden] → which experts each token goes to.  Its weights are float32, on every rank the same."""
+
+    def __init__(self, name: str, told: MoeConfig, config: ModelConfig, placement: Placement) -> None:
+        super().__init__()
+        self.config, self._placement = told, placement.exact()
+        names, hidden, experts = config.names.mixture, config.hidden_size, told.experts
+        self._name = name + names.router
+        self.weight = self._placement.parameter(f"{self._name}.weight", experts, hidden)
+        self.pieces = [Piece(f"{self._name}.weight", (experts, hidden), "weight")]
+        self.bias: Tensor | None = None
+        """[experts]"""
+        if told.bias:
+            shape = (1, experts) if names.bias_is_row else (experts,)
+            self._bias = self._placement.parameter(f"{self._name}.choice", *shape)
+            self.bias = self._bias.view(experts)
+            first, *others = (name + other for other in names.router_bias)
+            self.pieces.append(Piece(first, shape, "_bias", others=tuple(others)))
+        self.shared_gate: Tensor | None = None
+        """[1, hidden]"""
+        if told.shared_gate:
+            source = f"{name}{names.shared_gate}.weight"
+            self.shared_gate = self._placement.parameter(source, 1, hidden)
+            self.pieces.append(Piece(source, (1, hidden), "shared_gate"))
+        self.product: Product | None = None
+        """Float32: logits of the experts, then the shared ones' gate."""
+
+    def close(self, filled: dict[str, Tensor | Grouped]) -> None:
+        self.attach()
+
+    def attach(self) -> None:
+        weight = self.weight if self.shared_gate is None else torch.cat((self.weight, self.shared_gate))
+        self.product = self._placement.product(weight, None, self._name)
+
+    def __call__(self, x: Tensor) -> Routed:
+        assert self.product is not None
+        found = self.product.multiply(x.float())
+        assert isinstance(found, Tensor)
+        if self.shared_gate is None:
+            return route(found, self.bias, self.config)
+        routed = route(found[:, :-1], self.bias, self.config)
+        return Routed(routed.ids, routed.weights, sigmoid(found[:, -1]))
+
+
+class Mixture(Module):
+    """A router, the experts, and the MLP that each token passes as well."""
+
+    def __init__(self, number: int, told: MoeConfig, config: ModelConfig, placement: Placement) -> None:
+        name, names, hidden = f"model.layers.{number}.", config.names.mixture, config.hidden_size
+        self.config, self.parallel, self.ops = told, placement.parallel, placement.ops
+        self.router = Router(name, told, config, placement)
+        self.experts = [_expert(name, expert, told, config, placement) for expert in range(told.experts)]
+        self.shared = (
+            None
+            if told.shared is None
+            else MLP(MlpNames.within(name + names.shared, names), told.shared, hidden, placement, False)
+        )
+        self.tokens = torch.zeros(told.experts, dtype=torch.int64)
+        """That each expert got, ever."""
+
+    @property
+    def gate_up(self) -> list[Linear]:
+        """Of each expert."""
+        return [expert.gate_up for expert in self.experts]
+
+    @property
+    def down(self) -> list[RowParallelLinear]:
+        return [expert.down for expert in self.experts]
+
+    @property
+    def form(self) -> Form:
+        """In which it takes activations: as they are, for the router."""
+        return PLAIN
+
+    def __call__(self, x: Activations) -> Tensor:
+        assert isinstance(x, Tensor)
+        routed = self.router(x)
+        taken = _Taken(x)
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        self._add_experts(total, taken, routed)
+        if self.shared is not None:
+            found = self.ops.dequantize(self.shared(taken.all(self.shared.form, self))).float()
+            total += found if routed.shared is None else found * routed.shared.unsqueeze(1)
+        return self.parallel.all_reduce(total.to(x.dtype))
+
+    def _add_experts(self, total: Tensor, taken: _Taken, routed: Routed) -> None:
+        """To [T, hidden] in float32."""
+        chosen = routed.ids.shape[1]
+        pairs = routed.ids.flatten().sort(stable=True)
+        counts = torch.bincount(pairs.values, minlength=self.config.experts)
+        self.tokens += counts.to(self.tokens.device)
+        weights = routed.weights.flatten()[pairs.indices].unsqueeze(1)
+        rows = pairs.indices // chosen
+        first = 0
+        for expert, count in zip(self.experts, counts.tolist(), strict=True):
+            if not count:
+                continue
+            part = slice(first, first + count)
+            found = self.ops.dequantize(expert(taken.rows(expert.form, rows[part], self)))
+            total.index_add_(0, rows[part], found.float() * weights[part])
+            first += count
+
+
+class _Taken:
+    """Activations [T, hidden] in the forms that products take, each made once."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+        self._made: dict[str, Activations] = {PLAIN.kind: x}
+
+    def all(self, form: Form, mixture: Mixture) -> Activations:
+        if form.order is not None:
+            return mixture.ops.quantize(self._x, form)
+        if form.kind not in self._made:
+            self._made[form.kind] = mixture.ops.quantize(self._x, form)
+        return self._made[form.kind]
+
+    def rows(self, form: Form, rows: Tensor, mixture: Mixture) -> Activations:
+        """Of some tokens."""
+        if form.order is not None:
+            return mixture.ops.quantize(self._x[rows], form)
+        found = self.all(form, mixture)
+        if isinstance(found, Tensor):
+            return found[rows]
+        if isinstance(found, Quantized):
+            return Quantized(found.values[rows], found.scales[rows])
+        return GroupRows(found.values[rows], found.factors[rows])
+
+
+def _expert(name: str, number: int, told: MoeConfig, config: ModelConfig, placement: Placement) -> MLP:
+    names = config.names.mixture
+    called = MlpNames.within(f"{name}{names.experts}.{number}", names)
+    if names.gate_up_of_all:
+        called = replace(called, gate_up=f"{name}{names.experts}.{number}.gate_up")
+    expert = MLP(called, told.expert, config.hidden_size, placement, summed=False)
+    for matrix, of_all in ((expert.gate_up, names.gate_up_of_all), (expert.down, names.down_of_all)):
+        if of_all:
+            matrix.pieces = [
+                replace(
+                    piece,
+                    source=f"{name}{of_all}.{piece.source.rsplit('.', 1)[1]}",
+                    shape=(told.experts, *piece.shape),
+                    index=number,
+                )
+                for piece in matrix.pieces
+            ]
+    return expert
