@@ -34,7 +34,7 @@ from baton.model.layers.piece import Piece
 from baton.model.layers.placement import Placement
 from baton.model.reading.gguf import GgufSource
 from baton.model.reading.safetensors import SafetensorsSource
-from baton.model.weights.grouped import Grouped, joined
+from baton.model.weights.grouped import Grouped, InGroups, joined
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def load_weights(
         layers = list(model.layers_within())
         done, whole = 0, sum(_elements(layer) for layer in layers) or 1
         for layer in layers:
-            filled: dict[str, Tensor | Grouped] = dict(layer.open())
+            filled: dict[str, Tensor | InGroups] = dict(layer.open())
             groups: dict[str, list[tuple[Piece, Grouped]]] = defaultdict(list)
             for piece in layer.pieces:
                 part = _part(piece, source)
@@ -119,7 +119,7 @@ def open_source(directory: Path, config: ModelConfig) -> Source:
     return SafetensorsSource(directory, config.quantization)
 
 
-def _put(layer: Layer, filled: dict[str, Tensor | Grouped], piece: Piece, part: Tensor) -> None:
+def _put(layer: Layer, filled: dict[str, Tensor | InGroups], piece: Piece, part: Tensor) -> None:
     target = filled[piece.parameter]
     assert isinstance(target, Tensor)
     whole = part.shape == target.shape and part.dtype == target.dtype
@@ -130,7 +130,7 @@ def _put(layer: Layer, filled: dict[str, Tensor | Grouped], piece: Piece, part: 
 
 
 def _put_groups(
-    layer: Layer, filled: dict[str, Tensor | Grouped], parameter: str, parts: list[tuple[Piece, Grouped]]
+    layer: Layer, filled: dict[str, Tensor | InGroups], parameter: str, parts: list[tuple[Piece, Grouped]]
 ) -> None:
     """In groups if the whole parameter is, and the layer takes them; else expanded beside the rest."""
     if layer.takes_groups and len(parts) == sum(piece.parameter == parameter for piece in layer.pieces):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -11,8 +12,9 @@ import torch
 from baton.model.cpu import grouped
 from baton.model.cpu.grouped import NativeGroupedProduct
 from baton.model.cpu.library import instruction_sets, load
+from baton.model.layers.grouped import TorchGroupedProduct
 from baton.model.weights.group_rows import GroupRows, dequantize_blocks, quantize_in_blocks
-from baton.model.weights.grouped import Grouped
+from baton.model.weights.grouped import Grouped, joined
 
 DTYPES = [torch.float32, torch.bfloat16]
 KINDS = {
@@ -62,7 +64,7 @@ def test_a_product_is_the_sum_of_the_integers(isa: str, bits: int, group: int, k
         bias = torch.randn(out).to(dtype) if with_bias else None
         product = NativeGroupedProduct(load(isa), weight, bias, dtype)
         stored = grouped._HALF_HALF if (kind, bits) == ("eighths", 8) else KINDS[kind]
-        assert product.weight.twin.meta == stored or out == 1
+        assert product.parts[0].twin.meta == stored or out == 1
         rows = quantize_in_blocks(torch.randn(21, inputs))
         exact = dequantize_blocks(rows).double() @ weight.dequantized().double().t()
         exact += 0 if bias is None else bias.double()
@@ -95,7 +97,7 @@ def test_the_largest_sums_of_eighths_do_not_overflow(isa: str) -> None:
     codes[1] = 0
     weight = Grouped(codes, torch.ones(40, 2), zeros, 128, 4)
     product = NativeGroupedProduct(load(isa), weight, None, torch.float32)
-    assert product.weight.twin.meta == grouped._HALF_EIGHTHS
+    assert product.parts[0].twin.meta == grouped._HALF_EIGHTHS
     for sign in (1.0, -1.0):
         for tokens in (1, 3, 13):
             rows = quantize_in_blocks(torch.full((tokens, 256), 127.0 * sign))
@@ -112,7 +114,7 @@ def test_the_way_of_zero_points_changes_no_bit(isa: str) -> None:
     mixed.zeros[70] = 0.125
     rows = quantize_in_blocks(torch.randn(25, 384))
     products = [NativeGroupedProduct(load(isa), one, None, torch.float32) for one in (weight, mixed)]
-    assert [one.weight.twin.meta for one in products] == [grouped._HALF_BYTE, grouped._HALF_EIGHTHS]
+    assert [one.parts[0].twin.meta for one in products] == [grouped._HALF_BYTE, grouped._HALF_EIGHTHS]
     for tokens in range(1, 26):
         found = [one.multiply(part(rows, 0, tokens))[:, :70] for one in products]
         assert torch.equal(*found)
@@ -182,7 +184,7 @@ def test_rows_are_read_back(isa: str, dtype: torch.dtype, kind: str) -> None:
         product = NativeGroupedProduct(load(isa), weight, None, dtype)
         chosen = torch.randint(0, 77, (30,))
         expected = weight.dequantized()[chosen].to(dtype)
-        torch.testing.assert_close(product.weight.rows(chosen, dtype), expected, rtol=0, atol=0)
+        torch.testing.assert_close(product.parts[0].rows(chosen, dtype), expected, rtol=0, atol=0)
 
 
 def test_scales_take_few_bytes_and_stay_exact() -> None:
@@ -196,4 +198,53 @@ def test_scales_take_few_bytes_and_stay_exact() -> None:
     tiny = Grouped(weight.codes, weight.scales * 2.0**-30, weight.zeros, 128, 4)  # no float16 has such values
     product = NativeGroupedProduct(library, tiny, None, torch.float32)
     assert product.nbytes == codes + 3 * groups
-    assert torch.equal(product.weight.rows(torch.arange(128), torch.float32), tiny.dequantized())
+    assert torch.equal(product.parts[0].rows(torch.arange(128), torch.float32), tiny.dequantized())
+
+
+@cases
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_in_bits_and_groups_of_their_own_are_one_product(isa: str, dtype: torch.dtype) -> None:
+    """Every column is bit for bit what a product with its part alone gives, in every batch."""
+    torch.manual_seed(5)
+    for inputs, told in (
+        (384, ((70, 64, 4, "eighths"), (33, 64, 8, "whole"))),
+        (256, ((1, 32, 8, "any"), (64, 128, 4, "same"), (5, 32, 4, "half"), (129, 64, 8, "same"))),
+        (4096, ((200, 128, 4, "whole"), (32, 32, 8, "whole"))),
+    ):
+        parts = [a_weight(out, inputs, group, bits, kind) for out, group, bits, kind in told]
+        whole = joined(parts)
+        bias = torch.randn(whole.out_features).to(dtype)
+        for given in (None, bias):
+            product = NativeGroupedProduct(load(isa), whole, given, dtype)
+            assert len(product.parts) == len(parts)
+            firsts = [0, *itertools.accumulate(part.out_features for part in parts)]
+            alone = [
+                NativeGroupedProduct(
+                    load(isa),
+                    one,
+                    None if given is None else given[first : first + one.out_features].clone(),
+                    dtype,
+                )
+                for one, first in zip(parts, firsts, strict=False)
+            ]
+            rows = quantize_in_blocks(torch.randn(131, inputs))
+            expected = torch.cat([one.multiply(rows) for one in alone], dim=1)
+            for tokens in (1, 2, 3, 12, 13, 25, 131):
+                assert torch.equal(product.multiply(part(rows, 0, tokens)), expected[:tokens])
+        assert product.nbytes == sum(one.nbytes for one in alone)
+        chosen = torch.randint(0, whole.out_features, (40,))
+        exact = whole.dequantized()[chosen].to(dtype)
+        torch.testing.assert_close(
+            product.rows(chosen), exact, rtol=1e-6 if dtype == torch.float32 else 0.01, atol=0
+        )
+
+
+def test_parts_are_the_same_numbers_in_pytorch() -> None:
+    torch.manual_seed(6)
+    whole = joined([a_weight(40, 256, 64, 4), a_weight(24, 256, 32, 8)])
+    rows, bias = quantize_in_blocks(torch.randn(7, 256)), torch.randn(64)
+    product = TorchGroupedProduct(whole, bias, torch.float32)
+    exact = dequantize_blocks(rows).double() @ whole.dequantized().double().t() + bias.double()
+    assert (product.multiply(rows).double() - exact).abs().max() <= 2e-6 * exact.abs().max()
+    chosen = torch.tensor([63, 0, 40, 39, 5])
+    torch.testing.assert_close(product.rows(chosen), whole.dequantized()[chosen], rtol=1e-6, atol=0)

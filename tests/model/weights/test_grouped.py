@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.model.weights.grouped import Grouped, joined
+from baton.model.weights.grouped import Grouped, Stacked, joined
 
 
 def a_weight(out=6, inputs=128, group=32, bits=4, order=None, seed=0) -> Grouped:
@@ -43,20 +43,31 @@ def test_a_weight_is_scale_times_code_minus_zero(bits, ordered):
     assert torch.equal(weight.dequantized(torch.bfloat16), by_hand(weight).bfloat16())
 
 
-def test_rows_columns_and_smaller_groups_are_the_same_numbers():
+def test_rows_and_columns_are_the_same_numbers():
     weight = a_weight(group=64)
     whole = weight.dequantized()
     assert torch.equal(weight.rows(2, 5).dequantized(), whole[2:5])
     assert torch.equal(weight.columns(64, 128).dequantized(), whole[:, 64:128])
-    assert torch.equal(weight.regrouped(32).columns(32, 96).dequantized(), whole[:, 32:96])
-    assert torch.equal(weight.widened(8).dequantized(), whole)
 
 
 def test_parts_of_other_groups_and_bits_are_joined_exactly():
     parts = [a_weight(3, group=64, bits=4), a_weight(2, group=32, bits=8), a_weight(4, group=128, bits=4)]
     whole = joined(parts)
-    assert (whole.group, whole.bits) == (32, 8)
+    assert isinstance(whole, Stacked)
+    assert [(part.group, part.bits) for part in whole.parts] == [(64, 4), (32, 8), (128, 4)]
+    assert (whole.out_features, whole.in_features) == (9, 128)
     assert torch.equal(whole.dequantized(), torch.cat([part.dequantized() for part in parts]))
+
+
+def test_neighbours_of_the_same_groups_and_bits_are_one_weight():
+    parts = [a_weight(3), a_weight(2, seed=1), a_weight(4, bits=8)]
+    whole = joined(parts)
+    assert isinstance(whole, Stacked)
+    assert [(part.out_features, part.bits) for part in whole.parts] == [(5, 4), (4, 8)]
+    assert torch.equal(whole.dequantized(), torch.cat([part.dequantized() for part in parts]))
+    alike = joined(parts[:2])
+    assert isinstance(alike, Grouped)
+    assert alike.out_features == 5
 
 
 def test_parts_in_another_order_are_not_joined():

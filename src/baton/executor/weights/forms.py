@@ -19,6 +19,8 @@ class ExecutorError(ValueError):
 
 
 _BITS = {"int4": 4, "int8": 8}
+_FINER_BITS = 8
+"""Of v with int4: the matrix whose rounding costs most, and one of the smallest."""
 
 
 def weights_form(config: InstanceConfig, dtype: torch.dtype, device: torch.device) -> Weights:
@@ -54,13 +56,15 @@ def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
                 )
     head = None if config.quantize_head == 16 else Grouping(config.quantize_head, group)
     groups = grouping is not None or head is not None or model.quantization is not None
-    return {"groups": groups, "grouping": grouping, "head_grouping": head}
+    finer = Grouping(_FINER_BITS, group) if config.quantization == "int4" else None
+    return {"groups": groups, "grouping": grouping, "finer": finer, "head_grouping": head}
 
 
 def form_told(config: InstanceConfig, model: Decoder) -> str:
     """Of the weights."""
     if config.quantization is not None and config.quantization_group_size is not None:
         head = f"head in {config.quantize_head} bits"
-        return f"{config.quantization} in groups of {config.quantization_group_size}, {head}"
+        finer = f"v in {_FINER_BITS} bits, " if config.quantization == "int4" else ""
+        return f"{config.quantization} in groups of {config.quantization_group_size}, {finer}{head}"
     quantized = model.config.quantization
     return model.weights if quantized is None else f"{quantized.method}, {model.weights}"

@@ -4,7 +4,10 @@ has the layout."""
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +15,7 @@ from torch import Tensor
 from baton.model.cpu.library import INT, POINTER, Native
 from baton.model.ops.fused import Activations, Form
 from baton.model.weights.group_rows import GroupRows
-from baton.model.weights.grouped import Grouped
+from baton.model.weights.grouped import Grouped, InGroups, parts_of
 from baton.model.weights.store import Facts, Shelf
 
 _LANES = {"avx512bf16": 16, "avx512vnni": 16, "avx512": 16, "avx2vnni": 8, "avx2": 8}
@@ -36,6 +39,7 @@ class Weight(ctypes.Structure):
         ("k", INT),
         ("zero", ctypes.c_double),
         ("scale", ctypes.c_double),
+        ("next", POINTER),
     )
 
 
@@ -95,45 +99,52 @@ class PackedGroups:
 class NativeGroupedProduct:
     """Activations in blocks [T, in] → x Wᵀ + b [T, out] in `dtype`.  A row depends on its row of x only.
 
-    Without a weight the shelf has it.
+    Without a weight the shelf has it.  One of several parts is a chain of `PackedGroups`.
     """
 
     def __init__(
         self,
         library: Native,
-        weight: Grouped | None,
+        weight: InGroups | None,
         bias: Tensor | None,
         dtype: torch.dtype,
         shelf: Shelf | None = None,
     ) -> None:
         shelf = shelf or Shelf()
-        self.weight = PackedGroups(library, weight, shelf)
-        self.form = Form("groups", kept_order(weight, self.weight.in_features, shelf))
+        self.parts = [PackedGroups(library, part, own) for part, own in shelved(weight, shelf)]
+        for part, following in itertools.pairwise(self.parts):
+            part.twin.next = following.address
+        self.out_features = sum(part.out_features for part in self.parts)
+        self.in_features = self.parts[0].in_features
+        self.address = self.parts[0].address
+        """Of the chain, for a native kernel"""
+        self.form = Form("groups", kept_order(weight, self.in_features, shelf))
         self.bias = bias
         self._dtype = dtype
         self._to_bf16 = int(dtype == torch.bfloat16)
         self._linear = library.function("linear_grouped", INT, *[POINTER] * 5, INT)
 
     @property
-    def out_features(self) -> int:
-        return self.weight.out_features
-
-    @property
     def nbytes(self) -> int:
         order = self.form.order
-        return self.weight.nbytes + (0 if order is None else 4 * order.numel())
+        return sum(part.nbytes for part in self.parts) + (0 if order is None else 4 * order.numel())
 
     def rows(self, rows: Tensor) -> Tensor:
         """[T] row numbers → [T, in] of the weight."""
-        return self.weight.rows(rows, self._dtype)
+        if len(self.parts) == 1:
+            return self.parts[0].rows(rows, self._dtype)
+        return rows_of_parts(
+            rows,
+            [(part.out_features, lambda own, part=part: part.rows(own, self._dtype)) for part in self.parts],
+        )
 
     def multiply(self, x: Activations) -> Tensor:
         assert isinstance(x, GroupRows)
-        weight, tokens = self.weight, x.values.shape[0]
-        out = torch.empty((tokens, weight.out_features), dtype=self._dtype)
+        tokens = x.values.shape[0]
+        out = torch.empty((tokens, self.out_features), dtype=self._dtype)
         self._linear(
             self._to_bf16,
-            weight.address,
+            self.address,
             x.values.data_ptr(),
             x.factors.data_ptr(),
             None if self.bias is None else self.bias.data_ptr(),
@@ -143,7 +154,27 @@ class NativeGroupedProduct:
         return out
 
 
-def kept_order(weight: Grouped | None, inputs: int, shelf: Shelf) -> Tensor | None:
+def shelved(weight: InGroups | None, shelf: Shelf) -> list[tuple[Grouped | None, Shelf]]:
+    """The parts of a weight, None if the shelf has them, each with a shelf of its own."""
+    parts: tuple[Grouped, ...] = () if weight is None else parts_of(weight)
+    count = int(shelf.note("parts", lambda: {"count": len(parts)})["count"])
+    shelves = [shelf, *(replace(shelf, name=f"{shelf.name}/{number}") for number in range(1, count))]
+    return list(zip(parts or [None] * count, shelves, strict=True))
+
+
+def rows_of_parts(rows: Tensor, parts: Sequence[tuple[int, Callable[[Tensor], Tensor]]]) -> Tensor:
+    """[T] row numbers → [T, in]; `parts`: of each its outputs, and what reads rows of it."""
+    rows, first = rows.long(), 0
+    places, found = [], []
+    for outputs, read in parts:
+        (here,) = torch.nonzero((rows >= first) & (rows < first + outputs), as_tuple=True)
+        places.append(here)
+        found.append(read(rows[here] - first))
+        first += outputs
+    return torch.cat(found)[torch.cat(places).argsort()]
+
+
+def kept_order(weight: InGroups | None, inputs: int, shelf: Shelf) -> Tensor | None:
     """The order of the inputs, on the shelf; of a weight that is there, if there is no `weight`."""
     given = weight is not None and weight.order is not None
     ordered = shelf.note("order", lambda: {"given": int(given)})

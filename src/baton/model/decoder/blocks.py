@@ -27,6 +27,9 @@ from baton.model.layers.rotary import Rotary, rotate
 from baton.model.ops.fused import Activations, Form, Result
 from baton.model.weights.rows import in_halves
 
+_FINER = frozenset({2})
+"""Of q, k and v: errors of v's rows are not weighed by a softmax, they are in the result as they are."""
+
 
 @dataclass(frozen=True)
 class LayerContext:
@@ -100,7 +103,7 @@ class Attention(Module):
         order = None
         if rope is not None and (rope.neighbours or rope.rotated(dim) < dim):
             order = partial(in_halves, head_dim=dim, rotated=rope.rotated(dim), neighbours=rope.neighbours)
-        self.qkv = Linear(parts, config.hidden_size, told.qkv_bias, placement, [order, order, None])
+        self.qkv = Linear(parts, config.hidden_size, told.qkv_bias, placement, [order, order, None], _FINER)
         self.output = RowParallelLinear(
             name + names.output, queries, config.hidden_size, told.output_bias, placement
         )

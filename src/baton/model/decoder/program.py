@@ -344,18 +344,19 @@ def _weight(norm: RMSNorm | None) -> int | None:
 
 def _product(product: object) -> _Product:
     assert isinstance(product, NativeWeight)
-    weight, order = product.weight, product.form.order
+    order = product.form.order
+    shape = product if isinstance(product, NativeGroupedProduct) else product.weight
     found = _Product(
         form=product.form.number,
         bias=None if product.bias is None else product.bias.data_ptr(),
         order=None if order is None else order.data_ptr(),
-        n=weight.out_features,
-        k=weight.in_features,
+        n=shape.out_features,
+        k=shape.in_features,
     )
     if isinstance(product, NativeGroupedProduct):
-        found.groups = weight.address
+        found.groups = product.address
         return found
-    found.packed = weight.address
+    found.packed = product.weight.address
     if isinstance(product, NativeInt8Product):
         found.scales, found.row_sums = product.scales.data_ptr(), product.row_sums.data_ptr()
     return found

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.model.cpu.grouped import NativeGroupedProduct, kept_order
+from baton.model.cpu.grouped import NativeGroupedProduct, kept_order, rows_of_parts, shelved
 from baton.model.cpu.library import native
 from baton.model.ops.fused import Activations, Form
 from baton.model.weights.group_rows import BLOCK, GroupRows, sums_at
-from baton.model.weights.grouped import Grouped
+from baton.model.weights.grouped import Grouped, InGroups
 from baton.model.weights.store import Facts, Shelf
 
 
@@ -22,10 +22,36 @@ class TorchGroupedProduct:
     """
 
     def __init__(
-        self, weight: Grouped | None, bias: Tensor | None, dtype: torch.dtype, shelf: Shelf | None = None
+        self, weight: InGroups | None, bias: Tensor | None, dtype: torch.dtype, shelf: Shelf | None = None
     ) -> None:
         shelf = shelf or Shelf()
+        self._parts = [_Part(part, own) for part, own in shelved(weight, shelf)]
+        self._dtype = dtype
+        self.out_features = sum(part.out_features for part in self._parts)
+        self.bias = bias
+        self.form = Form("groups", kept_order(weight, self._parts[0].in_features, shelf))
 
+    @property
+    def nbytes(self) -> int:
+        order = self.form.order
+        return sum(part.nbytes for part in self._parts) + (0 if order is None else 4 * order.numel())
+
+    def multiply(self, x: Activations) -> Tensor:
+        assert isinstance(x, GroupRows)
+        found = torch.cat([part.multiply(x) for part in self._parts], dim=1)
+        if self.bias is not None:
+            found += self.bias
+        return found.to(self._dtype)
+
+    def rows(self, rows: Tensor) -> Tensor:
+        """[T] row numbers → [T, in] of the weight."""
+        return rows_of_parts(rows, [(part.out_features, part.rows) for part in self._parts]).to(self._dtype)
+
+
+class _Part:
+    """A weight of one number of bits, and of groups of one size."""
+
+    def __init__(self, weight: Grouped | None, shelf: Shelf) -> None:
         def described() -> Facts:
             assert weight is not None
             return {
@@ -36,7 +62,8 @@ class TorchGroupedProduct:
             }
 
         facts = {name: int(value) for name, value in shelf.note("groups", described).items()}
-        self._shape, self._group, self._bits = (facts["n"], facts["k"]), facts["group"], facts["bits"]
+        self.out_features, self.in_features = facts["n"], facts["k"]
+        self._group, self._bits = facts["group"], facts["bits"]
         groups = (facts["n"], facts["k"] // facts["group"])
         self._codes = shelf.make("codes", (facts["n"], facts["k"] * facts["bits"] // 8), torch.uint8)
         self._scales = shelf.make("scales", groups, torch.float32)
@@ -46,24 +73,16 @@ class TorchGroupedProduct:
             self._codes.copy_(codes if weight.bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4)
             self._scales.copy_(weight.scales)
             self._zeros.copy_(weight.zeros)
-        self._dtype = dtype
-        self.bias = bias
-        self.form = Form("groups", kept_order(weight, facts["k"], shelf))
-
-    @property
-    def out_features(self) -> int:
-        return self._shape[0]
 
     @property
     def nbytes(self) -> int:
-        order = self.form.order
-        return self._codes.numel() + 8 * self._scales.numel() + (0 if order is None else 4 * order.numel())
+        return self._codes.numel() + 8 * self._scales.numel()
 
-    def multiply(self, x: Activations) -> Tensor:
-        assert isinstance(x, GroupRows)
-        outputs, inputs = self._shape
+    def multiply(self, x: GroupRows) -> Tensor:
+        """[T, out] float32"""
+        inputs = self.in_features
         sums = sums_at(inputs, self._group)
-        found = torch.zeros((len(x.values), outputs))
+        found = torch.zeros((len(x.values), self.out_features))
         for block, first in enumerate(range(0, inputs, BLOCK)):
             part = torch.zeros_like(found)
             for begin in range(first, min(first + BLOCK, inputs), self._group):
@@ -73,18 +92,15 @@ class TorchGroupedProduct:
                 less = x.factors[:, sums + number].float().unsqueeze(1)
                 part.addcmul_(products.addcmul_(less, self._zeros[:, number]), self._scales[:, number])
             found.addcmul_(part, x.scales[:, block].unsqueeze(1))
-        if self.bias is not None:
-            found += self.bias
-        return found.to(self._dtype)
+        return found
 
     def rows(self, rows: Tensor) -> Tensor:
-        """[T] row numbers → [T, in] of the weight."""
-        rows = rows.long()
+        """[T] row numbers → [T, in] float32"""
         codes = self._codes[rows]
         if self._bits == 4:
             codes = torch.stack((codes & 15, codes >> 4), dim=2).flatten(1)
         exact = codes.float().unflatten(1, [-1, self._group]) - self._zeros[rows].unsqueeze(2)  # type: ignore[no-untyped-call]
-        values: Tensor = exact.mul_(self._scales[rows].unsqueeze(2)).flatten(1).to(self._dtype)
+        values: Tensor = exact.mul_(self._scales[rows].unsqueeze(2)).flatten(1)
         return values
 
     def _columns(self, first: int, stop: int) -> Tensor:
@@ -99,7 +115,7 @@ GroupedProduct = NativeGroupedProduct | TorchGroupedProduct
 
 
 def grouped_product(
-    weight: Grouped | None, bias: Tensor | None, dtype: torch.dtype, shelf: Shelf | None = None
+    weight: InGroups | None, bias: Tensor | None, dtype: torch.dtype, shelf: Shelf | None = None
 ) -> GroupedProduct:
     """The fastest that this machine has.  `weight` is on the CPU, and is copied; None: the shelf has it."""
     library = native()

@@ -29,9 +29,9 @@ from baton.model.cpu.linear import NativeProduct
 from baton.model.layers.grouped import GroupedProduct
 from baton.model.layers.packed import OneDnnProduct, PackedRows, PlainProduct, rows_of
 from baton.model.layers.piece import Piece
-from baton.model.layers.placement import Placement, Product
+from baton.model.layers.placement import Part, Placement, Product
 from baton.model.ops.fused import Activations, Form, Result
-from baton.model.weights.grouped import Grouped
+from baton.model.weights.grouped import Grouped, InGroups
 from baton.model.weights.store import Shelf
 
 
@@ -61,7 +61,7 @@ class Layer(Module):
     copies = False
     """What `close` gets may be the mapped file itself: the layer makes its own form of it, and keeps that."""
     takes_groups = False
-    """The weight that `close` gets may be a `Grouped`."""
+    """The weight that `close` gets may be in groups."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
@@ -75,7 +75,7 @@ class Layer(Module):
         """Tensors for the loader to fill, by the names of parameters in `pieces`."""
         return self.parameters()
 
-    def close(self, filled: dict[str, Tensor | Grouped]) -> None:
+    def close(self, filled: dict[str, Tensor | InGroups]) -> None:
         """All pieces of what `open` gave are in place; the layer works from now on."""
 
     def attach(self) -> None:
@@ -141,14 +141,17 @@ class Matrix(Layer):
             filled["weight"] = self._placement.buffer(*self._shape)
         return filled
 
-    def close(self, filled: dict[str, Tensor | Grouped]) -> None:
-        name = " + ".join(piece.source for piece in self.pieces if piece.parameter == "weight")
-        self._use(self._placement.rounding(name, filled["weight"]))
+    def close(self, filled: dict[str, Tensor | InGroups]) -> None:
+        self._use(self._placement.rounding(self._matrices(), filled["weight"]))
+
+    def _matrices(self) -> list[Part]:
+        """That the weight is made of."""
+        return [Part(piece.source, self._shape[0]) for piece in self.pieces if piece.parameter == "weight"]
 
     def attach(self) -> None:
         self._use(self._placement.absent(*self._shape) if self.weight is None else self.weight)
 
-    def _use(self, weight: Tensor | Grouped) -> None:
+    def _use(self, weight: Tensor | InGroups) -> None:
         self.product = self._placement.product(weight, self.added_bias, self._name)
         self.multiply = self.product.multiply
 
@@ -162,6 +165,7 @@ class Linear(Matrix):
 
     `parts`: (name, whole output size, first and last+1 row of this rank) of each matrix; a tensor that holds
     several of them stands there for each.  `orders`: how the rows of each are to be reordered.
+    `finer`: those (by number) that lose most by being quantized, for `Placement.finer`.
     """
 
     def __init__(
@@ -171,8 +175,13 @@ class Linear(Matrix):
         bias: bool,
         placement: Placement,
         orders: Sequence[Callable[[Tensor], Tensor] | None] = (),
+        finer: frozenset[int] = frozenset(),
     ) -> None:
         out_features = sum(stop - start for _, _, start, stop in parts)
+        self._parts = [
+            Part(f"{name}.weight", stop - start, number in finer)
+            for number, (name, _, start, stop) in enumerate(parts)
+        ]
         super().__init__(parts[0][0], out_features, in_features, bias, placement)
         row = 0
         for (name, size, start, stop), change in zip(parts, orders or [None] * len(parts), strict=True):
@@ -181,6 +190,9 @@ class Linear(Matrix):
             if bias:
                 self.pieces.append(Piece(f"{name}.bias", (size,), "bias", row, 0, start, stop, change))
             row += stop - start
+
+    def _matrices(self) -> list[Part]:
+        return self._parts
 
 
 class RowParallelLinear(Matrix):
@@ -212,7 +224,7 @@ class RowParallelLinear(Matrix):
     def added_bias(self) -> Tensor | None:
         return self.bias if self.parallel.rank == 0 else None
 
-    def _use(self, weight: Tensor | Grouped) -> None:
+    def _use(self, weight: Tensor | InGroups) -> None:
         super()._use(weight)
         if self._summed and self.parallel.size > 1:
             self.multiply = self._multiply_and_add_up
@@ -259,11 +271,11 @@ class VocabParallelEmbedding(Layer):
         weight[self.filled :] = 0
         return {"weight": weight}
 
-    def close(self, filled: dict[str, Tensor | Grouped]) -> None:
+    def close(self, filled: dict[str, Tensor | InGroups]) -> None:
         if not self._head and not self.copies:
             return
         self._rows = self.product = None  # the old one goes before the new one comes
-        table = self._placement.rounding(f"{self._name}.weight", filled["weight"], head=True)
+        table = self._placement.rounding_of_head(f"{self._name}.weight", filled["weight"])
         self._use(table.padded(self.share) if isinstance(table, Grouped) else table)
 
     def attach(self) -> None:
@@ -271,7 +283,7 @@ class VocabParallelEmbedding(Layer):
             absent = self._placement.absent(self.share, self._hidden_size)
             self._use(absent if self.weight is None else self.weight)
 
-    def _use(self, table: Tensor | Grouped) -> None:
+    def _use(self, table: Tensor | InGroups) -> None:
         shelf = Shelf(self._placement.store, self._name)
         groups = shelf.note("table", lambda: {"groups": int(isinstance(table, Grouped))})["groups"]
         if self._head or groups:
@@ -328,7 +340,7 @@ class VocabParallelEmbedding(Layer):
     def groups_address(self) -> int | None:
         """Of the weight in groups that rows are read from, for a native kernel; None: not from such a one."""
         rows = self._rows
-        return rows.weight.address if isinstance(rows, NativeGroupedProduct) else None
+        return rows.address if isinstance(rows, NativeGroupedProduct) else None
 
     def logits(self, hidden: Activations) -> Tensor | None:
         """[n, hidden], normalized → [n, vocab] in the model's dtype on rank 0, None on the others."""

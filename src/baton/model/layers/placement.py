@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -18,12 +20,23 @@ from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.rounding import Grouping, Rounded, in_groups
 from baton.model.ops.fused import FusedOps
 from baton.model.ops.steady import Sizes, find_sizes
-from baton.model.weights.grouped import Grouped
+from baton.model.weights.grouped import Grouped, InGroups, joined
 from baton.model.weights.own_memory import own_memory
 from baton.model.weights.store import PrivateStore, Shelf, WeightStore
 
 Product = PlainProduct | NativeProduct | OneDnnProduct | NativeInt8Product | Int8Product | GroupedProduct
 Library = TypeVar("Library", PlainProduct, OneDnnProduct, Int8Product)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the matrices that a layer's weight is made of."""
+
+    name: str
+    rows: int
+    """Of this rank"""
+    finer: bool = False
+    """To be quantized by `Placement.finer`"""
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,8 @@ class Placement:
     """Weights may come in groups, or are put into groups."""
     grouping: Grouping | None = None
     """For weights of layers in floating point; None: they stay so."""
+    finer: Grouping | None = None
+    """For matrices of layers that lose most; None: as the others."""
     head_grouping: Grouping | None = None
     """For the output head, and the embedding if it is the same table."""
     rounded: Rounded = field(default_factory=Rounded)
@@ -73,24 +88,41 @@ class Placement:
         """In place of a weight that the store has in the form that it is multiplied in."""
         return torch.empty(*shape, dtype=self.dtype, device="meta")
 
-    def rounding(self, name: str, weight: Tensor | Grouped, head: bool = False) -> Tensor | Grouped:
-        """The weight as it is to be multiplied: in groups, if it is not and should be.
+    def rounding(self, parts: Sequence[Part], weight: Tensor | InGroups) -> Tensor | InGroups:
+        """A layer's weight as it is to be multiplied: in groups, if it is not and should be.  `parts`: the
+        matrices that it is made of; neighbours that are quantized alike are quantized at once.
 
         Raises `ValueError` (one line).
         """
-        grouping = self.head_grouping if head else self.grouping
-        if isinstance(weight, Grouped) or grouping is None:
+        if self.grouping is None or not isinstance(weight, Tensor):
             return weight
+        found, row = [], 0
+        for finer, run in itertools.groupby(parts, key=lambda part: part.finer and self.finer is not None):
+            alike = list(run)
+            rows = sum(part.rows for part in alike)
+            grouping = self.finer if finer and self.finer is not None else self.grouping
+            names = " + ".join(part.name for part in alike)
+            found.append(self._rounded(names, weight[row : row + rows], grouping))
+            row += rows
+        return joined(found)
+
+    def rounding_of_head(self, name: str, weight: Tensor | InGroups) -> Tensor | InGroups:
+        """As `rounding`, for the output head."""
+        if self.head_grouping is None or not isinstance(weight, Tensor):
+            return weight
+        return self._rounded(name, weight, self.head_grouping)
+
+    def _rounded(self, name: str, weight: Tensor, grouping: Grouping) -> Grouped:
         found, error = in_groups(weight, grouping)
         self.rounded.note(name, error)
         return found
 
-    def product(self, weight: Tensor | Grouped, bias: Tensor | None, name: str) -> Product:
+    def product(self, weight: Tensor | InGroups, bias: Tensor | None, name: str) -> Product:
         """`weight` is `absent` if the store is complete."""
         shelf = Shelf(self.store, name)
-        kind = shelf.note("product", lambda: {"groups": int(isinstance(weight, Grouped))})
+        kind = shelf.note("product", lambda: {"groups": int(isinstance(weight, InGroups))})
         if kind["groups"]:
-            return grouped_product(weight if isinstance(weight, Grouped) else None, bias, self.dtype, shelf)
+            return grouped_product(weight if isinstance(weight, InGroups) else None, bias, self.dtype, shelf)
         assert isinstance(weight, Tensor)
         if self.weights == "int8":
             library = native()

@@ -15,6 +15,7 @@ input `order[j]`, so activations are taken in that order, or `dequantized` puts 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -134,30 +135,69 @@ class Grouped:
             self, codes=self.codes[:, first:last], scales=self.scales[:, groups], zeros=self.zeros[:, groups]
         )
 
-    def regrouped(self, group: int) -> Grouped:
-        """The same weight in smaller groups, of which several have one scale."""
-        if group == self.group:
-            return self
-        if self.group % group:
-            raise ValueError(f"groups of {self.group} are not made of groups of {group}")
-        times = self.group // group
-        scales, zeros = (part.repeat_interleave(times, dim=1) for part in (self.scales, self.zeros))
-        return replace(self, scales=scales, zeros=zeros, group=group)
 
-    def widened(self, bits: int) -> Grouped:
-        """The same weight in as many bits or more; zero points stay what they are."""
-        if bits < self.bits:
-            raise ValueError(f"codes of {self.bits} bits do not fit into {bits}")
-        return replace(self, bits=bits)
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """Weights [out, in] of one product, the outputs of one after those of the other, each in bits and groups
+    of its own.  Raises `ValueError` (one line) if they have different inputs, or these in different orders."""
+
+    parts: tuple[Grouped, ...]
+    """Two or more"""
+
+    def __post_init__(self) -> None:
+        if len(self.parts) < 2:
+            raise ValueError("one weight is no stack")
+        check_inputs(self.parts)
+
+    @property
+    def out_features(self) -> int:
+        return sum(part.out_features for part in self.parts)
+
+    @property
+    def in_features(self) -> int:
+        return self.parts[0].in_features
+
+    @property
+    def order(self) -> Tensor | None:
+        """Of all parts"""
+        return self.parts[0].order
+
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[out, in] in the order of inputs"""
+        return torch.cat([part.dequantized(dtype) for part in self.parts])
 
 
-def joined(parts: Sequence[Grouped]) -> Grouped:
-    """The outputs of all parts, one after the other, in the smallest group and the most bits of any.
+InGroups = Grouped | Stacked
 
-    Raises `ValueError` if they have different inputs or orders.
+
+def parts_of(weight: InGroups) -> tuple[Grouped, ...]:
+    return weight.parts if isinstance(weight, Stacked) else (weight,)
+
+
+def joined(parts: Sequence[Grouped]) -> InGroups:
+    """The outputs of all parts, one after the other: one weight, or as many as there are changes of bits or
+    group from one part to the next.
+
+    Raises `ValueError` if they have different inputs, or these in different orders.
     """
-    if len(parts) == 1:
-        return parts[0]
+    check_inputs(parts)
+    runs = [tuple(run) for _, run in itertools.groupby(parts, key=lambda part: (part.bits, part.group))]
+    found = tuple(
+        run[0]
+        if len(run) == 1
+        else replace(
+            run[0],
+            codes=torch.cat([part.codes for part in run]),
+            scales=torch.cat([part.scales for part in run]),
+            zeros=torch.cat([part.zeros for part in run]),
+        )
+        for run in runs
+    )
+    return found[0] if len(found) == 1 else Stacked(found)
+
+
+def check_inputs(parts: Sequence[Grouped]) -> None:
+    """Raises `ValueError` unless all have the same inputs in the same order."""
     first = parts[0]
     if any(part.in_features != first.in_features for part in parts):
         raise ValueError(f"parts have {' and '.join(str(part.in_features) for part in parts)} inputs")
@@ -167,16 +207,6 @@ def joined(parts: Sequence[Grouped]) -> Grouped:
         )
         if not same:
             raise ValueError("parts have their inputs in different orders")
-    group, bits = min(part.group for part in parts), max(part.bits for part in parts)
-    parts = [part.regrouped(group).widened(bits) for part in parts]
-    return Grouped(
-        codes=torch.cat([part.codes for part in parts]),
-        scales=torch.cat([part.scales for part in parts]),
-        zeros=torch.cat([part.zeros for part in parts]),
-        group=group,
-        bits=bits,
-        order=first.order,
-    )
 
 
 def _told(tensor: Tensor) -> str:

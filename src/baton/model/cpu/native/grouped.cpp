@@ -20,7 +20,8 @@
 // converted, scaled, and added to its place in memory, one register after the other: where a compiler converts
 // all of them first, groups of 64 are 3 % slower.
 //
-// Threads, chunks, panels and prefetches are as in linear.cpp.
+// Threads, chunks, panels and prefetches are as in linear.cpp.  The panels of all parts of a chain are shared out at
+// once, so a chain costs no more than one weight: what differs is only which function multiplies a panel.
 #include "int8.h"
 #include "kernels.h"
 #include "ranges.h"
@@ -43,7 +44,8 @@ struct Task {
     const int8_t* x;       // [tokens, k]
     const float* factors;  // [tokens, factors_of(k)]
     const void* bias;      // of the type of `out`, or null
-    void* out;             // [tokens, n]
+    void* out;             // [tokens, stride], from the first output of `w` on; `bias` likewise
+    int64_t stride;
     int64_t tokens;
     bool to_bf16;
 };
@@ -268,8 +270,8 @@ void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, con
         }
         const float scale = static_cast<float>(w.scale) * (way == kEighths ? 0.125f : 1.0f);
         const auto finish = [&](auto* out, const auto* bias) {
-            out += row * w.n + n;
-            for (int r = 0; r < rows; ++r, out += w.n) {
+            out += row * task.stride + n;
+            for (int r = 0; r < rows; ++r, out += task.stride) {
                 if (left < kPanel) {
                     float some[kPanel];
                     for (int half = 0; half < 2; ++half) store(some + half * kLanes, load(sums[r][half]));
@@ -305,22 +307,51 @@ INLINE int64_t part(int64_t whole, int64_t parts, int64_t i) {
 }
 INLINE int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
 
-template <int bits, Way way>
-void linear(const Task& task) {
-    const GroupedWeight& w = *task.w;
-    if (task.tokens < 1) return;
-    const int64_t panels = parts_of(w.n, kPanel), groups = w.k / w.group;
-    const int64_t panel_bytes = groups * group_bytes(w);
-    const int64_t chunks = parts_of(task.tokens * w.k, kChunk);
-    const int64_t tiles = parts_of(parts_of(task.tokens, chunks), kRows);
+typedef void (*ByPanel)(int64_t, const Task&, int64_t, int64_t, int64_t, const char*, Ahead*);
+
+ByPanel by_panel_of(const GroupedWeight& w) {
+    const double most = w.bits == 4 ? 16 : 255;  // (with bytes, too: model/cpu/grouped.py)
+    const bool whole = w.meta == kHalfByte ||
+                       (w.meta == kHalf && w.zero >= 0 && w.zero <= most && w.zero == (double)(int)w.zero);
+    if (w.meta == kHalfEighths) return by_panel<4, kEighths>;
+    if (w.bits == 4) return whole ? by_panel<4, kWhole> : by_panel<4, kFloats>;
+    return whole ? by_panel<8, kWhole> : by_panel<8, kFloats>;
+}
+
+// Of outputs from `first` on, whose elements have `bytes`.
+INLINE Task task_of_part(const Task& whole, const GroupedWeight* w, int64_t first, int64_t bytes) {
+    Task task = whole;
+    task.w = w;
+    task.out = (char*)task.out + first * bytes;
+    if (task.bias) task.bias = (const char*)task.bias + first * bytes;
+    return task;
+}
+
+// `whole`: its `w` is the first of the chain.
+void linear(const Task& whole) {
+    const GroupedWeight& w = *whole.w;  // its inputs are those of all parts
+    if (whole.tokens < 1) return;
+    int64_t panels = 0;
+    for (const GroupedWeight* part = &w; part; part = part->next) panels += parts_of(part->n, kPanel);
+    const int64_t chunks = parts_of(whole.tokens * w.k, kChunk);
+    const int64_t tiles = parts_of(parts_of(whole.tokens, chunks), kRows);
     const int64_t most = kItem / (w.k * kRows);
     const int64_t shares = parts_of(tiles, most < 1 ? 1 : most);
     parallel_ranges(chunks * panels * shares, [&](int64_t item, bool) {
-        const int64_t share = item % shares, p = item / shares % panels, chunk = item / shares / panels;
+        const int64_t share = item % shares, chunk = item / shares / panels;
+        int64_t p = item / shares % panels, output = 0;
+        const GroupedWeight* one = &w;
+        for (; p >= parts_of(one->n, kPanel); one = one->next) {
+            p -= parts_of(one->n, kPanel);
+            output += one->n;
+        }
+        const Task task = task_of_part(whole, one, output, whole.to_bf16 ? 2 : 4);
+        const ByPanel multiply = by_panel_of(*one);
+        const int64_t panel_bytes = one->k / one->group * group_bytes(*one);
         const int64_t row = part(task.tokens, chunks, chunk), rows = part(task.tokens, chunks, chunk + 1) - row;
         const int64_t first = part(tiles, shares, share), last = part(tiles, shares, share + 1);
-        const char* panel = (const char*)w.packed + p * panel_bytes;
-        Ahead ahead = {panel + kAhead, step_bytes_of(bits), true};
+        const char* panel = (const char*)one->packed + p * panel_bytes;
+        Ahead ahead = {panel + kAhead, step_bytes_of(one->bits), true};
         if (tiles > 1) {
             ahead.lines = false;
             ahead.bytes = panel_bytes / (w.k / 4 * tiles) + 1;
@@ -331,7 +362,7 @@ void linear(const Task& task) {
         const int64_t middle = first > taller ? first : last < taller ? last : taller;
         const auto go = [&](int64_t height, int64_t from, int64_t to) {
             if (from < to)
-                by_panel<bits, way>(height, task, row + part(rows, tiles, from), to - from, p * kPanel, panel, &ahead);
+                multiply(height, task, row + part(rows, tiles, from), to - from, p * kPanel, panel, &ahead);
         };
         go(least + 1, first, middle);
         go(least, middle, last);
@@ -342,13 +373,9 @@ void linear(const Task& task) {
 
 BATON_EXPORT(linear_grouped)(int64_t to_bf16, const GroupedWeight* w, const void* x, const float* factors,
                              const void* bias, void* out, int64_t tokens) {
-    const Task task = {w, (const int8_t*)x, factors, bias, out, tokens, to_bf16 != 0};
-    const double most = w->bits == 4 ? 16 : 255;  // (with bytes, too: model/cpu/grouped.py)
-    const bool whole = w->meta == kHalfByte || (w->meta == kHalf && w->zero >= 0 && w->zero <= most &&
-                                                w->zero == (double)(int)w->zero);
-    if (w->meta == kHalfEighths) linear<4, kEighths>(task);
-    else if (w->bits == 4) (whole ? linear<4, kWhole> : linear<4, kFloats>)(task);
-    else (whole ? linear<8, kWhole> : linear<8, kFloats>)(task);
+    int64_t outputs = 0;
+    for (const GroupedWeight* part = w; part; part = part->next) outputs += part->n;
+    linear({w, (const int8_t*)x, factors, bias, out, outputs, tokens, to_bf16 != 0});
 }
 
 namespace {

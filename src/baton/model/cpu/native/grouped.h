@@ -10,6 +10,9 @@
 // Activations.  x[t, k] ≈ q[t, k] * c[t, b], q signed bytes, c for each block b of 128 inputs.  Beside the bytes, a row
 // of *factors* has, in this order: c of each block, float32; minus the sums of q over each 32, 64 and 128 inputs, int32.
 // So one row of activations serves weights in any groups.
+//
+// Parts.  A product of several matrices may have some outputs in other bits or groups than others: it is a chain of
+// weights with the same inputs, in the order of their outputs.  Each is packed by itself.
 #pragma once
 #include "simd.h"
 
@@ -35,6 +38,7 @@ struct GroupedWeight {
     int64_t k;  // inputs, a multiple of the group
     double zero;   // of kHalf
     double scale;  // of all, a power of two: stored scales are multiplied by it
+    const GroupedWeight* next;  // of the outputs that follow, or null
 };
 
 INLINE int64_t meta_bytes(int64_t meta) {
