@@ -93,6 +93,9 @@ def test_a_mixed_file_as_people_have_them(tmp_path: Path) -> None:
     executor = TorchExecutor.from_config(config_for(path), 0, "")
     assert "gguf Q6_K + Q4_K + Q5_K" in executor.info.detail
     assert "7 weights (v_proj, o_proj, down_proj, lm_head) rounded by 0.3" in executor.info.detail
+    block = executor._model.layers[0]
+    assert [part.bits for part in block.attention.qkv.product.parts] == [4, 8], "q and k; v"
+    assert [part.bits for part in block.mlp.gate_up.product.parts] == [4, 8], "gate; up"
     driver = Driver(executor)
     request = driver.add(prompt_of(40), 8, ALL)
     driver.run()

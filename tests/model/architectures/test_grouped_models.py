@@ -17,7 +17,7 @@ from baton.model.cpu.linear import serves
 from baton.model.layers import grouped as grouped_layers
 from baton.model.layers.grouped import TorchGroupedProduct, grouped_product
 from baton.model.layers.placement import Placement, Product
-from baton.model.weights.grouped import Grouped
+from baton.model.weights.grouped import Grouped, InGroups, joined
 from tests.executor.test_torch_parity import same_in_a_crowd
 from tests.model.architectures.test_program import BLOCK, check_same, make, outcome
 from tests.model.checkpoints import make_checkpoint
@@ -38,9 +38,23 @@ def in_groups(weight: Tensor, group: int, bits: int, order: Tensor | None = None
     return Grouped(codes, scales, zeros, group, bits, order)
 
 
+def in_parts(weight: Tensor, group: int, bits: int) -> InGroups:
+    """Three parts, of which the second has the other bits, and the last other groups where these fit."""
+    one, two = len(weight) // 2 + 1, len(weight) // 2 + 6
+    last = 2 * group if weight.shape[1] % (2 * group) == 0 else group
+    return joined(
+        [
+            in_groups(weight[:one], group, bits),
+            in_groups(weight[one:two], group, 12 - bits),
+            in_groups(weight[two:], last, bits),
+        ]
+    )
+
+
 @contextlib.contextmanager
-def weights_in_groups(mixed: bool = False, bits: int = 4) -> Iterator[list[Product]]:
-    """What is loaded inside has its weights in groups; `mixed`: not all, and some in another order."""
+def weights_in_groups(mixed: bool = False, bits: int = 4, parts: bool = False) -> Iterator[list[Product]]:
+    """What is loaded inside has its weights in groups; `mixed`: not all, and some in another order; `parts`:
+    those of layers in several bits and groups."""
     made: list[Product] = []
     plain = Placement.product
 
@@ -50,7 +64,9 @@ def weights_in_groups(mixed: bool = False, bits: int = 4) -> Iterator[list[Produ
         if mixed and number % 3 == 2:
             made.append(plain(self, weight, bias, name))
         else:
-            found = in_groups(weight, 32, 8 if len(weight) > 300 else bits, order)
+            found: InGroups = in_groups(weight, 32, 8 if len(weight) > 300 else bits, order)
+            if parts and name.startswith("model.layers."):
+                found = in_parts(weight, 32, bits)
             made.append(grouped_product(found, bias, weight.dtype))
         return made[-1]
 
@@ -72,6 +88,18 @@ def test_one_call_gives_what_the_modules_give(
     kinds = {isinstance(product, NativeGroupedProduct) for product in made}
     assert kinds == ({True, False} if mixed else {True})
     check_same(executor)
+    executor.close()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", ["llama2", "qwen3"])
+def test_products_of_parts_in_bits_of_their_own(variant: str, dtype: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, variant)
+    with weights_in_groups(parts=True) as made:
+        executor = make(tmp_path, dtype, None)
+    assert max(len(product.parts) for product in made if isinstance(product, NativeGroupedProduct)) == 3
+    check_same(executor)
+    same_in_a_crowd(executor)
     executor.close()
 
 

@@ -217,6 +217,43 @@ def test_int4_while_loading_is_near_the_checkpoint(tmp_path, variant):
         assert 0.001 < float((rows - true["model.embed_tokens.weight"][[3, 100]]).norm() / rows.norm()) < 0.01
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_v_keeps_bits_of_its_own(tmp_path, size):
+    """Only v is nearer than without, and each rank has just its rows of it."""
+    make_checkpoint(tmp_path, "qwen3", num_hidden_layers=2, intermediate_size=128)
+    true = load_file(tmp_path / "model.safetensors")
+    config = ModelConfig.from_directory(tmp_path)
+    dim, inputs = config.head_dim, config.hidden_size
+    plain, whole = (
+        load(tmp_path, grouping=Grouping(4, 64), finer=finer) for finer in (None, Grouping(8, 64))
+    )
+    before, after = matrices(plain, config), matrices(whole, config)
+    for module, weight in after.items():
+        exact = true[f"{module}.weight"]
+        if module.endswith("v_proj"):
+            assert 0.001 < float((weight - exact).norm() / exact.norm()) < 0.01
+        else:
+            assert torch.equal(weight, before[module])
+    names = "model.layers.1.self_attn.q_proj.weight + model.layers.1.self_attn.k_proj.weight"
+    assert whole.placement.rounded.errors[names] > 0.03
+    assert whole.placement.rounded.errors["model.layers.1.self_attn.v_proj.weight"] < 0.01
+    for rank in range(size):
+        model = load(tmp_path, rank, size, grouping=Grouping(4, 64), finer=Grouping(8, 64))
+        product = model.layers[1].attention.qkv.product
+        assert [part.bits for part in product.parts] == [4, 8]
+        first, stop = config.kv_heads_of_rank(rank, size)
+        heads = config.num_attention_heads // size
+        name, rows = "model.layers.1.self_attn.", slice(first * dim, stop * dim)
+        expected = torch.cat(
+            [
+                after[f"{name}q_proj"][rank * heads * dim : (rank + 1) * heads * dim],
+                after[f"{name}k_proj"][rows],
+                after[f"{name}v_proj"][rows],
+            ]
+        )
+        assert torch.equal(weight_of(product, inputs), expected)
+
+
 def changed(directory: Path, change) -> None:
     path = directory / "model.safetensors"
     tensors = load_file(path)

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -135,7 +136,7 @@ class NativeGroupedProduct:
             return self.parts[0].rows(rows, self._dtype)
         return rows_of_parts(
             rows,
-            [(part.out_features, lambda own, part=part: part.rows(own, self._dtype)) for part in self.parts],
+            [(part.out_features, partial(part.rows, dtype=self._dtype)) for part in self.parts],
         )
 
     def multiply(self, x: Activations) -> Tensor:
@@ -156,10 +157,11 @@ class NativeGroupedProduct:
 
 def shelved(weight: InGroups | None, shelf: Shelf) -> list[tuple[Grouped | None, Shelf]]:
     """The parts of a weight, None if the shelf has them, each with a shelf of its own."""
-    parts: tuple[Grouped, ...] = () if weight is None else parts_of(weight)
+    parts: Sequence[Grouped | None] = () if weight is None else parts_of(weight)
     count = int(shelf.note("parts", lambda: {"count": len(parts)})["count"])
+    parts = parts or [None] * count
     shelves = [shelf, *(replace(shelf, name=f"{shelf.name}/{number}") for number in range(1, count))]
-    return list(zip(parts or [None] * count, shelves, strict=True))
+    return list(zip(parts, shelves, strict=True))
 
 
 def rows_of_parts(rows: Tensor, parts: Sequence[tuple[int, Callable[[Tensor], Tensor]]]) -> Tensor:

@@ -345,18 +345,16 @@ def _weight(norm: RMSNorm | None) -> int | None:
 def _product(product: object) -> _Product:
     assert isinstance(product, NativeWeight)
     order = product.form.order
-    shape = product if isinstance(product, NativeGroupedProduct) else product.weight
     found = _Product(
         form=product.form.number,
         bias=None if product.bias is None else product.bias.data_ptr(),
         order=None if order is None else order.data_ptr(),
-        n=shape.out_features,
-        k=shape.in_features,
     )
     if isinstance(product, NativeGroupedProduct):
-        found.groups = product.address
+        found.n, found.k, found.groups = product.out_features, product.in_features, product.address
         return found
-    found.packed = product.weight.address
+    weight = product.weight
+    found.n, found.k, found.packed = weight.out_features, weight.in_features, weight.address
     if isinstance(product, NativeInt8Product):
         found.scales, found.row_sums = product.scales.data_ptr(), product.row_sums.data_ptr()
     return found

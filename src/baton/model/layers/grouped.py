@@ -25,27 +25,27 @@ class TorchGroupedProduct:
         self, weight: InGroups | None, bias: Tensor | None, dtype: torch.dtype, shelf: Shelf | None = None
     ) -> None:
         shelf = shelf or Shelf()
-        self._parts = [_Part(part, own) for part, own in shelved(weight, shelf)]
+        self.parts = [_Part(part, own) for part, own in shelved(weight, shelf)]
         self._dtype = dtype
-        self.out_features = sum(part.out_features for part in self._parts)
+        self.out_features = sum(part.out_features for part in self.parts)
         self.bias = bias
-        self.form = Form("groups", kept_order(weight, self._parts[0].in_features, shelf))
+        self.form = Form("groups", kept_order(weight, self.parts[0].in_features, shelf))
 
     @property
     def nbytes(self) -> int:
         order = self.form.order
-        return sum(part.nbytes for part in self._parts) + (0 if order is None else 4 * order.numel())
+        return sum(part.nbytes for part in self.parts) + (0 if order is None else 4 * order.numel())
 
     def multiply(self, x: Activations) -> Tensor:
         assert isinstance(x, GroupRows)
-        found = torch.cat([part.multiply(x) for part in self._parts], dim=1)
+        found = torch.cat([part.multiply(x) for part in self.parts], dim=1)
         if self.bias is not None:
             found += self.bias
         return found.to(self._dtype)
 
     def rows(self, rows: Tensor) -> Tensor:
         """[T] row numbers → [T, in] of the weight."""
-        return rows_of_parts(rows, [(part.out_features, part.rows) for part in self._parts]).to(self._dtype)
+        return rows_of_parts(rows, [(part.out_features, part.rows) for part in self.parts]).to(self._dtype)
 
 
 class _Part:
@@ -63,7 +63,7 @@ class _Part:
 
         facts = {name: int(value) for name, value in shelf.note("groups", described).items()}
         self.out_features, self.in_features = facts["n"], facts["k"]
-        self._group, self._bits = facts["group"], facts["bits"]
+        self._group, self.bits = facts["group"], facts["bits"]
         groups = (facts["n"], facts["k"] // facts["group"])
         self._codes = shelf.make("codes", (facts["n"], facts["k"] * facts["bits"] // 8), torch.uint8)
         self._scales = shelf.make("scales", groups, torch.float32)
@@ -97,7 +97,7 @@ class _Part:
     def rows(self, rows: Tensor) -> Tensor:
         """[T] row numbers → [T, in] float32"""
         codes = self._codes[rows]
-        if self._bits == 4:
+        if self.bits == 4:
             codes = torch.stack((codes & 15, codes >> 4), dim=2).flatten(1)
         exact = codes.float().unflatten(1, [-1, self._group]) - self._zeros[rows].unsqueeze(2)  # type: ignore[no-untyped-call]
         values: Tensor = exact.mul_(self._scales[rows].unsqueeze(2)).flatten(1)
@@ -105,7 +105,7 @@ class _Part:
 
     def _columns(self, first: int, stop: int) -> Tensor:
         """Codes [out, stop - first] as float32; `first` and `stop` are even."""
-        if self._bits == 8:
+        if self.bits == 8:
             return self._codes[:, first:stop].float()
         packed = self._codes[:, first // 2 : stop // 2]
         return torch.stack((packed & 15, packed >> 4), dim=2).flatten(1).float()

@@ -102,7 +102,7 @@ class Placement:
             rows = sum(part.rows for part in alike)
             grouping = self.finer if finer and self.finer is not None else self.grouping
             names = " + ".join(part.name for part in alike)
-            found.append(self._rounded(names, weight[row : row + rows], grouping))
+            found.append(self._quantized(names, weight[row : row + rows], grouping))
             row += rows
         return joined(found)
 
@@ -110,9 +110,9 @@ class Placement:
         """As `rounding`, for the output head."""
         if self.head_grouping is None or not isinstance(weight, Tensor):
             return weight
-        return self._rounded(name, weight, self.head_grouping)
+        return self._quantized(name, weight, self.head_grouping)
 
-    def _rounded(self, name: str, weight: Tensor, grouping: Grouping) -> Grouped:
+    def _quantized(self, name: str, weight: Tensor, grouping: Grouping) -> Grouped:
         found, error = in_groups(weight, grouping)
         self.rounded.note(name, error)
         return found

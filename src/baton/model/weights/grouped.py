@@ -3,7 +3,8 @@
 Theory.  The inputs of a row are cut into groups of 32, 64 or 128.  Each group has a scale and a zero point of
 its own, and each weight is a small integer, its code: w = scale * (code - zero).  Formats of files differ in
 how they lay out these three, and in little else, so readers (`checkpoint.quantized`) give all of them in this
-neutral order, one code a byte, and kernels pack from it.
+neutral order, one code a byte, and kernels pack from it.  Several matrices that are one product, in bits or
+groups that differ, are a `Stacked`.
 
 A zero point is a float: integers for most formats (8 and 128 are the middle of 4 and 8 bits: symmetric), and
 minimum / scale for GGUF's, whose weights are scale * code - minimum.  Scales are float32; they may be
@@ -139,7 +140,10 @@ class Grouped:
 @dataclass(frozen=True, eq=False)
 class Stacked:
     """Weights [out, in] of one product, the outputs of one after those of the other, each in bits and groups
-    of its own.  Raises `ValueError` (one line) if they have different inputs, or these in different orders."""
+    of its own.
+
+    Raises `ValueError` (one line) if they have different inputs, or these in different orders.
+    """
 
     parts: tuple[Grouped, ...]
     """Two or more"""
