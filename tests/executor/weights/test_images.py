@@ -156,6 +156,22 @@ def test_each_rank_has_an_image_of_its_own_part(rank: int, server: str, tmp_path
         assert torch.equal(found, tensor), name
 
 
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ({"quantization": "int4", "quantize_head": 8}, {"grouping": 32, "finer": 128, "head_grouping": 128}),
+        ({"quantization": "int4", "quantize_head": 4}, {"grouping": 32, "finer": 128, "head_grouping": 32}),
+        ({"quantization": "int8", "quantize_head": 8}, {"grouping": 32, "finer": None, "head_grouping": 32}),
+        ({"quantize_head": 8}, {"grouping": None, "finer": None, "head_grouping": 128}),
+    ],
+)
+def test_only_four_bits_need_small_groups(tmp_path: Path, flags: dict, found: dict) -> None:
+    make_checkpoint(tmp_path, "llama2")
+    config = config_for(tmp_path, quantization_group_size=32, **flags)
+    told = groups_of(config, ModelConfig.from_directory(tmp_path))
+    assert {name: told[name] and told[name].group for name in found} == found
+
+
 def test_an_image_cannot_be_written_any_more(server: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama2")
     executor = make(tmp_path, weight_images=server)

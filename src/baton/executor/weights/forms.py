@@ -21,6 +21,8 @@ class ExecutorError(ValueError):
 _BITS = {"int4": 4, "int8": 8}
 _FINER_BITS = 8
 """Of v with int4: the matrix whose rounding costs most, and one of the smallest."""
+_LARGE_GROUP = 128
+"""Of what has 8 bits beside 4: their steps are so fine that small groups are not seen in answers."""
 
 
 def weights_form(config: InstanceConfig, dtype: torch.dtype, device: torch.device) -> Weights:
@@ -54,9 +56,12 @@ def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
                     f"quantization {config.quantization}: the model's {what}, {count}, is no multiple of "
                     "32, the smallest group; leave --quantization away"
                 )
-    head = None if config.quantize_head == 16 else Grouping(config.quantize_head, group)
+    large = _LARGE_GROUP if config.quantization != "int8" else group  # (which has what was asked for)
+    head = None
+    if config.quantize_head != 16:
+        head = Grouping(config.quantize_head, large if config.quantize_head == 8 else group)
     groups = grouping is not None or head is not None or model.quantization is not None
-    finer = Grouping(_FINER_BITS, group) if config.quantization == "int4" else None
+    finer = Grouping(_FINER_BITS, large) if config.quantization == "int4" else None
     return {"groups": groups, "grouping": grouping, "finer": finer, "head_grouping": head}
 
 
