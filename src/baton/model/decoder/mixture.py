@@ -26,7 +26,7 @@ from baton.model.layers.placement import Placement, Product
 from baton.model.ops.fused import PLAIN, Activations, Form, Result
 from baton.model.ops.routing import Routed, route, sigmoid
 from baton.model.weights.group_rows import GroupRows
-from baton.model.weights.grouped import Grouped
+from baton.model.weights.grouped import InGroups
 from baton.model.weights.quantized import Quantized
 
 
@@ -106,7 +106,7 @@ class Router(Layer):
         self.product: Product | None = None
         """Float32: logits of the experts, then the shared ones' gate."""
 
-    def close(self, filled: dict[str, Tensor | Grouped]) -> None:
+    def close(self, filled: dict[str, Tensor | InGroups]) -> None:
         self.attach()
 
     def attach(self) -> None:

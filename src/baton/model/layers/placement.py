@@ -71,7 +71,12 @@ class Placement:
         """For weights that are multiplied in float32, whatever others are in."""
         fast = self.device.type == "cpu" and serves(native(), torch.float32)
         return replace(
-            self, dtype=torch.float32, weights="packed" if fast else "plain", groups=False, grouping=None
+            self,
+            dtype=torch.float32,
+            weights="packed" if fast else "plain",
+            groups=False,
+            grouping=None,
+            finer=None,
         )
 
     def parameter(self, name: str, *shape: int) -> Tensor:
