@@ -1,6 +1,6 @@
 """A random checkpoint of a real shape: `python tools/make_checkpoint.py --shape ernie-0.3b --out DIR`.
 
-Theory. How fast a dense model is computed depends on its shapes, not on what it has learnt; so a checkpoint
+Theory. How fast a model is computed depends on its shapes, not on what it has learnt; so a checkpoint
 of random weights measures an engine as well as a trained one, needs no network, and is the same everywhere.
 
 *Weights.* Normal, with the standard deviation 0.02 that `transformers` initialises with; norms are one. A
@@ -8,6 +8,13 @@ number is a table of 65,536 quantiles of the distribution, looked up at 16 rando
 Philox, a counter-based generator whose stream is fixed by (seed, name of the tensor). So a checkpoint is the
 same, byte for byte, in whatever order it is written, and no float copy of a tensor is ever made. Files hold
 1 GiB at most, or one tensor: the memory needed is twice that, the time a few nanoseconds a number.
+
+*Formats.* bfloat16, or with `--format int4` compressed-tensors' pack-quantized, in groups of 64 or 128 inputs
+without zero points: codes are drawn evenly, and scales make weights as large as those of the other format,
+but they are not the same weights. Embeddings, output head, routers and norms stay as they are.
+
+*Mixtures of experts.* An expert is three tensors, as on the hub. Routers are random too, so experts get about
+as many tokens each; `ernie-21b-a3b` takes 43 GB in bfloat16, 12 GB in int4.
 
 *Outliers.* What quantization costs does depend on what was learnt: trained models have a few channels whose
 activations are many times as large as the others. `--outliers N` makes N of them, 10 to 30 times as large:
@@ -30,7 +37,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +47,8 @@ from baton.model.checkpoint.files import INDEX
 from baton.model.checkpoint.hub import resolve_model
 
 STANDARD_DEVIATION = 0.02
+_SCALE = STANDARD_DEVIATION / (21.5 * 13 / 12) ** 0.5
+"""Of codes from -8 to 7, whose mean square is 21.5, and of factors from 0.5 to 1.5."""
 _FILE_BYTES = 1 << 30
 """In a file of weights at most, unless one tensor is larger."""
 
@@ -66,6 +75,14 @@ _QWEN3: dict[str, Any] = {
     "sliding_window": None,
     "use_sliding_window": False,
     "vocab_size": 151_936,
+}
+_QWEN3_MOE: dict[str, Any] = _QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "ernie-0.3b": {
@@ -111,6 +128,57 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 36,
         "tie_word_embeddings": False,
     },
+    "ernie-21b-a3b": {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "model_type": "ernie4_5_moe",
+        "head_dim": 128,
+        "hidden_size": 2560,
+        "intermediate_size": 12_288,
+        "max_position_embeddings": 131_072,
+        "moe_intermediate_size": 1536,
+        "moe_k": 6,
+        "moe_layer_end_index": 27,
+        "moe_layer_interval": 1,
+        "moe_layer_start_index": 1,
+        "moe_norm_min": 1e-12,
+        "moe_num_experts": 64,
+        "moe_num_shared_experts": 2,
+        "num_attention_heads": 20,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+        "use_bias": False,
+        "vocab_size": 103_424,
+    },
+    "qwen3-30b-a3b": _QWEN3_MOE
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "max_window_layers": 48,
+        "moe_intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+    },
+    "tiny-moe": _QWEN3_MOE
+    | {
+        "head_dim": 64,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "max_position_embeddings": 4_096,
+        "max_window_layers": 4,
+        "moe_intermediate_size": 256,
+        "num_attention_heads": 4,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 2_048,
+    },
     "tiny-llama": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -132,9 +200,30 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_checkpoint(shape: str, directory: Path, seed: int = 0, outliers: int = 0) -> int:
-    """Writes a checkpoint to `directory`, which is made; returns the bytes of its weights."""
+class Stored(NamedTuple):
+    """A tensor of a file."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.bfloat16
+    of: tuple[int, ...] = ()
+    """The weight's shape, of which this is the codes, scales or shape; (): it is the weight."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def make_checkpoint(
+    shape: str, directory: Path, seed: int = 0, outliers: int = 0, group: int | None = None
+) -> int:
+    """Writes a checkpoint to `directory`, which is made; returns the bytes of its weights.
+
+    `group`: inputs that share a scale, in int4; None: in bfloat16.
+    """
     config = {**_COMMON, **SHAPES[shape]}
+    if group is not None:
+        config["quantization_config"] = _compressed(group)
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", config)
     _write_json(
@@ -143,11 +232,11 @@ def make_checkpoint(shape: str, directory: Path, seed: int = 0, outliers: int = 
     )
     write_tokenizer(directory, config["vocab_size"], config["max_position_embeddings"])
     quantiles = _normal_quantiles()
-    files = list(_files(tensor_shapes(config)))
+    files = list(_files(_stored(tensor_shapes(config), group)))
     index: dict[str, str] = {}
     size = 0
-    for number, shapes in enumerate(files, start=1):
-        tensors = {name: _tensor(name, shape, quantiles, seed) for name, shape in shapes.items()}
+    for number, parts in enumerate(files, start=1):
+        tensors = {part.name: _tensor(part, quantiles, seed) for part in parts}
         for name, tensor in tensors.items():
             _stretch(tensor, name, outliers, seed)
         part = f"-{number:05d}-of-{len(files):05d}" if len(files) > 1 else ""
@@ -160,23 +249,57 @@ def make_checkpoint(shape: str, directory: Path, seed: int = 0, outliers: int = 
     return size
 
 
-def _files(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """The tensors of each file."""
-    found: dict[str, tuple[int, ...]] = {}
-    size = 0
+def _compressed(group: int) -> dict[str, Any]:
+    """As llm-compressor writes it."""
+    weights = {
+        "actorder": None,
+        "dynamic": False,
+        "group_size": group,
+        "num_bits": 4,
+        "strategy": "group",
+        "symmetric": True,
+        "type": "int",
+    }
+    group_0 = {"input_activations": None, "output_activations": None, "targets": ["Linear"]}
+    return {
+        "config_groups": {"group_0": group_0 | {"weights": weights}},
+        "format": "pack-quantized",
+        "ignore": ["lm_head", "re:.*mlp.gate$"],
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+    }
+
+
+def _stored(shapes: Iterable[tuple[str, tuple[int, ...]]], group: int | None) -> Iterator[Stored]:
+    """What files hold for tensors of these shapes."""
     for name, shape in shapes:
-        more = 2 * math.prod(shape)
-        if found and size + more > _FILE_BYTES:
+        if name.endswith(("mlp.gate.weight", "correction_bias")):
+            yield Stored(name, shape, torch.float32)
+        elif group is None or not name.endswith("_proj.weight"):
+            yield Stored(name, shape)
+        else:
+            outputs, inputs = shape
+            yield Stored(f"{name}_packed", (outputs, inputs // 8), torch.int32, shape)
+            yield Stored(f"{name}_scale", (outputs, inputs // group), torch.bfloat16, shape)
+            yield Stored(f"{name}_shape", (2,), torch.int64, shape)
+
+
+def _files(tensors: Iterable[Stored]) -> Iterator[list[Stored]]:
+    """The tensors of each file."""
+    found: list[Stored] = []
+    size = 0
+    for tensor in tensors:
+        if found and size + tensor.nbytes > _FILE_BYTES:
             yield found
-            found, size = {}, 0
-        found[name] = shape
-        size += more
+            found, size = [], 0
+        found.append(tensor)
+        size += tensor.nbytes
     yield found
 
 
 def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of a dense decoder; products are [out, in]."""
-    hidden, ffn, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    """Name and shape of every tensor of a decoder; products are [out, in]."""
+    hidden, dim = config["hidden_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for index in range(config["num_hidden_layers"]):
@@ -186,16 +309,36 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
         yield f"{layer}.self_attn.k_proj.weight", (keys, hidden)
         yield f"{layer}.self_attn.v_proj.weight", (keys, hidden)
         yield f"{layer}.self_attn.o_proj.weight", (hidden, queries)
-        if config["model_type"] == "qwen3":
+        if config["model_type"].startswith("qwen3"):
             yield f"{layer}.self_attn.q_norm.weight", (dim,)
             yield f"{layer}.self_attn.k_norm.weight", (dim,)
         yield f"{layer}.post_attention_layernorm.weight", (hidden,)
-        yield f"{layer}.mlp.gate_proj.weight", (ffn, hidden)
-        yield f"{layer}.mlp.up_proj.weight", (ffn, hidden)
-        yield f"{layer}.mlp.down_proj.weight", (hidden, ffn)
+        yield from _second_half(config, index)
     yield "model.norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def _second_half(config: dict[str, Any], index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Of a layer: an MLP, or experts."""
+    hidden, name = config["hidden_size"], f"model.layers.{index}.mlp"
+    experts = config.get("moe_num_experts", config.get("num_experts", 0))
+    if not experts or index < config.get("moe_layer_start_index", 0):
+        yield from _mlp(name, hidden, config["intermediate_size"])
+        return
+    yield f"{name}.gate.weight", (experts, hidden)
+    if config["model_type"] == "ernie4_5_moe":
+        yield f"{name}.moe_statics.e_score_correction_bias", (1, experts)
+    for expert in range(experts):
+        yield from _mlp(f"{name}.experts.{expert}", hidden, config["moe_intermediate_size"])
+    if shared := config.get("moe_num_shared_experts", 0):
+        yield from _mlp(f"{name}.shared_experts", hidden, shared * config["moe_intermediate_size"])
+
+
+def _mlp(name: str, hidden: int, size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.gate_proj.weight", (size, hidden)
+    yield f"{name}.up_proj.weight", (size, hidden)
+    yield f"{name}.down_proj.weight", (hidden, size)
 
 
 def _normal_quantiles() -> np.ndarray[Any, np.dtype[np.int16]]:
@@ -206,23 +349,32 @@ def _normal_quantiles() -> np.ndarray[Any, np.dtype[np.int16]]:
     return quantiles
 
 
-def _tensor(
-    name: str, shape: tuple[int, ...], quantiles: np.ndarray[Any, np.dtype[np.int16]], seed: int
-) -> torch.Tensor:
-    """bfloat16: ones for a norm's weight, else normal numbers that depend on the seed and the name."""
-    if "norm" in name:
-        return torch.ones(shape, dtype=torch.bfloat16)
-    key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest()
-    generator = np.random.Philox(key=np.frombuffer(key, "<u8"))
-    count = math.prod(shape)
-    bits = generator.random_raw(-(-count // 4)).astype("<u8", copy=False).view("<u2")[:count]
-    return torch.from_numpy(quantiles.take(bits)).view(torch.bfloat16).reshape(shape)
+def _tensor(part: Stored, quantiles: np.ndarray[Any, np.dtype[np.int16]], seed: int) -> torch.Tensor:
+    """Ones for a norm's weight, else random numbers that depend on the seed and the name."""
+    if "norm" in part.name:
+        return torch.ones(part.shape, dtype=part.dtype)
+    if part.name.endswith("_shape"):
+        return torch.tensor(part.of)
+    if part.name.endswith("correction_bias"):
+        return torch.zeros(part.shape, dtype=part.dtype)
+    count = math.prod(part.shape)
+    key = hashlib.blake2b(f"{seed}/{part.name}".encode(), digest_size=16).digest()
+    words = -(-count * part.dtype.itemsize // 8) if part.dtype == torch.int32 else -(-count // 4)
+    bits = np.random.Philox(key=np.frombuffer(key, "<u8")).random_raw(words).astype("<u8", copy=False)
+    if part.dtype == torch.int32:
+        return torch.from_numpy(bits.view("<i4")[:count]).reshape(part.shape)
+    shares = bits.view("<u2")[:count]
+    if part.name.endswith("_scale"):
+        factors = torch.from_numpy(shares.astype(np.float32)).div_(65_536).add_(0.5)
+        return (factors * _SCALE).to(part.dtype).reshape(part.shape)
+    found = torch.from_numpy(quantiles.take(shares)).view(torch.bfloat16)
+    return found.to(part.dtype).reshape(part.shape)
 
 
 def _stretch(tensor: torch.Tensor, name: str, outliers: int, seed: int) -> None:
     """Makes so many channels of a norm that products follow, or of an `up_proj`, 10 to 30 times as large."""
     kind = "norm" if name.endswith(("layernorm.weight", "model.norm.weight")) else name.split(".")[-2]
-    if kind in ("norm", "up_proj"):
+    if kind in ("norm", "up_proj") and tensor.is_floating_point():
         factors = Random(f"{seed}/{name}")
         for channel in Random(f"{seed}/{kind}").sample(range(len(tensor)), outliers):
             tensor[channel] *= factors.randint(10, 30)
@@ -265,11 +417,17 @@ def main() -> None:
     )
     parser.add_argument("--shape", choices=tuple(SHAPES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="the directory to write")
+    parser.add_argument("--format", choices=("bf16", "int4"), default="bf16")
+    parser.add_argument("--group-size", type=int, choices=(64, 128), default=64, help="of int4")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--outliers", type=int, default=0, metavar="N", help="channels that stand out")
     options = parser.parse_args()
-    size = make_checkpoint(options.shape, options.out, options.seed, options.outliers)
-    print(f"{options.out}: {options.shape}, {size / 2e6:,.1f} M parameters, {size / 2**20:,.0f} MiB bfloat16")
+    group = options.group_size if options.format == "int4" else None
+    size = make_checkpoint(options.shape, options.out, options.seed, options.outliers, group)
+    config = {**_COMMON, **SHAPES[options.shape]}
+    count = sum(math.prod(shape) for _, shape in tensor_shapes(config))
+    told = f"{count / 1e6:,.1f} M parameters, {size / 2**20:,.0f} MiB {options.format}"
+    print(f"{options.out}: {options.shape}, {told}")
 
 
 if __name__ == "__main__":

@@ -5,13 +5,20 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
+from baton.executor.torch_executor import TorchExecutor
 from baton.model.checkpoint.config import ModelConfig
+from baton.model.decoder.mixture import Mixture
+from baton.model.loader import open_source
+from tests.executor.driver import Driver
+from tests.executor.test_torch_parity import config_for
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "make_checkpoint.py"
 _spec = importlib.util.spec_from_file_location("make_checkpoint", SCRIPT)
@@ -82,3 +89,29 @@ def test_it_loads_in_transformers_and_is_random(checkpoint: Path) -> None:
     assert weight.std().item() == pytest.approx(0.02, rel=0.01)
     assert abs(weight.mean().item()) < 1e-3
     assert model.config.num_key_value_heads == 2
+
+
+@pytest.mark.parametrize("group", [None, 64])
+def test_a_mixture_of_experts_is_what_baton_reads(group: int | None, tmp_path: Path) -> None:
+    size = make_checkpoint.make_checkpoint("tiny-moe", tmp_path, group=group)
+    assert size == sum(tensor.nbytes for tensor in load_file(tmp_path / "model.safetensors").values())
+    executor = TorchExecutor.from_config(config_for(tmp_path, dtype="float32"), 0, "")
+    driver = Driver(executor)
+    request = driver.add([1, 2, 3], 2)
+    driver.run()
+    assert len(request.tokens) == 2
+    mixture = executor._model.layers[-1].mlp
+    assert isinstance(mixture, Mixture)
+    with open_source(tmp_path, executor._model.config) as source:
+        piece = mixture.down[5].pieces[0]
+        weight = source.read(piece.source, piece.shape, 0, 0, piece.shape[0])
+    executor.close()
+    assert isinstance(weight, Tensor) == (group is None)
+    exact = weight if isinstance(weight, Tensor) else weight.dequantized()
+    assert exact.float().square().mean().sqrt().item() == pytest.approx(0.02, rel=0.02)
+
+
+@pytest.mark.parametrize(("shape", "least"), [("ernie-21b-a3b", 21.8e9), ("qwen3-30b-a3b", 30.5e9)])
+def test_shapes_have_the_parameters_of_their_names(shape: str, least: float) -> None:
+    shapes = make_checkpoint.tensor_shapes(make_checkpoint.SHAPES[shape])
+    assert least <= sum(math.prod(tensor) for _, tensor in shapes) < least + 0.1e9
