@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from baton.model.attention import AttentionShape, attention_backend
 from baton.model.checkpoint.config import ModelConfig, UnsupportedModel
 from baton.model.checkpoint.files import LoadError
+from baton.model.decoder.mixture import Mixture
 from baton.model.layers.grouped import GroupedProduct
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.placement import Placement
@@ -62,9 +63,15 @@ def matrices(model, config: ModelConfig) -> dict[str, torch.Tensor]:
         for last, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
             found[f"{name}.self_attn.{last}"] = part
         found[f"{name}.self_attn.o_proj"] = multiplied(block.attention.output.product, queries)
-        gate, up = multiplied(block.mlp.gate_up.product, config.hidden_size).chunk(2)
-        found[f"{name}.mlp.gate_proj"], found[f"{name}.mlp.up_proj"] = gate, up
-        found[f"{name}.mlp.down_proj"] = multiplied(block.mlp.down.product, config.intermediate_size)
+        mlps = {f"{name}.mlp": block.mlp}
+        if isinstance(block.mlp, Mixture):
+            experts = enumerate(block.mlp.experts)
+            mlps = {f"{name}.mlp.experts.{number}": expert for number, expert in experts}
+
+        for module, mlp in mlps.items():
+            gate, up = multiplied(mlp.gate_up.product, config.hidden_size).chunk(2)
+            found[f"{module}.gate_proj"], found[f"{module}.up_proj"] = gate, up
+            found[f"{module}.down_proj"] = multiplied(mlp.down.product, mlp.config.size)
     if not config.tie_word_embeddings:
         found["lm_head"] = multiplied(model.head.product, config.hidden_size)[: config.vocab_size]
     return found
@@ -114,10 +121,10 @@ def make(directory: Path, form: str, variant: str = "llama2") -> dict:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("variant", ["llama2", "qwen3"])
-def test_a_model_multiplies_by_what_its_file_says(tmp_path, form, variant):
+@pytest.mark.parametrize(("variant", "matrices_there"), [("llama2", 14), ("qwen3", 14), ("qwen3-moe", 104)])
+def test_a_model_multiplies_by_what_its_file_says(tmp_path, form, variant, matrices_there):
     made = make(tmp_path, form, variant)
-    assert len(made) == 14
+    assert len(made) == matrices_there
     config = ModelConfig.from_directory(tmp_path)
     for module, weight in matrices(load(tmp_path), config).items():
         if module in made:
