@@ -23,6 +23,7 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+_TOKENS = ("vocab_size", "bos_token_id", "eos_token_id", "initializer_range")
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,
@@ -346,6 +347,39 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 MIXTURES = [name for name in VARIANTS if "moe" in name or "mixtral" in name]
 """Of experts."""
+_GPT2: dict[str, Any] = {
+    "n_embd": 64,
+    "n_head": 4,
+    "n_layer": 3,
+    "n_positions": MAX_POSITIONS,
+    "n_inner": 107,
+}
+ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "stablelm": ("StableLm", {"num_key_value_heads": 2, "partial_rotary_factor": 0.25, "use_qkv_bias": True}),
+    "stablelm-odd": (
+        "StableLm",
+        {
+            "num_key_value_heads": 1,
+            "intermediate_size": 107,
+            "use_parallel_residual": True,
+            "qk_layernorm": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt-neox": ("GPTNeoX", {}),
+    "gpt-neox-odd": (
+        "GPTNeoX",
+        {"intermediate_size": 107, "use_parallel_residual": False, "tie_word_embeddings": True},
+    ),
+    "starcoder2": ("Starcoder2", {"num_key_value_heads": 2, "sliding_window": 24}),
+    "opt": ("OPT", {"ffn_dim": 107, "word_embed_proj_dim": 32}),
+    "phi": ("Phi", {"partial_rotary_factor": 0.5}),  # (its head has a bias)
+    "cohere2": ("Cohere2", {"num_key_value_heads": 2, "sliding_window": 24, "num_hidden_layers": 4}),
+    "nemotron": ("Nemotron", {"num_key_value_heads": 2, "head_dim": 16}),
+    "apertus": ("Apertus", {"num_key_value_heads": 2}),  # (parameters of one number)
+    "gpt2": ("GPT2", _GPT2),  # (weights as [in, out]; the head is its table)
+}
+"""Families that Baton has no description of: transformers computes them."""
 
 
 def make_checkpoint(
@@ -358,11 +392,12 @@ def make_checkpoint(
     """Saves a random model to `directory` and returns it, for reference."""
     import transformers
 
-    family, settings = VARIANTS[variant]
-    settings = {**_COMMON, **settings, **changes}
+    family, settings = (VARIANTS | ADAPTED)[variant]
+    common = {key: _COMMON[key] for key in _TOKENS} if family == "GPT2" else _COMMON
+    settings = {**common, **settings, **changes}
     images = settings.pop("images", None)
     config: Any = getattr(transformers, f"{family}Config")(**settings)
-    name = f"{family.removesuffix('Text')}ForCausalLM"
+    name = "GPT2LMHeadModel" if family == "GPT2" else f"{family.removesuffix('Text')}ForCausalLM"
     if images is not None:
         kind, vision = images
         tied = config.tie_word_embeddings

@@ -7,14 +7,15 @@ import torch
 from baton.executor.kv_pool import KvPool
 from baton.executor.weights.forms import form_told
 from baton.executor.weights.images import WeightMemory
+from baton.model.adapted.decoder import AdaptedDecoder
 from baton.model.attention import CpuAttention
-from baton.model.decoder.decoder import Decoder
+from baton.model.loader import AnyDecoder
 from baton.protocol.config import InstanceConfig
 
 
 def banner(
     config: InstanceConfig,
-    model: Decoder,
+    model: AnyDecoder,
     pool: KvPool,
     device: torch.device,
     memory: WeightMemory,
@@ -24,10 +25,15 @@ def banner(
     cells = f"{config.kv_cache_dtype}, " if config.kv_cache_dtype else ""
     rounded = model.placement.rounded.told()
     attention = model.backend.kernel_name if isinstance(model.backend, CpuAttention) else "PyTorch"
+    computed = ""
+    if isinstance(model, AdaptedDecoder):
+        computed = (
+            f", all else by {model.config.architecture} of transformers, which is slower than a native family"
+        )
     return (
         f"torch {torch.__version__} on {device}, {config.dtype}{threads}, "
         f"weights {model.weight_bytes() / 1e6:.0f} MB ({form_told(config, model)}; "
         f"{memory.told()}), "
         f"{rounded + ', ' if rounded else ''}KV {kv / 1e6:.0f} MB "
-        f"({cells}{pool.num_blocks} blocks of {config.block_size} tokens), attention by {attention}"
+        f"({cells}{pool.num_blocks} blocks of {config.block_size} tokens), attention by {attention}{computed}"
     )

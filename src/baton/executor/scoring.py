@@ -16,6 +16,7 @@ from baton.executor.base import Int32Array
 from baton.executor.expanded import expand
 from baton.executor.torch_executor import TorchExecutor
 from baton.model.attention import AttentionStep
+from baton.model.decoder.decoder import Decoder
 
 _PIECE = 512
 """Tokens a forward pass."""
@@ -29,6 +30,7 @@ class TextScorer(TorchExecutor):
     @torch.inference_mode()
     def expand(self, *, rounded: bool = False) -> int:
         """See `expanded.expand`."""
+        assert isinstance(self._model, Decoder)
         return expand(self._model, rounded=rounded)
 
     @property

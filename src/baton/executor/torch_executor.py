@@ -33,10 +33,13 @@ from baton.executor.base import (
 from baton.executor.kv_pool import KvPool
 from baton.executor.pooling import Pooler
 from baton.executor.profiler import StepProfiler
+from baton.executor.reading import read_model
 from baton.executor.sizes import attention_shape, device_of, num_blocks_of, num_threads_of
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
 from baton.executor.weights.images import WeightMemory, open_weights
 from baton.executor.weights.new_weights import NextWeights, Second
+from baton.model.adapted.check import why_not_alone
+from baton.model.adapted.decoder import AdaptedDecoder
 from baton.model.attention import (
     AttentionBackend,
     AttentionStep,
@@ -47,10 +50,16 @@ from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.cpu.steps import fused_ops
-from baton.model.decoder.decoder import Decoder
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.placement import Placement
-from baton.model.loader import check_numbers, check_weights, is_finite, load_model, load_weights
+from baton.model.loader import (
+    AnyDecoder,
+    check_numbers,
+    check_weights,
+    is_finite,
+    load_model,
+    load_weights,
+)
 from baton.model.sampling.logprobs import token_logprobs
 from baton.model.sampling.sampler import Sampler
 from baton.protocol.config import InstanceConfig
@@ -72,7 +81,7 @@ class TorchExecutor:
         self,
         config: InstanceConfig,
         model_config: ModelConfig,
-        model: Decoder,
+        model: AnyDecoder,
         backend: AttentionBackend,
         parallel: TensorParallel,
         pool: KvPool,
@@ -114,7 +123,7 @@ class TorchExecutor:
         dtype = _DTYPES[config.dtype]
         torch.set_num_threads(num_threads_of(config))
         size = config.tensor_parallel_size
-        model_config = ModelConfig.from_directory(config.model)
+        model_config, built = read_model(config, config.model)
         model_config.check_tensor_parallel(size)
         if config.max_model_len > model_config.max_context:
             raise ExecutorError(
@@ -132,7 +141,13 @@ class TorchExecutor:
             memory = open_weights(config, Path(config.model), rank, weights, groups)
             placement = Placement(parallel, dtype, device, weights, ops, **groups, store=memory.store)
             model = load_model(
-                Path(config.model), model_config, placement, backend, config.max_model_len, memory.progress
+                Path(config.model),
+                model_config,
+                placement,
+                backend,
+                config.max_model_len,
+                memory.progress,
+                built,
             )
             memory.done()
             num_blocks = parallel.minimum(num_blocks_of(config, backend), config.device)
@@ -262,7 +277,7 @@ class TorchExecutor:
         prepared = self._next.prepared(directory)
         self._refuse_together("" if prepared else self._why_not_load(directory))
         if not self._model.placement.store.complete:
-            load_weights(self._model, Path(directory), ModelConfig.from_directory(directory))
+            load_weights(self._model, Path(directory), self._read_config(directory))
             return
         present = Second(self._model, self._memory)
         self._model, self._memory = self._next.take(directory) or self._next.make(directory, present)
@@ -286,10 +301,13 @@ class TorchExecutor:
         self._next.drop()
         self._memory.release()
 
+    def _read_config(self, directory: str) -> ModelConfig:
+        return ModelConfig.from_directory(directory, self._config.model_impl)
+
     def _why_not_load(self, directory: str) -> str:
         """Why the checkpoint cannot take the place of the one that is loaded, or ""."""
         try:
-            config = ModelConfig.from_directory(directory)
+            config = self._read_config(directory)
             difference = config.sizes_differ(self._model_config)
             if difference:
                 return f"{directory!r} is another model: {difference}; restart with it instead"
@@ -350,6 +368,8 @@ class TorchExecutor:
                     )
                 )
         with torch.inference_mode():
+            if isinstance(self._model, AdaptedDecoder) and (reason := why_not_alone(self._model)):
+                raise LoadError(f"{config.model!r} cannot be computed through transformers: {reason}")
             self._check_logits(Path(config.model), config.dtype, table)
             self._pool.tensor[0].zero_()
 

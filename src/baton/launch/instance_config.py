@@ -26,6 +26,7 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
     fields: dict[str, Any] = {
         "model": "",
         "executor": options.executor,
+        "model_impl": options.model_impl,
         "device": "cpu",
         "dtype": "bfloat16",
         "quantization": options.quantization,

@@ -15,6 +15,7 @@ from baton.gateway.served_model import QWEN3_RERANKER, Judge, ServedModel, Task
 from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions
+from baton.model.architectures.adapted import installed
 from baton.model.checkpoint.config import ModelConfig, UnsupportedModel
 from baton.model.checkpoint.files import check_files, has_tokenizer
 from baton.model.checkpoint.fingerprint import fingerprint
@@ -60,7 +61,7 @@ def make_plan(options: EngineOptions) -> ServerPlan:
             "leave it away"
         )
     directory = resolve_model(options.model, revision=options.revision)
-    model = ModelConfig.from_directory(directory)
+    model = ModelConfig.from_directory(directory, options.model_impl)
     tokenizer = _tokenizer_path(options.tokenizer, directory)
     if options.executor == "torch" and not is_gguf(directory):  # (whose header says all that there is)
         check_files(directory)
@@ -71,6 +72,12 @@ def make_plan(options: EngineOptions) -> ServerPlan:
     if options.executor == "torch":
         _check_tensor_parallel(options, model)
     device = _device(options)
+    adapted = model.implementation == "transformers" and options.executor == "torch"
+    if adapted and device != "cpu":
+        raise OptionError(
+            f"--device {options.device}: {model.architecture} would be computed by transformers, which Baton "
+            "has do so on CPUs only; give --device cpu"
+        )
     instance = instance_config(
         options,
         model=str(directory),
@@ -91,7 +98,7 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         vocab_size=model.vocab_size,
         root=str(directory) if _is_here(options.model) else str(options.model),
         checkpoint=fingerprint(directory),
-        dtype=_computes_in(instance),
+        dtype=_computes_in(instance) + ("+transformers" if adapted else ""),
         angles=model.angles(max_model_len) if options.executor == "torch" else "",
         defaults=generation.sampling,
         content_format=options.chat_template_content_format,
@@ -101,7 +108,8 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         judge=judge,
         seed=options.seed,
     )
-    return ServerPlan(instance, served, model.architecture, options.max_restarts)
+    architecture = model.architecture + (f" by transformers {installed()}, slower" if adapted else "")
+    return ServerPlan(instance, served, architecture, options.max_restarts)
 
 
 def _pooling(

@@ -24,6 +24,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from baton.model.adapted.build import Built
+from baton.model.adapted.decoder import AdaptedDecoder
 from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError, checkpoint_files, some
@@ -38,6 +40,8 @@ from baton.model.weights.grouped import Grouped, InGroups, joined
 
 log = logging.getLogger(__name__)
 
+AnyDecoder = Decoder | AdaptedDecoder
+"""What an executor runs."""
 Source = SafetensorsSource | GgufSource
 OnLayer = Callable[[str, float], None]
 """Called with the first tensor of a layer that is in place, and how much of the whole is."""
@@ -51,10 +55,18 @@ def load_model(
     backend: AttentionBackend,
     max_model_len: int,
     on_layer: OnLayer | None = None,
-) -> Decoder:
-    """Builds this rank's part of the model and fills it from `directory`.  Raises `LoadError`."""
+    built: Built | None = None,
+) -> AnyDecoder:
+    """Builds this rank's part of the model and fills it from `directory`.  Raises `LoadError`.
+
+    `built`: of a model that transformers computes.
+    """
+    model: AnyDecoder
     with torch.device("cpu"):
-        model = Decoder(config, placement, backend, max_model_len)
+        if built is None:
+            model = Decoder(config, placement, backend, max_model_len)
+        else:
+            model = AdaptedDecoder(built, placement, backend, max_model_len)
     store, errors = placement.store, placement.rounded.errors
     if store.complete:
         for layer in model.layers_within():
@@ -66,7 +78,7 @@ def load_model(
 
 
 def load_weights(
-    model: Decoder, directory: Path, config: ModelConfig, on_layer: OnLayer | None = None
+    model: AnyDecoder, directory: Path, config: ModelConfig, on_layer: OnLayer | None = None
 ) -> None:
     """Fills the layers from `directory`, one after the other.
 
@@ -76,6 +88,7 @@ def load_weights(
     if model.placement.store.complete:
         raise AssertionError("the weights of this model lie in an image, which nobody writes")
     with open_source(directory, config) as source:
+        _name_as_class(model, source)
         _check(model, source, directory, config)
         model.weights_change()
         # A step tells (`TorchExecutor`), but for embeddings of other tokens, and for what becomes bytes.
@@ -184,7 +197,15 @@ def check_weights(model: Module, directory: Path, config: ModelConfig) -> None:
     Raises `LoadError`.
     """
     with open_source(directory, config) as source:
+        _name_as_class(model, source)
         _check(model, source, directory, config)
+
+
+def _name_as_class(model: Module, source: Source) -> None:
+    """Tensors of a model that transformers computes get the names that its class has for them."""
+    if isinstance(model, AdaptedDecoder):
+        assert isinstance(source, SafetensorsSource)
+        source.rename(model.names.ours(list(source.names())))
 
 
 def _check(model: Module, source: Source, directory: Path, config: ModelConfig) -> None:
@@ -192,6 +213,8 @@ def _check(model: Module, source: Source, directory: Path, config: ModelConfig) 
     wanted = {_name_of(piece, source): piece.shape for piece in pieces}
     # A rank whose share of a small vocabulary is empty declares no piece, but the tensor is known.
     known = {_EMBEDDING, "lm_head.weight"}
+    if isinstance(model, AdaptedDecoder):
+        known |= {name for name in source.names() if model.names.is_computed(name)} | model.unread
     missing: list[str] = []
     for name, shape in wanted.items():
         used, absent = source.check(name, shape)
@@ -216,7 +239,7 @@ def _check(model: Module, source: Source, directory: Path, config: ModelConfig) 
 def _part(piece: Piece, source: Source) -> Tensor | Grouped:
     """What fills the piece; a view of the mapping if nothing is reordered."""
     shape = piece.shape if piece.index is None else piece.shape[1:]
-    stop = shape[piece.dim] if piece.stop is None else piece.stop
+    stop = (shape or (1,))[piece.dim] if piece.stop is None else piece.stop
     name = _name_of(piece, source)
     if piece.index is None:
         part = source.read(name, piece.shape, piece.dim, piece.start, stop)

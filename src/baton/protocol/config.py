@@ -31,6 +31,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     """Directory of the checkpoint (config.json, *.safetensors), or "" with the simulated executor."""
+    model_impl: Literal["auto", "baton", "transformers"]
+    """Whose code computes the model; auto: Baton's, for families that it has."""
     max_model_len: int
     executor: Literal["torch", "simulated"]
     device: Literal["cpu", "cuda"]

@@ -104,7 +104,7 @@ def test_a_window_matters_only_below_the_served_length() -> None:
     [
         (
             {"architectures": ["FooForCausalLM"]},
-            "'/m' is a 'FooForCausalLM', which Baton does not serve; Baton serves: Llama, Mistral, ",
+            "'/m' is a 'FooForCausalLM', which Baton does not serve: it is no family of Baton's, and ",
         ),
         ({"architectures": "absent"}, "names no architecture"),
         ({"hidden_size": "absent"}, "'hidden_size'"),

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from baton.model.checkpoint.config import ModelConfig
-from baton.model.decoder.decoder import Decoder
 from baton.model.layers.int8 import why_not_int8
 from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.rounding import Grouping
+from baton.model.loader import AnyDecoder
 from baton.protocol.config import InstanceConfig
 
 
@@ -65,7 +65,7 @@ def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
     return {"groups": groups, "grouping": grouping, "finer": finer, "head_grouping": head}
 
 
-def form_told(config: InstanceConfig, model: Decoder) -> str:
+def form_told(config: InstanceConfig, model: AnyDecoder) -> str:
     """Of the weights."""
     if config.quantization is not None and config.quantization_group_size is not None:
         head = f"head in {config.quantize_head} bits"

@@ -21,6 +21,7 @@ from baton.executor.weights.cache_file import cache_file, read_file, write_file
 from baton.executor.weights.forms import ExecutorError
 from baton.executor.weights.progress import LoadProgress
 from baton.ipc.image_client import ImageClient, KeeperGone
+from baton.model.architectures.adapted import installed
 from baton.model.checkpoint.files import LoadError, checkpoint_files
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.checkpoint.gguf import is_gguf, shards_of
@@ -237,6 +238,7 @@ def _identity(
         "groups": repr(sorted(groups.items())),
         "rank": rank,
         "size": config.tensor_parallel_size,
+        "model_impl": f"{config.model_impl}, transformers {installed()}",
     }
     # Files that were written again have other times; the fingerprint looks at parts of them only.
     stats = [path.stat() for path in _files(directory)]

@@ -20,20 +20,19 @@ import torch
 
 from baton.executor.base import ControlRefused
 from baton.executor.kv_pool import available_memory
+from baton.executor.reading import read_model
 from baton.executor.weights.forms import groups_of
 from baton.executor.weights.images import WeightMemory, open_weights
-from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.fingerprint import fingerprint
-from baton.model.decoder.decoder import Decoder
 from baton.model.layers.rounding import Rounded
-from baton.model.loader import load_model
+from baton.model.loader import AnyDecoder, load_model
 from baton.protocol.config import InstanceConfig
 
 
 class Second(NamedTuple):
     """A model that could be the one that runs, and what its weights lie in."""
 
-    model: Decoder
+    model: AnyDecoder
     memory: WeightMemory
 
 
@@ -106,7 +105,8 @@ class NextWeights:
     def make(self, directory: str, present: Second) -> Second:
         """A model of another checkpoint, of the same sizes as the present one.  Raises as `load_model` and
         `open_weights`, and `ValueError` if there is no memory for it."""
-        config, placement = ModelConfig.from_directory(directory), present.model.placement
+        placement = present.model.placement
+        config, built = read_model(self._config, directory)
         groups = groups_of(self._config, config)
         memory = open_weights(self._config, Path(directory), self._rank, placement.weights, groups)
         try:
@@ -120,6 +120,7 @@ class NextWeights:
                 present.model.backend,
                 self._config.max_model_len,
                 memory.progress,
+                built,
             )
             memory.done()
         except BaseException:

@@ -69,6 +69,12 @@ class ModelOptions(Options):
     served_model_name: tuple[str, ...] = flag(
         (), "Names that clients use. Repeatable.", unset="MODEL", check=_check_names
     )
+    model_impl: Literal["auto", "baton", "transformers"] = flag(
+        "auto",
+        "Whose code computes the model. baton: Baton's own; transformers: its class in the library "
+        "transformers, on Baton's KV cache and with its products, slower. auto: Baton's for families that it "
+        "has.",
+    )
     dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float"] = flag(
         "auto", "Of weights and activations. auto: the checkpoint's, or float32 on a CPU without bf16."
     )

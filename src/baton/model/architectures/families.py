@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from baton.model.architectures import (
     ernie4_5,
@@ -19,6 +19,7 @@ from baton.model.architectures import (
     qwen,
     smollm3,
 )
+from baton.model.architectures.adapted import adapted_family, why_not_adapted
 from baton.model.architectures.reading import Family
 from baton.model.architectures.refused import why_refused
 from baton.model.description.fields import Fields, UnsupportedModel
@@ -29,6 +30,9 @@ FAMILIES: dict[str, Family] = {
     for family in module.FAMILIES
 }
 """By name in `config.json`."""
+
+Implementation = Literal["baton", "transformers"]
+"""Whose code computes a model: the decoder here, or classes of transformers (`model/adapted`)."""
 
 
 _MIXTURES = re.compile("Moe|MoE|Mixtral|GptOss|Dbrx|Grok|MiniMaxM2|Olmoe|Qwen2Moe")
@@ -76,19 +80,25 @@ def check_known(raw: Mapping[str, Any], name: str, file: str) -> None:
         raise UnsupportedModel(f"{name!r} {what}, which Baton does not serve: it {reason}; {_served()}")
 
 
-def family_of(raw: Mapping[str, Any], name: str, file: str) -> Family:
-    """Raises `UnsupportedModel`."""
+def family_of(
+    raw: Mapping[str, Any], name: str, file: str, asked: Implementation | Literal["auto"] = "auto"
+) -> tuple[Family, Implementation]:
+    """Also, who computes it; auto: the decoder here, for families that it has.  Raises `UnsupportedModel`."""
     names = Fields(raw, name, file).texts("architectures") or []
-    for candidate in names:
-        if candidate in FAMILIES:
-            return FAMILIES[candidate]
+    if asked != "transformers":
+        for candidate in names:
+            if candidate in FAMILIES:
+                return FAMILIES[candidate], "baton"
     check_known(raw, name, file)
     if not names:
         raise UnsupportedModel(f"{name!r} names no architecture in its {file}; {_served()}")
-    reason = ": it has mixtures of experts" if _MIXTURES.search(names[0]) else ""
-    raise UnsupportedModel(
-        f"{name!r} is a {names[0][:60]!r}, which Baton does not serve{reason}; {_served()}"
-    )
+    refused = f"{name!r} is a {names[0][:60]!r}, which Baton does not serve"
+    if asked == "baton":
+        reason = ": it has mixtures of experts" if _MIXTURES.search(names[0]) else ""
+        raise UnsupportedModel(f"{refused}{reason}; {_served()}")
+    if reason := why_not_adapted(raw, names[0]):
+        raise UnsupportedModel(f"{refused}: it is no family of Baton's, and {reason}")
+    return adapted_family(names[0]), "transformers"
 
 
 def _served() -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from baton.model.architectures.families import family_of, text_part
+from baton.model.architectures.families import Implementation, family_of, text_part
 from baton.model.checkpoint.gguf import is_gguf
 from baton.model.checkpoint.gguf_config import SOURCE, read_config
 from baton.model.checkpoint.quantization import Quantization, read_quantization
@@ -24,7 +24,13 @@ from baton.protocol.rules.ranks import heads_of_rank
 __all__ = ["ModelConfig", "ModelNotFound", "RopeConfig", "UnsupportedModel"]
 
 SUPPORTED_DTYPES = ("bfloat16", "float16", "float32")
+Asked = Implementation | Literal["auto"]
 _OF_THE_FILES = frozenset({"dtype", "bos_token_ids", "eos_token_ids"})
+_NO_MATTER = frozenset(
+    {"bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "quantization_config"}
+    | {"transformers_version", "_name_or_path", "auto_map", "use_cache", "attn_implementation"}
+)
+"""Fields of a config.json that do not change what its class computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,24 +44,40 @@ class ModelConfig(Description):
     eos_token_ids: tuple[int, ...]
     quantization: Quantization | None = field(default=None, compare=False)
     """Which weights are small integers, and how; None: none are, or a GGUF file's tensors say."""
+    implementation: Implementation = "baton"
+    """Whose code computes it."""
+    whole: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """With transformers: the config.json, for its class."""
 
     @classmethod
-    def from_directory(cls, directory: str | Path) -> ModelConfig:
+    def from_directory(cls, directory: str | Path, implementation: Asked = "auto") -> ModelConfig:
         """Reads `config.json`, or the metadata of a GGUF file.
 
         Raises `ModelNotFound`, `UnsupportedModel` or, for a GGUF file that is damaged, `LoadError`.
         """
         path = Path(directory)
         if is_gguf(path):
+            if implementation == "transformers":
+                raise UnsupportedModel(
+                    f"{str(directory)!r} is a GGUF file, whose tensors the decoder of Baton reads; leave "
+                    "--model-impl away"
+                )
             raw, quantization = read_config(path)
             return replace(cls.from_dict(raw, str(path), SOURCE), quantization=quantization)
-        return cls.from_dict(read_json_object(path / "config.json"), str(directory))
+        raw = read_json_object(path / "config.json")
+        return cls.from_dict(raw, str(directory), implementation=implementation)
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], name: str = "model", file: str = "config.json") -> ModelConfig:
+    def from_dict(
+        cls,
+        raw: Mapping[str, Any],
+        name: str = "model",
+        file: str = "config.json",
+        implementation: Asked = "auto",
+    ) -> ModelConfig:
         """Parses a `config.json`; `name` and `file` are for errors.  Raises `UnsupportedModel`."""
         raw = text_part(raw, name, file)
-        family = family_of(raw, name, file)
+        family, computed_by = family_of(raw, name, file, implementation)
         defaults = {key: value for key, value in family.defaults.items() if key not in raw}
         inside = Fields(raw, name, file, defaults=defaults)  # (an explicit null is no default)
         described = family.describe(inside)
@@ -67,6 +89,8 @@ class ModelConfig(Description):
             bos_token_ids=inside.token_ids("bos_token_id", described.vocab_size),
             eos_token_ids=inside.token_ids("eos_token_id", described.vocab_size),
             quantization=read_quantization(inside),
+            implementation=computed_by,
+            whole=dict(raw) if computed_by == "transformers" else {},
         )
 
     @property
@@ -102,10 +126,18 @@ class ModelConfig(Description):
 
         Special tokens, the dtype of the files and how they are quantized do not count.
         """
-        return difference(self, other, _OF_THE_FILES)
+        if self.implementation == "baton" or other.implementation == "baton":
+            return difference(self, other, _OF_THE_FILES)
+        # What is described is less than what the class reads.
+        for key in sorted((self.whole.keys() | other.whole.keys()) - _NO_MATTER):
+            if self.whole.get(key) != other.whole.get(key):
+                return f"{key} is {self.whole.get(key)!r}, not {other.whole.get(key)!r}"
+        return ""
 
     def check_tensor_parallel(self, size: int) -> None:
         """Raises `UnsupportedModel` if the model cannot be cut for `size` ranks."""
+        if self.implementation == "transformers" and size > 1:
+            raise UnsupportedModel("a model that transformers computes has one rank; give 1")
         counts = [("attention heads", self.num_attention_heads)]
         counts += [("columns of the MLP", columns) for columns in self.intermediate_sizes]
         for what, value in counts:

@@ -69,9 +69,10 @@ class SafetensorsSource:
         others, which nobody reads, are forgotten."""
         renamed = {ours: name for name in self._files if (ours := _of_text(name))}
         if any(ours.startswith("model.") and ours != name for ours, name in renamed.items()):
-            self._rename(renamed)
+            self.rename(renamed)
 
-    def _rename(self, renamed: Mapping[str, str]) -> None:
+    def rename(self, renamed: Mapping[str, str]) -> None:
+        """`renamed`: by new names the present ones; tensors that are not among these are forgotten."""
         self._files = {name: _Renamed(self._files[old], old) for name, old in renamed.items()}
         self._paths = {name: self._paths[old] for name, old in renamed.items()}
 
@@ -82,7 +83,7 @@ class SafetensorsSource:
             return
         renamed = {name if name.startswith("lm_head.") else f"model.{name}": name for name in self._files}
         renamed.setdefault("lm_head.weight", "embed_tokens.weight")
-        self._rename(renamed)
+        self.rename(renamed)
 
     def __enter__(self) -> SafetensorsSource:
         return self
@@ -155,6 +156,8 @@ class SafetensorsSource:
         """
         try:
             scheme = self._scheme(source, shape)
+            if scheme is None and not shape:
+                return self._whole(source)
             if scheme is None:
                 found = self._files[source].get_slice(source)
                 part: Tensor = found[start:stop] if dim == 0 else found[:, start:stop]

@@ -283,6 +283,7 @@ def simulated_config(**fields: Any) -> InstanceConfig:
     unread: dict[str, Any] = {
         "model": "",
         "executor": "simulated",
+        "model_impl": "auto",
         "device": "cpu",
         "dtype": "bfloat16",
         "quantization_group_size": 128,
