@@ -11,6 +11,7 @@ from baton.model.architectures import (
     ernie4_5_moe,
     gemma,
     glm4,
+    glm4_moe,
     granite,
     llama,
     mistral,
@@ -26,7 +27,20 @@ from baton.model.description.fields import Fields, UnsupportedModel
 
 FAMILIES: dict[str, Family] = {
     family.architecture: family
-    for module in (llama, mistral, qwen, ernie4_5, ernie4_5_moe, smollm3, granite, phi3, olmo, glm4, gemma)
+    for module in (
+        llama,
+        mistral,
+        qwen,
+        ernie4_5,
+        ernie4_5_moe,
+        smollm3,
+        granite,
+        phi3,
+        olmo,
+        glm4,
+        glm4_moe,
+        gemma,
+    )
     for family in module.FAMILIES
 }
 """By name in `config.json`."""
