@@ -28,6 +28,7 @@ class Case:
     window: int | None = None
     dtype: torch.dtype = torch.float32
     kv_int8: bool = False
+    sinks: bool = False
 
     def shape(self) -> AttentionShape:
         return AttentionShape(
@@ -65,6 +66,8 @@ class Loaded:
     values: list[Tensor]
     queries: Tensor
     """[T, heads, head_dim]"""
+    sinks: Tensor | None
+    """[heads] float32"""
 
     def new(self, of: list[Tensor]) -> Tensor:
         """[T, kv_heads, head_dim] the step's own."""
@@ -75,7 +78,7 @@ class Loaded:
         parts = self.case.kept(self.queries).split([now for _, now in self.case.rows])
         return torch.cat(
             [
-                direct(part, *kept, before, self.case.window, self.case.heads_per_kv)
+                direct(part, *kept, before, self.case.window, self.case.heads_per_kv, self.sinks)
                 for part, *kept, (before, _) in zip(
                     parts,
                     map(self.case.kept, self.keys),
@@ -124,7 +127,9 @@ def load(backend: AttentionBackend, case: Case, seed: int = 0, garbage: float = 
     step = AttentionStep(starts, counts, tables, int((counts == 1).sum()))
     heads = case.num_kv_heads * case.heads_per_kv
     queries = torch.randn(int(counts.sum()), heads, case.head_dim).to(case.dtype)
-    return Loaded(case, pool, step, keys, values, queries)
+    # Some are far above all scores, and some far below.
+    sinks = torch.randn(heads) * 8 if case.sinks else None
+    return Loaded(case, pool, step, keys, values, queries, sinks)
 
 
 def empty_pool(backend: AttentionBackend, case: Case, blocks: int, garbage: float) -> Tensor:
@@ -138,7 +143,7 @@ def empty_pool(backend: AttentionBackend, case: Case, blocks: int, garbage: floa
 def run(backend: AttentionBackend, loaded: Loaded) -> Tensor:
     plan = backend.prepare(loaded.step)
     backend.write_kv(LAYER, loaded.new(loaded.keys), loaded.new(loaded.values), plan)
-    return backend.attend(LAYER, loaded.queries, loaded.case.window, plan)
+    return backend.attend(LAYER, loaded.queries, loaded.case.window, plan, loaded.sinks)
 
 
 def check(make: Callable[[AttentionShape], AttentionBackend], case: Case, seed: int = 0) -> None:
@@ -151,7 +156,13 @@ def check(make: Callable[[AttentionShape], AttentionBackend], case: Case, seed: 
 
 
 def direct(
-    queries: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None, heads_per_kv: int
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    window: int | None,
+    heads_per_kv: int,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[n, heads, d] over [start + n, kv_heads, d] → [n, heads * d] float64"""
     keys, values = (part.double().repeat_interleave(heads_per_kv, dim=1) for part in (keys, values))
@@ -160,5 +171,8 @@ def direct(
     hidden = distance < 0
     if window is not None:
         hidden |= distance >= window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    scores.masked_fill_(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, len(queries), 1)), -1)
+    weights = scores.softmax(dim=-1)[..., : len(keys)]
     return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)

@@ -17,7 +17,7 @@ from baton.model.attention.torch_pieces import TorchPieces
 LAYERS, HEAD_DIM = 2, 8
 
 
-def direct(queries, keys, values, start, window, heads_per_kv):
+def direct(queries, keys, values, start, window, heads_per_kv, sinks):
     """[count, heads, d] queries at start, start+1, … over [start + count, kv_heads, d]."""
     keys, values = (tensor.repeat_interleave(heads_per_kv, dim=1) for tensor in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", queries.double(), keys.double()) * HEAD_DIM**-0.5
@@ -25,7 +25,10 @@ def direct(queries, keys, values, start, window, heads_per_kv):
     hidden = distance < 0
     if window is not None:
         hidden |= distance >= window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, len(queries), 1)), -1)
+    weights = scores.softmax(dim=-1)[..., : len(keys)]
     return torch.einsum("hqk,khd->qhd", weights, values.double()).flatten(1).float()
 
 
@@ -43,11 +46,12 @@ rows_strategy = st.lists(
     heads_per_kv=st.sampled_from([1, 3]),
     small_limits=st.booleans(),
     kv_int8=st.booleans(),
+    with_sinks=st.booleans(),
     kind=st.sampled_from([TorchAttention, TorchPieces]),
     seed=st.integers(0, 1000),
 )
 def test_matches_a_direct_computation(
-    rows, block_size, window, kv_heads, heads_per_kv, small_limits, kv_int8, kind, seed
+    rows, block_size, window, kv_heads, heads_per_kv, small_limits, kv_int8, with_sinks, kind, seed
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if small_limits:
@@ -114,10 +118,13 @@ def test_matches_a_direct_computation(
                 backend.write_kv(layer, torch.cat([k for k, _ in new]), torch.cat([v for _, v in new]), plan)
                 kept = rounded if kv_int8 else lambda heads: heads
                 queries = torch.randn(int(counts.sum()), kv_heads * heads_per_kv, HEAD_DIM)
-                found = backend.attend(layer, queries, wanted, plan)
+                sinks = torch.randn(kv_heads * heads_per_kv) * 5 if with_sinks else None
+                found = backend.attend(layer, queries, wanted, plan, sinks)
                 expected = torch.cat(
                     [
-                        direct(kept(part), *map(kept, contexts[row]), rows[row][0], wanted, heads_per_kv)
+                        direct(
+                            kept(part), *map(kept, contexts[row]), rows[row][0], wanted, heads_per_kv, sinks
+                        )
                         for row, part in enumerate(queries.split(counts.tolist()))
                     ]
                 )

@@ -62,6 +62,7 @@ def sizes(seed: int, count: int) -> Iterator[Case]:
             window=chance.choice([None, None, 1, 5, 33, 70]),
             dtype=dtype,
             kv_int8=kv_int8,
+            sinks=chance.random() < 0.3,
         )
 
 
@@ -86,6 +87,15 @@ def test_long_contexts_in_pieces(make: Make, dtype: torch.dtype, kv_int8: bool) 
         Case(((4999, 1), (1023, 1), (1024, 1), (4000, 3), (2000, 17)), 64, 1, 8, 32, None, dtype, kv_int8),
     )
     check(make, Case(((4999, 1), (3000, 2), (3000, 40)), 64, 1, 2, 32, 1200, dtype, kv_int8))
+
+
+@pytest.mark.parametrize(("dtype", "kv_int8"), KINDS)
+@pytest.mark.parametrize("heads_per_kv", [1, 8, 40])
+def test_sinks_count_once(make: Make, dtype: torch.dtype, kv_int8: bool, heads_per_kv: int) -> None:
+    """However many pieces a context is cut into, and whoever merges them; also where a window hides most."""
+    rows = ((4999, 1), (3, 1), (0, 1), (2000, 17), (0, 40))
+    for window in (None, 128):
+        check(make, Case(rows, 64, 2, heads_per_kv, 16, window, dtype, kv_int8, sinks=True))
 
 
 @pytest.mark.parametrize("window", [1, 63, 64, 65])
@@ -310,18 +320,21 @@ def test_storing_while_attending(
     queries = backend.rotate_and_write(
         LAYER, qkv.flatten(1), cos, sin, None, HeadNorms(weight, weight, 1e-6), plan
     )
-    expected, pool = backend.attend(LAYER, queries, None, plan), backend.pool.clone()
+    sinks = torch.randn(heads)
+    expected, pool = backend.attend(LAYER, queries, None, plan, sinks), backend.pool.clone()
 
     backend.pool.copy_(start)
     layer = backend.pool[0, LAYER].data_ptr()
     found = torch.empty(total, heads, dim, dtype=dtype)
     store_and_attend = library.function(
-        "store_and_attend", *[POINTER] * 6, INT, POINTER, POINTER, INT, POINTER, INT, INT, POINTER, POINTER
+        "store_and_attend", *[POINTER] * 6, INT, POINTER, POINTER, INT, POINTER, INT, INT, *[POINTER] * 3
     )
     turn = ctypes.addressof(kernels._turn)  # of `rotate_and_write` just now
     arguments = (kernels.geometry_address, layer, qkv.data_ptr(), found.data_ptr(), turn)
     items = (reads.items_address, len(reads.items), reads.tables_address, reads.tables.shape[1], reads.window)
     room = kernels.room_for(reads.slots)
-    store_and_attend(*arguments, runs.address, len(runs.runs), found.data_ptr(), *items, *room)
+    store_and_attend(
+        *arguments, runs.address, len(runs.runs), found.data_ptr(), *items, sinks.data_ptr(), *room
+    )
     assert torch.equal(found.flatten(1), expected)
     assert torch.equal(backend.pool, pool)

@@ -50,6 +50,14 @@ def test_odd_shapes(dtype, head_dim, kv_heads, heads_per_kv, block_size, window)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("window", [None, 100])
+def test_sinks_count_once(dtype, window) -> None:
+    rows = ((4999, 1), (3, 1), (1500, 20), (0, 40))
+    for kv_int8 in (False, True):
+        check(make, Case(rows, 64, 2, 8, 16, window, dtype, kv_int8, sinks=True))
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_tiles_in_eight_bits_are_those_of_every_backend(dtype) -> None:
     """Instances with other kernels read them.  A query of zeros sees all alike."""
     case = Case(((0, 1), (5, 1), (0, 30)), 24, 2, 2, 8, None, dtype, True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.steps import NativeOps
-from baton.model.ops.fused import FusedOps
+from baton.model.ops.fused import ACTIVATIONS, PLAIN, FusedOps
 from baton.model.weights.quantized import Quantized, Unscaled
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -47,13 +48,28 @@ def test_the_same_as_in_pytorch(isa: str, dtype: torch.dtype, int8: bool, size: 
         close(mine, theirs, dtype)
     gate_up = torch.randn(rows, 2 * n).to(dtype) * 3
     gate_up[0, :n] = -1000.0  # silu is 0 there, not NaN
-    close(ops.gated_mul(gate_up), plain.gated_mul(gate_up), dtype)
+    for activation in ACTIVATIONS:
+        found = ops.gated_mul(gate_up, activation=activation)
+        close(found, plain.gated_mul(gate_up, activation=activation), dtype)
     unscaled = Unscaled(gate_up.clone(), scales)
     close(ops.gated_mul(unscaled), plain.gated_mul(Unscaled(gate_up.clone(), scales)), dtype)
     close(ops.quantize(x), plain.quantize(x), dtype)
     bias = torch.randn(n).to(dtype)
     for b in (None, bias):
         close(ops.scaled(Unscaled(y.clone(), scales), b), plain.scaled(Unscaled(y.clone(), scales), b), dtype)
+
+
+@cases
+def test_gates_of_gpt_oss(isa: str) -> None:
+    """As transformers has it: gates of 7 at most, ups within 7 of zero and one more."""
+    gates, ups = torch.randn(9, 37) * 9, torch.randn(9, 37) * 9
+    assert gates.max() > 7 < ups.max()
+    low, near = gates.clamp(max=7), ups.clamp(-7, 7)
+    expected = (near + 1) * (low * torch.sigmoid(low * 1.702))
+    for ops in (NativeOps(load(isa), torch.float32), FusedOps()):
+        found = ops.gated_mul(torch.cat((gates, ups), 1), PLAIN, "swiglu_oai")
+        assert isinstance(found, Tensor)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=2e-6)
 
 
 @cases

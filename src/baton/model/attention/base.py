@@ -120,8 +120,12 @@ class AttentionBackend(ABC):
         """Stores keys and values [T, kv_heads, head_dim] at their positions."""
 
     @abstractmethod
-    def attend(self, layer: int, queries: Tensor, window: int | None, plan: Any) -> Tensor:
+    def attend(
+        self, layer: int, queries: Tensor, window: int | None, plan: Any, sinks: Tensor | None = None
+    ) -> Tensor:
         """Causal attention of queries [T, heads, head_dim] over everything written up to each position.
 
-        With a window w, position p sees p-w+1 … p.  Returns [T, heads * head_dim].
+        With a window w, position p sees p-w+1 … p.  `sinks`: float32 [heads], a score that takes part in the
+        softmax of each of the head's queries, whatever the window, and sees nothing.  Returns
+        [T, heads * head_dim].
         """

@@ -216,10 +216,12 @@ class CpuAttention(AttentionBackend):
         self.kernels.rotate_and_write(self._layers[layer], qkv, queries, cos, sin, growth, norms, plan.runs)
         return queries
 
-    def attend(self, layer: int, queries: Tensor, window: int | None, plan: CpuPlan) -> Tensor:
+    def attend(
+        self, layer: int, queries: Tensor, window: int | None, plan: CpuPlan, sinks: Tensor | None = None
+    ) -> Tensor:
         queries = _rows(queries)
         out = torch.empty((plan.num_tokens, queries.shape[1] * queries.shape[2]), dtype=queries.dtype)
-        self.kernels.attend(self._layers[layer], queries, out, plan.reads[window])
+        self.kernels.attend(self._layers[layer], queries, out, plan.reads[window], sinks)
         return out
 
 

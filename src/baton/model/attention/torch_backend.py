@@ -175,27 +175,31 @@ class TorchAttention(TorchTiles):
 
     # For each layer
 
-    def attend(self, layer: int, queries: Tensor, window: int | None, plan: TorchPlan) -> Tensor:
+    def attend(
+        self, layer: int, queries: Tensor, window: int | None, plan: TorchPlan, sinks: Tensor | None = None
+    ) -> Tensor:
         reads = plan.reads[window]
         if self.shape.kv_int8:
             queries = rounded(queries).to(queries.dtype)
         if len(reads.decodes) == 1 and not reads.prefills:
-            return self._attend_decodes(layer, queries, reads.decodes[0])
+            return self._attend_decodes(layer, queries, reads.decodes[0], sinks)
         out = torch.empty(
             plan.num_tokens, queries.shape[1] * queries.shape[2], dtype=queries.dtype, device=queries.device
         )
         decode_queries = queries[: plan.num_decodes]
         for group in reads.decodes:
             if group.rows is None:
-                out[: plan.num_decodes] = self._attend_decodes(layer, decode_queries, group)
+                out[: plan.num_decodes] = self._attend_decodes(layer, decode_queries, group, sinks)
             else:
                 chosen = decode_queries.index_select(0, group.rows)
-                out.index_copy_(0, group.rows, self._attend_decodes(layer, chosen, group))
+                out.index_copy_(0, group.rows, self._attend_decodes(layer, chosen, group, sinks))
         for row in reads.prefills:
-            self._attend_prefill(layer, queries, row, out)
+            self._attend_prefill(layer, queries, row, out, sinks)
         return out
 
-    def _attend_decodes(self, layer: int, queries: Tensor, group: _DecodeGroup) -> Tensor:
+    def _attend_decodes(
+        self, layer: int, queries: Tensor, group: _DecodeGroup, sinks: Tensor | None
+    ) -> Tensor:
         """[B, heads, head_dim] → [B, heads * head_dim]"""
         shape = self.shape
         batch = queries.shape[0]
@@ -204,11 +208,17 @@ class TorchAttention(TorchTiles):
         )
         found = found[:, :, :, group.first : group.stop]
         grouped = queries.reshape(batch, shape.num_kv_heads, self._heads_per_kv, shape.head_dim)
-        out = self._attention(grouped, found[0], found[1], group.mask, causal=False)
+        if sinks is not None:
+            sinks = sinks.view(shape.num_kv_heads, self._heads_per_kv, 1)
+        out = self._attention(grouped, found[0], found[1], group.mask, causal=False, sinks=sinks)
         return out.reshape(batch, -1)
 
-    def _attend_prefill(self, layer: int, queries: Tensor, row: _PrefillRow, out: Tensor) -> None:
+    def _attend_prefill(
+        self, layer: int, queries: Tensor, row: _PrefillRow, out: Tensor, sinks: Tensor | None
+    ) -> None:
         shape = self.shape
+        if sinks is not None:
+            sinks = sinks.view(shape.num_kv_heads, self._heads_per_kv, 1, 1)
         found = self._gather(layer, row.tiles, queries.dtype).view(
             2, shape.num_kv_heads, 1, -1, shape.head_dim
         )
@@ -218,25 +228,38 @@ class TorchAttention(TorchTiles):
             tile = tile.reshape(tile.shape[0], shape.num_kv_heads, self._heads_per_kv, shape.head_dim)
             keys, values = found[:, :, :, part.keys]
             turned = tile.permute(1, 2, 0, 3)
-            result = self._attention(turned, keys, values, part.mask, causal=part.mask is None)
+            result = self._attention(turned, keys, values, part.mask, part.mask is None, sinks)
             out[part.queries] = result.permute(2, 0, 1, 3).flatten(1)
 
     def _attention(
-        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        sinks: Tensor | None,
     ) -> Tensor:
-        """Of [..., n, head_dim] to [..., m, head_dim]; `mask` is added; `causal`: query i sees i + 1 keys."""
+        """Of [..., n, head_dim] to [..., m, head_dim]; `mask` is added; `causal`: query i sees i + 1 keys.
+
+        `sinks`: as many dimensions as fit [..., n, 1].
+        """
         scale, cap = self.shape.scale, self.shape.soft_cap
-        if cap is None:
+        if cap is None and sinks is None:
             return F.scaled_dot_product_attention(
                 queries, keys, values, attn_mask=mask, is_causal=causal, scale=scale
             )
         scores = torch.matmul(queries.float(), keys.float().transpose(-1, -2)) * scale
-        scores = cap * tanh(scores / cap)
+        if cap is not None:
+            scores = cap * tanh(scores / cap)
         if causal:
             scores += torch.full(scores.shape[-2:], float("-inf"), device=scores.device).triu_(1)
         elif mask is not None:
             scores += mask
-        return torch.matmul(scores.softmax(-1), values.float()).to(queries.dtype)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+        weights = scores.softmax(-1)
+        return torch.matmul(weights[..., : keys.shape[-2]], values.float()).to(queries.dtype)
 
 
 def _groups(num_blocks: Int64Array, block_size: int, max_blocks: int) -> list[Int64Array]:

@@ -38,6 +38,8 @@ _TILE_ROWS = 512
 _LEAST_WIDTH = 16
 """Of values: narrower products are computed in ways of their own."""
 _NOTHING = float("-inf")
+_MOST_ABOVE = 87.0
+"""Of a sink over the largest score: its exponential is a float32, beside which all weights are nothing."""
 
 
 @dataclass(frozen=True)
@@ -164,12 +166,14 @@ class TorchPieces(TorchTiles):
 
     # For each layer
 
-    def attend(self, layer: int, queries: Tensor, window: int | None, plan: PiecesPlan) -> Tensor:
+    def attend(
+        self, layer: int, queries: Tensor, window: int | None, plan: PiecesPlan, sinks: Tensor | None = None
+    ) -> Tensor:
         width = queries.shape[1] * queries.shape[2]
         out = torch.empty(plan.num_tokens, width, dtype=queries.dtype)
         for batch in plan.reads[window]:
             chosen = queries.index_select(0, batch.tokens)
-            out.index_copy_(0, batch.tokens, self._attend_batch(layer, chosen, batch))
+            out.index_copy_(0, batch.tokens, self._attend_batch(layer, chosen, batch, sinks))
         return out
 
     def _gather_exact(self, layer: int, tiles: Tensor) -> Tensor:
@@ -181,7 +185,7 @@ class TorchPieces(TorchTiles):
             self._exact = torch.empty(self._workspace.numel())
         return self._exact[: found.numel()].view(found.shape).copy_(found)
 
-    def _attend_batch(self, layer: int, queries: Tensor, batch: _Batch) -> Tensor:
+    def _attend_batch(self, layer: int, queries: Tensor, batch: _Batch, sinks: Tensor | None) -> Tensor:
         """[B * count, heads, head_dim] → [B * count, heads * head_dim]"""
         kv_heads, group, dim = self.shape.num_kv_heads, self._heads_per_kv, self.shape.head_dim
         used, rows = batch.count * group, self._rows(batch.count)
@@ -206,6 +210,9 @@ class TorchPieces(TorchTiles):
                 if self.shape.soft_cap is not None:
                     scores = self.shape.soft_cap * tanh(scores / self.shape.soft_cap)
                 _add_piece(scores, values, tile.hidden, *state)
+        if sinks is not None:  # (row i of a KV head is of query head i % group)
+            above = sinks.view(kv_heads, group, 1).repeat(1, -(-rows // group), 1)[:, :rows] - largest
+            totals += above.clamp_(max=_MOST_ABOVE).exp_()
         found = (sums / totals)[:, :, :used, :dim].reshape(batch.size, kv_heads, batch.count, group, dim)
         return found.transpose(1, 2).reshape(batch.size * batch.count, -1).to(queries.dtype)
 

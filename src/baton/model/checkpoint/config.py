@@ -183,8 +183,6 @@ def _check_served(inside: Fields, model: Description) -> None:
         if isinstance(layer.mlp, MoeConfig):
             _check_mixture(inside, layer.mlp)
         attention = layer.attention
-        if attention.sinks:
-            raise inside.refused("has attention sinks, which Baton does not compute yet")
         for what in ("heads", "kv_heads", "head_dim", "scale", "soft_cap", "growth"):
             if getattr(attention, what) != getattr(first, what):
                 raise inside.refused(f"layers differ in their attention's {what}; Baton needs one of all")

@@ -168,8 +168,13 @@ class Kernels(Protocol):
         head become (a cos - b sin, b cos + a sin).
         """
 
-    def attend(self, layer: int, queries: Tensor, out: Tensor, reads: Reads) -> None:
-        """queries [T, heads, head_dim] (any stride between tokens) → out [T, heads * head_dim]."""
+    def attend(
+        self, layer: int, queries: Tensor, out: Tensor, reads: Reads, sinks: Tensor | None = None
+    ) -> None:
+        """queries [T, heads, head_dim] (any stride between tokens) → out [T, heads * head_dim].
+
+        sinks: float32 [heads], as in `AttentionBackend.attend`.
+        """
 
 
 def address_of(array: npt.NDArray[np.generic]) -> int:

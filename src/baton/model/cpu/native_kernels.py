@@ -66,7 +66,7 @@ class NativeKernels:
         self._turn = _Turn()
         self._rotate = library.function("rotate_and_write", *[POINTER] * 6, INT)
         self._attend = library.function(
-            "attend", *[POINTER] * 3, INT, POINTER, POINTER, INT, POINTER, INT, INT, POINTER, POINTER
+            "attend", *[POINTER] * 3, INT, POINTER, POINTER, INT, POINTER, INT, INT, *[POINTER] * 3
         )
         self._grow(0)
 
@@ -129,7 +129,9 @@ class NativeKernels:
             self._grow(2 * slots)
         return self._addresses
 
-    def attend(self, layer: int, queries: Tensor, out: Tensor, reads: Reads) -> None:
+    def attend(
+        self, layer: int, queries: Tensor, out: Tensor, reads: Reads, sinks: Tensor | None = None
+    ) -> None:
         self._attend(
             self.geometry_address,
             layer,
@@ -141,5 +143,6 @@ class NativeKernels:
             reads.tables_address,
             reads.tables.shape[1],
             reads.window,
+            None if sinks is None else sinks.data_ptr(),
             *self.room_for(reads.slots),
         )

@@ -63,6 +63,16 @@ class QueryKeyNorms(Layer):
             self.pieces.append(Piece(f"{name}.weight", (size,), parameter, 0, 0, start, end, order))
 
 
+class Sinks(Layer):
+    """A score for each head of this rank, float32: see `AttentionConfig.sinks`."""
+
+    def __init__(self, name: str, whole: int, first: int, stop: int, placement: Placement) -> None:
+        """`whole`: heads of the model."""
+        super().__init__()
+        self.scores = placement.store.make(name, (stop - first,), torch.float32, placement.device)
+        self.pieces = [Piece(name, (whole,), "scores", 0, 0, first, stop)]
+
+
 class Attention(Module):
     """Of one layer."""
 
@@ -107,6 +117,10 @@ class Attention(Module):
         self.output = RowParallelLinear(
             name + names.output, queries, config.hidden_size, told.output_bias, placement
         )
+        self.sinks: Sinks | None = None
+        if told.sinks:
+            first = rank * self.num_heads
+            self.sinks = Sinks(name + names.sinks, told.heads, first, first + self.num_heads, placement)
         self.head_norms: HeadNorms | None = None
         self.wide_norms: QueryKeyNorms | None = None
         if told.qk_norm:
@@ -135,7 +149,8 @@ class Attention(Module):
             )
         else:
             queries = self._rotate_and_write(qkv, context)
-        mixed = self.backend.attend(self.layer, queries, self.window, context.plan)
+        sinks = None if self.sinks is None else self.sinks.scores
+        mixed = self.backend.attend(self.layer, queries, self.window, context.plan, sinks)
         return self.output.multiply(self.ops.quantize(mixed, self.output.form))
 
     def _normalize(self, qkv: Tensor, norms: QueryKeyNorms) -> None:

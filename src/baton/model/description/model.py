@@ -14,8 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
-Activation = Literal["silu", "gelu_tanh"]
-"""Of an MLP's gate; gelu_tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))"""
+Activation = Literal["silu", "gelu_tanh", "swiglu_oai"]
+"""Of an MLP's gate; gelu_tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³))); swiglu_oai: gate and up
+together, min(gate, 7) * sigmoid(1.702 min(gate, 7)) * (1 + up within 7 of zero)"""
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ class Names:
     output: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     gate_up: str = ""

@@ -51,7 +51,7 @@ class Form:
         return 0 if self.order is None else self.order.data_ptr()
 
 
-ACTIVATIONS: Final[tuple[Activation, ...]] = ("silu", "gelu_tanh")
+ACTIVATIONS: Final[tuple[Activation, ...]] = ("silu", "gelu_tanh", "swiglu_oai")
 """In the order of `Activation` of native/kernels.h."""
 PLAIN, INT8, GROUPS = Form("plain"), Form("int8"), Form("groups")
 
@@ -107,6 +107,8 @@ class FusedOps:
     ) -> Activations:
         """activation(gate) * up: [T, 2 n], gates first → [T, n]"""
         gate, up = self.dequantize(gate_up).chunk(2, dim=-1)
+        if activation == "swiglu_oai":
+            return self.quantize(_swiglu_oai(gate, up), form)
         active = _silu(gate) if activation == "silu" else _gelu_tanh(gate)
         return self.quantize(active.mul_(up), form)
 
@@ -160,6 +162,11 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     exact = x.float()
     bent = tanh((exact + 0.044715 * exact * exact * exact) * math.sqrt(2 / math.pi))
     return (0.5 * exact * (1.0 + bent)).to(x.dtype)
+
+
+def _swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
+    exact, other = gate.float().clamp(max=7.0), up.float().clamp(-7.0, 7.0)
+    return exact.div((-1.702 * exact).exp_().add_(1.0)).mul_(other.add_(1.0)).to(gate.dtype)
 
 
 def _silu(x: Tensor) -> Tensor:

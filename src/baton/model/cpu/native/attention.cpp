@@ -68,7 +68,12 @@ void deliver(const Call& call, const Unit& unit, Queries& t, const Row* row_list
     const int64_t dim = g.dim, per_kv = g.num_heads / g.num_kv_heads;
     const auto finish = [&](const Row& row, const float* from) {
         Element* to = static_cast<Element*>(call.out) + (row.token * g.num_heads + row.head) * dim;
-        const float factor = 1.0f / from[dim];
+        float sum = from[dim];
+        if (call.sinks) {
+            const float above = call.sinks[row.head] * kLog2e - from[dim + 1];
+            sum += exp2_of(splat(above < 126.0f ? above : 126.0f))[0];
+        }
+        const float factor = 1.0f / sum;
         int64_t i = 0;
         for (; i + kLanes <= dim; i += kLanes) store(to + i, load(from + i) * factor);
         for (; i < dim; ++i) put(to + i, from[i] * factor);
@@ -263,13 +268,14 @@ bool only_decodes(const Call& call, int64_t num_items) {
 // queries: [T, heads, dim], `query_stride` elements from one token to the next → out [T, heads * dim].
 // `layer`: the address of the layer's first K tile in block 0.  items: [num_items, 9] int32 (Item).
 // tables: block ids [R, table_stride].  A position sees the `window` last ones up to itself.
+// sinks: [heads], or null: a score that takes part in the softmax of each of the head's queries, and sees nothing.
 // partials: room for pieces, float32 [slots, heads, positions, dim + 2] with `positions` those of a full tile;
 // finished: zeros [slots, heads], which are left as zeros.
 BATON_EXPORT(attend)(const Geometry* g, void* layer, const void* queries, int64_t query_stride, void* out,
                      const void* items, int64_t num_items, const int32_t* tables, int64_t table_stride, int64_t window,
-                     float* partials, int32_t* finished) {
-    const Call call = {g,      layer,        queries, query_stride, out, static_cast<const Item*>(items),
-                       tables, table_stride, window,  partials,     finished};
+                     const float* sinks, float* partials, int32_t* finished) {
+    const Call call = {g,      layer,        queries, query_stride, out,      static_cast<const Item*>(items),
+                       tables, table_stride, window,  sinks,        partials, finished};
     if (g->kv_int8)
         g->is_bf16 ? attend<ByteTile<bf16>>(call, num_items, nullptr)
                    : attend<ByteTile<float>>(call, num_items, nullptr);
@@ -280,14 +286,15 @@ BATON_EXPORT(attend)(const Geometry* g, void* layer, const void* queries, int64_
 // `rotate_and_write`, then `attend`, of the same tokens; `out` may be where the queries are.
 BATON_EXPORT(store_and_attend)(const Geometry* g, void* layer, const void* qkv, void* queries, const Turn* turn,
                                const void* runs, int64_t num_runs, void* out, const void* items, int64_t num_items,
-                               const int32_t* tables, int64_t table_stride, int64_t window, float* partials,
-                               int32_t* finished) {
-    const Call call = {g,      layer,        queries, g->num_heads * g->dim, out, static_cast<const Item*>(items),
-                       tables, table_stride, window,  partials,              finished};
+                               const int32_t* tables, int64_t table_stride, int64_t window, const float* sinks,
+                               float* partials, int32_t* finished) {
+    const Call call = {g,      layer,        queries, g->num_heads * g->dim, out,      static_cast<const Item*>(items),
+                       tables, table_stride, window,  sinks,                 partials, finished};
     if (num_items != num_runs || !only_decodes(call, num_items)) {
         BATON_JOIN(rotate_and_write, BATON_ISA)(g, layer, qkv, queries, turn, runs, num_runs);
         BATON_JOIN(attend, BATON_ISA)
-        (g, layer, queries, call.query_stride, out, items, num_items, tables, table_stride, window, partials, finished);
+        (g, layer, queries, call.query_stride, out, items, num_items, tables, table_stride, window, sinks, partials,
+         finished);
         return;
     }
     const auto both = [&](auto* tile) {

@@ -21,7 +21,7 @@ enum Form {
 };
 
 // Of an MLP's gate: ACTIVATIONS of model/ops/fused.py.
-enum Activation { kSilu, kGeluTanh };
+enum Activation { kSilu, kGeluTanh, kSwigluOai };
 
 BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, float y_factor,
                        const void* weight, float plus, int64_t form, const int32_t* order, void* out, float* out_scales,
@@ -40,8 +40,8 @@ BATON_EXPORT(rotate_and_write)(const Geometry* g, void* layer, const void* qkv, 
                                const void* runs, int64_t num_runs);
 BATON_EXPORT(attend)(const Geometry* g, void* layer, const void* queries, int64_t query_stride, void* out,
                      const void* items, int64_t num_items, const int32_t* tables, int64_t table_stride, int64_t window,
-                     float* partials, int32_t* finished);
+                     const float* sinks, float* partials, int32_t* finished);
 BATON_EXPORT(store_and_attend)(const Geometry* g, void* layer, const void* qkv, void* queries, const Turn* turn,
                                const void* runs, int64_t num_runs, void* out, const void* items, int64_t num_items,
-                               const int32_t* tables, int64_t table_stride, int64_t window, float* partials,
-                               int32_t* finished);
+                               const int32_t* tables, int64_t table_stride, int64_t window, const float* sinks,
+                               float* partials, int32_t* finished);

@@ -47,6 +47,7 @@ struct Layer {
     const void* query_norm;  // of each head or, if `wide`, of all together; or null
     const void* key_norm;
     int64_t wide;
+    const float* sinks;  // of heads, or null: see attend
     Product output;
     const void* attention_out_norm;  // or null
     const void* mlp_norm;            // or null
@@ -252,12 +253,13 @@ public:
             BATON_JOIN(rotate_and_write, BATON_ISA)(&g, tiles, b_.qkv, b_.queries, &turn, b_.runs, s_.num_runs);
             BATON_JOIN(attend, BATON_ISA)
             (&g, tiles, b_.queries, g.num_heads * g.dim, b_.queries, b_.last_items, s_.num_last_items, s_.rows.tables,
-             s_.rows.table_stride, window, s_.partials, s_.finished);
+             s_.rows.table_stride, window, layer.sinks, s_.partials, s_.finished);
             drop_tokens();
         } else {
             BATON_JOIN(store_and_attend, BATON_ISA)
             (&g, tiles, b_.qkv, b_.queries, &turn, b_.runs, s_.num_runs, b_.queries, b_.items[layer.window],
-             s_.num_items[layer.window], s_.rows.tables, s_.rows.table_stride, window, s_.partials, s_.finished);
+             s_.num_items[layer.window], s_.rows.tables, s_.rows.table_stride, window, layer.sinks, s_.partials,
+             s_.finished);
         }
         clock_.count(kAttend);
         if (!tokens_) return;

@@ -43,16 +43,25 @@ INLINE F gated(F x, F y) { return x * reciprocal(exp2_of(min(-y, splat(126.0f)))
 
 // silu(x) = x / (1 + exp(-x)).
 struct Silu {
-    INLINE F of(F x) { return gated(x, x * 1.44269504088896f); }
+    INLINE F both(F gate, F up) { return gated(gate, gate * 1.44269504088896f) * up; }
 };
 // gelu as a tanh: x / 2 * (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3).
 struct GeluTanh {
-    INLINE F of(F x) { return gated(x, (x + x * x * x * 0.044715f) * 2.30220820192366f); }
+    INLINE F both(F gate, F up) {
+        return gated(gate, (gate + gate * gate * gate * 0.044715f) * 2.30220820192366f) * up;
+    }
+};
+// gpt-oss: gate / (1 + exp(-1.702 gate)) * (up + 1), with gates of 7 at most, and up within 7 of zero.
+struct SwigluOai {
+    INLINE F both(F gate, F up) {
+        const F x = min(gate, splat(7.0f));
+        return gated(x, x * 2.45546696f) * (min(max(up, splat(-7.0f)), splat(7.0f)) + 1.0f);
+    }
 };
 template <class Activation>
-INLINE float activated(float x) {
+INLINE float activated(float gate, float up) {
     float lanes[kLanes];
-    store(lanes, Activation::of(splat(x)));
+    store(lanes, Activation::both(splat(gate), splat(up)));
     return lanes[0];
 }
 
@@ -232,8 +241,8 @@ template <class Activation, class T, class Out>
 void gated_row(const T* gates, const T* ups, float factor, Out* out, int64_t n) {
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes)
-        store(out + i, Activation::of(load(gates + i) * factor) * (load(ups + i) * factor));
-    for (; i < n; ++i) put(out + i, activated<Activation>(get(gates + i) * factor) * (get(ups + i) * factor));
+        store(out + i, Activation::both(load(gates + i) * factor, load(ups + i) * factor));
+    for (; i < n; ++i) put(out + i, activated<Activation>(get(gates + i) * factor, get(ups + i) * factor));
 }
 
 // out [rows, n] = activation(gate) * up of rows [gate (n), up (n)].
@@ -315,6 +324,7 @@ BATON_EXPORT(gated_mul)(int64_t is_bf16, int64_t activation, const void* gate_up
     const Form to = (Form)form;
     const auto all = [&](auto* x) {
         if (activation == kGeluTanh) gated_mul<GeluTanh>(x, scales, to, order, out, out_scales, rows, n);
+        else if (activation == kSwigluOai) gated_mul<SwigluOai>(x, scales, to, order, out, out_scales, rows, n);
         else gated_mul<Silu>(x, scales, to, order, out, out_scales, rows, n);
     };
     if (is_bf16) all((const bf16*)gate_up);

@@ -34,6 +34,7 @@ struct Call {
     const int32_t* tables;
     int64_t table_stride;
     int64_t window;
+    const float* sinks;  // of each head: what its softmax counts besides; or null
     float* partials;
     int32_t* finished;
 };

@@ -20,6 +20,8 @@ and dims in O; see `vectors`.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, var-annotated"
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from baton.model.cpu.kernels import QUERY_ROWS
@@ -45,6 +47,7 @@ from baton.model.cpu.numba.task import (
     SCALE,
     SCRATCH,
     SCRATCH_BYTES,
+    SINKS,
     TABLE_STRIDE,
     TABLES,
     THREADS,
@@ -101,6 +104,7 @@ from baton.model.cpu.numba.vectors import (
 from baton.model.cpu.numba.writes import tile_bytes
 
 _MASKED = np.float32(-1e30)
+_LOG2_E = np.float32(math.log2(math.e))
 
 
 @compiled
@@ -179,8 +183,13 @@ def _close_piece(scratch, used, dim, merged):
 
 
 @compiled
-def _write_out(to, source, dim, element):
-    factors = splat(np.float32(1) / float_at(source + 4 * dim))
+def _write_out(to, source, dim, sink, element):
+    """`sink`: where the score is that the head's softmax counts besides, or 0."""
+    found = float_at(source + 4 * dim)
+    if sink != 0:
+        above = float_at(sink) * _LOG2_E - float_at(source + 4 * dim + 4)
+        found += highest(exp2(splat(min(above, np.float32(126)))))
+    factors = splat(np.float32(1) / found)
     size = element_bytes(element)
     i = 0
     while i + 16 <= dim:
@@ -294,7 +303,7 @@ def _attend_tile(task, item, unit, scratch, element):
             copy_int32(to + i, source + i)
     merged = _walk(scratch, task, item, kv_head, heads, rows, used, element)
 
-    out = int64_at(task + OUT)
+    out, sinks = int64_at(task + OUT), int64_at(task + SINKS)
     pieces = int32_at(item + 32)
     if pieces == 1:
         for row in range(used):
@@ -302,7 +311,8 @@ def _attend_tile(task, item, unit, scratch, element):
             source = scratch + MERGED + row * O_STRIDE
             if not merged:
                 source = _partial_of(scratch, row, dim)
-            _write_out(to, source, dim, element)
+            sink = 0 if sinks == 0 else sinks + 4 * (head + row % heads)
+            _write_out(to, source, dim, sink, element)
         return
     # A piece's result, [32, dim + 2] float32: O and l and m of each row.  The last one adds all up.
     units = num_kv_heads * chunks
@@ -322,7 +332,8 @@ def _attend_tile(task, item, unit, scratch, element):
         for piece in range(1, pieces):
             merge(whole, whole + piece * units * piece_bytes, dim)
         to = out + ((token + row // heads) * num_heads + head + row % heads) * dim * size
-        _write_out(to, whole, dim, element)
+        sink = 0 if sinks == 0 else sinks + 4 * (head + row % heads)
+        _write_out(to, whole, dim, sink, element)
 
 
 @compiled

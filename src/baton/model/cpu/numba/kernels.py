@@ -44,6 +44,7 @@ from baton.model.cpu.numba.task import (
     QUERIES,
     SCALE,
     SCRATCH_BYTES,
+    SINKS,
     TASK_BYTES,
 )
 from baton.model.cpu.numba.vectors import PAIR_PRODUCTS, PAIRS, SINGLES
@@ -247,9 +248,12 @@ class NumbaKernels:
         threads = max(1, len(queries) // _TOKENS_OF_A_THREAD)
         self._run(kernel(f"rotate_and_write_{self._kind}").address, threads, layer, runs.runs, runs.address)
 
-    def attend(self, layer: int, queries: Tensor, out: Tensor, reads: Reads) -> None:
+    def attend(
+        self, layer: int, queries: Tensor, out: Tensor, reads: Reads, sinks: Tensor | None = None
+    ) -> None:
         if reads.slots > self._slots:
             self._grow(2 * reads.slots)
+        self._task[SINKS // 8] = 0 if sinks is None else sinks.data_ptr()
         _EIGHT.pack_into(
             self._fields,
             QUERIES,

@@ -8,7 +8,7 @@ import numba
 
 compiled = functools.partial(numba.njit, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
-TASK_BYTES = 22 * 8
+TASK_BYTES = 23 * 8
 
 # Of each call: counters of items and of threads that have begun, the work, the threads' memory, the layer in
 # the pool.
@@ -18,6 +18,7 @@ HEADS, KV_HEADS, DIM, BLOCK, BLOCK_BYTES, SCALE = range(6 * 8, 12 * 8, 8)
 PIECE_BLOCKS, KV_INT8 = 20 * 8, 21 * 8
 # Of `attend`.
 QUERIES, QUERY_STRIDE, OUT, TABLES, TABLE_STRIDE, WINDOW, PARTIALS, FINISHED = range(12 * 8, 20 * 8, 8)
+SINKS = 22 * 8  # or 0
 # Of `write`.
 KEYS, KEY_STRIDE, VALUES, VALUE_STRIDE = range(12 * 8, 16 * 8, 8)
 # Of `rotate_and_write`.
