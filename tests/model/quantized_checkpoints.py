@@ -139,3 +139,38 @@ def in_order(weight: Tensor, bits: int, group: int, scales: torch.dtype, seed: i
     order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed))
     found = rounded(weight[:, order], bits, group, False, scales)
     return Grouped(found.codes, found.scales, found.zeros, group, bits, order.int())
+
+
+MXFP4_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def mxfp4(weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """[…, inputs] → the nearest in MXFP4, float32, and `blocks` […, inputs / 32, 16], `scales`."""
+    grouped = weight.float().unflatten(-1, (-1, 32))
+    largest = grouped.abs().amax(-1, keepdim=True).clamp(min=2.0**-120)
+    exponents = torch.floor(torch.log2(largest)) - 2  # the largest number is below 2^3
+    numbers = torch.tensor(MXFP4_NUMBERS)
+    signed = torch.cat((numbers, -numbers))
+    codes = (grouped / 2**exponents).unsqueeze(-1).sub(signed).abs().argmin(-1)
+    blocks = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+    near = (signed[codes] * 2**exponents).flatten(-2)
+    return near, {"blocks": blocks, "scales": (exponents.squeeze(-1) + 127).to(torch.uint8)}
+
+
+def rewrite_gpt_oss(directory: Path) -> dict[str, Tensor]:
+    """Puts the experts of a gpt-oss checkpoint, saved by transformers, into MXFP4.
+
+    Returns what they are now, by the names and in the shapes that they had: outputs last.
+    """
+    path = directory / "model.safetensors"
+    tensors, found = load_file(path), {}
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        near, stored = mxfp4(tensors.pop(name).transpose(1, 2))
+        found[name] = near.transpose(1, 2).contiguous()
+        tensors |= {f"{name}_{part}": tensor.contiguous() for part, tensor in stored.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    (directory / "config.json").write_text(json.dumps(config))
+    return found

@@ -16,11 +16,12 @@ from typing import Final, Literal
 
 from baton.model.description.fields import Fields, shown
 
-Layout = Literal["packed", "int", "awq", "gptq", "gguf"]
+Layout = Literal["packed", "int", "awq", "gptq", "mxfp4", "gguf"]
 """packed, int: compressed-tensors' `pack-quantized` and `int-quantized`; gguf: each tensor says its own."""
 
 SERVED: Final = (
     "compressed-tensors (pack-quantized and int-quantized in 4 or 8 bits), AWQ (gemm), GPTQ in 4 or 8 bits, "
+    "MXFP4 (experts of gpt-oss), "
     "GGUF (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, F16, BF16, F32)"
 )
 _GROUPS: Final = (32, 64, 128)
@@ -69,7 +70,12 @@ def read_quantization(fields: Fields) -> Quantization | None:
         return None
     inside = fields.within("quantization_config")
     method = (inside.text("quant_method") or "an unknown method").lower()
-    read = {"compressed-tensors": _compressed_tensors, "awq": _awq, "gptq": _gptq}.get(method)
+    read = {
+        "compressed-tensors": _compressed_tensors,
+        "awq": _awq,
+        "gptq": _gptq,
+        "mxfp4": _mxfp4,
+    }.get(method)
     if read is None:
         raise inside.refused(f"quantized by {method[:60]!r}, which Baton does not serve; it serves {SERVED}")
     return Quantization(method, tuple(read(inside)))
@@ -204,6 +210,12 @@ def _gptq(fields: Fields) -> list[tuple[Rule, Scheme | None]]:
         chosen = tuple(str(name) for name in names)
         rules.append((lambda module: module != "lm_head" and not module.endswith(chosen), None))
     return [*rules, (lambda module: True, scheme(fields))]
+
+
+def _mxfp4(fields: Fields) -> list[tuple[Rule, Scheme | None]]:
+    """Experts, whatever `modules_to_not_convert` says: files of theirs in floating point are read as such."""
+    scheme = Scheme(layout="mxfp4", bits=4, group=32, symmetric=True)
+    return [(_part_of(".mlp.experts."), scheme)]
 
 
 def _bits(fields: Fields, bits: int, served: tuple[int, ...] = _BITS) -> int:

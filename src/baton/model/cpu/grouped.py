@@ -16,14 +16,16 @@ from torch import Tensor
 from baton.model.cpu.library import INT, POINTER, Native
 from baton.model.ops.fused import Activations, Form
 from baton.model.weights.group_rows import GroupRows
-from baton.model.weights.grouped import Grouped, InGroups, parts_of
+from baton.model.weights.grouped import E2M1, Grouped, InGroups, parts_of
 from baton.model.weights.store import Facts, Shelf
 
 _LANES = {"avx512bf16": 16, "avx512vnni": 16, "avx512": 16, "avx2vnni": 8, "avx2": 8}
 """Float32 a vector, by instruction set; else 4."""
-_HALF, _HALF_BYTE, _HALF_HALF, _FULL, _HALF_EIGHTHS = range(5)
-_META_BYTES = {_HALF: 2, _HALF_BYTE: 3, _HALF_EIGHTHS: 3, _HALF_HALF: 4, _FULL: 8}
+_HALF, _HALF_BYTE, _HALF_HALF, _FULL, _HALF_EIGHTHS, _E2M1 = range(6)
+_META_BYTES = {_E2M1: 1, _HALF: 2, _HALF_BYTE: 3, _HALF_EIGHTHS: 3, _HALF_HALF: 4, _FULL: 8}
 """Of an output's scale and zero, for each group."""
+_EXPONENT = 0xFF << 23
+"""Of a float32's bits."""
 _LARGEST_HALF = 15
 """Stored scales are below two to the power of this."""
 
@@ -49,7 +51,7 @@ class PackedGroups:
 
     Scales and zeros take as few bytes as hold them exactly: float16 scales (times one power of two for all)
     if all fit, zeros as bytes or not at all if they are whole numbers (of 4 bits, eighths as well) or all the
-    same; else float32.
+    same; else float32.  Numbers of MXFP4 take four bits, and their scales, powers of two, a byte.
     """
 
     def __init__(self, library: Native, weight: Grouped | None, shelf: Shelf) -> None:
@@ -61,16 +63,17 @@ class PackedGroups:
             assert weight is not None
             padded = -(-weight.out_features // panel) * panel
             kind, exponent, scales = _kind_of(weight)
+            bits = 4 if kind == _E2M1 else weight.bits
             groups = weight.in_features // weight.group
             return {
-                "bits": weight.bits,
+                "bits": bits,
                 "group": weight.group,
                 "meta": kind,
                 "n": weight.out_features,
                 "k": weight.in_features,
                 "zero": float(weight.zeros.flatten()[0]) if weight.zeros.numel() else 0.0,
                 "scale": 2.0**exponent,
-                "bytes": padded * (weight.in_features * weight.bits // 8 + groups * _META_BYTES[kind]),
+                "bytes": padded * (weight.in_features * bits // 8 + groups * _META_BYTES[kind]),
             }
 
         facts = dict(shelf.note("groups", described))
@@ -80,7 +83,8 @@ class PackedGroups:
         self.group, self.bits = int(facts["group"]), int(facts["bits"])
         self.address = ctypes.addressof(self.twin)
         if weight is not None and scales is not None:
-            parts = [part.contiguous() for part in (weight.codes, scales, weight.zeros)]
+            codes = _e2m1_of(weight.codes) if facts["meta"] == _E2M1 else weight.codes
+            parts = [part.contiguous() for part in (codes, scales, weight.zeros)]
             pack = library.function("pack_grouped", *[POINTER] * 4)
             pack(self.address, *(part.data_ptr() for part in parts))
         self._rows = library.function("grouped_rows", INT, POINTER, POINTER, POINTER, INT)
@@ -187,12 +191,22 @@ def kept_order(weight: InGroups | None, inputs: int, shelf: Shelf) -> Tensor | N
     return shelf.keep("order", weight.order)
 
 
+def _e2m1_of(codes: Tensor) -> Tensor:
+    """Codes of `E2M1` → their four bits, a byte each."""
+    bits = torch.zeros(256, dtype=torch.uint8)
+    for number, code in reversed(list(enumerate(E2M1))):  # (of the two zeros, that without a sign)
+        bits[code] = number
+    return bits[codes.long()]
+
+
 def _kind_of(weight: Grouped) -> tuple[int, int, Tensor]:
     """(How scales and zeros are stored; the exponent of the power of two that scales are stored without; such
     scales [out, groups] float32)"""
     scales, zeros = weight.scales, weight.zeros
     if not scales.numel():
         return _HALF, 0, scales
+    if weight.e2m1 and bool(((scales.view(torch.int32) & ~_EXPONENT) == 0).all()):
+        return _E2M1, 0, scales
     least, most = (float(end) for end in torch.aminmax(scales))
     largest = max(-least, most)
     exponent = math.frexp(largest)[1] - _LARGEST_HALF if largest else 0

@@ -7,6 +7,8 @@ Theory.  Codes of 4 or 8 bits lie in 32-bit words, the first in the lowest bits:
   `weight_g_idx` [in], the group of each input, where these were sorted.  `int-quantized`: `weight` int8.
 * AWQ (gemm): `qweight` [in, out / 8] along the outputs, of which eight stand as 0, 2, 4, 6, 1, 3, 5, 7;
   `qzeros` [groups, out / 8] likewise, `scales` [groups, out]; w = (code - zero) * scale.
+* MXFP4: `blocks` [out, in / 32, 16], bytes of two numbers, the first in the lower half: a bit for the sign,
+  then which of 0, .5, 1, 1.5, 2, 3, 4, 6; `scales` [out, in / 32], bytes s: 2^(s - 127).
 * GPTQ: `qweight` [in / n, out] along the inputs; `qzeros` [groups, out / n], in its first version less one;
   `scales` [groups, out]; `g_idx` [in].
 
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from baton.model.checkpoint.quantization import Layout, Scheme
-from baton.model.weights.grouped import MIDDLE, Grouped
+from baton.model.weights.grouped import E2M1, E2M1_ZERO, MIDDLE, Grouped
 from baton.model.weights.quantize import group_for
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -57,6 +59,12 @@ def expected(scheme: Scheme, shape: tuple[int, int]) -> dict[str, Expected]:
             f"{in_features} inputs are no multiple of 32, the smallest group that Baton multiplies"
         )
     groups = in_features // scheme.group if scheme.group else 1
+    if scheme.layout == "mxfp4":
+        kinds = ("U8",)
+        return {
+            "blocks": Expected(((out_features, groups, 16),), kinds),
+            "scales": Expected(((out_features, groups),), kinds),
+        }
     many = 32 // scheme.bits
     words, integers = ("I32",), ("I32", "I64")
     scales = Expected(((out_features, groups), *([(out_features,)] if groups == 1 else [])))
@@ -92,6 +100,8 @@ def expected(scheme: Scheme, shape: tuple[int, int]) -> dict[str, Expected]:
 
 def read(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Grouped:
     """A weight of `shape` [out, in] from tensors that are as `expected`.  Raises `ValueError` (one line)."""
+    if scheme.layout == "mxfp4":
+        return mxfp4(tensors["blocks"], tensors["scales"])
     in_features = shape[1]
     group = scheme.group or group_for(in_features, 128)
     kept = in_features // scheme.group if scheme.group else 1
@@ -107,6 +117,18 @@ def read(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) 
             codes = codes[:, order.long()]
     scales, zeros = (part.float().repeat_interleave(times, dim=1).contiguous() for part in (scales, zeros))
     return Grouped(codes.contiguous(), scales, zeros, group, scheme.bits, order)
+
+
+def mxfp4(blocks: Tensor, scales: Tensor) -> Grouped:
+    """blocks [out, groups, 16] and scales [out, groups], uint8, as the layout says."""
+    if bool((scales == 255).any()):
+        raise LayoutError("its scales hold NaN")
+    codes = torch.empty((*blocks.shape, 2), dtype=torch.uint8)
+    numbers = torch.tensor(E2M1, dtype=torch.uint8)
+    codes[..., 0], codes[..., 1] = numbers[(blocks & 15).long()], numbers[(blocks >> 4).long()]
+    # (2^(s - 127) of x is 2^(s - 128) of 2 x)
+    exponents = torch.ldexp(torch.ones(scales.shape), scales.int() - 128)
+    return Grouped(codes.flatten(1), exponents, torch.full(scales.shape, E2M1_ZERO), 32, 8, e2m1=True)
 
 
 Parts = tuple[Tensor, Tensor, Tensor]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from baton.model.checkpoint.files import LoadError, checkpoint_files
 from baton.model.checkpoint.quantization import Quantization, Scheme
+from baton.model.reading.gpt_oss import views
 from baton.model.reading.layouts import LayoutError, expected, read
 from baton.model.weights.grouped import Grouped
 
@@ -38,7 +39,8 @@ class SafetensorsSource:
     rounded: Mapping[str, float] = MappingProxyType({})
     """Errors of what cannot be held exactly: nothing is rounded."""
 
-    def __init__(self, directory: Path, quantization: Quantization | None) -> None:
+    def __init__(self, directory: Path, quantization: Quantization | None, stacked: str = "") -> None:
+        """`stacked`: see `MixtureNames`."""
         self._directory = directory
         self._quantization = quantization
         self._files: dict[str, Any] = {}
@@ -49,6 +51,8 @@ class SafetensorsSource:
                 self._open(path)
             self._name_as_text()
             self._name_as_whole()
+            if stacked == "gpt_oss":
+                self._name_experts()
         except BaseException:
             self._stack.close()
             raise
@@ -84,6 +88,12 @@ class SafetensorsSource:
         renamed = {name if name.startswith("lm_head.") else f"model.{name}": name for name in self._files}
         renamed.setdefault("lm_head.weight", "embed_tokens.weight")
         self.rename(renamed)
+
+    def _name_experts(self) -> None:
+        """Experts that lie in tensors of all of them get names of their own."""
+        found = list(views(self._files))
+        self._files = {ours: view or self._files[name] for ours, name, view in found}
+        self._paths = {ours: self._paths[name] for ours, name, _ in found}
 
     def __enter__(self) -> SafetensorsSource:
         return self
@@ -142,7 +152,7 @@ class SafetensorsSource:
                     f"{str(self._paths[name])!r}: tensor {name!r} is {found.get_dtype()}; Baton reads "
                     f"{' or '.join(what.kinds)} there"
                 )
-            if last in ("scales", "weight_scale") and not bool(torch.isfinite(self._whole(name)).all()):
+            if last in ("scales", "weight_scale") and not _are_numbers(self._whole(name)):
                 raise LoadError(
                     f"{str(self._paths[name])!r}: tensor {name!r} holds NaN or infinity; the checkpoint "
                     "is damaged"
@@ -202,6 +212,13 @@ class SafetensorsSource:
             return None
         kind: str = self._files[source].get_slice(source).get_dtype()
         return None if kind.startswith(("F", "BF")) else scheme
+
+
+def _are_numbers(scales: Tensor) -> bool:
+    """Whether none is NaN or infinite; of exponents in a byte 255 is NaN."""
+    if scales.dtype == torch.uint8:
+        return not bool((scales == 255).any())
+    return bool(torch.isfinite(scales).all())
 
 
 def _of_text(name: str) -> str:

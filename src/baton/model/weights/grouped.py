@@ -28,6 +28,9 @@ GROUPS = (32, 64, 128)
 """Inputs a group, as kernels multiply them."""
 MIDDLE = {4: 8.0, 8: 128.0}
 """By bits: the zero point of a symmetric weight."""
+E2M1_ZERO = 12.0
+E2M1 = tuple(int(E2M1_ZERO) + sign * twice for sign in (1, -1) for twice in (0, 1, 2, 3, 4, 6, 8, 12))
+"""By its four bits, a number of MXFP4 as a code: twice the number, and the zero point."""
 _CACHED_ELEMENTS = 1 << 20
 
 
@@ -47,6 +50,8 @@ class Grouped:
     """4 or 8"""
     order: Tensor | None = None
     """[in] int32: column j of `codes` belongs to input order[j]; None: to input j"""
+    e2m1: bool = False
+    """All codes are of `E2M1`, and all zeros E2M1_ZERO: four bits hold them, though `bits` are 8"""
 
     def __post_init__(self) -> None:
         if self.bits not in MIDDLE:
@@ -89,7 +94,8 @@ class Grouped:
     def nbytes(self) -> int:
         """Of the weight as kernels need it: codes at their bits, scales and zeros at 4 bytes."""
         order = 0 if self.order is None else 4 * self.in_features
-        return self.codes.numel() * self.bits // 8 + 8 * self.scales.numel() + order
+        bits = 4 if self.e2m1 else self.bits
+        return self.codes.numel() * bits // 8 + 8 * self.scales.numel() + order
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[out, in] in the order of inputs: scale * (code - zero), computed in float32."""
@@ -185,7 +191,9 @@ def joined(parts: Sequence[Grouped]) -> InGroups:
     Raises `ValueError` if they have different inputs, or these in different orders.
     """
     check_inputs(parts)
-    runs = [tuple(run) for _, run in itertools.groupby(parts, key=lambda part: (part.bits, part.group))]
+    runs = [
+        tuple(run) for _, run in itertools.groupby(parts, key=lambda part: (part.bits, part.group, part.e2m1))
+    ]
     found = tuple(
         run[0]
         if len(run) == 1

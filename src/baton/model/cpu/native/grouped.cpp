@@ -110,8 +110,26 @@ INLINE I add(I sum, U codes, X x, bool) {
 enum Way {
     kWhole,    // whole numbers
     kEighths,  // eighths, of codes of 4 bits
+    kTable,    // kNumbersZero, and codes of 4 bits stand for kNumbers
     kFloats,   // any numbers
 };
+
+// kNumbers of each byte of `codes`, which are 0 … 15.
+INLINE U numbers_of(U codes) {
+#if defined(__AVX512BW__)
+    const __m128i table = _mm_loadu_si128((const __m128i*)kNumbers);
+    return (U)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)codes);
+#elif defined(__AVX2__)
+    const __m128i table = _mm_loadu_si128((const __m128i*)kNumbers);
+    return (U)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)codes);
+#else
+    uint8_t bytes[sizeof(U)];
+    __builtin_memcpy(bytes, &codes, sizeof codes);
+    for (size_t i = 0; i < sizeof(U); ++i) bytes[i] = kNumbers[bytes[i]];
+    __builtin_memcpy(&codes, bytes, sizeof codes);
+    return codes;
+#endif
+}
 
 // Of eighths, 8 * code.
 template <int bits, Way way>
@@ -124,6 +142,7 @@ INLINE void codes_of(const char* at, U* low, U* high) {
         const U both = load_u(at);
         *low = both & 0x0f0f0f0fu;
         *high = (both >> 4) & 0x0f0f0f0fu;
+        if constexpr (way == kTable) *low = numbers_of(*low), *high = numbers_of(*high);
     } else {
         *low = load_u(at);
         *high = load_u(at + kLanes * 4);
@@ -168,7 +187,7 @@ template <int rows, int bits, Way way>
 void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, const char* panel, Ahead* ahead) {
     // Added to codes less their zero point, so that they stay unsigned: at most 31 then, or 240 of eighths.
     constexpr int shift = way == kEighths ? 120 : 16;
-    constexpr bool shifted = bits == 4 && way != kFloats && rows > 2 && (way == kWhole || !kPairs);
+    constexpr bool shifted = bits == 4 && rows > 2 && (way == kWhole || (way == kEighths && !kPairs));
     constexpr int kUnit = 8;  // steps in a row, without a branch; a group has one or more of them
     const GroupedWeight& w = *task.w;
     const int64_t k = w.k, steps = w.group / 4, left = w.n - n, fetched = ahead->bytes;
@@ -207,6 +226,10 @@ void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, con
                 U more[2];
                 if constexpr (way == kFloats) {
                     each<rows>([&](auto r) INLINE_LAMBDA { found[r.value][0] = found[r.value][1] = I{}; });
+                } else if constexpr (way == kTable) {
+                    each<rows>([&](auto r) INLINE_LAMBDA {
+                        found[r.value][0] = found[r.value][1] = I{} + kNumbersZero * less[r.value * width];
+                    });
                 } else {
                     U zeros[2];
                     for (int half = 0; half < 2; ++half) {
@@ -247,7 +270,7 @@ void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, con
                 const float* factor = factors + block;
                 F scales[2], minima[2];
                 for (int half = 0; half < 2; ++half) {
-                    scales[half] = load_scales(at, w.meta, half);
+                    scales[half] = way == kTable ? load_exponents(at, half) : load_scales(at, w.meta, half);
                     if constexpr (way == kFloats)
                         minima[half] = w.meta == kHalf ? splat(zero) : load_zeros(at, w.meta, half);
                 }
@@ -314,6 +337,7 @@ ByPanel by_panel_of(const GroupedWeight& w) {
     const bool whole = w.meta == kHalfByte ||
                        (w.meta == kHalf && w.zero >= 0 && w.zero <= most && w.zero == (double)(int)w.zero);
     if (w.meta == kHalfEighths) return by_panel<4, kEighths>;
+    if (w.meta == kE2m1) return by_panel<4, kTable>;
     if (w.bits == 4) return whole ? by_panel<4, kWhole> : by_panel<4, kFloats>;
     return whole ? by_panel<8, kWhole> : by_panel<8, kFloats>;
 }
@@ -431,12 +455,15 @@ BATON_EXPORT(pack_grouped)(const GroupedWeight* w, const uint8_t* codes, const f
                     }
                 }
             }
-            for (int part = 0; part < (w->meta == kHalf ? 1 : 2); ++part)
+            for (int part = 0; part < (w->meta == kHalf || w->meta == kE2m1 ? 1 : 2); ++part)
                 for (int half = 0; half < 2; ++half) {
                     const F numbers = column(part ? zeros : scales, g, half);
                     if (w->meta == kFull) {
                         store((float*)to, numbers);
                         to += 4 * kLanes;
+                    } else if (w->meta == kE2m1) {
+                        const U exponents = as_u(numbers) >> 23;
+                        for (int lane = 0; lane < kLanes; ++lane) *to++ = (char)(uint8_t)exponents[lane];
                     } else if (part && (w->meta == kHalfByte || w->meta == kHalfEighths)) {
                         const F bytes = w->meta == kHalfByte ? numbers : numbers * 8.0f;
                         for (int lane = 0; lane < kLanes; ++lane) *to++ = (char)(uint8_t)bytes[lane];
@@ -457,12 +484,16 @@ BATON_EXPORT(grouped_rows)(int64_t to_bf16, const GroupedWeight* w, const int64_
         const char* at = (const char*)w->packed + rows[t] / kPanel * groups * group_bytes(*w);
         for (int64_t g = 0; g < groups; ++g, at += group_bytes(*w)) {
             const char* meta = at + w->group / 4 * step;
-            const float scale = load_scales(meta, w->meta, (int)half)[lane] * (float)w->scale;
-            const float zero = w->meta == kHalf ? (float)w->zero : load_zeros(meta, w->meta, (int)half)[lane];
+            const bool table = w->meta == kE2m1;
+            const F scales = table ? load_exponents(meta, (int)half) : load_scales(meta, w->meta, (int)half);
+            const float scale = scales[lane] * (float)w->scale;
+            const float zero = table             ? kNumbersZero
+                               : w->meta == kHalf ? (float)w->zero
+                                                  : load_zeros(meta, w->meta, (int)half)[lane];
             for (int64_t i = 0; i < w->group; ++i) {
                 const char* from = at + i / 4 * step;
                 const uint8_t both = (uint8_t)from[(w->bits == 8 ? half * kLanes * 4 : 0) + lane * 4 + i % 4];
-                const int code = w->bits == 8 ? both : both >> (4 * half) & 15;
+                const int bits = w->bits == 8 ? both : both >> (4 * half) & 15, code = table ? kNumbers[bits] : bits;
                 const float value = scale * ((float)code - zero);
                 if (to_bf16) put((bf16*)out + t * w->k + g * w->group + i, value);
                 else put((float*)out + t * w->k + g * w->group + i, value);

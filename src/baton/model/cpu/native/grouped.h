@@ -26,7 +26,12 @@ enum Meta {
     kHalfHalf,     // both in float16
     kFull,         // both in float32
     kHalfEighths,  // scales in float16, eight times the zeros in a byte, at most 8 * 15; codes of 4 bits
+    kE2m1,         // MXFP4: scales are powers of two, in a byte as float32 has it; codes of 4 bits stand for kNumbers
 };
+
+// Of kE2m1: 16 and twice the number that the code stands for.
+constexpr uint8_t kNumbers[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+constexpr int kNumbersZero = 16;
 
 // model/cpu/grouped.py has its twin.
 struct GroupedWeight {
@@ -42,7 +47,7 @@ struct GroupedWeight {
 };
 
 INLINE int64_t meta_bytes(int64_t meta) {
-    return 2 * kLanes * (meta == kHalf ? 2 : meta == kHalfByte || meta == kHalfEighths ? 3 : meta == kHalfHalf ? 4 : 8);
+    return 2 * kLanes * (meta == kE2m1 ? 1 : meta == kHalf ? 2 : meta == kHalfByte || meta == kHalfEighths ? 3 : meta == kHalfHalf ? 4 : 8);
 }
 INLINE int64_t step_bytes_of(int64_t bits) { return bits == 4 ? kLanes * 4 : kLanes * 8; }
 INLINE int64_t group_bytes(const GroupedWeight& w) { return w.group / 4 * step_bytes_of(w.bits) + meta_bytes(w.meta); }
@@ -87,6 +92,7 @@ INLINE U load_bytes(const char* at) {
 INLINE F load_scales(const char* at, int64_t meta, int half) {
     return meta == kFull ? load((const float*)at + half * kLanes) : load_half(at + half * kLanes * 2);
 }
+INLINE F load_exponents(const char* at, int half) { return as_f(load_bytes(at + half * kLanes) << 23); }
 INLINE F load_zeros(const char* at, int64_t meta, int half) {
     if (meta == kFull) return load((const float*)at + (2 + half) * kLanes);
     at += 4 * kLanes;

@@ -1,0 +1,92 @@
+"""gpt-oss' experts as if each had tensors of its own.
+
+Theory.  A layer's experts lie in tensors of all of them, E experts of inner size I, gates and ups row by row:
+
+* in floating point `gate_up_proj` [E, hidden, 2 I] and `down_proj` [E, I, hidden], inputs first;
+* in MXFP4 `gate_up_proj_blocks` [E, 2 I, hidden / 32, 16] and `…_scales` [E, 2 I, hidden / 32], outputs
+  first, and `down_proj_blocks`, `down_proj_scales` likewise (`reading.layouts`);
+* `gate_up_proj_bias` [E, 2 I] and `down_proj_bias` [E, hidden].
+
+`views` gives them the names of an MLP's, EXPERTS.7.gate_proj.weight and so on, so that whatever reads a
+checkpoint expert by expert reads these.  A part of one expert is read at a time, and remembered until another
+is: gates and ups come one after the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+_STACK = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(|_bias|_blocks|_scales)")
+_LAST = {"": "weight", "_bias": "bias", "_blocks": "blocks", "_scales": "scales"}
+_ROWS = {
+    "gate_up_proj": {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)},
+    "down_proj": {"down_proj": slice(None)},
+}
+"""Outputs of each matrix in the tensor of all."""
+
+
+class _Stack:
+    """A tensor of all experts of a layer."""
+
+    def __init__(self, file: Any, name: str, transposed: bool) -> None:
+        """`transposed`: inputs come before outputs."""
+        self._file, self._name, self._transposed = file, name, transposed
+        found = file.get_slice(name)
+        self.shape = tuple(found.get_shape())
+        self.kind: str = found.get_dtype()
+        self._read: tuple[int, Tensor] | None = None
+
+    def expert(self, number: int) -> Tensor:
+        """[outputs, …]"""
+        if self._read is None or self._read[0] != number:
+            self._read = None  # the old one goes before the new one comes
+            found: Tensor = self._file.get_slice(self._name)[number]
+            self._read = number, found.t() if self._transposed else found
+        return self._read[1]
+
+    def shape_of(self, rows: slice) -> list[int]:
+        outputs, *others = reversed(self.shape[1:]) if self._transposed else self.shape[1:]
+        return [len(range(outputs)[rows]), *others]
+
+
+class StackView:
+    """A matrix of one expert; what a file of safetensors is to its reader, for this tensor."""
+
+    def __init__(self, stack: _Stack, expert: int, rows: slice) -> None:
+        self._stack, self._expert, self._rows = stack, expert, rows
+
+    def get_slice(self, _: str) -> StackView:
+        return self
+
+    def get_tensor(self, _: str) -> Tensor:
+        return self._stack.expert(self._expert)[self._rows]
+
+    def get_shape(self) -> list[int]:
+        return self._stack.shape_of(self._rows)
+
+    def get_dtype(self) -> str:
+        return self._stack.kind
+
+    def __getitem__(self, part: Any) -> Tensor:
+        return self.get_tensor("")[part]
+
+
+def views(files: Mapping[str, Any]) -> Iterator[tuple[str, str, StackView | None]]:
+    """(The name, that of the tensor that it is in, how it is read) of each tensor in files of safetensors.
+
+    None: as it is.
+    """
+    for name, file in files.items():
+        found = _STACK.fullmatch(name)
+        if found is None:
+            yield name, name, None
+            continue
+        experts, matrix, last = found.groups()
+        stack = _Stack(file, name, transposed=last == "")
+        for expert in range(stack.shape[0] if stack.shape else 0):
+            for part, rows in _ROWS[matrix].items():
+                yield f"{experts}.{expert}.{part}.{_LAST[last]}", name, StackView(stack, expert, rows)
