@@ -1,10 +1,10 @@
 """Where the microseconds of a step go, by operation, beside what memory and arithmetic allow.
 
-    python benchmarks/step_profile.py DIRECTORY [--quantization int8] [--threads 2] [--cpu-time] [CASE …]
+    python benchmarks/step_profile.py DIRECTORY [--quantization int8|int4] [--threads 2] [--cpu-time] [CASE …]
 
 A case is `decode:64@200` (sequences @ tokens of context) or `prefill:2048` (tokens of one prompt).  The
 executor runs alone, without an engine.  Where the model is one native call
-(`model/architectures/program.py`), that one counts its operations itself.  Else every operation is wrapped
+(`model/decoder/program.py`), that one counts its operations itself.  Else every operation is wrapped
 with a clock, which costs about half a microsecond a call and is part of what is shown.  `--cpu-time` counts
 CPU time of the calling thread instead of the wall clock: with `--threads 1` it says what the work takes even
 while others use the machine.
@@ -34,6 +34,7 @@ from baton.launch.instance_config import instance_config
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.steps import fused_ops
 from baton.model.decoder.blocks import Block
+from baton.model.decoder.mixture import Mixture
 from baton.model.decoder.program import Program
 from baton.model.layers.layers import Matrix
 from baton.model.layers.packed import Weights, best_form
@@ -70,13 +71,13 @@ class Clocks:
 
 
 def products(block: Block) -> list[tuple[str, Matrix]]:
-    attention, mlp = block.attention, block.mlp
-    return [
-        ("product qkv", attention.qkv),
-        ("product o", attention.output),
-        ("product gate+up", mlp.gate_up),
-        ("product down", mlp.down),
-    ]
+    """Those of all tokens."""
+    attention = block.attention
+    mlp = block.mlp.shared if isinstance(block.mlp, Mixture) else block.mlp
+    found: list[tuple[str, Matrix]] = [("product qkv", attention.qkv), ("product o", attention.output)]
+    if mlp is not None:
+        found += [("product gate+up", mlp.gate_up), ("product down", mlp.down)]
+    return found
 
 
 def instrument(executor: TorchExecutor, clocks: Clocks) -> Program | None:
@@ -147,6 +148,14 @@ def limits(executor: TorchExecutor, tokens: int, rows: int, reads: float, flops:
         for name, layer in products(block):
             out, inputs = layer._shape
             found[name] += max(layer.product.nbytes / reads, 2 * tokens * out * inputs / flops)
+        if isinstance(block.mlp, Mixture):
+            told = block.mlp.config
+            # As many experts as tokens that choose at random need together.
+            needed = told.experts * (1 - (1 - told.chosen / told.experts) ** tokens)
+            for name, matrices in (("experts gate+up", block.mlp.gate_up), ("experts down", block.mlp.down)):
+                out, inputs = matrices[0]._shape
+                work = 2 * tokens * told.chosen * out * inputs
+                found[name] += max(needed * matrices[0].product.nbytes / reads, work / flops)
     head = executor._model.head
     elements = head.share * head._hidden_size
     found["product head"] = max(head.product.nbytes / reads, 2 * rows * elements / flops)
@@ -159,7 +168,7 @@ def main() -> None:
     )
     parser.add_argument("directory")
     parser.add_argument("cases", nargs="*", default=[])
-    parser.add_argument("--quantization", choices=["int8"])
+    parser.add_argument("--quantization", choices=["int8", "int4"])
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from baton.model.attention import AttentionStep
 from baton.model.cpu import kernels
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import serves
-from baton.model.decoder.program import OPERATIONS, Program
+from baton.model.decoder.mixture import Mixture
+from baton.model.decoder.program import Program
+from baton.model.ops.routing import Routed
 from tests.executor.test_torch_parity import config_for
-from tests.model.checkpoints import MIXTURES, VARIANTS, VOCAB, make_checkpoint
+from tests.model.checkpoints import VARIANTS, VOCAB, make_checkpoint
 
 BLOCK = 16
 FORMS = (("float32", None), ("bfloat16", None), ("bfloat16", "int8"), ("float32", "int8"))
@@ -102,7 +105,7 @@ def check_same(executor: TorchExecutor) -> None:
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant not in MIXTURES])
+@pytest.mark.parametrize("variant", list(VARIANTS))
 def test_one_call_gives_what_the_modules_give(variant: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, variant)
     for dtype, quantization in (*FORMS, ("bfloat16", KV_INT8), ("float32", KV_INT8)):
@@ -110,6 +113,77 @@ def test_one_call_gives_what_the_modules_give(variant: str, tmp_path: Path) -> N
             executor = make(tmp_path, dtype, quantization)
             check_same(executor)
             executor.close()
+
+
+def test_mixtures_in_groups(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "ernie4_5-moe")
+    settings = {"block_size": BLOCK, "num_blocks": 40, "num_threads": 2}
+    for group, kv in ((32, None), (64, "int8")):
+        config = config_for(
+            tmp_path,
+            dtype="bfloat16",
+            quantization="int4",
+            quantization_group_size=group,
+            kv_cache_dtype=kv,
+            **settings,
+        )
+        executor = TorchExecutor.from_config(config, 0, "")
+        check_same(executor)
+        executor.close()
+
+
+@pytest.mark.parametrize("variant", ["ernie4_5-moe-odd", "glm4-moe", "granite-moe"])
+def test_experts_of_tokens_are_counted_and_told(variant: str, tmp_path: Path) -> None:
+    """As the modules' own path in PyTorch, which gives the same but for roundings."""
+    make_checkpoint(tmp_path, variant)
+    executor = make(tmp_path, "float32", None)
+    model = executor._model
+    mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, Mixture)]
+    chosen: list[list[torch.Tensor]] = []
+    for mixture in mixtures:
+        ids: list[torch.Tensor] = []
+        chosen.append(ids)
+        mixture._native = False
+
+        def noted(x: torch.Tensor, route: Any = mixture.router, ids: list[torch.Tensor] = ids) -> Routed:
+            found: Routed = route(x)
+            ids.append(found.ids)
+            return found
+
+        mixture.router = noted  # type: ignore[assignment]
+    before = [mixture.tokens.clone() for mixture in mixtures]
+    expected = outcome(executor, False)
+    counts = [mixture.tokens - first for mixture, first in zip(mixtures, before, strict=True)]
+    executor.close()
+
+    executor = make(tmp_path, "float32", None)
+    model = executor._model
+    found = outcome(executor, True)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(found[:-1], expected[:-1], strict=True))
+    program = model._program
+    assert isinstance(program, Program)
+    program.record_chosen = True
+    mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, Mixture)]
+    before = [mixture.tokens.clone() for mixture in mixtures]
+    counted = 0
+    with torch.inference_mode():
+        rng = np.random.default_rng(1)
+        executor._pool.tensor.zero_()
+        for number, rows in enumerate(STEPS):
+            starts, lengths = (np.array(column, np.int32) for column in zip(*rows.rows, strict=True))
+            tokens = rng.integers(0, VOCAB, int(lengths.sum())).astype(np.int32)
+            tables = np.arange(len(starts) * 12, dtype=np.int32).reshape(-1, 12)
+            # Of the last layer, too, although no logits are wanted.
+            step = AttentionStep(starts, lengths, tables, rows.num_decodes)
+            model(tokens, step, np.zeros(0, np.int64), None, False)
+            assert program.chosen is not None
+            for layer, ids in zip(program.chosen, chosen, strict=True):
+                assert torch.equal(layer, ids[number])
+            counted += len(tokens)
+    for mixture, first, expected_counts in zip(mixtures, before, counts, strict=True):
+        assert torch.equal(mixture.tokens - first, expected_counts)
+        assert int(expected_counts.sum()) == counted * mixture.config.chosen
+    executor.close()
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), FORMS)
@@ -149,6 +223,6 @@ def test_measured_nanoseconds_are_of_the_operations(tmp_path: Path) -> None:
     with torch.inference_mode():
         executor._model(one, AttentionStep(0 * one, one, np.zeros((1, 1), np.int32), 1))
     found = program.take_nanoseconds()
-    assert [name for name in OPERATIONS if not found[name]] == ["quantize"]
+    assert [name for name in found if not found[name]] == ["quantize"]
     assert not any(program.take_nanoseconds().values())
     executor.close()

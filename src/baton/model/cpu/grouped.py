@@ -19,8 +19,6 @@ from baton.model.weights.group_rows import GroupRows
 from baton.model.weights.grouped import E2M1, Grouped, InGroups, parts_of
 from baton.model.weights.store import Facts, Shelf
 
-_LANES = {"avx512bf16": 16, "avx512vnni": 16, "avx512": 16, "avx2vnni": 8, "avx2": 8}
-"""Float32 a vector, by instruction set; else 4."""
 _HALF, _HALF_BYTE, _HALF_HALF, _FULL, _HALF_EIGHTHS, _E2M1 = range(6)
 _META_BYTES = {_E2M1: 1, _HALF: 2, _HALF_BYTE: 3, _HALF_EIGHTHS: 3, _HALF_HALF: 4, _FULL: 8}
 """Of an output's scale and zero, for each group."""
@@ -55,7 +53,7 @@ class PackedGroups:
     """
 
     def __init__(self, library: Native, weight: Grouped | None, shelf: Shelf) -> None:
-        panel = 2 * _LANES.get(library.instruction_set, 4)
+        panel = 2 * library.lanes
         scales: Tensor | None = None
 
         def described() -> Facts:

@@ -26,12 +26,17 @@ POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 """The types of arguments: addresses (`tensor.data_ptr()`), int64_t, float."""
 
 
+_LANES = {"avx512bf16": 16, "avx512vnni": 16, "avx512": 16, "avx2vnni": 8, "avx2": 8}
+
+
 class Native:
     """The builds for one instruction set."""
 
     def __init__(self, library: ctypes.CDLL, instruction_set: str) -> None:
         self._library = library
         self.instruction_set = instruction_set
+        self.lanes = _LANES.get(instruction_set, 4)
+        """float32 of a vector."""
         self._functions: dict[str, Function] = {}
 
     def function(self, name: str, *argument_types: Any) -> Function:

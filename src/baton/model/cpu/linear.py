@@ -10,8 +10,8 @@ from baton.model.ops.fused import INT8, PLAIN, Activations
 from baton.model.weights.quantized import Quantized, quantize_rows
 from baton.model.weights.store import Shelf
 
-_LANES = {"avx512bf16": 16, "avx512vnni": 16, "avx512": 16}
-"""Instruction sets for which the kernel is worth using, and their float32 a vector."""
+_SERVED = ("avx512bf16", "avx512vnni", "avx512")
+"""Instruction sets for which the kernel is worth using."""
 _ROWS_AT_A_TIME = 128
 
 
@@ -20,7 +20,7 @@ def serves(library: Native | None, dtype: torch.dtype) -> bool:
 
     `dtype` is that of the weights; torch.int8 for quantized ones.
     """
-    if library is None or library.instruction_set not in _LANES:
+    if library is None or library.instruction_set not in _SERVED:
         return False
     if dtype in (torch.bfloat16, torch.int8):
         multiplies = ("avx512bf16",) if dtype == torch.bfloat16 else ("avx512bf16", "avx512vnni")
@@ -39,7 +39,7 @@ class PackedWeight:
         self.out_features, self.in_features = weight.shape
         self._inputs = 4 // weight.itemsize
         self._steps = -(-self.in_features // self._inputs)
-        self._panel = 2 * _LANES[library.instruction_set]
+        self._panel = 2 * library.lanes
         self.padded = -(-self.out_features // self._panel) * self._panel
         """Outputs, in whole panels."""
         self.elements = shelf.make("packed", (self.padded * self._steps * self._inputs,), weight.dtype)

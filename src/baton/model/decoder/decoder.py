@@ -18,6 +18,7 @@ from torch import Tensor
 from baton.model.attention import AttentionBackend, AttentionStep
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.decoder.blocks import Attention, Block, LayerContext
+from baton.model.decoder.mixture import Mixture
 from baton.model.decoder.program import Program, program_of
 from baton.model.layers.layers import Module, RMSNorm, VocabParallelEmbedding
 from baton.model.layers.placement import Placement
@@ -149,6 +150,9 @@ class Decoder(Module):
     def weights_change(self) -> None:
         """Weights are about to be loaded, into other places of memory."""
         self._program = None
+        for layer in self.layers:
+            if isinstance(layer.mlp, Mixture):
+                layer.mlp.weights_change()
 
     def weight_bytes(self) -> int:
         return sum(layer.weight_bytes() for layer in self.layers_within())

@@ -14,11 +14,16 @@ An expert's matrices are layers of their own, so a checkpoint is read, quantized
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from baton.model.checkpoint.config import ModelConfig
+from baton.model.cpu.experts import NativeExperts, NativeMixture, NativeRouter
+from baton.model.cpu.library import Native, native
+from baton.model.cpu.linear import NativeProduct
+from baton.model.cpu.steps import NativeOps
 from baton.model.description.model import MixtureNames, MlpConfig, MoeConfig, Names
 from baton.model.layers.layers import Layer, Linear, Module, RowParallelLinear
 from baton.model.layers.piece import Piece
@@ -110,8 +115,16 @@ class Router(Layer):
         self.attach()
 
     def attach(self) -> None:
-        weight = self.weight if self.shared_gate is None else torch.cat((self.weight, self.shared_gate))
-        self.product = self._placement.product(weight, None, self._name)
+        self.product = self._placement.product(self._rows(), None, self._name)
+
+    def native_product(self, library: Native) -> NativeProduct:
+        """Its product, or one like it where native ones are not the fastest."""
+        if isinstance(self.product, NativeProduct):
+            return self.product
+        return NativeProduct(library, self._rows(), None)
+
+    def _rows(self) -> Tensor:
+        return self.weight if self.shared_gate is None else torch.cat((self.weight, self.shared_gate))
 
     def __call__(self, x: Tensor) -> Routed:
         assert self.product is not None
@@ -138,6 +151,9 @@ class Mixture(Module):
         )
         self.tokens = torch.zeros(told.experts, dtype=torch.int64)
         """That each expert got, ever."""
+        self._dtype = placement.dtype
+        self._native: NativeMixture | Literal[False] | None = None
+        """None: not made yet."""
 
     @property
     def gate_up(self) -> list[Linear]:
@@ -155,6 +171,8 @@ class Mixture(Module):
 
     def __call__(self, x: Activations) -> Tensor:
         assert isinstance(x, Tensor)
+        if native := self.native():
+            return self._at_once(native, x)
         routed = self.router(x)
         taken = _Taken(x)
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -163,6 +181,40 @@ class Mixture(Module):
             found = self.ops.dequantize(self.shared(taken.all(self.shared.form, self))).float()
             total += found if routed.shared is None else found * routed.shared.unsqueeze(1)
         return self.parallel.all_reduce(total.to(x.dtype))
+
+    def native(self) -> NativeMixture | None:
+        """One call for the router and one for all experts, where they have kernels."""
+        if self._native is None:
+            self._native = self._made() or False
+        return self._native or None
+
+    def weights_change(self) -> None:
+        """Weights are about to be loaded, into other places of memory."""
+        self._native = None
+
+    def _made(self) -> NativeMixture | None:
+        library = native()
+        if library is None or not isinstance(self.ops, NativeOps):
+            return None
+        experts = NativeExperts.of(
+            [matrix.product for matrix in self.gate_up],
+            [matrix.product for matrix in self.down],
+            self.config.expert.activation,
+            self._dtype,
+        )
+        if experts is None:
+            return None
+        return NativeMixture(
+            NativeRouter(library, self.router.native_product(library), self.router.bias, self.config), experts
+        )
+
+    def _at_once(self, native: NativeMixture, x: Tensor) -> Tensor:
+        routed, taken = native.router(x), _Taken(x)
+        shared = None
+        if self.shared is not None:
+            shared = self.ops.dequantize(self.shared(taken.all(self.shared.form, self)))
+        found = native.experts(taken.all(native.experts.form, self), routed, shared, self.tokens)
+        return self.parallel.all_reduce(found)
 
     def _add_experts(self, total: Tensor, taken: _Taken, routed: Routed) -> None:
         """To [T, hidden] in float32."""

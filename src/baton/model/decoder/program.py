@@ -23,14 +23,14 @@ from torch import Tensor
 
 from baton.model.attention import AttentionBackend, AttentionStep, CpuAttention
 from baton.model.checkpoint.config import ModelConfig
-from baton.model.cpu.grouped import NativeGroupedProduct
+from baton.model.cpu.experts import MixtureTwin
 from baton.model.cpu.kernels import address_of
 from baton.model.cpu.library import INT, POINTER, Native, native
-from baton.model.cpu.linear import NativeInt8Product, NativeProduct
 from baton.model.cpu.native_kernels import NativeKernels
+from baton.model.cpu.products import NativeWeight, ProductTwin, twin_of
 from baton.model.cpu.steps import NativeOps
 from baton.model.decoder.blocks import Block
-from baton.model.decoder.mixture import MLP
+from baton.model.decoder.mixture import MLP, Mixture
 from baton.model.layers.layers import RMSNorm, VocabParallelEmbedding
 from baton.model.layers.rotary import Rotary
 from baton.model.ops.fused import ACTIVATIONS, FusedOps
@@ -46,10 +46,15 @@ OPERATIONS = (
     "gate",
     "product down",
     "product head",
+    "router",
+    "gather",
+    "experts gate+up",
+    "experts gate",
+    "experts down",
+    "experts sum",
 )
 """`Operation` of native/program.cpp."""
 
-NativeWeight = NativeProduct | NativeInt8Product | NativeGroupedProduct
 Int32Array = npt.NDArray[np.int32]
 
 _WINDOWS = 2
@@ -58,34 +63,21 @@ _ROTARIES = 2
 """Likewise."""
 
 
-class _Product(ctypes.Structure):
-    _fields_ = (
-        ("form", INT),
-        ("groups", POINTER),
-        ("packed", POINTER),
-        ("bias", POINTER),
-        ("scales", POINTER),
-        ("row_sums", POINTER),
-        ("order", POINTER),
-        ("n", INT),
-        ("k", INT),
-    )
-
-
 class _Layer(ctypes.Structure):
     _fields_ = (
         ("attention_norm", POINTER),
-        ("qkv", _Product),
+        ("qkv", ProductTwin),
         ("query_norm", POINTER),
         ("key_norm", POINTER),
         ("wide", INT),
         ("sinks", POINTER),
-        ("output", _Product),
+        ("output", ProductTwin),
         ("attention_out_norm", POINTER),
         ("mlp_norm", POINTER),
-        ("gate_up", _Product),
+        ("mixture", POINTER),
+        ("gate_up", ProductTwin),
         ("activation", INT),
-        ("down", _Product),
+        ("down", ProductTwin),
         ("mlp_out_norm", POINTER),
         ("window", INT),
         ("rotary", INT),
@@ -114,12 +106,13 @@ class _Model(ctypes.Structure):
         ("rotary_stride", INT),
         ("query_factors", POINTER),
         ("layers", POINTER),
+        ("mixture", POINTER),
         ("embedding_groups", POINTER),
         ("embedding", POINTER),
         ("row_places", POINTER),
         ("column_places", POINTER),
         ("norm", POINTER),
-        ("head", _Product),
+        ("head", ProductTwin),
     )
 
 
@@ -139,6 +132,7 @@ class _Step(ctypes.Structure):
         ("num_wanted", INT),
         ("whole", INT),
         ("logits", POINTER),
+        ("chosen", POINTER),
         ("nanoseconds", POINTER),
         ("clock", INT),
         ("num_runs", INT),
@@ -174,9 +168,16 @@ class Program:
         self._backend, self._kernels = backend, kernels
         config, dtype = model.config, model.norm.weight.dtype
         windows = list({block.attention.window: None for block in model.layers})
+        self._mixtures = _mixtures(model)
         self._layers = (_Layer * len(model.layers))(
-            *(_layer(block, windows.index(block.attention.window)) for block in model.layers)
+            *(
+                _layer(block, windows.index(block.attention.window), self._mixtures.get(number))
+                for number, block in enumerate(model.layers)
+            )
         )
+        self.chosen: Tensor | None = None
+        """[mixtures, T, chosen] int32: the experts of each token, of the last step with `record_chosen`."""
+        self.record_chosen = False
         groups = model.embedding.groups_address
         embedding, row_places, column_places = (None,) * 3 if groups else model.embedding.addresses()
         self._model = _Model(
@@ -197,12 +198,13 @@ class Program:
             windows=(INT * _WINDOWS)(*(window or 0 for window in windows)),
             rotary_stride=model.rotaries[0].cos.stride(0),
             layers=ctypes.addressof(self._layers),
+            mixture=next(map(ctypes.addressof, self._mixtures.values()), None),
             embedding_groups=groups,
             embedding=embedding,
             row_places=row_places,
             column_places=column_places,
             norm=model.norm.weight.data_ptr(),
-            head=_product(model.head.product),
+            head=twin_of(model.head.product),
         )
         self._rotaries = model.rotaries
         self._reached = 0
@@ -242,6 +244,7 @@ class Program:
             self._make_room(*shape)
         if tables.shape[1] > self._reached:
             self._reach(tables.shape[1])
+        step.chosen = self._room_for_chosen(len(tokens)) if self.record_chosen else None
         self._plan(*self._addresses)
         step.partials, step.finished = self._kernels.room_for(step.slots)
         if on_layers is None:
@@ -253,6 +256,11 @@ class Program:
                     on_layers(part + 1)
         return self._hidden, self._logits
 
+    def _room_for_chosen(self, tokens: int) -> int:
+        experts = next(iter(self._mixtures.values())).experts
+        self.chosen = torch.empty((len(self._mixtures), tokens, experts.chosen), dtype=torch.int32)
+        return self.chosen.data_ptr()
+
     def measure(self, clock: int = time.CLOCK_MONOTONIC) -> None:
         """From now on, adds up what each operation takes, by a clock of `time`."""
         self._step.clock = clock
@@ -261,6 +269,8 @@ class Program:
     def take_nanoseconds(self) -> dict[str, int]:
         """Of each operation since `measure` or the last call of this."""
         found = dict(zip(OPERATIONS, self._nanoseconds, strict=True))
+        if not self._mixtures:
+            found = {name: found[name] for name in OPERATIONS[: OPERATIONS.index("router")]}
         ctypes.memset(self._nanoseconds, 0, ctypes.sizeof(self._nanoseconds))
         return found
 
@@ -301,7 +311,8 @@ def program_of(model: Whole) -> Program | None:
         return None
     if len(model.rotaries) > _ROTARIES:
         return None
-    if not all(isinstance(block.mlp, MLP) for block in model.layers):
+    mixtures = [block.mlp.native() for block in model.layers if isinstance(block.mlp, Mixture)]
+    if None in mixtures or len({mixture.sizes for mixture in mixtures if mixture is not None}) > 1:
         return None
     if not all(isinstance(product, NativeWeight) for product in _products(model)):
         return None
@@ -309,31 +320,49 @@ def program_of(model: Whole) -> Program | None:
 
 
 def _products(model: Whole) -> Iterator[NativeWeight]:
-    """All of them; of which kind is for the caller to see."""
+    """All of them, of experts the first's; of which kind is for the caller to see."""
     for block in model.layers:
-        assert isinstance(block.mlp, MLP)
-        for matrix in (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down):
+        matrices = [block.attention.qkv, block.attention.output]
+        mixture = block.mlp if isinstance(block.mlp, Mixture) else None
+        if mixture is not None:
+            matrices += [mixture.gate_up[0], mixture.down[0]]
+        mlp = block.mlp if isinstance(block.mlp, MLP) else block.mlp.shared
+        if mlp is not None:
+            matrices += [mlp.gate_up, mlp.down]
+        for matrix in matrices:
             yield cast(NativeWeight, matrix.product)
     yield cast(NativeWeight, model.head.product)
 
 
-def _layer(block: Block, window: int) -> _Layer:
-    attention, mlp = block.attention, block.mlp
-    assert isinstance(mlp, MLP)
+def _mixtures(model: Whole) -> dict[int, MixtureTwin]:
+    """By layers."""
+    found: dict[int, MixtureTwin] = {}
+    for number, block in enumerate(model.layers):
+        if isinstance(block.mlp, Mixture):
+            native = block.mlp.native()
+            assert native is not None
+            found[number] = native.twin(len(found), block.mlp.shared is not None, block.mlp.tokens)
+    return found
+
+
+def _layer(block: Block, window: int, mixture: MixtureTwin | None) -> _Layer:
+    attention = block.attention
+    mlp = block.mlp if isinstance(block.mlp, MLP) else block.mlp.shared
     norms = attention.wide_norms or attention.head_norms
     return _Layer(
         attention_norm=_weight(block.attention_norm),
-        qkv=_product(attention.qkv.product),
+        qkv=twin_of(attention.qkv.product),
         query_norm=None if norms is None else norms.queries.data_ptr(),
         key_norm=None if norms is None else norms.keys.data_ptr(),
         wide=attention.wide_norms is not None,
         sinks=None if attention.sinks is None else attention.sinks.scores.data_ptr(),
-        output=_product(attention.output.product),
+        output=twin_of(attention.output.product),
         attention_out_norm=_weight(block.attention_result_norm),
         mlp_norm=_weight(block.mlp_norm),
-        gate_up=_product(mlp.gate_up.product),
-        activation=ACTIVATIONS.index(mlp.config.activation),
-        down=_product(mlp.down.product),
+        mixture=None if mixture is None else ctypes.addressof(mixture),
+        gate_up=ProductTwin() if mlp is None else twin_of(mlp.gate_up.product),
+        activation=0 if mlp is None else ACTIVATIONS.index(mlp.config.activation),
+        down=ProductTwin() if mlp is None else twin_of(mlp.down.product),
         mlp_out_norm=_weight(block.mlp_result_norm),
         window=window,
         rotary=attention.rotary_index,
@@ -342,21 +371,3 @@ def _layer(block: Block, window: int) -> _Layer:
 
 def _weight(norm: RMSNorm | None) -> int | None:
     return None if norm is None else norm.weight.data_ptr()
-
-
-def _product(product: object) -> _Product:
-    assert isinstance(product, NativeWeight)
-    order = product.form.order
-    found = _Product(
-        form=product.form.number,
-        bias=None if product.bias is None else product.bias.data_ptr(),
-        order=None if order is None else order.data_ptr(),
-    )
-    if isinstance(product, NativeGroupedProduct):
-        found.n, found.k, found.groups = product.out_features, product.in_features, product.address
-        return found
-    weight = product.weight
-    found.n, found.k, found.packed = weight.out_features, weight.in_features, weight.address
-    if isinstance(product, NativeInt8Product):
-        found.scales, found.row_sums = product.scales.data_ptr(), product.row_sums.data_ptr()
-    return found

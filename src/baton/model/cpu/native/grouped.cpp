@@ -24,7 +24,7 @@
 // once, so a chain costs no more than one weight: what differs is only which function multiplies a panel.
 #include "int8.h"
 #include "kernels.h"
-#include "ranges.h"
+#include "panels.h"
 #include "transpose.h"
 
 namespace {
@@ -35,9 +35,6 @@ constexpr int kRows = 12;
 #else
 constexpr int kRows = 2;
 #endif
-constexpr int64_t kChunk = 384 << 10;
-constexpr int64_t kItem = 256 << 10;
-constexpr int kAhead = 8192;
 
 struct Task {
     const GroupedWeight* w;
@@ -323,13 +320,6 @@ void by_panel(int64_t rows, const Task& task, int64_t row, int64_t count, int64_
     }
 }
 
-// Of `parts` parts of `whole`, equal or one less, the i-th begins here.
-INLINE int64_t part(int64_t whole, int64_t parts, int64_t i) {
-    const int64_t more = whole % parts;
-    return whole / parts * i + (i < more ? i : more);
-}
-INLINE int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
-
 typedef void (*ByPanel)(int64_t, const Task&, int64_t, int64_t, int64_t, const char*, Ahead*);
 
 ByPanel by_panel_of(const GroupedWeight& w) {
@@ -351,45 +341,42 @@ INLINE Task task_of_part(const Task& whole, const GroupedWeight* w, int64_t firs
     return task;
 }
 
+// `following`: where the threads go on after the last panel, or null.
+INLINE void multiply_item(const Task& task, const Item& item, const char* following) {
+    const GroupedWeight& w = *task.w;
+    const ByPanel multiply = by_panel_of(w);
+    const int64_t panel_bytes = w.k / w.group * group_bytes(w), panels = parts_of(w.n, kPanel);
+    const char* panel = (const char*)w.packed + item.panel * panel_bytes;
+    const bool leaves = following && item.panel + 1 == panels && item.last_chunk;
+    Ahead ahead = {panel + kAhead, step_bytes_of(w.bits), true};
+    if (item.tiles > 1) {
+        ahead.lines = false;
+        ahead.bytes = panel_bytes / (w.k / 4 * item.tiles) + 1;
+        ahead.from = (leaves ? following : panel + panel_bytes) + item.first * (w.k / 4) * ahead.bytes;
+    } else if (leaves) {
+        fetch_ahead(following);
+    }
+    for_tiles(item, [&](int64_t height, int64_t row, int64_t count) {
+        multiply(height, task, row, count, item.panel * kPanel, panel, &ahead);
+    });
+}
+
 // `whole`: its `w` is the first of the chain.
 void linear(const Task& whole) {
     const GroupedWeight& w = *whole.w;  // its inputs are those of all parts
     if (whole.tokens < 1) return;
     int64_t panels = 0;
     for (const GroupedWeight* part = &w; part; part = part->next) panels += parts_of(part->n, kPanel);
-    const int64_t chunks = parts_of(whole.tokens * w.k, kChunk);
-    const int64_t tiles = parts_of(parts_of(whole.tokens, chunks), kRows);
-    const int64_t most = kItem / (w.k * kRows);
-    const int64_t shares = parts_of(tiles, most < 1 ? 1 : most);
-    parallel_ranges(chunks * panels * shares, [&](int64_t item, bool) {
-        const int64_t share = item % shares, chunk = item / shares / panels;
-        int64_t p = item / shares % panels, output = 0;
+    const Cut cut(whole.tokens, panels, w.k, kRows);
+    parallel_ranges(cut.items(), [&](int64_t number, bool) {
+        Item item = cut.at(number);
+        int64_t output = 0;
         const GroupedWeight* one = &w;
-        for (; p >= parts_of(one->n, kPanel); one = one->next) {
-            p -= parts_of(one->n, kPanel);
+        for (; item.panel >= parts_of(one->n, kPanel); one = one->next) {
+            item.panel -= parts_of(one->n, kPanel);
             output += one->n;
         }
-        const Task task = task_of_part(whole, one, output, whole.to_bf16 ? 2 : 4);
-        const ByPanel multiply = by_panel_of(*one);
-        const int64_t panel_bytes = one->k / one->group * group_bytes(*one);
-        const int64_t row = part(task.tokens, chunks, chunk), rows = part(task.tokens, chunks, chunk + 1) - row;
-        const int64_t first = part(tiles, shares, share), last = part(tiles, shares, share + 1);
-        const char* panel = (const char*)one->packed + p * panel_bytes;
-        Ahead ahead = {panel + kAhead, step_bytes_of(one->bits), true};
-        if (tiles > 1) {
-            ahead.lines = false;
-            ahead.bytes = panel_bytes / (w.k / 4 * tiles) + 1;
-            ahead.from = panel + panel_bytes + first * (w.k / 4) * ahead.bytes;
-        }
-        // The tiles before `taller` have a row more.
-        const int64_t least = rows / tiles, taller = rows % tiles;
-        const int64_t middle = first > taller ? first : last < taller ? last : taller;
-        const auto go = [&](int64_t height, int64_t from, int64_t to) {
-            if (from < to)
-                multiply(height, task, row + part(rows, tiles, from), to - from, p * kPanel, panel, &ahead);
-        };
-        go(least + 1, first, middle);
-        go(least, middle, last);
+        multiply_item(task_of_part(whole, one, output, whole.to_bf16 ? 2 : 4), item, nullptr);
     });
 }
 
@@ -400,6 +387,21 @@ BATON_EXPORT(linear_grouped)(int64_t to_bf16, const GroupedWeight* w, const void
     int64_t outputs = 0;
     for (const GroupedWeight* part = w; part; part = part->next) outputs += part->n;
     linear({w, (const int8_t*)x, factors, bias, out, outputs, tokens, to_bf16 != 0});
+}
+
+// Of weights without parts.
+BATON_EXPORT(grouped_batches)(int64_t to_bf16, const Batch* batches, int64_t count, const void* x, const float* factors,
+                              void* out) {
+    if (count < 1) return;
+    const GroupedWeight& any = *batches->product->groups;
+    const int64_t element = to_bf16 ? 2 : 4, width = factors_of(any.k);
+    for_items(batches, count, parts_of(any.n, kPanel), any.k, kRows, [&](int64_t b, const Item& item) {
+        const Batch& batch = batches[b];
+        const GroupedWeight& w = *batch.product->groups;
+        const Task task = {&w, (const int8_t*)x + batch.first * w.k, factors + batch.first * width, batch.product->bias,
+                           (char*)out + batch.first * w.n * element, w.n, batch.rows, to_bf16 != 0};
+        multiply_item(task, item, b + 1 < count ? (const char*)batches[b + 1].product->groups->packed : nullptr);
+    });
 }
 
 namespace {

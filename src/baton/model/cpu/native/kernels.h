@@ -5,13 +5,7 @@
 #include "parallel.h"
 #include "tiles.h"
 
-BATON_EXPORT(linear)(int64_t is_bf16, const void* x, const void* packed, const void* bias, void* out, int64_t tokens,
-                     int64_t n, int64_t k);
-BATON_EXPORT(linear_int8)(int64_t to_bf16, const void* x, const float* x_scales, const void* packed, const float* scales,
-                          const int32_t* row_sums, const void* bias, void* out, int64_t tokens, int64_t n, int64_t k);
-BATON_EXPORT(linear_grouped)(int64_t to_bf16, const GroupedWeight* w, const void* x, const float* factors,
-                             const void* bias, void* out, int64_t tokens);
-BATON_EXPORT(grouped_rows)(int64_t to_bf16, const GroupedWeight* w, const int64_t* rows, void* out, int64_t count);
+namespace {
 
 // How a product takes its activations: model/ops/fused.py has its twin.
 enum Form {
@@ -22,6 +16,43 @@ enum Form {
 
 // Of an MLP's gate: ACTIVATIONS of model/ops/fused.py.
 enum Activation { kSilu, kGeluTanh, kSwigluOai };
+
+// y = x Wᵀ + b, packed as linear.cpp says, or in groups.  model/cpu/products.py has its twin.
+struct Product {
+    int64_t form;  // of x
+    const GroupedWeight* groups;  // kInGroups only; else:
+    const void* packed;
+    const void* bias;         // or null
+    const float* scales;      // of outputs; int8 only
+    const int32_t* row_sums;  // int8 only
+    const int32_t* order;     // of inputs; in groups only, or null
+    int64_t n;
+    int64_t k;
+};
+
+// Rows [first, first + rows) of x and of the result are the product's.
+struct Batch {
+    const Product* product;
+    int64_t first;
+    int64_t rows;
+};
+
+}  // namespace
+
+BATON_EXPORT(linear)(int64_t is_bf16, const void* x, const void* packed, const void* bias, void* out, int64_t tokens,
+                     int64_t n, int64_t k);
+BATON_EXPORT(linear_int8)(int64_t to_bf16, const void* x, const float* x_scales, const void* packed, const float* scales,
+                          const int32_t* row_sums, const void* bias, void* out, int64_t tokens, int64_t n, int64_t k);
+BATON_EXPORT(linear_grouped)(int64_t to_bf16, const GroupedWeight* w, const void* x, const float* factors,
+                             const void* bias, void* out, int64_t tokens);
+BATON_EXPORT(grouped_rows)(int64_t to_bf16, const GroupedWeight* w, const int64_t* rows, void* out, int64_t count);
+
+// Products of the same form, sizes and elements at once, each with rows of its own.
+BATON_EXPORT(linear_batches)(int64_t is_bf16, const Batch* batches, int64_t count, const void* x, void* out);
+BATON_EXPORT(linear_int8_batches)(int64_t to_bf16, const Batch* batches, int64_t count, const void* x,
+                                  const float* x_scales, void* out);
+BATON_EXPORT(grouped_batches)(int64_t to_bf16, const Batch* batches, int64_t count, const void* x, const float* factors,
+                              void* out);
 
 BATON_EXPORT(add_norm)(int64_t is_bf16, void* x, const void* y, const float* y_scales, float y_factor,
                        const void* weight, float plus, int64_t form, const int32_t* order, void* out, float* out_scales,

@@ -14,11 +14,11 @@
 // prefetch runs ahead of the sum.  With more, a panel is used for all tiles of a chunk, which bring in the next panel
 // meanwhile, each its part.
 //
-// Threads.  An item of work is a panel for some tiles.  Each thread has a range of them, so that what it prefetches is
-// what it needs next, and takes over from others when it is done (ranges.h): at the end, no thread is late by more
+// Threads.  An item of work is a panel for some tiles (panels.h).  Each thread has a range of them, so that what it
+// prefetches is what it needs next, and takes over from others when it is done (ranges.h): at the end, no thread is late by more
 // than an item, which is some microseconds.
 #include "kernels.h"
-#include "ranges.h"
+#include "panels.h"
 #include "simd.h"
 
 namespace {
@@ -29,9 +29,6 @@ constexpr int kRows = 12;
 #else
 constexpr int kRows = 4;
 #endif
-constexpr int64_t kChunk = 384 << 10;  // bytes of x that stay in the second-level cache
-constexpr int64_t kItem = 256 << 10;   // bytes of x that an item multiplies, about
-constexpr int kAhead = 8192;  // bytes that the prefetch is ahead where a panel is used once
 
 // Of float32 and bfloat16: X is the element of x, W and y.
 template <class T> struct Floats;
@@ -193,44 +190,34 @@ void by_panel(int64_t rows, const Task<Kind>& task, int64_t row, int64_t count, 
     }
 }
 
-// Of `parts` parts of `whole`, equal or one less, the i-th begins here.
-INLINE int64_t part(int64_t whole, int64_t parts, int64_t i) {
-    const int64_t more = whole % parts;
-    return whole / parts * i + (i < more ? i : more);
+template <class Kind>
+int64_t steps_of(const Task<Kind>& task) {
+    return parts_of(task.k, sizeof(typename Kind::Step) / sizeof(typename Kind::X));
 }
 
-INLINE int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
+// `following`: where the threads go on after the last panel, or null.
+template <class Kind>
+INLINE void multiply_item(const Task<Kind>& task, const Item& item, const char* following) {
+    const int64_t steps = steps_of(task), panels = parts_of(task.n, kPanel), panel_bytes = steps * kPanel * 4;
+    const char* panel = (const char*)task.packed + item.panel * panel_bytes;
+    const bool leaves = following && item.panel + 1 == panels && item.last_chunk;
+    Ahead ahead = {panel + kAhead, kPanel * 4};
+    if (item.tiles > 1) {
+        ahead.bytes = kPanel * 4 / item.tiles;
+        ahead.from = (leaves ? following : panel + panel_bytes) + item.first * steps * ahead.bytes;
+    } else if (leaves) {
+        fetch_ahead(following);
+    }
+    for_tiles(item, [&](int64_t height, int64_t row, int64_t count) {
+        by_panel(height, task, row, count, item.panel * kPanel, panel, &ahead);
+    });
+}
 
 template <class Kind>
 void linear(const Task<Kind>& task) {
-    constexpr int inputs = sizeof(typename Kind::Step) / sizeof(typename Kind::X);
     if (task.tokens < 1) return;
-    const int64_t steps = parts_of(task.k, inputs), panels = parts_of(task.n, kPanel);
-    const int64_t panel_bytes = steps * kPanel * 4;
-    // Rows in chunks, a chunk in tiles; an item is one panel for some of the tiles of a chunk.
-    const int64_t chunks = parts_of(task.tokens * steps * 4, kChunk);
-    const int64_t tiles = parts_of(parts_of(task.tokens, chunks), kRows);
-    const int64_t most = kItem / (steps * 4 * kRows);
-    const int64_t shares = parts_of(tiles, most < 1 ? 1 : most);
-    parallel_ranges(chunks * panels * shares, [&](int64_t item, bool) {
-        const int64_t share = item % shares, p = item / shares % panels, chunk = item / shares / panels;
-        const int64_t row = part(task.tokens, chunks, chunk), rows = part(task.tokens, chunks, chunk + 1) - row;
-        const int64_t first = part(tiles, shares, share), last = part(tiles, shares, share + 1);
-        const char* panel = (const char*)task.packed + p * panel_bytes;
-        Ahead ahead = {panel + kAhead, kPanel * 4};
-        if (tiles > 1) {
-            ahead.bytes = kPanel * 4 / tiles;
-            ahead.from = panel + panel_bytes + first * steps * ahead.bytes;
-        }
-        // The tiles before `taller` have a row more.
-        const int64_t least = rows / tiles, taller = rows % tiles;
-        const int64_t middle = first > taller ? first : last < taller ? last : taller;
-        const auto go = [&](int64_t height, int64_t from, int64_t to) {
-            if (from < to) by_panel(height, task, row + part(rows, tiles, from), to - from, p * kPanel, panel, &ahead);
-        };
-        go(least + 1, first, middle);
-        go(least, middle, last);
-    });
+    const Cut cut(task.tokens, parts_of(task.n, kPanel), steps_of(task) * 4, kRows);
+    parallel_ranges(cut.items(), [&](int64_t item, bool) { multiply_item(task, cut.at(item), nullptr); });
 }
 
 template <class W>
@@ -257,6 +244,24 @@ void run(const void* x, const float* x_scales, const void* packed, const float* 
     linear(task);
 }
 
+template <class Kind>
+void run_batches(const Batch* batches, int64_t count, const void* x, const float* x_scales, void* out) {
+    typedef typename Kind::Out Out;
+    typedef typename Kind::X X;
+    const auto task_of = [&](const Batch& batch) {
+        const Product& p = *batch.product;
+        return Task<Kind>{(const X*)x + batch.first * p.k, (const typename Kind::Weight*)p.packed, (const Out*)p.bias,
+                          (Out*)out + batch.first * p.n, batch.rows, p.n, p.k,
+                          x_scales ? x_scales + batch.first : nullptr, p.scales, p.row_sums};
+    };
+    if (count < 1) return;
+    const Task<Kind> any = task_of(*batches);
+    for_items(batches, count, parts_of(any.n, kPanel), steps_of(any) * 4, kRows, [&](int64_t b, const Item& item) {
+        const void* following = b + 1 < count ? batches[b + 1].product->packed : nullptr;
+        multiply_item(task_of(batches[b]), item, (const char*)following);
+    });
+}
+
 }  // namespace
 
 BATON_EXPORT(linear)(int64_t is_bf16, const void* x, const void* packed, const void* bias, void* out, int64_t tokens,
@@ -269,6 +274,15 @@ BATON_EXPORT(linear_int8)(int64_t to_bf16, const void* x, const float* x_scales,
                           const int32_t* row_sums, const void* bias, void* out, int64_t tokens, int64_t n, int64_t k) {
     auto run_kind = to_bf16 ? run<Int8s<bf16>> : run<Int8s<float>>;
     run_kind(x, x_scales, packed, scales, row_sums, bias, out, tokens, n, k);
+}
+
+BATON_EXPORT(linear_batches)(int64_t is_bf16, const Batch* batches, int64_t count, const void* x, void* out) {
+    (is_bf16 ? run_batches<Floats<bf16>> : run_batches<Floats<float>>)(batches, count, x, nullptr, out);
+}
+
+BATON_EXPORT(linear_int8_batches)(int64_t to_bf16, const Batch* batches, int64_t count, const void* x,
+                                  const float* x_scales, void* out) {
+    (to_bf16 ? run_batches<Int8s<bf16>> : run_batches<Int8s<float>>)(batches, count, x, x_scales, out);
 }
 
 BATON_EXPORT(pack_linear)(int64_t bytes, const void* w, void* packed, int64_t n, int64_t k) {

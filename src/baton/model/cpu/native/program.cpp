@@ -11,6 +11,7 @@
 //
 //     x (the residual stream) | y (a sublayer's result) | normed | qkv; queries, which `mixed` takes over
 //                                                                | gate and up; activated
+//                                                                | what a router needs | what experts need
 //
 // What the last layer computes after the KV is written is needed for those tokens only whose logits are wanted: of a
 // prompt, one.  The others are dropped there, unless somebody wants the hidden states of the whole step.
@@ -19,7 +20,7 @@
 // factors (`Form`).  Products of one model may take different ones.
 #include <time.h>
 
-#include "kernels.h"
+#include "experts.h"
 #include "plan.h"
 
 namespace {
@@ -28,17 +29,14 @@ constexpr int kWindows = 2;   // a model has at most
 constexpr int kRotaries = 2;  // likewise
 constexpr int64_t kNoWindow = 1 << 30;
 
-// y = x Wᵀ + b, packed as linear.cpp says, or in groups.
-struct Product {
-    int64_t form;  // of x
-    const GroupedWeight* groups;  // kInGroups only; else:
-    const void* packed;
-    const void* bias;         // or null
-    const float* scales;      // of outputs; int8 only
-    const int32_t* row_sums;  // int8 only
-    const int32_t* order;     // of inputs; in groups only, or null
-    int64_t n;
-    int64_t k;
+// In place of an MLP: experts, each token some of them, and perhaps an MLP that all tokens pass (the layer's `gate_up`
+// and `down`).
+struct Mixture {
+    Router router;
+    Experts experts;
+    int64_t shared;   // there is such an MLP
+    int64_t number;   // among the model's mixtures
+    int64_t* counts;  // [experts] tokens that each had, added to
 };
 
 struct Layer {
@@ -51,6 +49,7 @@ struct Layer {
     Product output;
     const void* attention_out_norm;  // or null
     const void* mlp_norm;            // or null
+    const Mixture* mixture;          // or null; then `gate_up` and `down` may be nothing
     Product gate_up;
     int64_t activation;
     Product down;
@@ -80,6 +79,7 @@ struct Model {
     int64_t rotary_stride;
     const float* query_factors;  // [positions], or null
     const Layer* layers;
+    const Mixture* mixture;  // any of the layers', which are of one shape; or null
     // Rows of the embedding: in groups; see take_rows; or, without places, [vocabulary, hidden].
     const GroupedWeight* embedding_groups;
     const void* embedding;
@@ -99,6 +99,7 @@ struct Step {
     int64_t num_wanted;
     int64_t whole;  // the hidden states of all tokens are to be kept
     void* logits;  // [num_wanted, vocabulary]
+    int32_t* chosen;  // [mixtures, tokens, chosen] experts of each token, to be written; or null
     int64_t* nanoseconds;  // by Operation, added to; or null
     int64_t clock;         // by which
     // Found by `plan_step`:
@@ -111,14 +112,17 @@ struct Step {
     int32_t* finished;
 };
 
-enum Operation { kEmbedding, kAddNorm, kQkv, kAttend, kQuantize, kOutput, kGateUp, kGate, kDown, kHead };
+enum Operation {
+    kEmbedding, kAddNorm, kQkv, kAttend, kQuantize, kOutput, kGateUp, kGate, kDown, kHead,
+    kRouter, kMixing  // the first of the stages of `mix`
+};
 
 // Adds the time since the last look to an operation.
 class Clock {
 public:
     explicit Clock(const Step& step)
         : sums_(step.nanoseconds), clock_(static_cast<clockid_t>(step.clock)), last_(sums_ ? now() : 0) {}
-    void count(Operation operation) {
+    void count(int64_t operation) {
         if (!sums_) return;
         const int64_t time = now();
         sums_[operation] += time - last_;
@@ -157,6 +161,10 @@ struct Buffers {
     char* gate_up;
     Activations activated;
     Activations wanted;  // rows of `normed`
+    char* plain;         // [T, hidden]: what a router takes
+    float* router;
+    Routed routed;
+    char* mixing;
     int64_t bytes;
 
     Buffers(const Model& m, const Step& s) : at_(s.arena) {
@@ -177,6 +185,13 @@ struct Buffers {
         y = take(tokens * m.hidden * element);
         normed = take_input(m, tokens, m.hidden, element);
         wanted = take_input(m, rows, m.hidden, element);
+        if (m.mixture) {
+            plain = take(tokens * m.hidden * element);
+            const int64_t chosen = m.mixture->experts.chosen;
+            routed.ids = (int32_t*)take(tokens * chosen * 4);
+            routed.weights = (float*)take(tokens * chosen * 4);
+            routed.shared = m.mixture->router.shared_gate ? (float*)take(tokens * 4) : nullptr;
+        }
         char* shared = at_;
         qkv = take(tokens * qkv_size * element);
         queries = take(tokens * queries_size * element);
@@ -185,7 +200,19 @@ struct Buffers {
         at_ = shared;
         gate_up = take(tokens * 2 * m.intermediate * element);
         activated = take_input(m, tokens, m.intermediate, element);
-        bytes = (at_ > end ? at_ : end) - s.arena;
+        if (at_ > end) end = at_;
+        if (m.mixture) {
+            at_ = shared;
+            router = (float*)take(router_room(m.mixture->router, tokens) * 4);
+            if (at_ > end) end = at_;
+            at_ = mixing = shared;
+            Mixing call = {m.is_bf16, &m.mixture->experts, tokens};
+            int64_t room;
+            BATON_JOIN(mixing_bytes, BATON_ISA)(&call, &room);
+            take(room);
+            if (at_ > end) end = at_;
+        }
+        bytes = end - s.arena;
     }
 
 private:
@@ -204,7 +231,7 @@ private:
 };
 
 // Whether the last layer gives only what is wanted.
-INLINE bool drops_tokens(const Step& s) { return s.wanted && !s.whole && s.num_wanted < s.tokens; }
+INLINE bool drops_tokens(const Step& s) { return s.wanted && !s.whole && !s.chosen && s.num_wanted < s.tokens; }
 
 class Pass {
 public:
@@ -274,15 +301,12 @@ public:
         multiply(layer.output, mixed, b_.y);
         clock_.count(kOutput);
         if (layer.attention_out_norm) norm_rows(b_.y, layer.attention_out_norm, tokens_, m_.hidden, m_.hidden);
-        add_norm(b_.y, layer.mlp_norm, layer.gate_up);
-        multiply(layer.gate_up, b_.normed, b_.gate_up);
-        clock_.count(kGateUp);
-        BATON_JOIN(gated_mul, BATON_ISA)
-        (m_.is_bf16, layer.activation, b_.gate_up, nullptr, layer.down.form, layer.down.order, b_.activated.values,
-         b_.activated.factors, tokens_, layer.down.k);
-        clock_.count(kGate);
-        multiply(layer.down, b_.activated, b_.y);
-        clock_.count(kDown);
+        if (layer.mixture) {
+            mixture(layer);
+        } else {
+            add_norm(b_.y, layer.mlp_norm, layer.gate_up);
+            mlp(layer, b_.normed);
+        }
         if (layer.mlp_out_norm) norm_rows(b_.y, layer.mlp_out_norm, tokens_, m_.hidden, m_.hidden);
     }
 
@@ -311,6 +335,52 @@ public:
 private:
     int64_t element() const { return m_.is_bf16 ? 2 : 4; }
 
+    void mlp(const Layer& layer, const Activations& x) {
+        multiply(layer.gate_up, x, b_.gate_up);
+        clock_.count(kGateUp);
+        BATON_JOIN(gated_mul, BATON_ISA)
+        (m_.is_bf16, layer.activation, b_.gate_up, nullptr, layer.down.form, layer.down.order, b_.activated.values,
+         b_.activated.factors, tokens_, layer.down.k);
+        clock_.count(kGate);
+        multiply(layer.down, b_.activated, b_.y);
+        clock_.count(kDown);
+    }
+
+    void mixture(const Layer& layer) {
+        const Mixture& mixture = *layer.mixture;
+        const int64_t chosen = mixture.experts.chosen;
+        const Product& first = *mixture.experts.gate_up;
+        const Product plain = {kAsIs};
+        add_norm(b_.y, layer.mlp_norm, plain, {b_.plain, nullptr});
+        BATON_JOIN(route, BATON_ISA)(m_.is_bf16, &mixture.router, b_.plain, b_.router, &b_.routed, tokens_);
+        if (s_.chosen)
+            __builtin_memcpy(s_.chosen + mixture.number * s_.tokens * chosen, b_.routed.ids,
+                             tokens_ * chosen * sizeof(int32_t));
+        clock_.count(kRouter);
+        Activations x = taken(first);
+        if (mixture.shared) {
+            // What the experts take serves here as well, if it is the same.
+            const bool same = first.form == layer.gate_up.form && !layer.gate_up.order;
+            mlp(layer, same ? x : taken(layer.gate_up));
+            if (!same) x = taken(first);
+        }
+        const Mixing call = {m_.is_bf16, &mixture.experts, tokens_, x.values,  x.factors,
+                             b_.routed,  b_.y,             mixture.shared, b_.mixing, mixture.counts};
+        for (int64_t stage = 0; stage < kMixingStages; ++stage) {
+            BATON_JOIN(mix, BATON_ISA)(&call, stage, stage + 1);
+            clock_.count(kMixing + stage);
+        }
+    }
+
+    // `plain` as a product takes it.
+    Activations taken(const Product& next) {
+        if (next.form == kAsIs) return {b_.plain, nullptr};
+        BATON_JOIN(quantize, BATON_ISA)
+        (m_.is_bf16, b_.plain, next.form, next.order, b_.normed.values, b_.normed.factors, tokens_, m_.hidden);
+        clock_.count(kQuantize);
+        return b_.normed;
+    }
+
     // Those wanted, in their order, move to the front.
     void drop_tokens() {
         const int64_t element = m_.is_bf16 ? 2 : 4;
@@ -325,10 +395,12 @@ private:
     }
 
     // Gives what `next` takes.
-    void add_norm(const void* y, const void* weight, const Product& next) {
+    void add_norm(const void* y, const void* weight, const Product& next) { add_norm(y, weight, next, b_.normed); }
+
+    void add_norm(const void* y, const void* weight, const Product& next, const Activations& to) {
         BATON_JOIN(add_norm, BATON_ISA)
         (m_.is_bf16, b_.x, y, nullptr, static_cast<float>(m_.residual), weight, static_cast<float>(m_.plus), next.form,
-         next.order, b_.normed.values, b_.normed.factors, tokens_, m_.hidden, static_cast<float>(m_.eps));
+         next.order, to.values, to.factors, tokens_, m_.hidden, static_cast<float>(m_.eps));
         clock_.count(kAddNorm);
     }
 
