@@ -16,7 +16,7 @@ import sys
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -24,12 +24,14 @@ from baton.gateway.api.messages import ContentFormat
 from baton.gateway.generation.gathering import Gathering
 from baton.gateway.generation.generation import Completion, Generation
 from baton.gateway.generation.outputs import (
+    ClassificationRequestOutput,
     CompletionOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
+    classes_of,
     embedding_of,
     output_of,
 )
@@ -41,7 +43,7 @@ from baton.gateway.reading.arguments import (
     several_params,
     token_ids,
 )
-from baton.gateway.reading.judging import judging, scores_of
+from baton.gateway.reading.judging import activated, checked, judging, scorer_of, scores_of
 from baton.gateway.reading.pooled import prompts_of
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.launch.arguments import choose_arguments, takes_arguments_of
@@ -49,7 +51,7 @@ from baton.launch.background import Background
 from baton.launch.options import EngineOptions
 from baton.launch.plan import ServerPlan, make_plan
 from baton.launch.progress import Progress
-from baton.protocol.pooling import Pooling
+from baton.protocol.pooling import SCORES, Pooling, unpack_vector
 from baton.protocol.sampling_params import NO_TOKENS, SamplingParams, make_params
 
 __all__ = [
@@ -238,23 +240,46 @@ class LLM:
         by the cosine of their vectors.  Raises `ValueError` for texts that cannot be served.
         """
         served, tokenizer = self._plan.served, self._background.tokenizer
+        self._check_task("score")
         queries, documents = [[one] if isinstance(one, str) else list(one) for one in (data_1, data_2)]
         if not queries or len(queries) not in (1, len(documents)):
             raise ValueError(f"data_1: {len(queries)} for {len(documents)} of data_2; give one, or as many")
         judge = served.judge
         texts = prompts_of(queries, documents, judge, instruction)
-        ids = [tokenizer.encode(text, add_special_tokens=judge is None) for text in texts]
+        ids = [tokenizer.encode(text, add_special_tokens=judge is None or judge.head) for text in texts]
         pooling = replace(served.pooling, normalize=True) if judge is None else judging(judge, tokenizer)
         found = self._pool(ids, pooling, use_tqdm, priority, "Scoring")
         results = [generation.sequences[0].pooled for generation in found]
-        scores = scores_of(results, None if judge is not None else len(queries))
+        scores = scores_of(results, len(queries), scorer_of(served))
         own = found[len(found) - len(documents) :]
         return [
             ScoringRequestOutput(generation.request_id, ScoringOutput(score))
             for generation, score in zip(own, scores, strict=True)
         ]
 
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True, priority: int = 0
+    ) -> list[ClassificationRequestOutput]:
+        """What a model with a head of scores makes of each prompt: the likelihoods of its labels.  Raises
+        `ValueError` for a prompt that cannot be served, and of a model without such a head."""
+        self._check_task("classify")
+        ids = [self._prompt(prompt, i)[1] for i, prompt in enumerate(as_list(prompts))]
+        found = self._pool(ids, SCORES, use_tqdm, priority, "Classifying")
+        activation = self._plan.served.activation
+        return [
+            classes_of(generation, activated(checked(unpack_vector(data)), activation))
+            for generation in found
+            for data in [generation.sequences[0].pooled]
+        ]
+
     # -- inside
+
+    def _check_task(self, task: Literal["score", "classify"]) -> None:
+        served = self._plan.served
+        if served.labels and task not in served.tasks:
+            raise ValueError(f"score: the model has {len(served.labels)} labels, not one; use classify")
+        if task == "classify" and not served.labels:
+            raise ValueError("classify: the model has no head of scores (…ForSequenceClassification)")
 
     def _pool(
         self, prompts: list[list[int]], pooling: Pooling, show_progress: bool, priority: int, name: str

@@ -12,8 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from baton import LLM
 from baton.gateway.served_model import QWEN3_RERANKER
+from baton.launch.limits import OptionError
+from baton.launch.options import EngineOptions
+from baton.launch.plan import make_plan
 from baton.model.checkpoint.hub import resolve_model
 from tests.e2e.server import Server
 
@@ -46,6 +51,30 @@ def judge(judge_model: Path) -> Iterator[Server]:
 def vectors() -> Iterator[Server]:
     with Server("--runner", "pooling", "--dtype", "float32") as server:
         yield server
+
+
+def classifier(directory: Path, labels: int, **config: Any) -> Path:
+    """The embedded model with a head of scores."""
+    shutil.copytree(resolve_model(None), directory)
+    raw = json.loads((directory / "config.json").read_text())
+    kind = raw["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")
+    names = {str(number): f"label {number}" for number in range(labels)}
+    changed = raw | {"architectures": [kind], "id2label": names, "pad_token_id": 0, **config}
+    (directory / "config.json").write_text(json.dumps(changed))
+    tensors = load_file(directory / "model.safetensors")
+    tensors.pop("lm_head.weight", None)
+    tensors["score.weight"] = torch.randn(labels, raw["hidden_size"], generator=torch.manual_seed(3)) / 8
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def scores_of(directory: Path, rows: list[list[int]]) -> torch.Tensor:
+    """[texts, labels], by transformers."""
+    import transformers
+
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32)
+    with torch.no_grad():
+        return torch.cat([model(torch.tensor([row])).logits for row in rows])
 
 
 def ask(server: Server, path: str, **body: Any) -> dict[str, Any]:
@@ -157,3 +186,55 @@ def test_scores_in_python(judge_model: Path, judge: Server) -> None:
         assert [one.outputs.score for one in found] == expected
         with pytest.raises(ValueError, match="data_1"):
             llm.score(["a", "b"], DOCUMENTS, use_tqdm=False)
+
+
+def test_a_head_of_one_label_scores_pairs(tmp_path: Path) -> None:
+    model = classifier(tmp_path / "model", 1)
+    with Server("--dtype", "float32", model=str(model)) as server:
+        texts = [QUERY + document for document in DOCUMENTS]
+        rows = [server.http.post("/tokenize", json={"prompt": text}).json()["tokens"] for text in texts]
+        raw = scores_of(model, rows)[:, 0]
+        found = [item["score"] for item in ask(server, "/score", text_1=QUERY, text_2=DOCUMENTS)["data"]]
+        assert found == pytest.approx(torch.sigmoid(raw).tolist(), abs=1e-4)
+        assert max(found) - min(found) > 1e-3
+        plain = ask(server, "/score", text_1=QUERY, text_2=DOCUMENTS, use_activation=False)["data"]
+        assert [item["score"] for item in plain] == pytest.approx(raw.tolist(), abs=1e-4)
+        ranked = ask(server, "/rerank", query=QUERY, documents=DOCUMENTS)["results"]
+        assert [item["index"] for item in ranked] == sorted(range(4), key=lambda index: -found[index])
+        classes = ask(server, "/classify", input=texts)
+        assert [item["probs"] for item in classes["data"]] == [[score] for score in found]
+        assert {(item["label"], item["num_classes"]) for item in classes["data"]} == {("label 0", 1)}
+        assert classes["usage"]["prompt_tokens"] == sum(map(len, rows))
+        again = ask(server, "/classify", input=rows, use_activation=False)
+        assert [item["probs"][0] for item in again["data"]] == pytest.approx(raw.tolist(), abs=1e-4)
+        refused = server.http.post("/v1/embeddings", json={"input": "a"}).json()["error"]
+        assert (refused["param"], refused["code"]) == ("model", "unsupported_task")
+        assert server.http.post("/v1/completions", json={"prompt": "a"}).status_code == 400
+
+
+def test_labels_in_python(tmp_path: Path) -> None:
+    model = classifier(tmp_path / "model", 3)
+    llm = LLM(str(model), dtype="float32")
+    found = llm.classify(DOCUMENTS)
+    raw = scores_of(model, [one.prompt_token_ids for one in found])
+    expected = torch.softmax(raw, 1)
+    torch.testing.assert_close(
+        torch.tensor([one.outputs.probs for one in found]), expected, atol=1e-4, rtol=0
+    )
+    with pytest.raises(ValueError, match="3 labels, not one"):
+        llm.score(QUERY, DOCUMENTS)
+
+
+def test_what_makes_no_sense_for_a_head_of_scores_is_refused(tmp_path: Path) -> None:
+    model = str(classifier(tmp_path / "model", 2))
+    for options, says in (
+        ({"runner": "generate"}, "--runner generate: this model has a head of scores"),
+        ({"pooler_config": '{"pooling_type": "MEAN"}'}, "--pooler-config: "),
+    ):
+        with pytest.raises(OptionError, match=says):
+            make_plan(EngineOptions(model=model, **options))
+    assert make_plan(EngineOptions(model=model)).served.tasks == {"classify"}
+    assert make_plan(EngineOptions(model=model, convert="embed")).served.tasks == {"embed", "score"}
+    assert make_plan(EngineOptions(model=model)).served.activation == "softmax"
+    plain = EngineOptions(model=model, pooler_config='{"use_activation": false}')
+    assert make_plan(plain).served.activation == "identity"

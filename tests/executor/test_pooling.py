@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from baton.executor.base import StepBatch
 from baton.executor.torch_executor import TorchExecutor
-from baton.protocol.pooling import Pooling, unpack_vector
+from baton.model.checkpoint.files import LoadError
+from baton.protocol.pooling import SCORES, Pooling, unpack_vector
 from baton.protocol.sampling import Sampling, Stopping
 from tests.executor.driver import Driver, Request
 from tests.executor.test_torch_parity import config_for, prompt_of
-from tests.model.checkpoints import make_checkpoint
+from tests.model.checkpoints import make_checkpoint, make_classifier
 
 KINDS = {
     "last": Pooling("last"),
@@ -162,3 +164,40 @@ def test_bf16_does_not_depend_on_the_batch(tmp_path: Path) -> None:
         assert pooled(executor, prompts, pooling, chunk=13, beside=2) == alone
         assert np.isfinite(unpack_vector(alone[1])).all()
     executor.close()
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [("qwen3", "float32"), ("gemma2", "float32"), ("llama2", "bfloat16")]
+)
+def test_scores_are_those_of_transformers(variant: str, dtype: str, tmp_path: Path) -> None:
+    """Of a head for whole texts: bit for bit the same whatever the batch and the cuts."""
+    model = make_classifier(tmp_path, variant, labels=3)
+    executor = TorchExecutor.from_config(config_for(tmp_path, dtype=dtype), 0, "")
+    try:
+        prompts = [prompt_of(length, length) for length in (1, 33, 70, 129)]
+        alone = [pooled(executor, [prompt], SCORES)[0] for prompt in prompts]
+        assert pooled(executor, prompts[::-1], SCORES, chunk=7, beside=2) == alone[::-1]
+        for prompt, data in zip(prompts, alone, strict=True):
+            with torch.no_grad():
+                expected = model(torch.tensor([prompt])).logits[0]
+            loose = {} if dtype == "float32" else {"atol": 0.3, "rtol": 0.1}
+            found = torch.tensor(unpack_vector(data))
+            torch.testing.assert_close(found, expected, **({"atol": 3e-4, "rtol": 1e-4} | loose))
+    finally:
+        executor.close()
+
+
+def test_a_head_that_is_damaged_or_missing_is_named(tmp_path: Path) -> None:
+    make_classifier(tmp_path, "qwen3", labels=2)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for score, says in (
+        (torch.full_like(tensors["score.weight"], torch.nan), "score.weight"),
+        (None, "score.weight"),
+    ):
+        del tensors["score.weight"]
+        save_file(
+            tensors | ({} if score is None else {"score.weight": score}), tmp_path / "model.safetensors"
+        )
+        with pytest.raises(LoadError, match=says):
+            TorchExecutor.from_config(config_for(tmp_path), 0, "")
+        tensors["score.weight"] = torch.zeros(2, 2)

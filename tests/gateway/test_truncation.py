@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from baton.gateway.errors import BadRequest
-from baton.gateway.reading.judging import likelihood, scores_of, truncate_question
+from baton.gateway.reading.judging import activated, likelihood, scorer_of, scores_of, truncate_question
 from baton.gateway.reading.prompts import Prompt
 from baton.gateway.reading.truncation import Side, truncate
-from baton.gateway.served_model import QWEN3_RERANKER
+from baton.gateway.served_model import PAIR, QWEN3_RERANKER, ServedModel
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.protocol.pooling import pack_vector
 
 BEGIN, END = 1000, 2000
+SERVED = ServedModel(names=("m",), tokenizer=Path(), max_model_len=8, eos_token_ids=())
 
 
 class Letters:
@@ -72,10 +76,26 @@ def test_scores() -> None:
     assert likelihood(5000.0, -5000.0) == 0.0
     assert likelihood(-5000.0, 5000.0) == 1.0
     vectors = [pack_vector(one) for one in ([1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [1.0, 0.0])]
-    assert list(scores_of(vectors, 1)) == pytest.approx([0.0, 0.6, 1.0])
-    assert list(scores_of(vectors, 2)) == pytest.approx([0.6, 0.0])
+    assert list(scores_of(vectors, 1, None)) == pytest.approx([0.0, 0.6, 1.0])
+    assert list(scores_of(vectors, 2, None)) == pytest.approx([0.6, 0.0])
+    judges = replace(SERVED, judge=QWEN3_RERANKER)
+    assert scorer_of(SERVED) is None
+    pairs = [pack_vector([0.0, 2.0]), pack_vector([1.0, 1.0])]
+    assert list(scores_of(pairs, 1, scorer_of(judges))) == pytest.approx([1 / (1 + math.exp(-2)), 0.5])
+    assert list(scores_of(pairs, 1, scorer_of(judges, use_activation=False))) == [2.0, 0.0]
     with pytest.raises(Exception, match="NaN"):
-        list(scores_of([pack_vector([float("nan"), 0.0])], None))
+        list(scores_of([pack_vector([float("nan"), 0.0])], 1, scorer_of(judges)))
+
+
+def test_what_makes_results_of_scores() -> None:
+    assert activated([0.0, 0.0], "softmax") == [0.5, 0.5]
+    assert activated([5000.0, -5000.0], "softmax") == [1.0, 0.0]
+    assert activated([5000.0, -5000.0, 0.0], "sigmoid") == [1.0, 0.0, 0.5]
+    assert activated([3.0, -1.0], "identity") == [3.0, -1.0]
+    head = replace(SERVED, judge=PAIR, activation="sigmoid")
+    (score,) = scores_of([pack_vector([-2.0])], 1, scorer_of(head))
+    assert score == pytest.approx(1 / (1 + math.exp(2)))
+    assert list(scores_of([pack_vector([-2.0])], 1, scorer_of(head, use_activation=False))) == [-2.0]
 
 
 def test_a_helper_is_told_of_the_judge() -> None:

@@ -424,6 +424,24 @@ def make_checkpoint(
     return model
 
 
+def make_classifier(directory: Path, variant: str, labels: int) -> Any:
+    """As `make_checkpoint`: the same model with a head of scores instead of one of tokens."""
+    import transformers
+
+    decoder = make_checkpoint(directory, variant)
+    config = decoder.config
+    config.num_labels, config.pad_token_id = labels, 0
+    kind = type(decoder).__name__.replace("ForCausalLM", "ForSequenceClassification")
+    model: Any = getattr(transformers, kind)(config).eval()
+    model.model.load_state_dict(decoder.model.state_dict())
+    torch.manual_seed(1)
+    with torch.no_grad():
+        model.score.weight.normal_(0.0, 0.3)
+    (directory / "model.safetensors").unlink()
+    model.save_pretrained(directory)
+    return model
+
+
 def reference_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
     """[len(tokens), vocab] natural log-probabilities of what follows each token."""
     with torch.no_grad():

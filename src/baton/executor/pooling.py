@@ -27,10 +27,16 @@ _NORM_ROWS = 512
 
 
 class Pooler:
-    """Of one rank.  `final`: [n, hidden] before the last norm → after it."""
+    """Of one rank.  `final`: [n, hidden] before the last norm → after it.  `scores`: of a vector after it, if
+    the model has a head of scores."""
 
-    def __init__(self, final: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        final: Callable[[Tensor], Tensor],
+        scores: Callable[[Float64Array], npt.NDArray[np.float32]] | None = None,
+    ) -> None:
         self._final = final
+        self._scores = scores
         self._wants: dict[int, Pooling] = {}
         """By slot."""
         self._kept: dict[int, Float64Array] = {}
@@ -49,11 +55,9 @@ class Pooler:
         self._counts.pop(slot, None)
 
     def labelled(self, batch: StepBatch) -> list[int]:
-        """Rows of which logits are wanted."""
+        """Rows of which logits of tokens are wanted."""
         return [
-            row
-            for row, ends in batch.pooled.items()
-            if ends and self._wants[int(batch.slots[row])].kind == "labels"
+            row for row, ends in batch.pooled.items() if ends and self._wants[int(batch.slots[row])].labels
         ]
 
     def labels(self, slot: int, logits: Tensor) -> bytes:
@@ -78,7 +82,7 @@ class Pooler:
             slot, stop = int(batch.slots[row]), int(ends[row])
             start = stop - int(batch.counts[row])
             match self._wants[slot].kind:
-                case "last" if over:
+                case "last" | "labels" if over and not self._wants[slot].labels:
                     last.append(row)
                 case "mean":
                     self._add(slot, hidden[start:stop])
@@ -110,6 +114,8 @@ class Pooler:
 
     def _finish(self, slot: int, vector: Float64Array) -> bytes:
         pooling = self._wants[slot]
+        if pooling.kind == "labels":
+            return b"" if self._scores is None else self._scores(vector).tobytes()
         if pooling.dimensions:
             vector = vector[: pooling.dimensions]
         if pooling.normalize:

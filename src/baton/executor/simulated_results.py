@@ -17,7 +17,7 @@ DIMENSIONS = 8
 
 def simulated_vector(seen: int, pooling: Pooling) -> list[float]:
     """What stands for the hidden state, or the logits, after tokens of this hash."""
-    size = len(pooling.labels) if pooling.kind == "labels" else pooling.dimensions or DIMENSIONS
+    size = max(1, len(pooling.labels)) if pooling.kind == "labels" else pooling.dimensions or DIMENSIONS
     vector = [((seen >> 8 * (place % 8)) & 255) / 256 - 0.5 + place for place in range(size)]
     if pooling.kind == "labels" or not pooling.normalize:
         return vector

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.profiler import record_function
@@ -31,7 +32,7 @@ from baton.executor.base import (
     StepResult,
 )
 from baton.executor.kv_pool import KvPool
-from baton.executor.pooling import Pooler
+from baton.executor.pooling import Float64Array, Pooler
 from baton.executor.profiler import StepProfiler
 from baton.executor.reading import read_model
 from baton.executor.sizes import attention_shape, device_of, num_blocks_of, num_threads_of
@@ -50,6 +51,7 @@ from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.cpu.steps import fused_ops
+from baton.model.decoder.decoder import Decoder
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.placement import Placement
 from baton.model.loader import (
@@ -103,7 +105,9 @@ class TorchExecutor:
         self._device = device
         self._profiler = StepProfiler(parallel.rank)
         self._sampler = Sampler(model_config.vocab_size, config.max_num_seqs, sampling_kernel())
-        self._pooler = Pooler(lambda hidden: self._model.final(hidden))
+        self._pooler = Pooler(
+            lambda hidden: self._model.final(hidden), self._scores if model_config.labels else None
+        )
         self._info = ExecutorInfo(
             num_blocks=pool.num_blocks,
             block_size=config.block_size,
@@ -251,6 +255,12 @@ class TorchExecutor:
         if self._parallel.rank == 0:
             result.pooled |= self._pooler.vectors(batch, hidden, None if whole else rows)
         return result
+
+    def _scores(self, hidden: Float64Array) -> npt.NDArray[np.float32]:
+        """Of a head of scores, which has a text's last hidden state."""
+        assert isinstance(self._model, Decoder)
+        assert self._model.scores is not None
+        return self._model.scores(hidden)
 
     def _add_prompt_logprobs(self, batch: StepBatch, hidden: Tensor, result: StepResult) -> None:
         for row, targets in batch.prompt_logprob_targets.items():

@@ -12,12 +12,14 @@ from typing import Any, Literal
 from baton.protocol.pooling import Pooling
 
 _PLACES = re.compile(r"(\{(?:instruction|query|document)\})")
-Task = Literal["generate", "embed", "score"]
+Task = Literal["generate", "embed", "score", "classify"]
+Activation = Literal["identity", "sigmoid", "softmax"]
 
 
 @dataclass(frozen=True)
 class Judge:
-    """A model that is asked a question about a pair of texts and answers with one of two tokens."""
+    """A model that says itself how well two texts fit: it is asked a question about them and answers with one
+    of two tokens, or has a head of scores."""
 
     template: str
     """The prompt; `{instruction}`, `{query}` and `{document}` stand for what is asked."""
@@ -26,6 +28,8 @@ class Judge:
     no: str = "no"
     yes: str = "yes"
     """The two tokens, as texts."""
+    head: bool = False
+    """It has a head of scores instead."""
 
     def prompt(self, query: str, document: str, instruction: str | None = None) -> str:
         """What the model is asked.  (Placeholders inside of what is given are text.)"""
@@ -50,6 +54,10 @@ QWEN3_RERANKER = Judge(
     instruction="Given a web search query, retrieve relevant passages that answer the query",
 )
 """As its authors use it (Qwen/Qwen3-Reranker-0.6B)."""
+
+
+PAIR = Judge(template="{query}{document}", instruction="", head=True)
+"""One text after the other, as vLLM has it of decoders with a head of scores."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,10 @@ class ServedModel:
     """Of the model's vectors; 0: unknown."""
     judge: Judge | None = None
     """The model itself says how well two texts fit; None: their vectors do."""
+    labels: tuple[str, ...] = ()
+    """Of a model with a head of scores: what each is of."""
+    activation: Activation = "softmax"
+    """What makes results of those scores."""
     seed: int | None = None
     """Makes requests without a seed reproducible, in order of arrival."""
     created: int = field(default_factory=lambda: int(time.time()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from baton.gateway.served_model import QWEN3_RERANKER, Judge, ServedModel, Task
+from baton.gateway.served_model import PAIR, QWEN3_RERANKER, Judge, ServedModel, Task
 from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions
@@ -89,7 +89,7 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         weight_cache=None if options.weight_cache is None else str(Path(options.weight_cache).absolute()),
         vocab_size=model.vocab_size,
     )
-    tasks, pooling, judge = _pooling(options, directory, model.hidden_size)
+    tasks, pooling, judge = _pooling(options, directory, model)
     served = ServedModel(
         names=options.served_model_name or (options.model or EMBEDDED_MODEL,),
         tokenizer=tokenizer,
@@ -106,6 +106,8 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         pooling=pooling,
         dimensions=model.hidden_size if options.executor == "torch" else 0,
         judge=judge,
+        labels=model.labels,
+        activation=model.activation if pooling.normalize or not model.labels else "identity",
         seed=options.seed,
     )
     architecture = model.architecture + (f" by transformers {installed()}, slower" if adapted else "")
@@ -113,28 +115,41 @@ def make_plan(options: EngineOptions) -> ServerPlan:
 
 
 def _pooling(
-    options: EngineOptions, directory: Path, hidden_size: int
+    options: EngineOptions, directory: Path, model: ModelConfig
 ) -> tuple[frozenset[Task], Pooling, Judge | None]:
     """What is served besides texts, or instead of them.  Raises `OptionError` and `UnsupportedModel`."""
     files = None
-    if options.runner != "generate" and not is_gguf(directory):
+    if options.runner != "generate" and not is_gguf(directory) and not model.labels:
         files = read_sentence_files(directory)
     tokens = read_classifier_tokens(directory) if not is_gguf(directory) else None
-    pools = options.runner == "pooling" or (options.runner == "auto" and bool(files or tokens))
+    if options.runner == "generate" and model.labels:
+        raise OptionError(
+            "--runner generate: this model has a head of scores, and none of tokens; leave it away"
+        )
+    pools = options.runner == "pooling" or (
+        options.runner == "auto" and bool(files or tokens or model.labels)
+    )
     pooling = files.pooling if files is not None else Pooling("last")
     if options.pooler_config is not None:
         try:
-            pooling = read_pooler_config(options.pooler_config, pooling, hidden_size)
+            pooling = read_pooler_config(options.pooler_config, pooling, model.hidden_size)
         except ValueError as error:
             raise OptionError(f"--pooler-config: {error}") from None
     kind = options.convert
     if kind == "auto":
-        kind = "none" if not pools else "classify" if tokens else "embed"
+        kind = "none" if not pools else "classify" if tokens or model.labels else "embed"
     elif kind == "none" and pools:
         raise OptionError("--convert none: with --runner pooling nothing is left to serve; leave it away")
     tasks: set[Task] = set() if pools else {"generate"}
     if kind == "embed":
         tasks |= {"embed", "score"}
+    elif model.labels:
+        if pooling.kind != "last":
+            raise OptionError(
+                "--pooler-config: a head of scores reads the last token; leave pooling_type away"
+            )
+        tasks |= {"classify", "score"} if len(model.labels) == 1 else {"classify"}
+        return frozenset(tasks), pooling, PAIR
     elif kind == "classify":
         tasks.add("score")
     if kind != "classify":

@@ -35,6 +35,9 @@ class Pooling(msgspec.Struct, array_like=True, frozen=True):
         return self.kind in ("mean", "first")
 
 
+SCORES = Pooling("labels", normalize=False)
+
+
 def pack_vector(values: list[float]) -> bytes:
     return array("f", values).tobytes()
 

@@ -36,8 +36,9 @@ SMALLEST_VOCABULARY = 300
 
 @pytest.fixture(scope="module")
 def server(byte_level, vocab) -> Iterator[GatewayServer]:
-    tasks = frozenset({"generate", "embed", "score"})
-    with GatewayServer(byte_level, eos=END, vocab=vocab, tasks=tasks) as server:
+    tasks = frozenset({"generate", "embed", "score", "classify"})
+    labels = tuple(map(str, range(8)))  # (as many as the echo gives scores)
+    with GatewayServer(byte_level, eos=END, vocab=vocab, tasks=tasks, labels=labels) as server:
         yield server
 
 
@@ -49,6 +50,7 @@ def what_the_test_server_takes() -> dict[str, Any]:
         "ChatRequest",
         "CompletionRequest",
         "EmbeddingRequest",
+        "ClassifyRequest",
         "TokenizeRequest",
         "DetokenizeRequest",
     ):

@@ -221,6 +221,50 @@ def test_mixtures_that_cannot_be_served_are_one_clear_line(changes: dict[str, An
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "labels", "activation"),
+    [
+        ({}, ("LABEL_0", "LABEL_1"), "softmax"),
+        ({"num_labels": 1}, ("LABEL_0",), "sigmoid"),
+        ({"id2label": {"1": "bad", "0": "good"}}, ("good", "bad"), "softmax"),
+        ({"id2label": {"0": "x"}, "problem_type": "regression"}, ("x",), "identity"),
+        ({"problem_type": "multi_label_classification"}, ("LABEL_0", "LABEL_1"), "sigmoid"),
+        (
+            {
+                "id2label": {"0": "x"},
+                "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"},
+            },
+            ("x",),
+            "identity",
+        ),
+        ({"classifier_from_token": ["no", "yes"]}, (), "identity"),
+    ],
+)
+def test_labels_of_a_head_of_scores(
+    changes: dict[str, Any], labels: tuple[str, ...], activation: str
+) -> None:
+    for name in ("LlamaForSequenceClassification", "Gemma3TextForSequenceClassification"):
+        config = parse(architectures=[name], **changes)
+        assert (config.labels, config.activation) == (labels, activation)
+    assert config.tie_word_embeddings
+    assert config.architecture == "Gemma3ForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id2label": {"0": "x", "2": "y"}}, "id2label must give texts for the numbers 0 to 1"),
+        ({"id2label": {"0": 5}}, "id2label must give texts"),
+        ({"sbert_ce_default_activation_function": "mine.Act"}, "scores go through 'mine.Act'"),
+        ({"num_labels": 0}, "num_labels 0"),
+    ],
+)
+def test_labels_that_mean_nothing_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        parse(architectures=["LlamaForSequenceClassification"], **changes)
+    assert message in str(caught.value)
+
+
 def test_scaling_that_was_added_by_hand_wins() -> None:
     """Saved by transformers 5 (`rope_parameters`), then given the YaRN advice of its model card."""
     saved = {"rope_theta": 1e6, "rope_type": "default"}

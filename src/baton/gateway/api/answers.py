@@ -65,6 +65,24 @@ class Embeddings(Struct, forbid_unknown_fields=True):
     usage: Usage
 
 
+class Class(Struct, forbid_unknown_fields=True):
+    index: Count
+    label: str
+    """The likeliest."""
+    probs: list[float]
+    """Of each label, in the order of the model's."""
+    num_classes: Count
+
+
+class Classified(Struct, forbid_unknown_fields=True):
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[Class]
+    usage: Usage
+
+
 class DocumentText(Struct, forbid_unknown_fields=True):
     text: str
 

@@ -71,6 +71,14 @@ CacheSalt = Annotated[
 RequestId = Annotated[
     str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z", extra_json_schema={"pattern": "^[!-~]{1,128}$"})
 ]
+
+
+def _part(field: str, *kinds: str) -> dict[str, Any]:
+    """Of a message: what `messages.read_messages` takes."""
+    properties = {"type": {"enum": list(kinds)}, field: {"type": "string"}}
+    return {"type": "object", "properties": properties, "required": ["type", field]}
+
+
 Message = Annotated[
     dict[str, Any],
     Meta(
@@ -88,9 +96,11 @@ Message = Annotated[
                         {
                             "type": "array",
                             "items": {
-                                "type": "object",
-                                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                                "required": ["type", "text"],
+                                "anyOf": [
+                                    {"type": "string"},
+                                    _part("text", "text", "input_text", "output_text"),
+                                    _part("refusal", "refusal"),
+                                ]
                             },
                         },
                         {"type": "null"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -15,6 +16,8 @@ _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal"
 """Kinds of parts that are texts, by the field that has it: OpenAI's two APIs, as in vLLM."""
 _NO_TEXTS = {"image": "an image", "audio": "sound", "video": "a video", "file": "a file"}
 """What a part is whose kind has such a word."""
+_PARTS_BYTES = 1 << 16
+"""Longer values are not looked into, to say what was wrong in them."""
 
 ContentFormat = Literal["string", "openai"]
 """How a message's text parts come to the template: joined by line breaks, or as OpenAI's list of parts."""
@@ -91,14 +94,20 @@ def _not_a_text(part: Mapping[str, Any], where: str, param: str) -> BadRequest:
     )
 
 
-def check_no_parts(value: object, field: str) -> None:
-    """Where texts belong.  Raises `BadRequest` for images and sound in the shapes of several APIs, such as
-    `{"type": "image_url", …}`, `{"image": …}`, `{"content": [{"type": "image_url", …}]}`."""
+def refuse_parts(data: bytes, field: str) -> None:
+    """Of JSON where texts belong and something else is.  Raises `BadRequest` for images and sound in the
+    shapes of several APIs: `{"type": "image_url", …}`, `{"image": …}`, `{"content": [{"type": …}]}`."""
+    if len(data) <= _PARTS_BYTES:
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            _check_no_parts(msgspec.json.decode(data), field)
+
+
+def _check_no_parts(value: object, field: str) -> None:
     items = value if isinstance(value, list) else [value]
     for i, item in enumerate(items):
         where = f"{field}[{i}]" if isinstance(value, list) else field
         if isinstance(item, Mapping):
-            check_no_parts(item.get("content"), f"{where}.content")
+            _check_no_parts(item.get("content"), f"{where}.content")
             if any(word in str(item.get("type") or list(item)) for word in _NO_TEXTS):
                 raise _not_a_text(item, where, re.split(r"[.\[]", field)[0])
 

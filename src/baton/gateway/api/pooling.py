@@ -34,6 +34,13 @@ class EmbeddingRequest(PoolingFields, kw_only=True):
     """Each vector is divided by its length."""
 
 
+class ClassifyRequest(PoolingFields, kw_only=True):
+    input: f.Prompt = f.nothing()
+    """As the `prompt` of a completion."""
+    use_activation: bool | None = None
+    """false: the scores as they are."""
+
+
 class TextDocument(msgspec.Struct):
     text: f.RankedText
 
@@ -41,6 +48,8 @@ class TextDocument(msgspec.Struct):
 class RankingFields(PoolingFields, kw_only=True):
     instruction: str | None = None
     """What makes a document fit a query, for a model that is asked that (Qwen3-Reranker)."""
+    use_activation: bool | None = None
+    """false: the model's scores as they are, or the difference of the two logits."""
 
 
 class RerankRequest(RankingFields, kw_only=True):

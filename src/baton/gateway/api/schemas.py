@@ -11,7 +11,6 @@ lists is refused before one is made.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ import msgspec
 
 from baton.gateway.api import fields as f
 from baton.gateway.api.fields import MAX_SEQUENCES
-from baton.gateway.api.messages import check_no_parts
+from baton.gateway.api.messages import refuse_parts
 from baton.gateway.errors import BadRequest
 
 log = logging.getLogger(__name__)
@@ -231,12 +230,8 @@ _LIST = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
 _PATH = re.compile(r" - at `\$\.?(.*?)`$")
 
 _LIMIT = re.compile(r"Expected `(\w+)` (of length )?(>=|<=|>|<) (\S+)$")
-_TEXT_FIELDS = frozenset({"query", "queries", "documents", "text_1", "text_2"})
-_PARTS_BYTES = 1 << 16
-"""Longer values are not looked into, to say what was wrong in them."""
 _SIGNS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
-_NUMBER_BYTES = 32
-"""No integer of a request is written longer."""
+_NUMBER_BYTES = 32  # no integer of a request is written longer
 _HALF_PAIR = re.compile(
     rb"\\u[dD][89aAbB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89aAbB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
 )
@@ -312,8 +307,8 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
         name = path[1].replace("[...]", "") if path else ""
         text = _reworded(_PATH.sub("", message))
         field = re.split(r"[.\[]", name)[0]
-        if field in _TEXT_FIELDS:
-            _check_no_parts(fields[field], field)
+        if field in ("query", "queries", "documents", "text_1", "text_2"):
+            refuse_parts(bytes(fields[field]), field)
         raise BadRequest(f"{name or 'body'}: {text}", param=field or None) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(body, error) from None
@@ -328,14 +323,6 @@ def _reworded(text: str) -> str:
     kind, length, sign, limit = found.groups()
     what = {"str": "characters", "array": "items"}.get(kind, "entries") if length else ""
     return f"must be {'of ' if length else ''}{_SIGNS[sign]} {limit.removesuffix('.0')} {what}".rstrip()
-
-
-def _check_no_parts(raw: msgspec.Raw, field: str) -> None:
-    """Of a value that is no text.  Raises `BadRequest` if it has images or sound."""
-    data = bytes(raw)
-    if len(data) <= _PARTS_BYTES:
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            check_no_parts(msgspec.json.decode(data), field)
 
 
 def _is_refused(name: str, raw: msgspec.Raw) -> bool:
@@ -396,7 +383,7 @@ def decode_prompt(
     try:
         prompt: str | list[str] | list[int] | list[list[int]] = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        _check_no_parts(msgspec.Raw(data), field)
+        refuse_parts(data, field)
         text = _PATH.sub("", str(error)).replace("`", "")
         raise _bad_prompt(
             field,

@@ -73,6 +73,29 @@ class ScoringRequestOutput:
     finished: bool = field(default=True)
 
 
+@dataclass
+class ClassificationOutput:
+    probs: list[float]
+    """Of each label."""
+
+
+@dataclass
+class ClassificationRequestOutput:
+    """What a model with a head of scores makes of a text."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ClassificationOutput
+    finished: bool = field(default=True)
+
+
+def classes_of(generation: Generation, probs: list[float]) -> ClassificationRequestOutput:
+    (sequence,) = generation.sequences
+    return ClassificationRequestOutput(
+        generation.request_id, list(sequence.prompt), ClassificationOutput(probs)
+    )
+
+
 def embedding_of(generation: Generation) -> EmbeddingRequestOutput:
     (sequence,) = generation.sequences
     return EmbeddingRequestOutput(

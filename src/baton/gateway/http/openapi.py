@@ -105,6 +105,15 @@ ROUTES: tuple[Route, ...] = (
         _GENERATION,
         required=("input",),
     ),
+    Route(
+        "post",
+        "/classify",
+        "Labels of texts",
+        answers.Classified,
+        pooling.ClassifyRequest,
+        _GENERATION,
+        required=("input",),
+    ),
     *(
         Route(
             "post",

@@ -46,6 +46,7 @@ RIGHTS: dict[str, Right] = {
     "/v1/completions": "user",
     "/v1/chat/completions": "user",
     "/v1/embeddings": "user",
+    "/classify": "user",
     "/v1/rerank": "user",
     "/v2/rerank": "user",
     "/rerank": "user",

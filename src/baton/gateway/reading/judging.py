@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import mul
 
 from baton.gateway.errors import BadRequest, InternalError
-from baton.gateway.served_model import Judge
+from baton.gateway.served_model import Activation, Judge, ServedModel
 from baton.gateway.text.tokenizer import Tokenizer, TokenizerError
-from baton.protocol.pooling import Pooling, unpack_vector
+from baton.protocol.pooling import SCORES, Pooling, unpack_vector
+
+Scorer = Callable[[list[float]], float]
+"""From the model's results for a pair to its score."""
 
 
 def judging(judge: Judge, tokenizer: Tokenizer) -> Pooling:
-    """The logits of no and yes.  Raises `TokenizerError` if one of them is no token."""
+    """The logits of no and yes, or all scores.  Raises `TokenizerError` if one of those is no token."""
+    if judge.head:
+        return SCORES
     labels = []
     for word in (judge.no, judge.yes):
         ids = tokenizer.encode(word, add_special_tokens=False)
@@ -32,6 +37,28 @@ def likelihood(no: float, yes: float) -> float:
     return 1 / (1 + math.exp(difference)) if difference < 700 else 0.0
 
 
+def activated(values: list[float], activation: Activation) -> list[float]:
+    """Results of scores."""
+    if activation == "sigmoid":
+        return [likelihood(-value, 0.0) for value in values]
+    if activation == "softmax":
+        largest = max(values)
+        weights = [math.exp(value - largest) for value in values]
+        return [weight / sum(weights) for weight in weights]
+    return values
+
+
+def scorer_of(served: ServedModel, use_activation: bool | None = None) -> Scorer | None:
+    """None: pairs are compared by their vectors."""
+    if served.judge is None:
+        return None
+    plain = use_activation is False
+    if served.judge.head:
+        activation: Activation = "identity" if plain else served.activation
+        return lambda values: activated(values, activation)[0]
+    return (lambda values: values[1] - values[0]) if plain else (lambda values: likelihood(*values))
+
+
 def truncate_question(ids: Sequence[int], most: int, judge: Judge, tokenizer: Tokenizer) -> Sequence[int]:
     """At most so many tokens: the end of the document is cut off, and what follows it stays.  Raises
     `BadRequest` if there is no room for a document."""
@@ -47,14 +74,14 @@ def truncate_question(ids: Sequence[int], most: int, judge: Judge, tokenizer: To
     return [*ids[: most - len(ending)], *ending]
 
 
-def scores_of(results: Sequence[bytes], num_queries: int | None) -> Iterator[float]:
-    """One for each document.  `num_queries` None: each result has the logits of no and yes of a pair; else so
-    many vectors of queries come before those of the documents.  Raises `InternalError` for NaN."""
-    queries = [checked(unpack_vector(data)) for data in results[: num_queries or 0]]
+def scores_of(results: Sequence[bytes], num_queries: int, scorer: Scorer | None) -> Iterator[float]:
+    """One for each document.  Without a `scorer`, which takes each result for a pair's, so many vectors of
+    queries come before those of the documents.  Raises `InternalError` for NaN."""
+    queries = [] if scorer is not None else [checked(unpack_vector(data)) for data in results[:num_queries]]
     for index, data in enumerate(results[len(queries) :]):
         values = checked(unpack_vector(data))
-        if num_queries is None:
-            yield likelihood(*values)
+        if scorer is not None:
+            yield scorer(values)
         else:
             yield sum(map(mul, queries[index % len(queries)], values))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from baton.gateway.api.pooling import (
+    ClassifyRequest,
     EmbeddingRequest,
     RankingFields,
     RerankRequest,
@@ -16,7 +17,7 @@ from baton.gateway.errors import BadRequest
 from baton.gateway.served_model import Judge
 
 
-def inputs_of(request: EmbeddingRequest) -> list[str] | list[list[int]]:
+def inputs_of(request: EmbeddingRequest | ClassifyRequest) -> list[str] | list[list[int]]:
     """Texts that are not empty, or rows of token ids."""
     decoded = decode_prompt(request.input, "input")
     if not decoded:

@@ -18,6 +18,7 @@ import msgspec
 
 from baton.gateway.api.messages import ContentFormat, read_messages
 from baton.gateway.api.pooling import (
+    ClassifyRequest,
     EmbeddingRequest,
     PoolingFields,
     RankingFields,
@@ -40,17 +41,18 @@ from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError, no
 from baton.gateway.text.encoding import LONG_TEXT, MANY_TOKENS, Encoding, Source, TextTooLong
 from baton.protocol.codec import pack_int32, unpack_int32
 
-Job = Literal["completion", "chat", "tokenize", "detokenize", "embedding", "rerank", "score"]
-JOBS: tuple[Job, ...] = ("completion", "chat", "tokenize", "detokenize", "embedding", "rerank", "score")
+Job = Literal["completion", "chat", "tokenize", "detokenize", "embedding", "classify", "rerank", "score"]
 KINDS: dict[Job, type[msgspec.Struct]] = {
     "completion": CompletionRequest,
     "chat": ChatRequest,
     "tokenize": TokenizeRequest,
     "detokenize": DetokenizeRequest,
     "embedding": EmbeddingRequest,
+    "classify": ClassifyRequest,
     "rerank": RerankRequest,
     "score": ScoreRequest,
 }
+JOBS: tuple[Job, ...] = tuple(KINDS)
 _APART = frozenset(
     {
         "prompt",
@@ -196,7 +198,7 @@ class Reader:
         match job:
             case "completion":
                 return self._prompts(decode_prompt(request.prompt))
-            case "embedding":
+            case "embedding" | "classify":
                 return self._inputs(request)
             case "rerank" | "score":
                 return self._pairs(request)
@@ -217,7 +219,8 @@ class Reader:
             return
         special = request.add_special_tokens
         if special is None:
-            asked = self.settings.judge is not None and job in ("rerank", "score")
+            judge = self.settings.judge
+            asked = judge is not None and not judge.head and job in ("rerank", "score")
             special = found.field != "messages" and not asked  # (a template writes them itself)
         limit = self.settings.max_model_len
         if isinstance(request, PoolingFields) and request.truncate_prompt_tokens is not None:
@@ -250,7 +253,7 @@ class Reader:
             check_prompt(row, self.settings.max_model_len, self.settings.vocab_size)
         return Found(ids=[pack_int32(row) for row in rows])
 
-    def _inputs(self, request: EmbeddingRequest) -> Found:
+    def _inputs(self, request: EmbeddingRequest | ClassifyRequest) -> Found:
         """Those that are too long are refused, unless they are to be cut."""
         inputs, cut = inputs_of(request), request.truncate_prompt_tokens is not None
         ids, texts = [], []

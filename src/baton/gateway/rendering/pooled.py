@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.generation.generation import Completion, Generation, Update
-from baton.gateway.reading.judging import checked, scores_of
+from baton.gateway.reading.judging import Scorer, activated, checked, scores_of
 from baton.gateway.rendering.formats import Part, encode, usage
+from baton.gateway.served_model import Activation
 from baton.protocol.pooling import unpack_vector
 
 _WORK = 16
@@ -79,18 +80,50 @@ class EmbeddingRenderer(PooledRenderer):
         return encode({"index": index, "object": "embedding", "embedding": embedding})
 
 
-class ScoringRenderer(PooledRenderer):
-    """What has a score for each document.  `num_queries` None: each prompt is a question about a pair, and
-    its result the logits of no and yes; else so many vectors of queries come before the documents'."""
+class ClassifyRenderer(PooledRenderer):
+    """/classify.  `labels`: what each result is of."""
 
-    def __init__(self, generation: Generation, model: str, num_queries: int | None) -> None:
+    def __init__(
+        self, generation: Generation, model: str, labels: Sequence[str], activation: Activation
+    ) -> None:
+        super().__init__(generation, model)
+        self._labels = labels
+        self._activation: Activation = activation
+
+    def whole(self, completions: list[Completion]) -> Iterator[Part]:
+        head = {
+            "id": self.generation.request_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": self.model,
+        }
+        yield 0, encode(head)[:-1] + b',"data":['
+        for index, data in enumerate(self.results()):
+            probs = activated(checked(unpack_vector(data)), self._activation)
+            best = max(range(len(probs)), key=probs.__getitem__)
+            item = {
+                "index": index,
+                "label": self._labels[best],
+                "probs": probs,
+                "num_classes": len(probs),
+            }
+            yield _WORK, (b"," if index else b"") + encode(item)
+        yield 0, b'],"usage":' + encode(usage(self.generation)) + b"}"
+
+
+class ScoringRenderer(PooledRenderer):
+    """What has a score for each document.  With a `scorer` each prompt is a question about a pair; else so
+    many vectors of queries come before the documents'."""
+
+    def __init__(self, generation: Generation, model: str, num_queries: int, scorer: Scorer | None) -> None:
         super().__init__(generation, model)
         self._num_queries = num_queries
+        self._scorer = scorer
         self.scores: list[float] = []
 
     def scored(self) -> Iterator[Part]:
         """Fills `scores`; nothing is written."""
-        for score in scores_of(self.results(), self._num_queries):
+        for score in scores_of(self.results(), self._num_queries, self._scorer):
             self.scores.append(score)
             yield _WORK, b""
 
@@ -120,11 +153,12 @@ class RerankRenderer(ScoringRenderer):
         self,
         generation: Generation,
         model: str,
-        num_queries: int | None,
+        num_queries: int,
+        scorer: Scorer | None,
         documents: Sequence[str] | None,
         top: int,
     ) -> None:
-        super().__init__(generation, model, num_queries)
+        super().__init__(generation, model, num_queries, scorer)
         self._documents = documents
         self._top = top
 

@@ -126,9 +126,10 @@ class ModelOptions(Options):
     )
     convert: Literal["auto", "none", "embed", "classify"] = flag(
         "auto",
-        "What vectors or scores are made of. embed: a vector of each text; classify: how much likelier the "
-        "model thinks yes than no, of a query and a document (Qwen3-Reranker). With --runner generate it is "
-        "served beside texts. auto: with --runner pooling what the checkpoint says, else embed.",
+        "What vectors or scores are made of. embed: a vector of each text; classify: the checkpoint's own "
+        "head of scores (…ForSequenceClassification), else how much likelier the model thinks yes than "
+        "no, of a query and a document (Qwen3-Reranker). With --runner generate it is served beside texts. "
+        "auto: with --runner pooling what the checkpoint says, else embed.",
     )
     pooler_config: str | None = flag(
         None,

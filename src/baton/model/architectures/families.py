@@ -59,6 +59,7 @@ _TEXT_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
 }
 """By `model_type` of a text_config."""
+_SCORES = "ForSequenceClassification"
 _OF_THE_WHOLE = (
     *("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config"),
     "tie_word_embeddings",
@@ -83,11 +84,27 @@ def text_part(raw: Mapping[str, Any], name: str, file: str) -> Mapping[str, Any]
     return {**text.all(), **outside, "architectures": [_TEXT_MODELS[kind]]}
 
 
+def classifies(raw: Mapping[str, Any]) -> bool:
+    """Whether the model has a head of scores instead of one of tokens.  (Not one that is to be made of two
+    tokens, as vLLM is told with `classifier_from_token`.)"""
+    if raw.get("classifier_from_token") is not None:
+        return False
+    names = raw.get("architectures")
+    return isinstance(names, list) and any(str(name).endswith(_SCORES) for name in names)
+
+
+def _family(name: str) -> Family | None:
+    """Of an architecture, be it one that ends in scores."""
+    if name.endswith(_SCORES):
+        name = f"{name.removesuffix(_SCORES).removesuffix('Text')}ForCausalLM"
+    return FAMILIES.get(name)
+
+
 def check_known(raw: Mapping[str, Any], name: str, file: str) -> None:
     """Before anything else of a model is read or downloaded.  Raises `UnsupportedModel` if it is one of those
     that Baton is known not to compute."""
     names = Fields(raw, name, file).texts("architectures") or []
-    if any(known in FAMILIES or known in _TEXT_AND_IMAGES for known in names):
+    if any(_family(known) or known in _TEXT_AND_IMAGES for known in names):
         return
     if reason := why_refused(raw):
         what = f"is a {names[0][:60]!r}" if names else f"names no architecture in its {file}"
@@ -101,8 +118,9 @@ def family_of(
     names = Fields(raw, name, file).texts("architectures") or []
     if asked != "transformers":
         for candidate in names:
-            if candidate in FAMILIES:
-                return FAMILIES[candidate], "baton"
+            family = _family(candidate)
+            if family is not None:
+                return family, "baton"
     check_known(raw, name, file)
     if not names:
         raise UnsupportedModel(f"{name!r} names no architecture in its {file}; {_served()}")

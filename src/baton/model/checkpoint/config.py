@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from baton.model.architectures.families import Implementation, family_of, text_part
+from baton.model.architectures.families import Implementation, classifies, family_of, text_part
 from baton.model.checkpoint.gguf import is_gguf
 from baton.model.checkpoint.gguf_config import SOURCE, read_config
+from baton.model.checkpoint.labels import Activation, read_activation, read_labels
 from baton.model.checkpoint.quantization import Quantization, read_quantization
 from baton.model.description.fields import Fields, ModelNotFound, UnsupportedModel, read_json_object
 from baton.model.description.model import Description, MoeConfig, RopeConfig, difference
@@ -42,6 +43,11 @@ class ModelConfig(Description):
     """What the checkpoint says of its weights: one of SUPPORTED_DTYPES."""
     bos_token_ids: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
+    labels: tuple[str, ...] = ()
+    """Of a model that scores texts (…ForSequenceClassification), by the rows of `score.weight`; (): its head
+    gives logits of tokens."""
+    activation: Activation = field(default="identity", compare=False)
+    """What makes results of scores."""
     quantization: Quantization | None = field(default=None, compare=False)
     """Which weights are small integers, and how; None: none are, or a GGUF file's tensors say."""
     implementation: Implementation = "baton"
@@ -82,12 +88,17 @@ class ModelConfig(Description):
         inside = Fields(raw, name, file, defaults=defaults)  # (an explicit null is no default)
         described = family.describe(inside)
         _check_served(inside, described)
+        labels = read_labels(inside) if classifies(raw) else ()
+        if labels:
+            described = replace(described, tie_word_embeddings=True)  # (there is no head of tokens)
         return cls(
             **{item.name: getattr(described, item.name) for item in fields(described)},
             architecture=family.architecture,
             dtype=_dtype(inside),
             bos_token_ids=inside.token_ids("bos_token_id", described.vocab_size),
             eos_token_ids=inside.token_ids("eos_token_id", described.vocab_size),
+            labels=labels,
+            activation=read_activation(inside, len(labels)) if labels else "identity",
             quantization=read_quantization(inside),
             implementation=computed_by,
             whole=dict(raw) if computed_by == "transformers" else {},

@@ -20,7 +20,7 @@ from baton.model.checkpoint.config import ModelConfig
 from baton.model.decoder.blocks import Attention, Block, LayerContext
 from baton.model.decoder.mixture import Mixture
 from baton.model.decoder.program import Program, program_of
-from baton.model.layers.layers import Module, RMSNorm, VocabParallelEmbedding
+from baton.model.layers.layers import Module, RMSNorm, Scores, VocabParallelEmbedding
 from baton.model.layers.placement import Placement
 from baton.model.layers.rotary import Rotary
 from baton.model.ops.fused import PLAIN, Result
@@ -58,6 +58,9 @@ class Decoder(Module):
             self.embedding
             if tied
             else VocabParallelEmbedding("lm_head", *sizes, placement, lookup=False, head=True)
+        )
+        self.scores = (
+            Scores("score", len(config.labels), config.hidden_size, placement) if config.labels else None
         )
         self.embedding_factor = float(torch.tensor(config.embedding_factor).to(placement.dtype))
         """As families that scale their embeddings have it: in the dtype of the model."""

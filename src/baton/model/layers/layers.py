@@ -21,6 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -101,6 +104,25 @@ class RMSNorm(Layer):
     ) -> Activations:
         """Adds y * factor to x, in place, and normalizes the sum for a product that takes `form`."""
         return self.ops.add_norm(x, y, self.weight, self.eps, form, self.plus, factor)
+
+
+class Scores(Layer):
+    """A head for whole texts: [hidden] → [labels], in float32 whatever the dtype; whole on each rank."""
+
+    def __init__(self, name: str, labels: int, hidden_size: int, placement: Placement) -> None:
+        super().__init__()
+        shape = (labels, hidden_size)
+        self.weight = placement.store.make(f"{name}.weight", shape, torch.float32, placement.device)
+        self.pieces = [Piece(f"{name}.weight", shape, "weight")]
+
+    def close(self, filled: dict[str, Tensor | InGroups]) -> None:
+        if not bool(torch.isfinite(self.weight).all()):
+            raise ValueError("holds NaN or infinity; the checkpoint is damaged")
+
+    def __call__(self, hidden: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+        """Of one text, after the last norm."""
+        weight = self.weight.cpu().numpy()
+        return np.array([np.dot(row, hidden) for row in weight], np.float32)
 
 
 class Matrix(Layer):

@@ -20,9 +20,9 @@ from baton.gateway.reading.judging import truncate_question
 from baton.gateway.reading.prompts import encode
 from baton.gateway.reading.reader import Found, check_length, check_not_empty
 from baton.gateway.reading.truncation import Side, truncate
-from baton.gateway.rendering.pooled import EmbeddingRenderer
+from baton.gateway.rendering.pooled import ClassifyRenderer, EmbeddingRenderer
 from baton.gateway.served_model import ServedModel, Task
-from baton.protocol.pooling import Pooling
+from baton.protocol.pooling import SCORES, Pooling
 from baton.protocol.sampling_params import NO_TOKENS
 
 
@@ -43,13 +43,32 @@ def embedding_routes(gateway: Gateway) -> list[Route]:
         renderer = EmbeddingRenderer(generation, model, packed=packed)
         return GenerationResponse(generation, renderer, stream=False)
 
-    return [Route("/v1/embeddings", embeddings, methods=["POST"])]
+    async def classify(request: Request) -> Response:
+        arrived = time.monotonic()
+        body, found = await gateway.read_prompted(request, "classify")
+        model = gateway.model_name(body.model)
+        who = identity(request, body, gateway.sharing)
+        check_task(gateway.served, "classify")
+        gateway.client.check_ready()
+        prompts = await ids_of(gateway, body, found)
+        generation = gateway.generator.start(
+            prompts, NO_TOKENS, **who, arrived=arrived, pooling=SCORES, field=found.field
+        )
+        activation = "identity" if body.use_activation is False else gateway.served.activation
+        renderer = ClassifyRenderer(generation, model, gateway.served.labels, activation)
+        return GenerationResponse(generation, renderer, stream=False)
+
+    return [
+        Route("/v1/embeddings", embeddings, methods=["POST"]),
+        Route("/classify", classify, methods=["POST"]),
+    ]
 
 
 async def ids_of(gateway: Gateway, body: PoolingFields, found: Found) -> list[Sequence[int]]:
     """The token ids of all prompts, cut where the request says so.  Raises `BadRequest`."""
     side, judge = _side(body), gateway.served.judge if isinstance(body, RankingFields) else None
-    special = judge is None if body.add_special_tokens is None else body.add_special_tokens
+    asked = judge is not None and not judge.head
+    special = not asked if body.add_special_tokens is None else body.add_special_tokens
     prompts = encode(found, gateway.tokenizer, add_special_tokens=special)
     limit, most = gateway.served.max_model_len, body.truncate_prompt_tokens
     if most == 0:
@@ -69,7 +88,7 @@ async def ids_of(gateway: Gateway, body: PoolingFields, found: Found) -> list[Se
         ids = prompt.ids
         if most is not None:
             room = limit if most == -1 else most
-            if judge is not None:
+            if judge is not None and asked:
                 ids = truncate_question(ids, room, judge, gateway.tokenizer)
             else:
                 ids = truncate(prompt, room, side, gateway.tokenizer, special=special)
@@ -86,6 +105,7 @@ def check_task(served: ServedModel, task: Task) -> None:
     fix = {
         "embed": "start the server with --runner pooling, or with --convert embed to have vectors and texts",
         "score": "start the server with --runner pooling, or with --convert classify for a reranker",
+        "classify": "serve a model with a head of scores (…ForSequenceClassification)",
         "generate": "start the server with --runner generate",
     }
     raise BadRequest(

@@ -15,7 +15,7 @@ from baton.gateway.generation.generation import Generation
 from baton.gateway.http.context import Gateway, identity
 from baton.gateway.http.responses import GenerationResponse
 from baton.gateway.http.routes.embeddings import check_task, ids_of
-from baton.gateway.reading.judging import judging
+from baton.gateway.reading.judging import Scorer, judging, scorer_of
 from baton.gateway.reading.reader import Found
 from baton.gateway.rendering.pooled import RerankRenderer, ScoreRenderer
 from baton.protocol.sampling_params import NO_TOKENS
@@ -34,8 +34,8 @@ def ranking_routes(gateway: Gateway) -> list[Route]:
 
     async def start(
         request: Request, body: RankingFields, found: Found
-    ) -> tuple[str, Generation, int | None]:
-        """(the model's name, the generation, `num_queries` of `ScoringRenderer`)."""
+    ) -> tuple[Generation, str, int, Scorer | None]:
+        """What `ScoringRenderer` takes."""
         arrived = time.monotonic()
         model = gateway.model_name(body.model)
         who: dict[str, Any] = identity(request, body, gateway.sharing)
@@ -45,20 +45,19 @@ def ranking_routes(gateway: Gateway) -> list[Route]:
         generation = gateway.generator.start(
             prompts, NO_TOKENS, **who, arrived=arrived, pooling=pooling, field=found.field
         )
-        return model, generation, found.num_queries if judge is None else None
+        return generation, model, found.num_queries, scorer_of(gateway.served, body.use_activation)
 
     async def rerank(request: Request) -> Response:
         body, found = await gateway.read_prompted(request, "rerank")
-        model, generation, num_queries = await start(request, body, found)
+        started = await start(request, body, found)
         documents = None if body.return_documents is False else found.documents
-        renderer = RerankRenderer(generation, model, num_queries, documents, body.top_n or 0)
-        return GenerationResponse(generation, renderer, stream=False)
+        renderer = RerankRenderer(*started, documents, body.top_n or 0)
+        return GenerationResponse(started[0], renderer, stream=False)
 
     async def score(request: Request) -> Response:
         body, found = await gateway.read_prompted(request, "score")
-        model, generation, num_queries = await start(request, body, found)
-        renderer = ScoreRenderer(generation, model, num_queries)
-        return GenerationResponse(generation, renderer, stream=False)
+        started = await start(request, body, found)
+        return GenerationResponse(started[0], ScoreRenderer(*started), stream=False)
 
     return [
         *(Route(path, rerank, methods=["POST"]) for path in RERANK),
