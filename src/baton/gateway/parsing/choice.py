@@ -1,0 +1,108 @@
+"""Which formats a model writes in: as the server was told, else as its chat template shows them."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS, Calls, Think
+from baton.gateway.parsing.parser import HARMONY_MARKERS
+
+AUTO, NONE = "auto", "none"
+
+# In this order: a template may show what another format has, too.
+_CALL_SIGNS = (
+    ("openai", ("<|channel|>", "<|message|>")),
+    ("deepseek_v32", ("｜DSML｜",)),
+    ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("minimax_m2", ("minimax:tool_call", "<invoke name=")),
+    ("glm45", ("<arg_key>",)),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("ernie45", ("<tool_call>", "<response>")),
+    ("hermes", ("<tool_call>",)),
+    ("granite", ("<|tool_call|>",)),
+    ("jamba", ("<tool_calls>",)),
+    ("phi4_mini_json", ("functools[",)),
+    ("pythonic", ("<|python_start|>",)),
+    ("pythonic", ("[func_name1(",)),
+    ("llama3_json", ("<|python_tag|>",)),
+    ("llama3_json", ('"parameters": dictionary of argument name',)),
+)
+_THINK_SIGNS = (
+    ("openai_gptoss", ("<|channel|>", "<|message|>")),
+    ("mistral", ("[THINK]",)),
+    ("seed_oss", ("<seed:think>",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>", "</think>")),
+    ("qwen3", ("</think>",)),
+)
+_KNOWS_TOOLS = re.compile(r"\btools\b")
+
+
+class Formats(msgspec.Struct, frozen=True):
+    """The formats of a model, by name; "": there is none, or none that is known."""
+
+    calls: str = ""
+    think: str = ""
+    template_has_tools: bool = False
+    """Its chat template has a place for tools."""
+
+    @property
+    def calling(self) -> Calls | None:
+        return CALLS[self.calls] if self.calls else None
+
+    @property
+    def thinking(self) -> Think | None:
+        return THINKS[self.think] if self.think else None
+
+    @property
+    def is_harmony(self) -> bool:
+        return "openai" in (self.calls, self.think[:6])
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Texts that a model may have as special tokens, and that the parser has to see."""
+        marks = set(HARMONY_MARKERS) if self.is_harmony else set()
+        if self.thinking is not None:
+            marks |= {self.thinking.open, self.thinking.close}
+        if self.calling is not None:
+            marks |= {*self.calling.dropped}
+            for frame in self.calling.frames:
+                marks |= frame.words
+        return frozenset(marks)
+
+
+def choose(template: str | None, calls: str = AUTO, think: str = AUTO) -> Formats:
+    """By the names of flags (`known_calls`, `known_thinks`), or by what the template shows."""
+    source = template or ""
+    return Formats(
+        _chosen(source, calls, _CALL_SIGNS, CALL_NAMES),
+        _chosen(source, think, _THINK_SIGNS, THINK_NAMES),
+        _KNOWS_TOOLS.search(source) is not None,
+    )
+
+
+def _chosen(
+    source: str, name: str, signs: tuple[tuple[str, tuple[str, ...]], ...], names: dict[str, str]
+) -> str:
+    if name == NONE:
+        return ""
+    if name != AUTO:
+        return names[name]
+    return next((format for format, texts in signs if all(text in source for text in texts)), "")
+
+
+def begins_thinking(think: Think | None, prompt: str, *, continued: str | None = None) -> bool:
+    """Whether the answer begins inside of reasoning: the prompt opens the region at its end, or the format
+    says so and the prompt does not close it.  `continued`: the text of the last message, which the answer
+    continues."""
+    if think is None:
+        return False
+    if continued is not None:
+        return continued.rfind(think.open) > continued.rfind(think.close)
+    end = prompt.rstrip()
+    return end.endswith(think.open) or (think.from_start and not end.endswith(think.close))

@@ -1,0 +1,256 @@
+"""Reads what a model writes, by its formats, while it comes.
+
+Theory.  The result is defined on the characters: a marker of the formats opens a region, which a generator
+reads (`calls`, `python_calls`, here for reasoning and harmony).  A frame that turns out to hold no call is
+text: its opening marker is given as such, and reading goes on right behind it.  All of this depends on the
+text alone, never on its pieces; tests cut thousands of texts everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from baton.gateway.parsing.calls import BROKEN, DONE, MAX_HELD, NOT, CallReader, Result, Types
+from baton.gateway.parsing.deltas import Delta, Parsed
+from baton.gateway.parsing.emitting import Output
+from baton.gateway.parsing.formats import Calls, Frame, LeadingJson, LeadingPython, Think
+from baton.gateway.parsing.python_calls import python_calls
+from baton.gateway.parsing.reading import Reading, Step, markers_of
+
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_HEADS = ("<|start|>", "<|channel|>", "<|message|>")
+HARMONY_MARKERS = (*_ENDS, *_HEADS, "<|constrain|>")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
+
+
+class ResponseParser:
+    """Parses one answer."""
+
+    __slots__ = (
+        "_caller",
+        "_calling",
+        "_calls",
+        "_known",
+        "_output",
+        "_reading",
+        "_step",
+        "_think",
+        "_unclosed",
+        "thinking",
+    )
+
+    def __init__(
+        self,
+        think: Think | None,
+        calls: Calls | None,
+        *,
+        calling: bool = True,
+        tools: Collection[str] = (),
+        types: Types | None = None,
+        thinking: bool = False,
+        parallel: bool = True,
+    ) -> None:
+        """`think` None: there is no reasoning (but harmony's, if `calls` is that).  `calling` false: what
+        looks like a call is text.  `tools`: names.  `thinking`: the text begins inside of reasoning
+        (`choice.begins_thinking`).  `parallel`: more than one call."""
+        self._think = think
+        self._calls = calls
+        self._calling = calling
+        self._known = frozenset(tools)
+        self._reading = Reading()
+        self._output = Output(parallel=parallel)
+        self._caller = CallReader(self._reading, self._output, types or {})
+        self._unclosed = 0
+        """Frames that were text, and whose ends will be."""
+        self.thinking = think is not None and thinking
+        """The text goes on inside of reasoning."""
+        self._step = self._harmony() if calls is not None and calls.harmony else self._regions()
+        next(self._step)
+
+    @property
+    def num_complete(self) -> int:
+        """Calls whose arguments are a JSON object."""
+        return self._output.num_complete
+
+    def push(self, text: str) -> list[Delta]:
+        """What this piece of the text decides."""
+        if not text:
+            return []
+        self._reading.push(text)
+        next(self._step)
+        return self._output.take()
+
+    def finish(self) -> list[Delta]:
+        """What was held back; the text is over."""
+        self._reading.ended = True
+        for _ in self._step:
+            raise AssertionError("a text that has ended was waited for")
+        output = self._output
+        output.reasoning.region()
+        output.reasoning.end()
+        output.content.end()
+        return output.take()
+
+    # -- regions between markers
+
+    def _regions(self) -> Step[None]:
+        yield
+        reading, output, think = self._reading, self._output, self._think
+        frames = self._calls.frames if self._calls is not None and self._calling else ()
+        dropped = self._calls.dropped if self._calls is not None else ()
+        opens = {marker: frame for frame in frames for marker in frame.open}
+        closes = {frame.close for frame in frames if frame.close.startswith("<")}
+        marks = (think.open, think.close) if think is not None else ()
+        markers = markers_of(tuple(dict.fromkeys((*marks, *opens, *closes, *dropped))))
+        leading = next((one for one in frames if isinstance(one, LeadingJson | LeadingPython)), None)
+        if self.thinking:
+            yield from self._reason((*opens, *dropped))
+        if leading is not None:
+            yield from self._lead(leading)
+        while True:
+            found = yield from reading.until(markers, output.content.push)
+            if not found:
+                return
+            if think is not None and found in marks:
+                output.content.region()
+                if found == think.open:
+                    yield from self._reason((*opens, *dropped))
+                    if leading is not None and not output.begun:
+                        yield from self._lead(leading)
+            elif found in opens:
+                yield from self._call(opens[found], found)
+            elif found in dropped or not self._unclosed:
+                output.content.region()
+            else:
+                self._unclosed -= 1
+                output.content.push(found)
+
+    def _reason(self, opens: tuple[str, ...]) -> Step[None]:
+        """To the end of the region."""
+        reading, output, think = self._reading, self._output, self._think
+        assert think is not None
+        self.thinking = True
+        output.reasoning.separate()
+        ends = (think.close, *(opens if think.ends_at_call else ()))
+        while True:
+            found = yield from reading.until(markers_of((think.open, *ends)), output.reasoning.push)
+            if found == think.open:  # (once more: the prompt has it, or the model repeats itself)
+                continue
+            break
+        self.thinking = False
+        output.reasoning.region()
+        output.content.region()
+        if found != think.close:
+            reading.unread(found)
+
+    def _lead(self, frame: Frame) -> Step[None]:
+        """What the answer begins with may be a call without a marker."""
+        reading, output = self._reading, self._output
+        blank = yield from reading.spaces()
+        first = yield from reading.peek()
+        if first and first in "[{":
+            reading.mark()
+            if (yield from self._attempt(self._leading(frame))) is not NOT:
+                return
+        output.content.push(blank)
+
+    def _call(self, frame: Frame, opened: str) -> Step[None]:
+        reading, output = self._reading, self._output
+        reading.mark()
+        if isinstance(frame, LeadingJson | LeadingPython):
+            yield from reading.spaces()
+            step = self._leading(frame)
+        else:
+            step = self._caller.read(frame, opened)
+        if (yield from self._attempt(step)) is NOT:
+            self._unclosed += bool(frame.close)
+            output.content.push(opened)
+
+    def _leading(self, frame: Frame) -> Step[Result]:
+        reading = self._reading
+        if isinstance(frame, LeadingPython):
+            return (yield from python_calls(reading, self._output, self._known.__contains__))
+        result = yield from self._caller.json_call(self._known.__contains__)
+        while result is DONE:
+            reading.mark()
+            yield from reading.spaces()
+            yield from reading.one_of((";", ","))
+            yield from reading.spaces()
+            result = yield from self._caller.json_call(self._known.__contains__)
+            if result is NOT:
+                reading.back()
+                return DONE
+        return result
+
+    def _attempt(self, step: Step[Result]) -> Step[Result]:
+        """Reads a call that may be none; the place goes back to the mark then."""
+        reading, output = self._reading, self._output
+        before = output.begun
+        while True:
+            try:
+                next(step)
+            except StopIteration as end:
+                result: Result = end.value
+                break
+            if output.begun == before and reading.held > MAX_HELD:
+                step.close()
+                result = NOT
+                break
+            yield
+        if result is NOT:
+            reading.back()
+        reading.release()
+        return result
+
+    # -- harmony
+
+    def _harmony(self) -> Step[None]:
+        yield
+        reading, output = self._reading, self._output
+        while True:
+            found = yield from reading.until(markers_of((*_ENDS, *_HEADS)), output.content.push)
+            if not found:
+                return
+            if found in _HEADS:
+                reading.mark()
+                if (yield from self._attempt(self._message(found))) is NOT:
+                    output.content.push(found)
+
+    def _message(self, found: str) -> Step[Result]:
+        reading, output = self._reading, self._output
+        head = found
+        if found != "<|message|>":
+            text, end = yield from reading.upto(markers_of(("<|message|>", *_ENDS)))
+            if end != "<|message|>" or reading.held > MAX_HELD:
+                return NOT
+            head += text
+        channel = _CHANNEL.search(head)
+        recipient = _RECIPIENT.search(head)
+        if recipient is not None and self._calling:
+            yield from reading.spaces()
+            return (yield from self._caller.object(recipient[1]))
+        reading.release()
+        output.begun += 1  # (it is a message, and stays one)
+        thinks = channel is not None and channel[1] == "analysis"
+        words = output.reasoning if thinks else output.content
+        words.separate()
+        self.thinking = thinks
+        end = yield from reading.until(markers_of((*_ENDS, *_HEADS)), words.push)
+        self.thinking = False
+        words.region()
+        if end in _HEADS:
+            reading.unread(end)
+        return DONE
+
+
+def parse(parser: ResponseParser, text: str) -> Parsed:
+    """A whole text."""
+    parsed = Parsed()
+    parsed.add(parser.push(text))
+    parsed.add(parser.finish())
+    return parsed
+
+
+__all__ = ["BROKEN", "DONE", "NOT", "ResponseParser", "parse"]

@@ -1,0 +1,63 @@
+"""The formats of a model are those that its chat template shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.gateway.parsing.choice import Formats, begins_thinking, choose
+from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS
+
+QWEN = "{% if tools %}<tools>{{ tools }}</tools> <tool_call>\n{}</tool_call>{% endif %}<think></think>"
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "think"),
+    [
+        (None, "", ""),
+        ("{{ messages }}", "", ""),
+        (QWEN, "hermes", "qwen3"),
+        ("{{ tools }}<tool_call>\n<function=f>\n<parameter=a>\n</think>", "qwen3_coder", "qwen3"),
+        ("{{ tools }}<response>\n<tool_call>\n</think>", "ernie45", "qwen3"),
+        ("{{ tools }}<tool_call>{f}\n<arg_key>a</arg_key>", "glm45", ""),
+        ("{{ tools }}<｜tool▁calls▁begin｜>…\n```json\n", "deepseek_v3", ""),
+        ("{{ tools }}<｜tool▁calls▁begin｜>…<｜tool▁sep｜></think>", "deepseek_v31", "qwen3"),
+        ("{{ tools }}[TOOL_CALLS][THINK]", "mistral", "mistral"),
+        ("{{ tools }}<|start|>assistant<|channel|>final<|message|>", "openai", "openai_gptoss"),
+        ("{{ tools }}<|python_tag|>", "llama3_json", ""),
+        ("{{ tools }}[func_name1(params_name1=params_value1)]", "pythonic", ""),
+        ("{{ tools }}<|tool_calls_section_begin|></think>", "kimi_k2", "kimi_k2"),
+    ],
+)
+def test_what_a_template_shows(template: str | None, calls: str, think: str) -> None:
+    formats = choose(template)
+    assert (formats.calls, formats.think) == (calls, think)
+    assert formats.template_has_tools == ("tools" in (template or ""))
+
+
+def test_flags_go_before_the_template() -> None:
+    assert choose(QWEN, "llama4_json", "deepseek_r1") == Formats("llama3_json", "deepseek_r1", True)
+    assert choose(QWEN, "none", "none") == Formats("", "", True)
+    for name, known in CALL_NAMES.items():
+        assert choose("", name).calling is CALLS[known]
+    for name, known in THINK_NAMES.items():
+        assert choose("", "none", name).thinking is THINKS[known]
+
+
+def test_a_prompt_that_begins_thinking_at_its_end() -> None:
+    think = THINKS["qwen3"]
+    assert begins_thinking(think, "<|im_start|>assistant\n<think>\n")
+    assert not begins_thinking(think, "<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not begins_thinking(think, "say <think> please<|im_end|>\n<|im_start|>assistant\n")
+    assert begins_thinking(think, "", continued="<think>\nSo far")
+    assert not begins_thinking(think, "", continued="<think>\nSo far</think>\nYes")
+    assert not begins_thinking(None, "<think>")
+    always = THINKS["deepseek_r1"]
+    assert begins_thinking(always, "<｜Assistant｜>")
+    assert not begins_thinking(always, "<｜Assistant｜><think>\n\n</think>")
+
+
+def test_markers_that_may_be_special_tokens() -> None:
+    assert {"<tool_call>", "</tool_call>", "<think>", "</think>"} <= choose(QWEN).markers
+    assert {"[TOOL_CALLS]", "[ARGS]"} <= choose("", "mistral").markers
+    assert {"<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>"} <= choose("", "deepseek_v3").markers
+    assert "<|channel|>" in choose("", "none", "openai_gptoss").markers
