@@ -21,6 +21,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from baton.gateway.api.messages import ContentFormat
+from baton.gateway.api.tools import read_tools
 from baton.gateway.generation.gathering import Gathering
 from baton.gateway.generation.generation import Completion, Generation
 from baton.gateway.generation.outputs import (
@@ -35,6 +36,7 @@ from baton.gateway.generation.outputs import (
     embedding_of,
     output_of,
 )
+from baton.gateway.parsing.choice import choose
 from baton.gateway.reading.arguments import (
     Prompt,
     as_list,
@@ -164,8 +166,11 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation, or several, rendered with the model's chat template.
+
+        `tools`: OpenAI's, for the template; what the model writes of calls is part of the text.
 
         Raises `ValueError` for messages or parameters that cannot be served, with the field's name.
         """
@@ -175,6 +180,7 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 variables=chat_template_kwargs,
+                tools=self._tools(tools),
             )
             for conversation in conversations_of(messages, self._content_format)
         ]
@@ -305,6 +311,14 @@ class LLM:
     def _content_format(self) -> ContentFormat:
         asked = self._plan.served.content_format
         return self._background.tokenizer.content_format if asked == "auto" else asked
+
+    def _tools(self, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
+        """None where there are none.  Raises `BadRequest`, a `ValueError`."""
+        if not read_tools(tools).names:
+            return None
+        if not choose(self._background.tokenizer.template_source).template_has_tools:
+            raise ValueError("tools: the model's chat template has no place for tools")
+        return tools
 
     def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         return self._background.tokenizer.render_chat(messages, **options)

@@ -37,6 +37,7 @@ class GatewayServer:
         sharing: SharingOptions | None = None,
         retry_wait_s: float = 60.0,
         attach: bool = True,
+        max_model_len: int = 256,
         **served: Any,
     ) -> None:
         self.engine = EchoEngine(vocab=vocab)
@@ -44,7 +45,7 @@ class GatewayServer:
         self.served = ServedModel(
             names=("tiny", "alias"),
             tokenizer=tokenizer,
-            max_model_len=256,
+            max_model_len=max_model_len,
             eos_token_ids=() if eos is None else (eos,),
             vocab_size=vocab,
             **served,

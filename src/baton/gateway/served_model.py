@@ -85,6 +85,9 @@ class ServedModel:
     """Sampling parameters of the model's generation_config, under `SamplingParams`' names."""
     content_format: Literal["auto", "string", "openai"] = "auto"
     """How a message's text parts come to the chat template; auto: as the template reads them."""
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    """How the model writes calls and reasoning (`parsing.formats`); auto: as its chat template shows."""
     tasks: frozenset[Task] = frozenset({"generate"})
     """What requests may ask for: texts, vectors of texts, scores of pairs of texts."""
     pooling: Pooling = field(default_factory=lambda: Pooling("last"))

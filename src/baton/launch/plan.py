@@ -102,6 +102,8 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         angles=model.angles(max_model_len) if options.executor == "torch" else "",
         defaults=generation.sampling,
         content_format=options.chat_template_content_format,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
         tasks=tasks,
         pooling=pooling,
         dimensions=model.hidden_size if options.executor == "torch" else 0,

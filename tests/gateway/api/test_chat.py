@@ -136,7 +136,11 @@ def test_roles_and_parts(server: GatewayServer, tokenizer: Tokenizer):
     messages = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": parts},
-        {"role": "assistant", "content": "ok"},
+        {
+            "role": "assistant",
+            "content": "ok",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
         {"role": "tool", "content": "7", "tool_call_id": "1"},
     ]
     server.openai().chat.completions.create(model="tiny", messages=messages, max_tokens=1)

@@ -25,6 +25,8 @@ from tests.gateway.harness import GatewayServer
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 USER = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALLING = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}
 TOO_LONG = "This model's maximum context length is 256 tokens. However, "
 """OpenAI's words: LiteLLM, LangChain and others look for them."""
 
@@ -136,7 +138,16 @@ def test_bad_fields_of_completions(server: GatewayServer, field, value):
         ("messages", USER * 1025),
         ("top_logprobs", 3),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tools", [{"type": "function", "function": {"parameters": {}}}]),
+        ("tools", [{"type": "web_search"}]),
+        ("tools", [TOOL, TOOL]),
+        ("tools", [{"type": "function", "function": {"name": f"f{i}"}} for i in range(10_000)]),
         ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("tool_choice", "any"),
+        ("messages", [*USER, {"role": "tool", "content": "7", "tool_call_id": "1"}]),
+        ("messages", [*USER, CALLING, {"role": "tool", "content": "7", "tool_call_id": "2"}]),
+        ("messages", [*USER, {"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]),
         ("response_format", {"type": "json_object"}),
         ("max_completion_tokens", 0),
         ("max_completion_tokens", 1000),

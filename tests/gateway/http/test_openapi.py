@@ -79,13 +79,15 @@ def what_the_test_server_takes() -> dict[str, Any]:
     text = {"type": "string", "maxLength": 20}
     message = {
         "type": "object",
-        "properties": {"role": {"enum": ["system", "user", "tool"]}, "content": text},
+        "properties": {"role": {"enum": ["system", "user", "assistant"]}, "content": text},
         "required": ["role", "content"],
         "additionalProperties": False,
     }
     chat["messages"] = {"type": "array", "items": message, "minItems": 1, "maxItems": 3}
     chat["logprobs"] = {"const": True}  # (`top_logprobs` needs it)
     chat["continue_final_message"] = {"const": False}
+    chat["tools"] = {"enum": [None, []]}  # (this server's template has no place for them)
+    chat["tool_choice"] = {"enum": [None, "none", "auto"]}
     for name in ("ChatRequest", "CompletionRequest"):
         properties = schemas[name]["properties"]
         properties["stream_options"] = properties["prompt_logprobs"] = {

@@ -280,7 +280,10 @@ def test_messages_are_read_as_templates_want_them():
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\]\.text"),
         ([{"role": "assistant", "tool_calls": [1]}], "tool_calls"),
         ([{"role": "assistant", "tool_calls": 1}], "tool_calls"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "must be JSON"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+            "must be JSON",
+        ),
     ],
 )
 def test_bad_messages_are_refused_by_place(messages, message):

@@ -9,7 +9,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from baton.gateway.api.calls import ToolCall, ToolCallDelta
+
 FinishReason = Literal["stop", "length", "abort"]
+ChatFinishReason = Literal["stop", "length", "abort", "tool_calls"]
 Count = Annotated[int, Meta(ge=0)]
 AnyObject = dict[str, Any]
 
@@ -32,11 +35,17 @@ class PromptTokensDetails(Struct, forbid_unknown_fields=True):
     cached_tokens: Count
 
 
+class CompletionTokensDetails(Struct, forbid_unknown_fields=True):
+    reasoning_tokens: Count
+
+
 class Usage(Struct, forbid_unknown_fields=True):
     prompt_tokens: Count
     total_tokens: Count
     completion_tokens: Count
     prompt_tokens_details: PromptTokensDetails | None
+    completion_tokens_details: CompletionTokensDetails | None = None
+    """Of chats with a model that reasons."""
 
 
 class PromptLogprob(Struct, forbid_unknown_fields=True):
@@ -189,21 +198,23 @@ class ChatLogprobs(Struct, forbid_unknown_fields=True):
 
 class ChatMessage(Struct, forbid_unknown_fields=True):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """null where there is nothing but calls or reasoning."""
     refusal: None
     annotations: None
     audio: None
     function_call: None
-    tool_calls: list[AnyObject]
-    reasoning: None
-    reasoning_content: None
+    tool_calls: list[ToolCall]
+    reasoning: str | None
+    reasoning_content: str | None
+    """The same under its older name."""
 
 
 class ChatChoice(Struct, forbid_unknown_fields=True):
     index: Count
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: int | str | None
     token_ids: list[int] | None
 
@@ -225,13 +236,17 @@ class ChatCompletion(Struct, forbid_unknown_fields=True):
 class Delta(Struct, forbid_unknown_fields=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    """The same under its older name."""
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Struct, forbid_unknown_fields=True):
     index: Count
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     token_ids: list[int] | None
     stop_reason: int | str | None = None
 

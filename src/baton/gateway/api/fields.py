@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from baton.gateway.api.tools import MAX_TOOLS
 from baton.protocol.sampling_params import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
@@ -113,6 +114,42 @@ Message = Annotated[
     ),
 ]
 Messages = Annotated[list[Message], Meta(min_length=1)]
+Tool = Annotated[
+    dict[str, Any],
+    Meta(
+        extra_json_schema={
+            "properties": {
+                "type": {"const": "function"},
+                "function": {
+                    "type": "object",
+                    "properties": {
+                        "name": {"type": "string", "minLength": 1, "maxLength": 128},
+                        "description": {"type": "string"},
+                        "parameters": {"type": "object", "description": "A JSON schema."},
+                        "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+                    },
+                    "required": ["name"],
+                },
+            },
+            "required": ["function"],
+        }
+    ),
+]
+Tools = Annotated[list[Tool], Meta(extra_json_schema={"maxItems": MAX_TOOLS})]
+# (What `api/tools.py` checks itself, to say more than that it is wrong.)
+ToolChoice = Annotated[
+    str | dict[str, Any],
+    Meta(
+        description="none, auto, required, or {'type': 'function', 'function': {'name': …}}.",
+    ),
+]
+ReasoningEffort = Annotated[
+    str,
+    Meta(
+        description="Comes to the chat template under this name; none: with thinking switched off, too.",
+        max_length=32,
+    ),
+]
 Prompt = Annotated[
     msgspec.Raw,
     Meta(

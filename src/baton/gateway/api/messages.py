@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -31,7 +32,53 @@ def read_messages(messages: object, content_format: ContentFormat = "string") ->
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise BadRequest("messages: give a list with at least one message", param="messages")
-    return [_read_message(message, f"messages[{i}]", content_format) for i, message in enumerate(messages)]
+    read = [_read_message(message, f"messages[{i}]", content_format) for i, message in enumerate(messages)]
+    _check_order(read)
+    return read
+
+
+class Arguments(dict[str, Any]):
+    """A call's arguments for chat templates: some print them as JSON themselves, and want an object; some
+    join them to a text."""
+
+    def __init__(self, value: Mapping[str, Any], text: str | None = None) -> None:
+        """`text`: as the client gave them."""
+        super().__init__(value)
+        self._text = text
+
+    def __str__(self) -> str:
+        return json.dumps(dict(self), ensure_ascii=False) if self._text is None else self._text
+
+    def __add__(self, other: object) -> str:
+        return str(self) + str(other)
+
+    def __radd__(self, other: object) -> str:
+        return str(other) + str(self)
+
+
+def _check_order(messages: Sequence[Mapping[str, Any]]) -> None:
+    """A tool's result answers a call that came before it."""
+    called: set[str] = set()
+    calls = False
+    for i, message in enumerate(messages):
+        if message.get("role") == "tool":
+            id = message.get("tool_call_id")
+            if not calls:
+                raise BadRequest(
+                    f"messages[{i}]: a message of role tool must follow an assistant's message with "
+                    "tool_calls; put that before it",
+                    param="messages",
+                )
+            if id is not None and called and id not in called:
+                raise BadRequest(
+                    f"messages[{i}].tool_call_id: no call before it has the id {str(id)[:100]!r}; give the "
+                    "id of the call that it answers",
+                    param="messages",
+                )
+        for call in message.get("tool_calls") or ():
+            calls = True
+            if isinstance(call.get("id"), str):
+                called.add(call["id"])
 
 
 def _read_message(message: object, where: str, content_format: ContentFormat) -> dict[str, Any]:
@@ -113,14 +160,21 @@ def _check_no_parts(value: object, field: str) -> None:
 
 
 def _read_tool_call(call: object, where: str) -> dict[str, Any]:
-    """Templates print `arguments` as JSON themselves, so they want the object."""
+    """Arguments are a JSON object."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         raise BadRequest(f"{where}: each must be an object with a function", param="messages")
     function = dict(call["function"])
     arguments = function.get("arguments")
+    if not isinstance(function.get("name"), str):
+        raise BadRequest(f"{where}: function.name is missing; give the name of the tool", param="messages")
+    value = arguments
     if isinstance(arguments, str):
         try:
-            function["arguments"] = msgspec.json.decode(arguments) if arguments else {}
-        except msgspec.MsgspecError:
+            value = msgspec.json.decode(arguments) if arguments.strip() else {}
+        except (msgspec.MsgspecError, RecursionError):
             raise BadRequest(f"{where}: function.arguments must be JSON", param="messages") from None
+    if isinstance(value, Mapping):
+        text = arguments if isinstance(arguments, str) and arguments.strip() else None
+        value = Arguments(value, text)
+    function["arguments"] = {} if value is None else value
     return {**call, "function": function}

@@ -11,9 +11,7 @@ lists is refused before one is made.
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -22,11 +20,9 @@ import msgspec
 from baton.gateway.api import fields as f
 from baton.gateway.api.fields import MAX_SEQUENCES
 from baton.gateway.api.messages import refuse_parts
+from baton.gateway.api.unknown import MAX_WARNED
 from baton.gateway.errors import BadRequest
 
-log = logging.getLogger(__name__)
-
-_MAX_WARNED = 1000
 _NEUTRAL_BYTES = 64
 """No value of an unsupported field that asks for nothing is written longer."""
 
@@ -115,6 +111,9 @@ class ChatFields(Protocol):
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: dict[str, Any] | None
+    tools: list[dict[str, Any]] | None
+    tool_choice: str | dict[str, Any] | None
+    reasoning_effort: str | None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -125,7 +124,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     max_completion_tokens: f.AtLeastOne | None = None
     logprobs: bool | None = None
     top_logprobs: f.Logprobs | None = None
-    parallel_tool_calls: f.Ignored = f.nothing()
+    tools: f.Tools | None = None
+    tool_choice: f.ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: f.ReasoningEffort | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -134,6 +137,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: f.Tools | None = None
+    tool_choice: f.ToolChoice | None = None
+    reasoning_effort: f.ReasoningEffort | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -210,10 +216,9 @@ _OTHER = (
     "web_search_options",
 )
 _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tools": (([],), "tool calls are not supported yet; leave it out"),
-    "tool_choice": (("none", "auto"), "tool calls are not supported yet; leave it out"),
-    "functions": (([],), "function calls are not supported; leave it out"),
-    "function_call": (("none", "auto"), "function calls are not supported; leave it out"),
+    "functions": (([],), "is not supported; give tools"),
+    "function_call": (("none", "auto"), "is not supported; give tools and tool_choice"),
+    "thinking_token_budget": ((-1,), "is not supported yet; leave it out"),
     "response_format": (({"type": "text"},), "only {'type': 'text'} is supported yet"),
     "messages": ((), "is for /v1/chat/completions; give the texts themselves"),
     "modalities": ((["text"],), "only text is generated; leave it out"),
@@ -269,19 +274,6 @@ def _alternatives(kind: Any) -> list[msgspec.inspect.Type]:
     return [one.type if isinstance(one, msgspec.inspect.Metadata) else one for one in members]
 
 
-class UnknownFields:
-    """Warns of field names that nobody knows, once each."""
-
-    def __init__(self) -> None:
-        self._warned: set[str] = set()
-
-    def warn(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self._warned and len(self._warned) < _MAX_WARNED:
-                self._warned.add(name)
-                log.warning("ignoring the unknown request field %r (said once)", name[:100])
-
-
 def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
     """(the body, names in it that nobody knows).  Raises `BadRequest`."""
     try:
@@ -295,7 +287,7 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
     unknown: list[str] = []
     for name, value in fields.items():
         if name not in reader.names:
-            if not _is_refused(name, value) and len(unknown) < _MAX_WARNED:
+            if not _is_refused(name, value) and len(unknown) < MAX_WARNED:
                 unknown.append(name)
         elif name in reader.integers and (whole := _whole(value)) is not None:
             fields[name], changed = whole, True

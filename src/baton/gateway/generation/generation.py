@@ -24,6 +24,7 @@ from baton.gateway.errors import ApiError, RequestCancelled
 from baton.gateway.generation.sequence import Completion, Sequence, Update
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.inbox import Inbox
+from baton.gateway.parsing.deltas import Parsed
 from baton.observe.metrics import Metrics
 from baton.protocol.requests import Finished
 
@@ -152,6 +153,14 @@ class Generation:
         return sum(sequence.num_generated for sequence in self.sequences)
 
     @property
+    def has_reasoning(self) -> bool:
+        return bool(self.sequences) and self.sequences[0].has_reasoning
+
+    @property
+    def num_reasoning(self) -> int:
+        return sum(sequence.num_reasoning for sequence in self.sequences)
+
+    @property
     def num_cached(self) -> int | None:
         """Prompt tokens from the prefix cache (by the first choice of each prompt); None while unknown."""
         number, total = self._cached
@@ -275,6 +284,10 @@ class Generation:
             completion.logprobs += update.logprobs
             completion.finish_reason = update.finish_reason
             completion.stop_reason = update.stop_reason
+            if update.deltas is not None:
+                completion.parsed = completion.parsed or Parsed()
+                completion.parsed.add(update.deltas)
+                completion.called = update.called
 
     def abort(self) -> int:
         """The server ends the request: its consumer gets what there is, with the reason "abort".  Returns how

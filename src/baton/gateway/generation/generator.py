@@ -25,6 +25,7 @@ from baton.gateway.generation.generation import Generation
 from baton.gateway.generation.sequence import Sequence, Shared
 from baton.gateway.instances.client import ClusterClient, Limits
 from baton.gateway.instances.inbox import Inbox
+from baton.gateway.parsing.plan import Parsing
 from baton.gateway.reading.prompts import is_packed
 from baton.gateway.reading.reader import check_prompt
 from baton.gateway.served_model import ServedModel
@@ -123,12 +124,14 @@ class Generator:
         arrived: float | None = None,
         pooling: Pooling | None = None,
         field: str = "prompt",
+        parsing: Parsing | None = None,
     ) -> Generation:
         """Submits prompts × `params.n` sequences.
 
         `pooling`: this is wanted of each prompt, and no tokens (`Sequence.pooled`).  `field`: where the
         prompts stood, for errors.  `drop_output`: only the prompt is of interest.  `patient`: only the end of
-        each sequence is, so tokens may come late, unless a stop string has to be looked for in them.  Raises
+        each sequence is, so tokens may come late, unless something has to be looked for in them.  `parsing`:
+        how the texts are taken apart (`Update.deltas`).  Raises
         `BadRequest`, `InvalidParameter`, `InstanceUnavailable`, or `Overloaded` if too many are held back
         already.
         """
@@ -160,7 +163,7 @@ class Generator:
         seed = self._seeds(params, count)
         arrived = time.monotonic() if arrived is None else arrived
         limits = self.client.limits
-        patient = patient and not params.stop_strings
+        patient = patient and not params.stop_strings and parsing is None
         sampling, stopping = resolve(
             params,
             seed=0,
@@ -222,6 +225,7 @@ class Generator:
             self.tokenizer,
             self.served.eos_token_ids,
             drop_output=drop_output,
+            parsing=parsing,
         )
         for index in range(count):
             generation.add(Sequence(index, prompts[index // params.n], shared))

@@ -14,6 +14,9 @@ from typing import Literal
 
 from baton.gateway.cluster.request import Chunk, EngineRequest
 from baton.gateway.errors import ApiError, BadRequest, InstanceUnavailable, InternalError, Overloaded
+from baton.gateway.parsing.deltas import Delta, Parsed
+from baton.gateway.parsing.parser import ResponseParser
+from baton.gateway.parsing.plan import Parsing
 from baton.gateway.sharing import retry_after
 from baton.gateway.text.detokenizer import Detokenizer, StopStrings, StopTables
 from baton.gateway.text.tokenizer import Tokenizer
@@ -38,6 +41,10 @@ class Update:
     finish_reason: EndReason | None
     stop_reason: int | str | None
     """The stop string, or the id of a stop token that the user named; None for the end-of-text tokens."""
+    deltas: list[Delta] | None = None
+    """The same text taken apart, if that is wanted."""
+    called: bool = False
+    """With the end: there are complete calls in it."""
 
 
 @dataclass(slots=True)
@@ -51,6 +58,9 @@ class Completion:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: EndReason | None = None
     stop_reason: int | str | None = None
+    parsed: Parsed | None = None
+    """The text taken apart, if that is wanted."""
+    called: bool = False
 
     @property
     def text(self) -> str:
@@ -72,7 +82,7 @@ _END_REASONS: dict[str, EndReason] = {
 class Shared:
     """What the sequences of one request have in common: made once, however many they are."""
 
-    __slots__ = ("drop_output", "eos", "params", "stop_ids", "stops", "tokenizer")
+    __slots__ = ("drop_output", "eos", "params", "parsing", "shown", "stop_ids", "stops", "tokenizer")
 
     def __init__(
         self,
@@ -82,7 +92,10 @@ class Shared:
         eos_token_ids: Collection[int],
         *,
         drop_output: bool = False,
+        parsing: Parsing | None = None,
     ) -> None:
+        self.parsing = parsing
+        self.shown = frozenset[int]() if parsing is None else tokenizer.special_of(parsing.formats.markers)
         self.params = params
         self.stop_ids = _ids(tuple(stop_token_ids))
         self.tokenizer = tokenizer
@@ -100,6 +113,7 @@ class Sequence:
         "_eos",
         "_last_token",
         "_params",
+        "_parser",
         "_shared",
         "_stop_ids",
         "_stops",
@@ -109,6 +123,7 @@ class Sequence:
         "last_tokens_at",
         "num_cached",
         "num_generated",
+        "num_reasoning",
         "pooled",
         "prompt",
         "prompt_logprobs",
@@ -129,6 +144,8 @@ class Sequence:
         """One for each prompt token, the first None; empty unless asked for.  Complete with the first
         update."""
         self.num_generated = 0
+        self.num_reasoning = 0
+        """Of the generated tokens, those inside of reasoning."""
         self.pooled = b""
         """Packed float32: the end of one that wants this of its prompt, and no tokens."""
         self.num_cached: int | None = None
@@ -149,6 +166,12 @@ class Sequence:
         self._last_token = -1
         self._detokenizer: Detokenizer | None = None
         self._stops: StopStrings | None = None
+        self._parser: ResponseParser | None = None
+
+    @property
+    def has_reasoning(self) -> bool:
+        parsing = self._shared.parsing
+        return parsing is not None and parsing.has_reasoning
 
     def submitted(self, request: EngineRequest) -> None:
         """It is about to run, as this request."""
@@ -157,15 +180,19 @@ class Sequence:
         params, stops = self._params, self._shared.stops
         if params.detokenize:
             self._detokenizer = self._shared.tokenizer.detokenizer(
-                self.prompt, skip_special_tokens=params.skip_special_tokens
+                self.prompt,
+                skip_special_tokens=params.skip_special_tokens,
+                shown=self._shared.shown,
             )
+        if self._shared.parsing is not None:
+            self._parser = self._shared.parsing.parser()
         if stops is not None:
             self._stops = StopStrings(stops, include=params.include_stop_str_in_output)
 
     def settle(self) -> None:
         """Lets go what it needed to run: a request may have thousands of sequences that are over."""
         self.settled = True
-        self.request = self._detokenizer = self._stops = None
+        self.request = self._detokenizer = self._stops = self._parser = None
 
     def advance(self, chunk: Chunk) -> Update:
         """Raises `ApiError` if the sequence failed."""
@@ -200,19 +227,27 @@ class Sequence:
 
     def _update(self, tokens: list[int]) -> Update:
         """What tokens bring, and the end if they complete a stop string."""
-        text, taken, stop = self._take_tokens(tokens)
+        deltas: list[Delta] | None = None
+        if self._parser is None:
+            text, taken, stop = self._take_tokens(tokens)
+        else:
+            deltas = []
+            text, taken, stop = self._parse_tokens(tokens, self._parser, deltas)
         if taken < len(tokens):
             tokens = tokens[:taken]
         self.num_generated += taken
         if taken:
             self._last_token = tokens[-1]
-        return Update(self.index, text, tokens, [], None if stop is None else "stop", stop)
+        return Update(self.index, text, tokens, [], None if stop is None else "stop", stop, deltas)
 
     def _given(self, update: Update) -> Update:
         """Notes the end; without output where none is wanted."""
         self.finish_reason = update.finish_reason
         if self.finish_reason is not None and self.request is not None:
             self.num_cached = min(self.request.num_cached, len(self.prompt))
+        if self._parser is not None and update.finish_reason is not None:
+            update.deltas = (update.deltas or []) + self._parser.finish()
+            update.called = self._parser.num_complete > 0
         if self._drop_output:
             self.num_generated = 0
             update.text, update.token_ids, update.logprobs, update.stop_reason = "", [], [], None
@@ -242,6 +277,27 @@ class Sequence:
                 return "".join(pieces), number, stop
         return "".join(pieces), len(tokens), None
 
+    def _parse_tokens(
+        self, tokens: list[int], parser: ResponseParser, deltas: list[Delta]
+    ) -> tuple[str, int, str | None]:
+        """`_take_tokens`, one token at a time: so what they count for does not depend on how they come."""
+        pieces: list[str] = []
+        first = self.num_generated
+        for number, token in enumerate(tokens):
+            was_thinking = parser.thinking
+            self.num_generated = first + number
+            text, _, stop = self._take_tokens([token])
+            pieces.append(text)
+            deltas += parser.push(text)
+            self.num_reasoning += was_thinking and parser.thinking
+            if stop is not None:
+                tokens = tokens[: number + 1]
+                break
+        else:
+            stop = None
+        self.num_generated = first
+        return "".join(pieces), len(tokens), stop
+
     def _end(self, finished: Finished, update: Update) -> None:
         """The engine says that it is over: gives what was held back and the reason."""
         update.finish_reason = _END_REASONS[finished.reason]
@@ -255,6 +311,8 @@ class Sequence:
                 if stop is not None:
                     update.finish_reason, update.stop_reason = "stop", stop
             update.text += held
+            if self._parser is not None:
+                update.deltas = (update.deltas or []) + self._parser.push(held)
 
     def _take_prompt_logprobs(self, chunk: Chunk) -> None:
         for run in chunk.prompt_logprobs:

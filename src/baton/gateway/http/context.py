@@ -15,9 +15,9 @@ from baton.gateway.api.pooling import PoolingFields
 from baton.gateway.api.schemas import (
     SamplingFields,
     StreamOptions,
-    UnknownFields,
     decode_body,
 )
+from baton.gateway.api.unknown import UnknownFields
 from baton.gateway.errors import BadRequest, ContextTooLong, NotFound
 from baton.gateway.generation.generator import Generator
 from baton.gateway.generation.pausing import Pausing
@@ -25,6 +25,7 @@ from baton.gateway.helpers.metrics import HelperStats
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.http.bodies import Bodies
 from baton.gateway.instances.client import ClusterClient
+from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.reading.reader import Found, Job, Reader, Settings, decode_answer
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import Sharing
@@ -63,6 +64,8 @@ class Gateway:
     """What /server_info says besides the model: `flags`, `given`, `instance` (`answers.ServerInfo`)."""
     processes: Callable[[], Mapping[str, int]] = field(init=False, default_factory=lambda: _this_one)
     """Process ids of the server's processes on this host, by what they are."""
+    formats: Formats = field(init=False)
+    """How the model writes calls and reasoning."""
     _reader: Reader = field(init=False)
     _unknown: UnknownFields = field(default_factory=UnknownFields)
     sharing: Sharing = field(default_factory=Sharing)
@@ -70,6 +73,9 @@ class Gateway:
     def __post_init__(self) -> None:
         self.metrics.registry.register(self.bodies)
         self.pausing = Pausing(self.client, self.generator)
+        self.formats = choose(
+            self.tokenizer.template_source, self.served.tool_call_parser, self.served.reasoning_parser
+        )
         settings = Settings(
             max_model_len=self.served.max_model_len,
             vocab_size=self.served.vocab_size,
@@ -78,6 +84,7 @@ class Gateway:
             if self.served.content_format == "auto"
             else self.served.content_format,
             special_tokens=self.tokenizer.special_tokens,
+            formats=self.formats,
             judge=self.served.judge,
             encoding=self.tokenizer.encoding.source(),
         )

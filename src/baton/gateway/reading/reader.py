@@ -34,7 +34,10 @@ from baton.gateway.api.schemas import (
     decode_body,
     decode_prompt,
 )
+from baton.gateway.api.tools import Tools
 from baton.gateway.errors import BadRequest, ContextTooLong
+from baton.gateway.parsing.choice import Formats
+from baton.gateway.reading.conversations import render_conversation
 from baton.gateway.reading.pooled import inputs_of, pairs_of, prompts_of
 from baton.gateway.served_model import Judge
 from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError, no_template
@@ -59,6 +62,8 @@ _APART = frozenset(
         "input",
         "messages",
         "chat_template_kwargs",
+        "tools",
+        "tool_choice",
         "tokens",
         "query",
         "queries",
@@ -84,6 +89,8 @@ class Settings(msgspec.Struct, frozen=True):
     template: str | None = None
     content_format: ContentFormat = "string"
     special_tokens: dict[str, str] = {}
+    formats: Formats = Formats()
+    """How the model writes calls and reasoning."""
     judge: Judge | None = None
     """What the model is asked about pairs of texts; None: nothing, each text is a prompt of its own."""
     encoding: Source | None = None
@@ -131,6 +138,10 @@ class Found(msgspec.Struct, array_like=True):
     """Of a ranking: the texts that are ranked."""
     num_queries: int = 0
     """Of a ranking: texts that documents are compared with; one for all, or one for each."""
+    tools: Tools = Tools()
+    """Of a conversation."""
+    thinking: bool = False
+    """Of a conversation: the answer begins inside of reasoning."""
 
     @property
     def is_long(self) -> bool:
@@ -294,14 +305,9 @@ class Reader:
         messages = read_messages(request.messages, self.settings.content_format)
         if self._template is None:
             self._template = self._compile()
-        text = self._template.render(
-            messages,
-            add_generation_prompt=request.add_generation_prompt is not False,
-            continue_final_message=bool(request.continue_final_message),
-            variables=request.chat_template_kwargs,
-        )
+        text, found = render_conversation(request, messages, self._template, self.settings.formats)
         self._check_text("messages", text)
-        return Found(texts=[text], field="messages")
+        return Found(texts=[text], field="messages", tools=found.tools, thinking=found.thinking)
 
     def _compile(self) -> ChatTemplate:
         if self.settings.template is None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
+import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from baton.gateway.generation.generation import Completion, Generation, Update
+from baton.gateway.parsing.deltas import Call, Content, Delta, Reasoning
 from baton.gateway.rendering.chunks import ChunkRenderer, Shape
 from baton.gateway.rendering.formats import Part, TokenNames, chat_logprobs, encode, usage
 
@@ -23,21 +26,26 @@ _MESSAGE: dict[str, Any] = {
     "reasoning_content": None,
 }
 """Clients look at these keys without asking whether they are there, so all are, as vLLM sends them."""
+_LETTERS = string.ascii_letters + string.digits
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ChatOptions(Shape):
     top_logprobs: int | None
     """None: no log-probabilities."""
+    include_reasoning: bool = True
+    short_ids: bool = False
+    """Calls' ids have nine letters and digits, as the model's template wants them."""
 
 
 class ChatRenderer(ChunkRenderer):
     """A `Renderer`."""
 
-    __slots__ = ("_top_logprobs",)
+    __slots__ = ("_options", "_top_logprobs")
 
     def __init__(self, generation: Generation, options: ChatOptions, names: TokenNames) -> None:
         self._top_logprobs = options.top_logprobs
+        self._options = options
         super().__init__(
             generation,
             names,
@@ -73,6 +81,14 @@ class ChatRenderer(ChunkRenderer):
 
     def chunk(self, update: Update) -> bytes:
         if self._plain is not None and update.finish_reason is None:
+            if update.deltas is not None:
+                return b"".join(
+                    [
+                        self._openings[update.index] + data[:-1] + self._plain
+                        for data in map(self._delta, update.deltas)
+                        if data
+                    ]
+                )
             if not update.text:
                 return b""
             return self._openings[update.index] + b'{"content":' + encode(update.text) + self._plain
@@ -80,24 +96,85 @@ class ChatRenderer(ChunkRenderer):
 
     def parts(self, update: Update) -> Iterator[Part]:
         top_logprobs = self._top_logprobs
-        self._usage.add(len(update.token_ids))
         wants_tokens = top_logprobs is not None or self._shape.token_ids
-        if not (update.text or update.finish_reason or (update.token_ids and wants_tokens)):
+        if update.deltas is None:
+            content = b'{"content":' + encode(update.text) + b"}" if update.text else b"{}"
+        else:
+            # One event for each thing that is said; the last one tells all else.  (The stream helper of
+            # OpenAI's client looks for a call's end only after the event that began it.)
+            apart = update.finish_reason is not None and update.deltas[-1:] != []
+            said = [*filter(None, map(self._delta, update.deltas)), *([b"{}"] if apart else ())]
+            *before, content = said or [b"{}"]
+            for data in before:
+                yield 1, self._openings[update.index] + data + b',"logprobs":null'
+                yield 0, self._event_end(Update(update.index, "", [], [], None, None))
+        self._usage.add(len(update.token_ids))
+        if content == b"{}" and not update.finish_reason and not (update.token_ids and wants_tokens):
             return
-        content = b'{"content":' + encode(update.text) + b"}" if update.text else b"{}"
         yield 1, self._openings[update.index] + content + b',"logprobs":'
         if top_logprobs is not None and update.token_ids:
             yield from chat_logprobs(update.logprobs, self._names, top_logprobs)
         else:
             yield 0, b"null"
-        yield 0, self._event_end(update)
+        if update.called and update.finish_reason == "stop":
+            yield 0, self._event_end(update, reason=b'"tool_calls"')
+        else:
+            yield 0, self._event_end(update)
+
+    def _delta(self, delta: Delta) -> bytes:
+        """As JSON; empty if it is not wanted."""
+        match delta:
+            case Content(text):
+                return b'{"content":' + encode(text) + b"}"
+            case Reasoning(text):
+                data = encode(text)
+                wanted = self._options.include_reasoning
+                return b'{"reasoning":' + data + b',"reasoning_content":' + data + b"}" if wanted else b""
+            case Call(index, None, arguments):
+                call: dict[str, Any] = {"index": index, "function": {"arguments": arguments}}
+            case Call(index, name, arguments, id):
+                function = {"name": name, "arguments": arguments}
+                call = {"index": index, "id": self._id(id), "type": "function", "function": function}
+        return b'{"tool_calls":[' + encode(call) + b"]}"
+
+    def _id(self, own: str | None) -> str:
+        """Of a call; `own`: as the model says it."""
+        if own is not None:
+            return own
+        if self._options.short_ids:
+            return "".join(secrets.choice(_LETTERS) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
 
     def _choice(self, completion: Completion) -> Iterator[Part]:
         top_logprobs = self._top_logprobs
-        message = encode({**_MESSAGE, "content": completion.text})
+        message = encode({**_MESSAGE, **self._message(completion)})
         yield 1, b'{"index":%d,"message":' % completion.index + message + b',"logprobs":'
         if top_logprobs is not None:
             yield from chat_logprobs(completion.logprobs, self._names, top_logprobs)
         else:
             yield 0, b"null"
-        yield 0, b"," + encode(self._ends(completion))[1:]
+        ends = self._ends(completion)
+        if completion.called and completion.finish_reason == "stop":
+            ends["finish_reason"] = "tool_calls"
+        yield 0, b"," + encode(ends)[1:]
+
+    def _message(self, completion: Completion) -> dict[str, Any]:
+        parsed = completion.parsed
+        if parsed is None:
+            return {"content": completion.text}
+        content = "".join(parsed.content)
+        reasoning = "".join(parsed.reasoning) if self._options.include_reasoning else ""
+        calls = [
+            {
+                "id": self._id(call.id),
+                "type": "function",
+                "function": {"name": call.name, "arguments": "".join(call.arguments)},
+            }
+            for call in parsed.calls
+        ]
+        return {
+            "content": content if content or not (parsed.calls or parsed.reasoning) else None,
+            "tool_calls": calls,
+            "reasoning": reasoning or None,
+            "reasoning_content": reasoning or None,
+        }

@@ -72,12 +72,13 @@ class ChunkRenderer:
         """The event after all choices have ended; empty if usage is not wanted."""
         return self._usage.at_end()
 
-    def _event_end(self, update: Update, more: bytes = b"") -> bytes:
-        """What follows a choice's log-probabilities; `more`: members of the choice after the usual ones."""
+    def _event_end(self, update: Update, more: bytes = b"", reason: bytes | None = None) -> bytes:
+        """What follows a choice's log-probabilities; `more`: members of the choice after the usual ones,
+        `reason`: of the end, if it is not the update's."""
         return b"".join(
             (
                 b',"finish_reason":',
-                encode(update.finish_reason),
+                encode(update.finish_reason) if reason is None else reason,
                 b',"stop_reason":',
                 encode(update.stop_reason),
                 b',"token_ids":',

@@ -51,7 +51,10 @@ def event(data: bytes) -> bytes:
 
 def usage(generation: Generation) -> dict[str, Any]:
     """Token counts so far."""
-    return _usage(generation.num_prompt, generation.num_generated, generation.num_cached)
+    counts = _usage(generation.num_prompt, generation.num_generated, generation.num_cached)
+    if generation.has_reasoning:
+        counts["completion_tokens_details"] = {"reasoning_tokens": generation.num_reasoning}
+    return counts
 
 
 def _usage(prompt: int, generated: int, cached: int | None) -> dict[str, Any]:

@@ -3,15 +3,14 @@
 The fast way needs only `tokenizer.json` (the `tokenizers` library) and the chat template; importing
 transformers takes seconds and is the fallback for directories that have no `tokenizer.json`.
 
-What a token's bytes are follows from the tokenizer's decoder: see `_decoder_of`.  Where that is known,
+What a token's bytes are follows from the tokenizer's decoder: see `decoders.py`.  Where that is known,
 streaming text is exact and cheap (`ByteDetokenizer`), and log-probabilities can name exact bytes.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +20,7 @@ import tokenizers
 
 from baton.gateway.api.messages import ContentFormat
 from baton.gateway.text.chat_template import ChatTemplate, content_format, no_template
+from baton.gateway.text.decoders import byte_of, decoder_of
 from baton.gateway.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
 class TokenizerError(ValueError):
@@ -71,6 +70,14 @@ class _OfTokens(dict[int, _Found]):
         return found
 
 
+class _Hides(NamedTuple):
+    """What detokenizers give where some tokens are hidden."""
+
+    ids: frozenset[int]
+    bytes_of: Callable[[int], bytes]
+    piece_of: Callable[[int], str | int]
+
+
 class Tokenizer:
     """Immutable after loading; encoding is safe from any thread."""
 
@@ -79,14 +86,14 @@ class Tokenizer:
         self.special_ids = frozenset(token.id for token in description.added_tokens if token.special)
         self.special_tokens = _special_tokens(config)
         """`bos_token` and the like → text."""
-        self._decoder = _decoder_of(description.decoder)
+        self._decoder = decoder_of(description.decoder)
         self._bytes = _OfTokens(self._find_bytes)
-        visible = _OfTokens(lambda token: b"" if token in self.special_ids else self._bytes[token])
-        self._bytes_of, self._visible_of = self._bytes.__getitem__, visible.__getitem__
+        self._bytes_of = self._bytes.__getitem__
         self._texts = _OfTokens(lambda token: self._bytes[token].decode("utf-8", "replace"))
-        pieces = _OfTokens(self._find_piece)
-        shown = _OfTokens[str | int](lambda token: "" if token in self.special_ids else pieces[token])
-        self._piece_of, self._visible_piece_of = pieces.__getitem__, shown.__getitem__
+        self._pieces = _OfTokens(self._find_piece)
+        self._piece_of = self._pieces.__getitem__
+        self._hiding: dict[frozenset[int], _Hides] = {}
+        """Special tokens that are shown → how the others are hidden; a model has one or two such sets."""
         self.encoding = Encoding(backend)
         bos = self.special_tokens.get("bos_token")
         if config.get("add_bos_token") is True and bos is not None:
@@ -150,21 +157,40 @@ class Tokenizer:
         """A token on its own; U+FFFD where it is a part of a character."""
         return self._texts[token]
 
-    def detokenizer(self, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
-        """Streaming text of what follows `context` (the prompt's ids; empty: the start of a text)."""
+    def detokenizer(
+        self,
+        context: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> Detokenizer:
+        """Streaming text of what follows `context` (the prompt's ids; empty: the start of a text).  `shown`:
+        special tokens that are not skipped."""
+        hides = self._hides(shown) if skip_special_tokens else None
         if self._decoder is None:
             return WindowDetokenizer(
                 lambda ids: self._backend.decode(ids, skip_special_tokens=False),
                 context,
-                hidden=self.special_ids if skip_special_tokens else (),
+                hidden=hides.ids if hides else (),
             )
         if self._decoder.falls_back:
             return FallbackDetokenizer(
-                self._visible_piece_of if skip_special_tokens else self._piece_of,
-                context,
-                strip_first_space=self._decoder.strips,
+                hides.piece_of if hides else self._piece_of, context, strip_first_space=self._decoder.strips
             )
-        return ByteDetokenizer(self._visible_of if skip_special_tokens else self._bytes_of, context)
+        return ByteDetokenizer(hides.bytes_of if hides else self._bytes_of, context)
+
+    def special_of(self, texts: Collection[str]) -> frozenset[int]:
+        """Those special tokens that have one of these texts."""
+        return frozenset(token for token in self.special_ids if self.token(token) in texts)
+
+    def _hides(self, shown: frozenset[int]) -> _Hides:
+        hides = self._hiding.get(shown)
+        if hides is None:
+            hidden = self.special_ids - shown
+            visible = _OfTokens(lambda token: b"" if token in hidden else self._bytes[token])
+            pieces = _OfTokens[str | int](lambda token: "" if token in hidden else self._pieces[token])
+            hides = self._hiding[shown] = _Hides(hidden, visible.__getitem__, pieces.__getitem__)
+        return hides
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The prompt's text; see `ChatTemplate.render`.  In this process: a server renders in a helper."""
@@ -180,7 +206,7 @@ class Tokenizer:
 
     def _find_piece(self, token: int) -> str | int:
         """For `FallbackDetokenizer`."""
-        byte = _byte_of(self._backend.id_to_token(token) or "")
+        byte = byte_of(self._backend.id_to_token(token) or "")
         return self._bytes[token].decode() if byte is None else byte
 
     def _find_bytes(self, token: int) -> bytes:
@@ -190,79 +216,6 @@ class Tokenizer:
         if self._decoder is not None:
             return self._decoder.to_bytes(content)
         return self._backend.decode([token], skip_special_tokens=False).encode()
-
-
-class _Decoder(NamedTuple):
-    """A decoder whose tokens stand for fixed bytes."""
-
-    to_bytes: Callable[[str], bytes]
-    """How a vocabulary's entry becomes bytes."""
-    falls_back: bool = False
-    """Entries are texts, but for those that are a byte: see `FallbackDetokenizer`."""
-    strips: bool = False
-    """A text's first space is dropped."""
-
-
-def _decoder_of(decoder: Mapping[str, Any] | None) -> _Decoder | None:
-    """None if it is none of those that are known."""
-    if decoder is None:
-        return None
-    steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
-    kinds = [step.get("type") for step in steps]
-    if kinds == ["ByteLevel"]:
-        return _Decoder(_byte_level)
-    fallback = "ByteFallback"
-    if kinds.count(fallback) != 1:
-        return None
-    replaces = strips = False
-    for number, step in enumerate(steps):
-        before = kinds[:number]
-        match step:
-            case {"type": "Replace", "pattern": {"String": "▁"}, "content": " "} if (
-                "ByteFallback" not in before
-            ):
-                replaces = True
-            case {"type": "ByteFallback" | "Fuse"}:
-                pass
-            case {"type": "Strip", "content": " ", "start": 1, "stop": 0} if "Fuse" in before:
-                strips = True
-            case _:
-                return None
-    return _Decoder(_spaced if replaces else _plain, True, strips)
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte: itself if it is one, else the next from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
-    return alphabet
-
-
-_ALPHABET = _byte_level_alphabet()
-
-
-def _byte_level(content: str) -> bytes:
-    try:
-        return bytes([_ALPHABET[character] for character in content])
-    except KeyError:  # an added token with characters of its own
-        return content.encode()
-
-
-def _byte_of(content: str) -> int | None:
-    """The byte that an entry such as `<0xE6>` stands for."""
-    byte = _BYTE_TOKEN.match(content)
-    return int(byte[1], 16) if byte else None
-
-
-def _plain(content: str) -> bytes:
-    byte = _byte_of(content)
-    return content.encode() if byte is None else bytes([byte])
-
-
-def _spaced(content: str) -> bytes:
-    return _plain(content.replace("▁", " "))
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
+from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS
 from baton.launch.limits import MAX_SECONDS, OptionError
 from baton.launch.options.flag import Options, flag
 
@@ -36,6 +38,16 @@ def _check_group_size(size: int | None) -> None:
 def _check_head_bits(bits: int | None) -> None:
     if bits not in (None, 4, 8, 16):
         raise ValueError("give 4, 8 or 16")
+
+
+def _check_parser(names: Mapping[str, str]) -> Callable[[str], None]:
+    known = ("auto", "none", *names)
+
+    def check(name: str) -> None:
+        if name not in known:
+            raise ValueError(f"give one of {', '.join(known)}")
+
+    return check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +130,20 @@ class ModelOptions(Options):
         "auto",
         "How a message's text parts come to the chat template: joined to one string, or as OpenAI's list of "
         "parts. auto: as the template reads them.",
+    )
+    tool_call_parser: str = flag(
+        "auto",
+        f"How the model writes calls of tools: {', '.join(CALLS)}, or another name that vLLM has for one of "
+        "these; none: calls are text. auto: as its chat template shows.",
+        check=_check_parser(CALL_NAMES),
+        metavar="NAME",
+    )
+    reasoning_parser: str = flag(
+        "auto",
+        f"How the model writes reasoning: {', '.join(THINKS)}, or another name that vLLM has for one of "
+        "these; none: it is part of the answer. auto: as its chat template shows.",
+        check=_check_parser(THINK_NAMES),
+        metavar="NAME",
     )
     runner: Literal["auto", "generate", "pooling"] = flag(
         "auto",

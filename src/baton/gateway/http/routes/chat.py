@@ -12,7 +12,9 @@ from baton.gateway.api.schemas import ChatRequest
 from baton.gateway.errors import BadRequest
 from baton.gateway.http.context import Gateway, check_room, identity, stream_options
 from baton.gateway.http.responses import GenerationResponse
+from baton.gateway.parsing.plan import Parsing
 from baton.gateway.reading.prompts import encode
+from baton.gateway.reading.reader import Found
 from baton.gateway.rendering.chat import ChatOptions, ChatRenderer
 from baton.gateway.rendering.formats import TokenNames
 from baton.protocol.sampling_params import SamplingParams, make_params
@@ -41,10 +43,13 @@ def chat_routes(gateway: Gateway) -> list[Route]:
             **who,
             patient=not body.stream,
             arrived=arrived,
+            parsing=_parsing(gateway, body, found),
         )
         shape = ChatOptions(
             model=model,
             top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            include_reasoning=body.include_reasoning is not False,
+            short_ids=gateway.formats.calling is not None and gateway.formats.calling.short_ids,
             prompt_logprobs=body.prompt_logprobs,
             token_ids=bool(body.return_token_ids),
             include_usage=bool(options.include_usage),
@@ -62,6 +67,32 @@ def _check(body: ChatRequest) -> None:
         raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs: not with stream; set stream to false", param="prompt_logprobs")
+
+
+def _parsing(gateway: Gateway, body: ChatRequest, found: Found) -> Parsing | None:
+    """None: the text is the answer.  Raises `BadRequest`."""
+    tools, formats = found.tools, gateway.formats
+    if tools.named or tools.choice == "required":
+        raise BadRequest(
+            "tool_choice: only 'auto' and 'none' are served yet; required calls need structured output",
+            param="tool_choice",
+            code="unsupported_parameter",
+        )
+    if tools.strict and tools.wanted:
+        raise BadRequest(
+            f"tools: strict (of {tools.strict[0]!r}) is not served yet; leave it out, or set it to false",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    parsing = Parsing(
+        formats=formats,
+        thinking=found.thinking,
+        calling=tools.wanted,
+        tools=frozenset(tools.names),
+        types=tools.types,
+        parallel=body.parallel_tool_calls is not False,
+    )
+    return parsing if parsing.changes_anything else None
 
 
 def _params(gateway: Gateway, body: ChatRequest) -> SamplingParams:

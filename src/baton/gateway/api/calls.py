@@ -1,0 +1,34 @@
+"""The shapes of calls in answers (`answers.py`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+
+class Function(Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: str
+    """A JSON object; only the beginning of one if the answer was cut off, or the model wrote no JSON."""
+
+
+class ToolCall(Struct, forbid_unknown_fields=True):
+    id: str
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionDelta(Struct, forbid_unknown_fields=True):
+    arguments: str
+    """More of them."""
+    name: str | None = None
+
+
+class ToolCallDelta(Struct, forbid_unknown_fields=True):
+    """The first one of a call has its id, type and name."""
+
+    index: Annotated[int, Meta(ge=0)]
+    function: FunctionDelta
+    id: str | None = None
+    type: Literal["function"] | None = None

@@ -1,0 +1,136 @@
+"""OpenAI's tools and the choice of them, checked.  Pure: for helpers and the Python API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from baton.gateway.errors import BadRequest
+
+MAX_TOOLS = 1024
+"""Of one request."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}\Z")
+_MAX_DEPTH = 8
+"""Of a parameter's schema, where its types are looked for."""
+
+
+class Tools(msgspec.Struct, array_like=True, frozen=True):
+    """What of a request's tools concerns its answers."""
+
+    names: list[str] = []
+    types: dict[str, dict[str, tuple[str, ...]]] = {}
+    """Tool → parameter → types of JSON that it may have; parameters without types are not there."""
+    choice: str = "auto"
+    """`auto`, `none`, `required`; else the tool that must be called, if `named`."""
+    named: bool = False
+    strict: list[str] = []
+    """Names of those whose arguments must follow their schema."""
+
+    @property
+    def wanted(self) -> bool:
+        """There are tools that may be called."""
+        return bool(self.names) and (self.named or self.choice != "none")
+
+
+def read_tools(tools: object, choice: object = None) -> Tools:
+    """Raises `BadRequest` with the place of what is wrong."""
+    if tools is None:
+        tools = []
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise BadRequest("tools: must be a list of tools", param="tools")
+    if len(tools) > MAX_TOOLS:
+        raise BadRequest(f"tools: at most {MAX_TOOLS}, not {len(tools)}; send fewer", param="tools")
+    functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    names = [function["name"] for function in functions]
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise BadRequest(
+            f"tools: {twice!r} is there more than once; give each function a name of its own", param="tools"
+        )
+    chosen, named = _choice(choice, names)
+    types = {
+        function["name"]: found for function in functions if (found := _types_of(function.get("parameters")))
+    }
+    strict = [function["name"] for function in functions if function.get("strict")]
+    return Tools(names, types, chosen, named, strict)
+
+
+def _function(tool: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(tool, Mapping):
+        raise BadRequest(f"{where}: must be an object with type and function", param="tools")
+    kind = tool.get("type", "function")
+    if kind != "function":
+        raise BadRequest(
+            f"{where}.type: {str(kind)[:50]!r} is not supported; only 'function' is", param="tools"
+        )
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise BadRequest(f"{where}.function: give an object with at least a name", param="tools")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"{where}.function.name: it is missing; give the function a name", param="tools")
+    if not _NAME.match(name):
+        raise BadRequest(
+            f"{where}.function.name: {name[:140]!r} must be of letters, digits, '_', '-', '.', ':' and '/', "
+            "at most 128 of them",
+            param="tools",
+        )
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise BadRequest(f"{where}.function.parameters: must be a JSON schema, an object", param="tools")
+    if not isinstance(function.get("strict"), bool | None):
+        raise BadRequest(f"{where}.function.strict: must be true or false", param="tools")
+    if not isinstance(function.get("description"), str | None):
+        raise BadRequest(f"{where}.function.description: must be a text", param="tools")
+    return function
+
+
+def _choice(choice: object, names: list[str]) -> tuple[str, bool]:
+    """(what was chosen, whether that is a tool's name)."""
+    match choice:
+        case None:
+            return "auto", False
+        case "none" | "auto":
+            return choice, False
+        case "required" if names:
+            return "required", False
+        case "required":
+            raise BadRequest("tool_choice: 'required' needs tools; give some", param="tool_choice")
+        case {"type": "function", "function": {"name": str(name)}}:
+            if name not in names:
+                raise BadRequest(
+                    f"tool_choice: there is no tool {name[:140]!r} in tools; choose one that is there",
+                    param="tool_choice",
+                )
+            return name, True
+    raise BadRequest(
+        "tool_choice: must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}",
+        param="tool_choice",
+    )
+
+
+def _types_of(schema: object) -> dict[str, tuple[str, ...]]:
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return {}
+    found = {str(key): tuple(dict.fromkeys(_types(value, 0))) for key, value in properties.items()}
+    return {key: types for key, types in found.items() if types}
+
+
+def _types(schema: object, depth: int) -> list[str]:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return []
+    declared = schema.get("type")
+    types = [declared] if isinstance(declared, str) else []
+    if isinstance(declared, list):
+        types += [one for one in declared if isinstance(one, str)]
+    for union in ("anyOf", "oneOf"):
+        choices = schema.get(union)
+        for one in choices if isinstance(choices, list) else ():
+            types += _types(one, depth + 1)
+    if schema.get("nullable") is True:
+        types.append("null")
+    return types

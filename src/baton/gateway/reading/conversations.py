@@ -1,0 +1,67 @@
+"""From a conversation, with tools, to the prompt's text, and how the answer to it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from baton.gateway.api.schemas import ChatFields
+from baton.gateway.api.tools import Tools, read_tools
+from baton.gateway.errors import BadRequest
+from baton.gateway.parsing.choice import Formats, begins_thinking
+from baton.gateway.text.chat_template import ChatTemplate
+
+
+class Conversation(NamedTuple):
+    """What matters of it for the answer."""
+
+    tools: Tools
+    thinking: bool
+    """The answer begins inside of reasoning."""
+
+
+def render_conversation(
+    request: ChatFields, messages: Sequence[Mapping[str, Any]], template: ChatTemplate, formats: Formats
+) -> tuple[str, Conversation]:
+    """`messages`: those of the request, read.  Raises `BadRequest`, `ChatTemplateError`."""
+    tools = read_tools(request.tools, request.tool_choice)
+    if tools.wanted:
+        check_calling(formats)
+    text = template.render(
+        messages,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final_message=bool(request.continue_final_message),
+        tools=request.tools if tools.wanted else None,
+        variables=_variables(request.chat_template_kwargs, request.reasoning_effort),
+    )
+    continued = _text_of(messages[-1]) if request.continue_final_message else None
+    return text, Conversation(tools, begins_thinking(formats.thinking, text, continued=continued))
+
+
+def _variables(given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
+    """What the chat template gets of these fields."""
+    if effort is None:
+        return dict(given or {})
+    off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **off, **(given or {})}
+
+
+def check_calling(formats: Formats) -> None:
+    """Raises `BadRequest` where the model cannot be given tools."""
+    if not formats.template_has_tools:
+        raise BadRequest(
+            "tools: the model's chat template has no place for tools; use a model that was trained for calls",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    if not formats.calls:
+        raise BadRequest(
+            "tools: in which format this model calls is not known; start the server with --tool-call-parser",
+            param="tools",
+            code="unsupported_parameter",
+        )
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
