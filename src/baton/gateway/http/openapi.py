@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from baton.gateway.api import answers, pooling, schemas
+from baton.gateway.api import answers, orders, pooling, schemas
 from baton.gateway.generation.pausing import PAUSE_MODES
 from baton.gateway.http.rights import RIGHTS
 from baton.version import __version__
@@ -181,7 +181,7 @@ ROUTES: tuple[Route, ...] = (
         "/update_weights",
         "Other weights of the same model, on all instances or none; running requests go on",
         dict[str, Any],
-        schemas.UpdateWeightsRequest,
+        orders.UpdateWeightsRequest,
         (409, 503),
         required=("path",),
     ),
@@ -190,7 +190,7 @@ ROUTES: tuple[Route, ...] = (
         "/start_profile",
         "Record what steps spend their time on",
         dict[str, Any],
-        schemas.StartProfileRequest,
+        orders.StartProfileRequest,
         (409, 503),
         required=("directory",),
     ),
@@ -202,7 +202,7 @@ ROUTES: tuple[Route, ...] = (
         "/cluster/instances/{name}",
         "An instance joins; the same again within ttl_s: it still lives",
         answers.Instance,
-        schemas.JoinRequest,
+        orders.JoinRequest,
         (409, 429, 503),
         required=("endpoint", "incarnation", "ttl_s"),
     ),
@@ -211,7 +211,7 @@ ROUTES: tuple[Route, ...] = (
         "/cluster/instances/{name}",
         "Another label; draining or active",
         answers.Instance,
-        schemas.InstanceRequest,
+        orders.InstanceRequest,
         (404,),
     ),
     Route(

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from baton.gateway.api.fields import MAX_TTL_S, MIN_TTL_S
-from baton.gateway.api.schemas import InstanceRequest, JoinRequest
+from baton.gateway.api.orders import InstanceRequest, JoinRequest
 from baton.gateway.cluster.member import INSTANCE_NAME, LABELS, Label
 from baton.gateway.errors import BadRequest
 from baton.gateway.http.context import Gateway

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from baton.gateway.api.schemas import StartProfileRequest, UpdateWeightsRequest
+from baton.gateway.api.orders import StartProfileRequest, UpdateWeightsRequest
 from baton.gateway.directories import below
 from baton.gateway.errors import BadRequest, InstanceUnavailable
 from baton.gateway.generation.pausing import PAUSE_MODES
