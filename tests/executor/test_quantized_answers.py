@@ -16,6 +16,7 @@ from baton.executor.scoring import TextScorer
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import config_for, prompt_of
 from tests.model.checkpoints import make_checkpoint
+from tests.model.quantized_checkpoints import rewrite_gpt_oss
 from tests.model.reading.test_quantized_models import make as make_quantized
 
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
@@ -28,6 +29,7 @@ FORMS = (
     "awq",
     "gptq-act-order",
     "w8a8",
+    "mxfp4",
     "gguf-Q4_0",
     "gguf-Q4_1",
     "gguf-Q8_0",
@@ -46,6 +48,10 @@ def make(directory: Path, form: str) -> tuple[Path, dict[str, Any]]:
         make_checkpoint(directory / "source", "llama3", **SIZES)
         write_gguf(directory / "source", directory / "model.gguf", detail)
         return directory / "model.gguf", {}
+    if kind == "mxfp4":
+        make_checkpoint(directory, "gpt-oss", **SIZES)
+        rewrite_gpt_oss(directory)
+        return directory, {}
     make_quantized(directory, form)
     return directory, {}
 
@@ -86,6 +92,19 @@ def test_a_reference_is_the_model_with_floating_activations(tmp_path: Path) -> N
     with torch.no_grad():
         expected = reference(torch.from_numpy(tokens).long()[None]).logits[0]
     torch.testing.assert_close(found, expected, atol=2e-3, rtol=0)
+
+
+def test_gpt_oss_in_mxfp4_is_the_model_with_those_numbers(tmp_path: Path) -> None:
+    """Against transformers, with the weights that the file says."""
+    reference = make_checkpoint(tmp_path, "gpt-oss", **SIZES)
+    reference.load_state_dict(rewrite_gpt_oss(tmp_path), strict=False)
+    tokens = np.array(prompt_of(60), np.int32)
+    with closing(TextScorer.from_config(config_for(tmp_path), 0, "")) as scorer:
+        assert scorer.expand() == 2 * 2 * 8
+        found = torch.cat(list(scorer.text_logits(tokens)))
+    with torch.no_grad():
+        expected = reference(torch.from_numpy(tokens).long()[None]).logits[0]
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
 
 
 class Fixed:

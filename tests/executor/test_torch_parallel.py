@@ -75,7 +75,8 @@ def start(
         *(("qwen2", 2, ""), ("qwen3", 4, ""), ("llama-biased-linear", 2, ""), ("qwen3", 2, "int8")),
         *((family, 2, "") for family in ("smollm3", "granite", "phi3", "glm4", "ministral3")),
         *((family, 2, "") for family in ("gemma2", "gemma3", "olmo3")),
-        *((family, 2, "") for family in ("ernie4_5-moe", "qwen3-moe")),
+        *((family, 2, "") for family in ("ernie4_5-moe", "qwen3-moe", "gpt-oss")),
+        ("gpt-oss", 2, "int8"),
         ("olmo2", 4, ""),  # norms of all heads together, of which ranks share some
     ],
 )

@@ -342,10 +342,35 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Olmoe",
         {**_ODD, "num_experts": 3, "num_experts_per_tok": 2, "norm_topk_prob": True, "head_dim": 12},
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "num_hidden_layers": 4,
+            "sliding_window": 24,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {**_YARN_ROPE, "rope_theta": 150_000.0, "truncate": False},
+        },
+    ),
+    "gpt-oss-odd": (
+        "GptOss",
+        {
+            **_ODD,
+            "layer_types": [_FULL, _SLIDING, _FULL],
+            "sliding_window": 15,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 1,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
     "gemma3-odd": ("Gemma3Text", {**_ODD, "sliding_window": 11, "sliding_window_pattern": 2}),
 }
 
-MIXTURES = [name for name in VARIANTS if "moe" in name or "mixtral" in name]
+MIXTURES = [name for name in VARIANTS if "moe" in name or "mixtral" in name or "gpt-oss" in name]
 """Of experts."""
 _GPT2: dict[str, Any] = {
     "n_embd": 64,
@@ -411,10 +436,14 @@ def make_checkpoint(
         model.set_experts_implementation("eager")  # (its faster one does not take odd sizes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
+            if name.endswith("gate_up_proj_bias"):
+                parameter.normal_(0.0, 4.0)  # some gates and ups are beyond 7
+            elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
             elif name.endswith(("gate.weight", "router.weight")):
                 parameter.normal_(0.0, 0.5)  # (of mixtures: routers are made of zeros)
+            elif name.endswith("sinks"):
+                parameter.normal_(0.0, 3.0)
             elif "norm" in name:
                 parameter.normal_(0.0 if family.startswith("Gemma") else 1.0, 0.3)
         for name, buffer in model.named_buffers():

@@ -129,7 +129,7 @@ def open_source(directory: Path, config: ModelConfig) -> Source:
     """The tensors of a checkpoint, until its `with` ends.  Raises `LoadError`."""
     if is_gguf(directory):
         return GgufSource(directory, config.head_dim)
-    return SafetensorsSource(directory, config.quantization)
+    return SafetensorsSource(directory, config.quantization, config.names.mixture.stacked)
 
 
 def _put(layer: Layer, filled: dict[str, Tensor | InGroups], piece: Piece, part: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from baton.model.checkpoint.config import (
     UnsupportedModel,
 )
 from baton.model.checkpoint.generation_config import read_generation_config
+from baton.model.checkpoint.quantization import Scheme
 from baton.model.description.model import MoeConfig
 
 BASE: dict[str, Any] = {
@@ -167,6 +169,58 @@ def test_a_granite_with_experts_or_mamba_layers_is_refused() -> None:
         parse(**granite)
     with pytest.raises(UnsupportedModel, match="Mamba"):
         parse(**granite, num_local_experts=0, layer_types=["mamba", "attention"])
+
+
+GPT_OSS = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 8, "head_dim": 8}
+
+
+def test_gpt_oss_as_it_is_published() -> None:
+    """Its config.json has the older style of rotary parameters, and fields for other programs."""
+    scaling = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    config = parse(
+        **GPT_OSS | {"num_experts_per_tok": 4, "experts_per_token": 4, "sliding_window": 128},
+        rope_theta=150_000,
+        rope_scaling=scaling | {"original_max_position_embeddings": 4096},
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        attention_bias=True,
+        initial_context_length=4096,
+        max_position_embeddings=131072,
+        quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+    )
+    assert config.layer_windows == (128, None, 128, None)
+    assert (rope_of(config).theta, rope_of(config).parameters["truncate"]) == (150_000, False)
+    assert config.max_context == 131072
+    attention, mixture = config.layers[0].attention, config.layers[0].mlp
+    assert (attention.sinks, attention.qkv_bias, attention.output_bias) == (True, True, True)
+    assert isinstance(mixture, MoeConfig)
+    assert (mixture.experts, mixture.chosen, mixture.bias, mixture.scores) == (
+        8,
+        4,
+        "logits",
+        "chosen_softmax",
+    )
+    assert (mixture.expert.activation, mixture.expert.bias) == ("swiglu_oai", True)
+    assert config.quantization is not None
+    scheme = config.quantization.scheme_of("model.layers.0.mlp.experts.3.up_proj")
+    assert scheme == Scheme("mxfp4", 4, 32, True)
+    assert config.quantization.scheme_of("model.layers.0.self_attn.q_proj") is None
+    assert config.quantization.scheme_of("model.layers.0.mlp.router") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"swiglu_limit": 10.0}, "swiglu_limit 10; Baton computes gpt-oss' gate with 7"),
+        ({"swiglu_alpha": 1.0}, "swiglu_alpha 1; Baton computes gpt-oss' gate with 1.702"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "hidden_act gelu_tanh"),
+        ({"layer_types": ["chunked_attention"] * 4}, "layer_types must name"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9: it must be an integer from 1 to 8"),
+        ({"quantization_config": {"quant_method": "nvfp4"}}, "MXFP4"),
+    ],
+)
+def test_what_of_a_gpt_oss_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=re.escape(message)):
+        parse(**GPT_OSS | changes)
 
 
 QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2}

@@ -153,6 +153,31 @@ def test_ranks_together_hold_each_group_once(tmp_path):
     assert torch.equal(torch.cat(gates), made["model.layers.0.mlp.gate_proj"].dequantized())
 
 
+def test_experts_of_gpt_oss_on_one_rank_and_on_two(tmp_path):
+    """Each number of the file, as it is; everything else stays in floating point."""
+    make_checkpoint(tmp_path, "gpt-oss", num_hidden_layers=1, intermediate_size=128)
+    made = files.rewrite_gpt_oss(tmp_path)
+    gate_up, down = (made[f"model.layers.0.mlp.experts.{name}_proj"] for name in ("gate_up", "down"))
+    for size in (1, 2):
+        blocks = [load(tmp_path, rank, size).layers[0] for rank in range(size)]
+        share = 128 // size
+        for expert in range(8):
+            parts = [weight_of(block.mlp.gate_up[expert].product, 64) for block in blocks]
+            assert torch.equal(torch.cat([part[:share] for part in parts]), gate_up[expert, :, ::2].t())
+            assert torch.equal(torch.cat([part[share:] for part in parts]), gate_up[expert, :, 1::2].t())
+            parts = [weight_of(block.mlp.down[expert].product, share) for block in blocks]
+            assert torch.equal(torch.cat(parts, dim=1), down[expert].t())
+            assert isinstance(blocks[0].mlp.down[expert].product, GroupedProduct)
+        assert not isinstance(blocks[0].attention.qkv.product, GroupedProduct)
+
+
+def test_gpt_oss_is_not_cut_through_a_group(tmp_path):
+    make_checkpoint(tmp_path, "gpt-oss", num_hidden_layers=1)
+    files.rewrite_gpt_oss(tmp_path)
+    with pytest.raises(UnsupportedModel, match="tensor_parallel_size 2 cuts 96 inputs through a group of 32"):
+        load(tmp_path, 0, 2)
+
+
 def test_a_cut_through_a_group_is_refused(tmp_path):
     make(tmp_path, "gptq")
     with pytest.raises(UnsupportedModel, match="tensor_parallel_size 2 cuts 96 inputs through a group of 32"):

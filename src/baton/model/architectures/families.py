@@ -12,6 +12,7 @@ from baton.model.architectures import (
     gemma,
     glm4,
     glm4_moe,
+    gpt_oss,
     granite,
     llama,
     mistral,
@@ -40,6 +41,7 @@ FAMILIES: dict[str, Family] = {
         glm4,
         glm4_moe,
         gemma,
+        gpt_oss,
     )
     for family in module.FAMILIES
 }
@@ -49,7 +51,7 @@ Implementation = Literal["baton", "transformers"]
 """Whose code computes a model: the decoder here, or classes of transformers (`model/adapted`)."""
 
 
-_MIXTURES = re.compile("Moe|MoE|Mixtral|GptOss|Dbrx|Grok|MiniMaxM2|Olmoe|Qwen2Moe")
+_MIXTURES = re.compile("Moe|MoE|Mixtral|Dbrx|Grok|MiniMaxM2|Olmoe|Qwen2Moe")
 """Families with mixtures of experts that are not in the table yet."""
 
 _TEXT_AND_IMAGES = ("Mistral3ForConditionalGeneration", "Gemma3ForConditionalGeneration")

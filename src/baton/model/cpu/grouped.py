@@ -16,7 +16,7 @@ from torch import Tensor
 from baton.model.cpu.library import INT, POINTER, Native
 from baton.model.ops.fused import Activations, Form
 from baton.model.weights.group_rows import GroupRows
-from baton.model.weights.grouped import E2M1, Grouped, InGroups, parts_of
+from baton.model.weights.grouped import Grouped, InGroups, parts_of
 from baton.model.weights.store import Facts, Shelf
 
 _HALF, _HALF_BYTE, _HALF_HALF, _FULL, _HALF_EIGHTHS, _E2M1 = range(6)
@@ -55,23 +55,24 @@ class PackedGroups:
     def __init__(self, library: Native, weight: Grouped | None, shelf: Shelf) -> None:
         panel = 2 * library.lanes
         scales: Tensor | None = None
+        if weight is not None and weight.e2m1 and not _are_powers_of_two(weight.scales):
+            weight = weight.in_bytes()
 
         def described() -> Facts:
             nonlocal scales
             assert weight is not None
             padded = -(-weight.out_features // panel) * panel
             kind, exponent, scales = _kind_of(weight)
-            bits = 4 if kind == _E2M1 else weight.bits
             groups = weight.in_features // weight.group
             return {
-                "bits": bits,
+                "bits": weight.bits,
                 "group": weight.group,
                 "meta": kind,
                 "n": weight.out_features,
                 "k": weight.in_features,
                 "zero": float(weight.zeros.flatten()[0]) if weight.zeros.numel() else 0.0,
                 "scale": 2.0**exponent,
-                "bytes": padded * (weight.in_features * bits // 8 + groups * _META_BYTES[kind]),
+                "bytes": padded * (weight.in_features * weight.bits // 8 + groups * _META_BYTES[kind]),
             }
 
         facts = dict(shelf.note("groups", described))
@@ -81,8 +82,7 @@ class PackedGroups:
         self.group, self.bits = int(facts["group"]), int(facts["bits"])
         self.address = ctypes.addressof(self.twin)
         if weight is not None and scales is not None:
-            codes = _e2m1_of(weight.codes) if facts["meta"] == _E2M1 else weight.codes
-            parts = [part.contiguous() for part in (codes, scales, weight.zeros)]
+            parts = [part.contiguous() for part in (weight.codes, scales, weight.zeros)]
             pack = library.function("pack_grouped", *[POINTER] * 4)
             pack(self.address, *(part.data_ptr() for part in parts))
         self._rows = library.function("grouped_rows", INT, POINTER, POINTER, POINTER, INT)
@@ -189,12 +189,9 @@ def kept_order(weight: InGroups | None, inputs: int, shelf: Shelf) -> Tensor | N
     return shelf.keep("order", weight.order)
 
 
-def _e2m1_of(codes: Tensor) -> Tensor:
-    """Codes of `E2M1` → their four bits, a byte each."""
-    bits = torch.zeros(256, dtype=torch.uint8)
-    for number, code in reversed(list(enumerate(E2M1))):  # (of the two zeros, that without a sign)
-        bits[code] = number
-    return bits[codes.long()]
+def _are_powers_of_two(scales: Tensor) -> bool:
+    """Or zero: whether the exponent is all that a float32 holds."""
+    return bool(((scales.contiguous().view(torch.int32) & ~_EXPONENT) == 0).all())
 
 
 def _kind_of(weight: Grouped) -> tuple[int, int, Tensor]:
@@ -203,8 +200,8 @@ def _kind_of(weight: Grouped) -> tuple[int, int, Tensor]:
     scales, zeros = weight.scales, weight.zeros
     if not scales.numel():
         return _HALF, 0, scales
-    if weight.e2m1 and bool(((scales.view(torch.int32) & ~_EXPONENT) == 0).all()):
-        return _E2M1, 0, scales
+    if weight.e2m1:  # (the kernel has twice the numbers)
+        return _E2M1, -1, scales
     least, most = (float(end) for end in torch.aminmax(scales))
     largest = max(-least, most)
     exponent = math.frexp(largest)[1] - _LARGEST_HALF if largest else 0

@@ -52,6 +52,9 @@ class _Part:
     """A weight of one number of bits, and of groups of one size."""
 
     def __init__(self, weight: Grouped | None, shelf: Shelf) -> None:
+        if weight is not None:
+            weight = weight.in_bytes()
+
         def described() -> Facts:
             assert weight is not None
             return {

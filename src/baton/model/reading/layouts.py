@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from baton.model.checkpoint.quantization import Layout, Scheme
-from baton.model.weights.grouped import E2M1, E2M1_ZERO, MIDDLE, Grouped
+from baton.model.weights.grouped import MIDDLE, Grouped
 from baton.model.weights.quantize import group_for
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -123,12 +123,9 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> Grouped:
     """blocks [out, groups, 16] and scales [out, groups], uint8, as the layout says."""
     if bool((scales == 255).any()):
         raise LayoutError("its scales hold NaN")
-    codes = torch.empty((*blocks.shape, 2), dtype=torch.uint8)
-    numbers = torch.tensor(E2M1, dtype=torch.uint8)
-    codes[..., 0], codes[..., 1] = numbers[(blocks & 15).long()], numbers[(blocks >> 4).long()]
-    # (2^(s - 127) of x is 2^(s - 128) of 2 x)
-    exponents = torch.ldexp(torch.ones(scales.shape), scales.int() - 128)
-    return Grouped(codes.flatten(1), exponents, torch.full(scales.shape, E2M1_ZERO), 32, 8, e2m1=True)
+    codes = torch.stack((blocks & 15, blocks >> 4), dim=3).flatten(1)
+    factors = torch.ldexp(torch.ones(scales.shape), scales.int() - 127)
+    return Grouped(codes, factors, torch.zeros(scales.shape), 32, 4, e2m1=True)
 
 
 Parts = tuple[Tensor, Tensor, Tensor]

@@ -28,9 +28,8 @@ GROUPS = (32, 64, 128)
 """Inputs a group, as kernels multiply them."""
 MIDDLE = {4: 8.0, 8: 128.0}
 """By bits: the zero point of a symmetric weight."""
-E2M1_ZERO = 12.0
-E2M1 = tuple(int(E2M1_ZERO) + sign * twice for sign in (1, -1) for twice in (0, 1, 2, 3, 4, 6, 8, 12))
-"""By its four bits, a number of MXFP4 as a code: twice the number, and the zero point."""
+_E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""By its four bits, twice a number of MXFP4."""
 _CACHED_ELEMENTS = 1 << 20
 
 
@@ -51,7 +50,7 @@ class Grouped:
     order: Tensor | None = None
     """[in] int32: column j of `codes` belongs to input order[j]; None: to input j"""
     e2m1: bool = False
-    """All codes are of `E2M1`, and all zeros E2M1_ZERO: four bits hold them, though `bits` are 8"""
+    """Codes are of 4 bits and stand for MXFP4's numbers: w = scale * number; zeros are 0"""
 
     def __post_init__(self) -> None:
         if self.bits not in MIDDLE:
@@ -94,11 +93,12 @@ class Grouped:
     def nbytes(self) -> int:
         """Of the weight as kernels need it: codes at their bits, scales and zeros at 4 bytes."""
         order = 0 if self.order is None else 4 * self.in_features
-        bits = 4 if self.e2m1 else self.bits
-        return self.codes.numel() * bits // 8 + 8 * self.scales.numel() + order
+        return self.codes.numel() * self.bits // 8 + 8 * self.scales.numel() + order
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[out, in] in the order of inputs: scale * (code - zero), computed in float32."""
+        if self.e2m1:
+            return self.in_bytes().dequantized(dtype)
         found = torch.empty(self.codes.shape, dtype=dtype)
         some = max(1, _CACHED_ELEMENTS // max(1, self.in_features))
         order = None if self.order is None else self.order.long()
@@ -111,6 +111,15 @@ class Grouped:
             else:
                 found[part, order] = exact.to(dtype)
         return found
+
+    def in_bytes(self) -> Grouped:
+        """The same weight, if its codes are MXFP4's numbers, with whole numbers in 8 bits as codes."""
+        if not self.e2m1:
+            return self
+        codes = torch.tensor([int(MIDDLE[8]) + twice for twice in _E2M1_TWICE], dtype=torch.uint8)
+        zeros = torch.full_like(self.zeros, MIDDLE[8])
+        scales = self.scales / 2
+        return replace(self, codes=codes[self.codes.int()], scales=scales, zeros=zeros, bits=8, e2m1=False)
 
     def rows(self, first: int, last: int) -> Grouped:
         """Outputs [first, last)."""
