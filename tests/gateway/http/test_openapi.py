@@ -15,7 +15,7 @@ from schemathesis import GenerationMode
 from schemathesis import checks as general
 from schemathesis.config import GenerationConfig, ProjectConfig, ProjectsConfig, SchemathesisConfig
 
-from baton.gateway.api import answers
+from baton.gateway.api import answers, states
 from baton.gateway.api.schemas import ChatRequest, CompletionRequest, decode_body
 from baton.gateway.errors import BadRequest
 from baton.gateway.http.openapi import ROUTES, make_document
@@ -220,8 +220,8 @@ def test_an_instance_that_joins_is_described(server: GatewayServer) -> None:
     body = {"endpoint": engine.endpoint, "incarnation": "far.1", "ttl_s": 30, "secret": engine.secret}
     with server.http() as http:
         joined = http.put("/cluster/instances/far", json=body).raise_for_status()
-        assert msgspec.convert(joined.json(), answers.Instance).name == "far"
-        msgspec.convert(http.get("/cluster/instances").json(), answers.Instances)
+        assert msgspec.convert(joined.json(), states.Instance).name == "far"
+        msgspec.convert(http.get("/cluster/instances").json(), states.Instances)
         http.delete("/cluster/instances/far").raise_for_status()
     engine.die()
 

@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from baton import __version__
-from baton.gateway.api import answers
+from baton.gateway.api import answers, states
 from baton.gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer
@@ -68,7 +68,7 @@ def test_what_memory_is_used_for(server: GatewayServer, monkeypatch: pytest.Monk
     gateway = server.app.state.gateway
     with server.http() as http:
         monkeypatch.setattr(gateway, "processes", lambda: {"gateway": os.getpid(), "a rank 0": 1 << 30})
-        found = msgspec.json.decode(http.get("/debug/memory").content, type=answers.MemoryUse)
+        found = msgspec.json.decode(http.get("/debug/memory").content, type=states.MemoryUse)
         (process,) = found.processes
         assert (found.available, process.process, process.pid) == (True, "gateway", os.getpid())
         parts = (process.image_bytes, process.kv_pool_bytes, process.private_bytes)
@@ -79,7 +79,7 @@ def test_what_memory_is_used_for(server: GatewayServer, monkeypatch: pytest.Monk
             raise FileNotFoundError(2, "No such file or directory", "/proc/1/smaps")
 
         monkeypatch.setattr("baton.gateway.http.routes.server.memory_of_all", unknown)
-        found = msgspec.json.decode(http.get("/debug/memory").content, type=answers.MemoryUse)
+        found = msgspec.json.decode(http.get("/debug/memory").content, type=states.MemoryUse)
         assert (found.available, found.processes) == (False, [])
         assert "/proc/1/smaps" in found.reason
 

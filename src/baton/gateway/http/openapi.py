@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from baton.gateway.api import answers, orders, pooling, schemas
+from baton.gateway.api import answers, orders, pooling, schemas, states
 from baton.gateway.generation.pausing import PAUSE_MODES
 from baton.gateway.http.rights import RIGHTS
 from baton.version import __version__
@@ -171,10 +171,10 @@ ROUTES: tuple[Route, ...] = (
     Route("get", "/docs", "This document, to be read", "text/html"),
     Route("get", "/stats", "What engines count", dict[str, Any], errors=(404, 503), query=_INSTANCE),
     Route("get", "/debug/ledger", "Who holds KV blocks", dict[str, Any], errors=(404, 503), query=_INSTANCE),
-    Route("get", "/debug/memory", "What the memory of the server's processes is used for", answers.MemoryUse),
-    Route("post", "/pause", "Stop all instances", answers.Paused, errors=(400, 409, 503), query=_PAUSE),
-    Route("post", "/resume", "Let them go on", answers.Resumed, errors=(503,)),
-    Route("get", "/is_paused", "Whether they stand still, and since when", answers.PauseStatus),
+    Route("get", "/debug/memory", "What the memory of the server's processes is used for", states.MemoryUse),
+    Route("post", "/pause", "Stop all instances", states.Paused, errors=(400, 409, 503), query=_PAUSE),
+    Route("post", "/resume", "Let them go on", states.Resumed, errors=(503,)),
+    Route("get", "/is_paused", "Whether they stand still, and since when", states.PauseStatus),
     Route("post", "/reset_prefix_cache", "Forget cached prefixes", dict[str, Any], errors=(503,)),
     Route(
         "post",
@@ -195,13 +195,13 @@ ROUTES: tuple[Route, ...] = (
         required=("directory",),
     ),
     Route("post", "/stop_profile", "Write the record", dict[str, Any], errors=(400, 409, 503)),
-    Route("get", "/cluster/instances", "How the instances stand", answers.Instances),
-    Route("get", "/cluster/instances/{name}", "How one stands", answers.Instance, errors=(404,)),
+    Route("get", "/cluster/instances", "How the instances stand", states.Instances),
+    Route("get", "/cluster/instances/{name}", "How one stands", states.Instance, errors=(404,)),
     Route(
         "put",
         "/cluster/instances/{name}",
         "An instance joins; the same again within ttl_s: it still lives",
-        answers.Instance,
+        states.Instance,
         orders.JoinRequest,
         (409, 429, 503),
         required=("endpoint", "incarnation", "ttl_s"),
@@ -210,7 +210,7 @@ ROUTES: tuple[Route, ...] = (
         "post",
         "/cluster/instances/{name}",
         "Another label; draining or active",
-        answers.Instance,
+        states.Instance,
         orders.InstanceRequest,
         (404,),
     ),
@@ -218,7 +218,7 @@ ROUTES: tuple[Route, ...] = (
         "delete",
         "/cluster/instances/{name}",
         "An instance that joined leaves at once; what runs there goes on elsewhere",
-        answers.Gone,
+        states.Gone,
         errors=(404, 409),
     ),
 )
