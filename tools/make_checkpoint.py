@@ -215,13 +215,18 @@ class Stored(NamedTuple):
 
 
 def make_checkpoint(
-    shape: str, directory: Path, seed: int = 0, outliers: int = 0, group: int | None = None
+    shape: str,
+    directory: Path,
+    seed: int = 0,
+    outliers: int = 0,
+    group: int | None = None,
+    layers: int | None = None,
 ) -> int:
     """Writes a checkpoint to `directory`, which is made; returns the bytes of its weights.
 
-    `group`: inputs that share a scale, in int4; None: in bfloat16.
+    `group`: inputs that share a scale, in int4; None: in bfloat16.  `layers`: so many, not the shape's.
     """
-    config = {**_COMMON, **SHAPES[shape]}
+    config = config_of(shape, layers)
     if group is not None:
         config["quantization_config"] = _compressed(group)
     directory.mkdir(parents=True, exist_ok=True)
@@ -247,6 +252,16 @@ def make_checkpoint(
     if len(files) > 1:
         _write_json(directory / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
     return size
+
+
+def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
+    """The config.json of a shape, or of one with so many layers."""
+    config = {**_COMMON, **SHAPES[shape]}
+    count = layers or config["num_hidden_layers"]
+    config["num_hidden_layers"] = count
+    if "moe_layer_end_index" in config:
+        config["moe_layer_end_index"] = count - 1
+    return config
 
 
 def _compressed(group: int) -> dict[str, Any]:
@@ -419,12 +434,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the directory to write")
     parser.add_argument("--format", choices=("bf16", "int4"), default="bf16")
     parser.add_argument("--group-size", type=int, choices=(64, 128), default=64, help="of int4")
+    parser.add_argument("--layers", type=int, metavar="N", help="so many; else as many as the model has")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--outliers", type=int, default=0, metavar="N", help="channels that stand out")
     options = parser.parse_args()
     group = options.group_size if options.format == "int4" else None
-    size = make_checkpoint(options.shape, options.out, options.seed, options.outliers, group)
-    config = {**_COMMON, **SHAPES[options.shape]}
+    size = make_checkpoint(options.shape, options.out, options.seed, options.outliers, group, options.layers)
+    config = config_of(options.shape, options.layers)
     count = sum(math.prod(shape) for _, shape in tensor_shapes(config))
     told = f"{count / 1e6:,.1f} M parameters, {size / 2**20:,.0f} MiB {options.format}"
     print(f"{options.out}: {options.shape}, {told}")

@@ -52,15 +52,18 @@ class Loaded:
     """Of the `layers` and of the `head`: what a step that makes a token reads.  None: nobody knows."""
 
 
-def split(tensors: Iterable[tuple[str, int]]) -> dict[str, int]:
+def split(tensors: Iterable[tuple[str, int]], chosen: float = 1.0) -> dict[str, int]:
     """(name, bytes) of all tensors, by Hugging Face's names or GGUF's → bytes of the layers and of the head.
 
-    A model without a head of its own has its embedding as head; otherwise the embedding counts nowhere, for a
+    `chosen`: of a layer's experts, the share that a token goes to, and so what a step of one token reads.  A
+    model without a head of its own has its embedding as head; otherwise the embedding counts nowhere, for a
     step reads a row of it.
     """
     found = {"layers": 0, "head": 0}
     embedding = 0
     for name, size in tensors:
+        if ".experts." in name or "_exps." in name:
+            size = int(size * chosen)
         if ".layers." in name or name.startswith("blk."):
             found["layers"] += size
         elif "lm_head" in name or name == "output.weight":
@@ -79,8 +82,24 @@ def headers(checkpoint: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def weight_numbers(checkpoint: Path) -> dict[str, int]:
-    """How many numbers layers and head of an unquantized checkpoint have; see `split`."""
-    return split((name, prod(about["shape"])) for name, about in headers(checkpoint))
+    """How many numbers layers and head of a checkpoint have, in floating point or in 4 bits; see `split`."""
+
+    def counts() -> Iterator[tuple[str, int]]:
+        for name, about in headers(checkpoint):
+            if name.endswith("weight_packed"):
+                yield name, 8 * prod(about["shape"])
+            elif not name.endswith(("weight_scale", "weight_shape")):
+                yield name, prod(about["shape"])
+
+    return split(counts(), chosen_share(checkpoint))
+
+
+def chosen_share(checkpoint: Path) -> float:
+    """Of a layer's experts, how many a token goes to; 1 of a dense model."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    experts = config.get("moe_num_experts", config.get("num_experts", config.get("num_local_experts")))
+    chosen = config.get("moe_k", config.get("num_experts_per_tok"))
+    return chosen / experts if experts else 1.0
 
 
 class NotOffered(Exception):

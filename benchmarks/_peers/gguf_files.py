@@ -5,7 +5,8 @@
 Needs `pip install llama-cpp-python gguf numpy`.  The tensors are written from the mapped checkpoint, and
 `llama_model_quantize` holds one at a time, so a model need not fit into memory.  The types are the tool's
 defaults: Q4_K_M mixes Q4_K and Q6_K, and a head that is the embedding has 6 bits in both formats of 4 bits.
-The bfloat16 file is deleted once every format asked for is there, unless `bf16` is one of them.
+The bfloat16 file is deleted once every format asked for is there, unless `bf16` is one of them.  A checkpoint
+in 4 bits becomes Q4_0 as it is (`gguf_codes`).
 No tokenizer is written: tokens come and go as ids.
 """
 
@@ -19,10 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from answering import NotOffered, split
+from gguf_codes import mixture_keys, write_codes
 
 FORMATS = {"bf16": 32, "q8_0": 7, "q4_0": 2, "q4_1": 3, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}
 """Name → `llama_ftype` of llama.h."""
-_ARCHITECTURES = {"ernie4_5": "ernie4_5", "qwen3": "qwen3", "llama": "llama"}
+_ARCHITECTURES = {
+    "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "qwen3": "qwen3",
+    "llama": "llama",
+}
 
 
 def path_of(directory: Path, name: str) -> Path:
@@ -38,6 +45,9 @@ def convert(checkpoint: Path, directory: Path, names: Sequence[str]) -> list[Pat
     unknown = [name for name in names if name not in FORMATS]
     if unknown:
         raise NotOffered(f"writes {', '.join(FORMATS)}, not {unknown[0]}")
+    config = json.loads((checkpoint / "config.json").read_text())
+    if "quantization_config" in config:
+        return [_of_codes(checkpoint, directory, name, config) for name in names]
     plain = path_of(directory, "bf16")
     missing = [name for name in names if not path_of(directory, name).exists()]
     if missing and not plain.exists():
@@ -55,9 +65,7 @@ def write_plain(checkpoint: Path, path: Path) -> None:
     import gguf
 
     config = json.loads((checkpoint / "config.json").read_text())
-    name = _ARCHITECTURES.get(config["model_type"])
-    if name is None:
-        raise NotOffered(f"this adapter converts {', '.join(_ARCHITECTURES)}, not {config['model_type']}")
+    name = _architecture(config)
     architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     partial = path.with_suffix(".partial")
@@ -74,6 +82,24 @@ def write_plain(checkpoint: Path, path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     partial.rename(path)
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    name = _ARCHITECTURES.get(config["model_type"])
+    if name is None:
+        raise NotOffered(f"this adapter converts {', '.join(_ARCHITECTURES)}, not {config['model_type']}")
+    return name
+
+
+def _of_codes(checkpoint: Path, directory: Path, name: str, config: dict[str, Any]) -> Path:
+    if name != "q4_0":
+        raise NotOffered(f"a checkpoint in 4 bits becomes q4_0, not {name}")
+    path = path_of(directory, name)
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        keys = description(config) + mixture_keys(config)
+        write_codes(checkpoint, path, _architecture(config), keys, config["num_hidden_layers"])
+    return path
 
 
 def description(config: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -114,7 +140,16 @@ def weight_bytes(path: Path) -> dict[str, int]:
     """Of a GGUF file."""
     import gguf
 
-    return split((tensor.name, int(tensor.n_bytes)) for tensor in gguf.GGUFReader(path).tensors)
+    reader = gguf.GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+
+    def number(key: str) -> int:
+        field = reader.fields.get(f"{architecture}.{key}")
+        return int(field.contents()) if field is not None else 0
+
+    experts = number("expert_count")
+    chosen = number("expert_used_count") / experts if experts else 1.0
+    return split(((tensor.name, int(tensor.n_bytes)) for tensor in reader.tensors), chosen)
 
 
 def _tensors(directory: Path) -> Iterator[tuple[str, Any]]:

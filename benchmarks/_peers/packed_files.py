@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from answering import headers, split
+from answering import chosen_share, headers, split
 
 
 def convert(checkpoint: Path, target: Path, bits: int, group: int) -> Path:
@@ -48,9 +48,10 @@ def convert(checkpoint: Path, target: Path, bits: int, group: int) -> Path:
 
 def weight_bytes(directory: Path) -> dict[str, int]:
     """Of a checkpoint of safetensors files."""
-    return split(
+    sizes = (
         (name, about["data_offsets"][1] - about["data_offsets"][0]) for name, about in headers(directory)
     )
+    return split(sizes, chosen_share(directory))
 
 
 def description(bits: int, group: int) -> dict[str, Any]:

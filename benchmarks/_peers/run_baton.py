@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from answering import Loaded, Settings, answer, weight_numbers
+from packed_files import weight_bytes
 
 import baton
 from baton import LLM, SamplingParams
@@ -51,6 +53,9 @@ def _weight_bytes(settings: Settings) -> dict[str, int] | None:
         except (ImportError, TypeError):
             return None
     numbers = weight_numbers(Path(settings.model))
+    if "quantization_config" in json.loads((Path(settings.model) / "config.json").read_text()):
+        head = _bits(settings.quantize_head, 128) if settings.quantize_head in (4, 8) else 16.0
+        return weight_bytes(Path(settings.model)) | {"head": int(numbers["head"] * head / 8)}
     return {"layers": int(numbers["layers"] * layers / 8), "head": int(numbers["head"] * head / 8)}
 
 
