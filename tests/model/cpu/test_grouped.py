@@ -21,6 +21,7 @@ KINDS = {
     "same": grouped._HALF,
     "whole": grouped._HALF_BYTE,
     "eighths": grouped._HALF_EIGHTHS,
+    "word": grouped._WORD,
     "half": grouped._HALF_HALF,
     "any": grouped._FULL,
 }
@@ -34,14 +35,26 @@ def a_weight(out: int, inputs: int, group: int, bits: int, kind: str = "whole") 
     zeros = torch.randint(0, codes, shape).float()
     if kind == "same":
         zeros.fill_(codes // 2)
-    elif kind == "eighths":
+    elif kind in ("eighths", "word"):
         zeros = torch.randint(0, 121, shape) / 8
         zeros[0, 0] = 7.625
+        if kind == "word":
+            scales = in_words(shape)
     elif kind == "half":
         zeros += 1 / 16 if bits == 4 else 1 / 4
     elif kind == "any":
         zeros, scales = zeros + torch.rand(shape), torch.randn(shape)
     return Grouped(torch.randint(0, codes, (out, inputs), dtype=torch.uint8), scales, zeros, group, bits)
+
+
+def in_words(shape: tuple[int, int]) -> torch.Tensor:
+    """Scales of 6 bits, of all sizes that a word holds, among them those that float16 has as subnormals."""
+    sizes = torch.randint(0, 6, shape)
+    sizes[torch.rand(shape) < 0.1] = 16
+    found = torch.ldexp(torch.randint(32, 64, shape).float(), -sizes - 17)
+    found[sizes == 16] = torch.ldexp(torch.tensor(5.0), torch.tensor(-30))
+    found[torch.rand(shape) < 0.05] = 0
+    return found
 
 
 def part(rows: GroupRows, first: int, stop: int) -> GroupRows:
@@ -63,7 +76,7 @@ def test_a_product_is_the_sum_of_the_integers(isa: str, bits: int, group: int, k
         weight = a_weight(out, inputs, group, bits, kind)
         bias = torch.randn(out).to(dtype) if with_bias else None
         product = NativeGroupedProduct(load(isa), weight, bias, dtype)
-        stored = grouped._HALF_HALF if (kind, bits) == ("eighths", 8) else KINDS[kind]
+        stored = grouped._HALF_HALF if bits == 8 and kind in ("eighths", "word") else KINDS[kind]
         assert product.parts[0].twin.meta == stored or out == 1
         rows = quantize_in_blocks(torch.randn(21, inputs))
         exact = dequantize_blocks(rows).double() @ weight.dequantized().double().t()
@@ -88,20 +101,23 @@ def test_the_largest_sums_do_not_overflow(isa: str, bits: int) -> None:
 
 
 @cases
-def test_the_largest_sums_of_eighths_do_not_overflow(isa: str) -> None:
+@pytest.mark.parametrize("kind", ["eighths", "word"])
+def test_the_largest_sums_of_eighths_do_not_overflow(isa: str, kind: str) -> None:
     """Zero points at both ends, and one between, so that they are kept in eighths."""
-    zeros = torch.zeros(40, 2)
-    zeros[1:] = 15
+    zeros = torch.zeros(41, 2)
+    zeros[1:40] = 15
     zeros[2] = 0.125
-    codes = torch.full((40, 256), 15, dtype=torch.uint8)
-    codes[1] = 0
-    weight = Grouped(codes, torch.ones(40, 2), zeros, 128, 4)
+    codes = torch.full((41, 256), 15, dtype=torch.uint8)
+    codes[1] = codes[40] = 0
+    scales = torch.ones(41, 2)
+    scales[40] = 1.0 if kind == "word" else 1.015625  # (which has 7 bits)
+    weight = Grouped(codes, scales, zeros, 128, 4)
     product = NativeGroupedProduct(load(isa), weight, None, torch.float32)
-    assert product.parts[0].twin.meta == grouped._HALF_EIGHTHS
+    assert product.parts[0].twin.meta == KINDS[kind]
     for sign in (1.0, -1.0):
         for tokens in (1, 3, 13):
             rows = quantize_in_blocks(torch.full((tokens, 256), 127.0 * sign))
-            expected = (weight.dequantized().sum(dim=1) * 127.0 * sign).expand(tokens, 40)
+            expected = (weight.dequantized().sum(dim=1) * 127.0 * sign).expand(tokens, 41)
             assert torch.equal(product.multiply(rows), expected)
 
 
@@ -115,6 +131,20 @@ def test_the_way_of_zero_points_changes_no_bit(isa: str) -> None:
     rows = quantize_in_blocks(torch.randn(25, 384))
     products = [NativeGroupedProduct(load(isa), one, None, torch.float32) for one in (weight, mixed)]
     assert [one.parts[0].twin.meta for one in products] == [grouped._HALF_BYTE, grouped._HALF_EIGHTHS]
+    for tokens in range(1, 26):
+        found = [one.multiply(part(rows, 0, tokens))[:, :70] for one in products]
+        assert torch.equal(*found)
+
+
+@cases
+def test_the_way_of_scales_changes_no_bit(isa: str) -> None:
+    """Zero points in eighths beside their scales in one word, and in a byte: the same products."""
+    weight = a_weight(70, 384, 64, 4, "word")
+    finer = weight.padded(71)
+    finer.scales[70] = torch.ldexp(torch.tensor(65.0), torch.tensor(-18))  # (of 7 bits)
+    rows = quantize_in_blocks(torch.randn(25, 384))
+    products = [NativeGroupedProduct(load(isa), one, None, torch.float32) for one in (weight, finer)]
+    assert [one.parts[0].twin.meta for one in products] == [grouped._WORD, grouped._HALF_EIGHTHS]
     for tokens in range(1, 26):
         found = [one.multiply(part(rows, 0, tokens))[:, :70] for one in products]
         assert torch.equal(*found)
@@ -195,6 +225,8 @@ def test_scales_take_few_bytes_and_stay_exact() -> None:
     codes, groups = 128 * 1024 // 2, 128 * 8
     for same_size in (weight, a_weight(128, 1024, 128, 4, "eighths")):
         assert NativeGroupedProduct(library, same_size, None, torch.bfloat16).nbytes == codes + 3 * groups
+    word = a_weight(128, 1024, 128, 4, "word")
+    assert NativeGroupedProduct(library, word, None, torch.bfloat16).nbytes == codes + 2 * groups
     tiny = Grouped(weight.codes, weight.scales * 2.0**-30, weight.zeros, 128, 4)  # no float16 has such values
     product = NativeGroupedProduct(library, tiny, None, torch.float32)
     assert product.nbytes == codes + 3 * groups

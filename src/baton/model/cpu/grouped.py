@@ -19,12 +19,12 @@ from baton.model.weights.group_rows import GroupRows
 from baton.model.weights.grouped import Grouped, InGroups, parts_of
 from baton.model.weights.store import Facts, Shelf
 
-_HALF, _HALF_BYTE, _HALF_HALF, _FULL, _HALF_EIGHTHS, _E2M1 = range(6)
-_META_BYTES = {_E2M1: 1, _HALF: 2, _HALF_BYTE: 3, _HALF_EIGHTHS: 3, _HALF_HALF: 4, _FULL: 8}
+_HALF, _HALF_BYTE, _HALF_HALF, _FULL, _HALF_EIGHTHS, _E2M1, _WORD = range(7)
+_META_BYTES = {_E2M1: 1, _WORD: 2, _HALF: 2, _HALF_BYTE: 3, _HALF_EIGHTHS: 3, _HALF_HALF: 4, _FULL: 8}
 """Of an output's scale and zero, for each group."""
 _EXPONENT = 0xFF << 23
 """Of a float32's bits."""
-_LARGEST_HALF = 15
+_LARGEST_HALF, _LARGEST_IN_WORD = 15, 1
 """Stored scales are below two to the power of this."""
 
 
@@ -49,7 +49,8 @@ class PackedGroups:
 
     Scales and zeros take as few bytes as hold them exactly: float16 scales (times one power of two for all)
     if all fit, zeros as bytes or not at all if they are whole numbers (of 4 bits, eighths as well) or all the
-    same; else float32.  Numbers of MXFP4 take four bits, and their scales, powers of two, a byte.
+    same; else float32.  Zeros in eighths with scales of few bits, as `weights.quantize` finds them, are one
+    word of 16 bits.  Numbers of MXFP4 take four bits, and their scales, powers of two, a byte.
     """
 
     def __init__(self, library: Native, weight: Grouped | None, shelf: Shelf) -> None:
@@ -216,6 +217,11 @@ def _kind_of(weight: Grouped) -> tuple[int, int, Tensor]:
             return _HALF_BYTE, exponent, stored
         eighths = zeros * 8
         if weight.bits == 4 and least >= 0 and most <= 15 and torch.equal(eighths.round(), eighths):
+            in_words = torch.ldexp(stored, torch.tensor(_LARGEST_IN_WORD - _LARGEST_HALF))
+            halves = in_words.half()
+            # (sign, the exponent's first bit, the mantissa's last five: a word has no room for them)
+            if torch.equal(halves.float(), in_words) and not (halves.view(torch.int16) & ~0x3FE0).any():
+                return _WORD, exponent + _LARGEST_HALF - _LARGEST_IN_WORD, in_words
             return _HALF_EIGHTHS, exponent, stored
         if torch.equal(zeros.half().float(), zeros):
             return _HALF_HALF, exponent, stored

@@ -10,7 +10,9 @@ keep in as many bits; they are rounded only when the best clip is known.  (Whole
 by 7.8 % in groups of 32, eighths by 7.15 %, sixteenths by some 0.02 points less.)  In 8 bits, and symmetric,
 zero points are whole numbers, and the scale is fitted once, where that helps.
 
-Scales are rounded to float16's 11 bits before codes are chosen, so kernels may keep them in two bytes.
+Scales are rounded before codes are chosen: with zero points in eighths to 6 bits, so kernels keep both in two
+bytes, else to float16's 11.  (Of the two around a fitted one the better is taken; so 6 bits err by some 0.01
+points more than 11.)
 
 Rows are done some at a time, in threads of our own: so few elements that PyTorch computes each operation in
 one thread, in the nearest cache.  Its own threads would meet after each of some hundred short operations.
@@ -36,7 +38,8 @@ _WHOLE_CLIPS = {
     8: (1.0,),
 }
 """By bits: in 8 bits steps are fine enough."""
-_SCALE_BITS = 11
+_SCALE_BITS, _WORD_BITS = 11, 6
+"""Of a scale's mantissa, with the first: as float16 has; where it shares a word with its zero point."""
 _TINY = 1e-30
 
 
@@ -154,12 +157,12 @@ class _Search:
         return self._steps(exact, scale, zero).add_(zero), scale, zero
 
     def _fitted(self, exact: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """With zero points in eighths.  While clips are tried they are any numbers: rounded ones would keep
-        fits from moving."""
+        """With zero points in eighths and scales of few bits.  While clips are tried they are any numbers:
+        rounded ones would keep fits from moving."""
         best: _Fit | None = None
         middle = (low + high) * 0.5
         for clip in self._clips:
-            scale = _rounded(((high - low) * (clip / self._most)).clamp_(min=_TINY))
+            scale = ((high - low) * (clip / self._most)).clamp_(min=_TINY)
             zero = (0.5 * self._most - middle / scale).clamp_(0, self._most)
             last = self._measured(exact, scale, zero)
             best = last if best is None else best.or_better(last)
@@ -176,9 +179,10 @@ class _Search:
         codes = shifted.round().clamp_(0, self._most)
         return _Fit(codes, scale, zero, shifted.sub_(codes).square_().sum(dim=0).mul_(scale).mul_(scale))
 
-    def _refitted(self, exact: Tensor, fit: _Fit, eighths: bool) -> _Fit:
-        """With the scale and the zero point that least squares fit to the codes.  In eighths, the zero point
-        is rounded first, and the scale is fitted to that."""
+    def _refitted(self, exact: Tensor, fit: _Fit, rounds: bool) -> _Fit:
+        """With the scale and the zero point that least squares fit to the codes.  If it `rounds`, the zero
+        point is rounded to eighths, the scale is fitted to that, and of the two around it that a word holds
+        the better is taken."""
         count, total = exact.shape[0], exact.sum(dim=0)
         codes, squares, products = (
             fit.codes.sum(dim=0),
@@ -190,12 +194,18 @@ class _Search:
         slope = (products - mean * total) / spread.clamp(min=0.5)
         free = (mean - total / (slope.clamp(min=_TINY) * count)).clamp_(0, self._most)
         zero = torch.where((spread > 0.5) & (slope > _TINY), free, fit.zero)
-        if eighths:
+        if rounds:
             zero = (zero * 8).round_().mul_(0.125)
         lengths = (squares - 2 * zero * codes + zero.square() * count).clamp_(min=_TINY)
         scale = (products - zero * total) / lengths
-        usable = (scale > _TINY) & scale.isfinite()
-        return self._measured(exact, torch.where(usable, _rounded(scale), fit.scale), zero)
+        scale = torch.where((scale > _TINY) & scale.isfinite(), scale, fit.scale)
+        if not rounds:
+            return self._measured(exact, scale, zero)
+        step = 1 << (24 - _WORD_BITS)
+        below = scale.view(torch.int32) & -step
+        around = (below.view(torch.float32), (below + step).view(torch.float32))
+        lower, upper = (self._measured(exact, near, zero) for near in around)
+        return lower.or_better(upper)
 
     def _tried(self, exact: Tensor, low: Tensor, high: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
         """Scales, zeros and squared errors [n] of a part of the range."""

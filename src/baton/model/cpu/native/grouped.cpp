@@ -326,7 +326,7 @@ ByPanel by_panel_of(const GroupedWeight& w) {
     const double most = w.bits == 4 ? 16 : 255;  // (with bytes, too: model/cpu/grouped.py)
     const bool whole = w.meta == kHalfByte ||
                        (w.meta == kHalf && w.zero >= 0 && w.zero <= most && w.zero == (double)(int)w.zero);
-    if (w.meta == kHalfEighths) return by_panel<4, kEighths>;
+    if (w.meta == kHalfEighths || w.meta == kWord) return by_panel<4, kEighths>;
     if (w.meta == kE2m1) return by_panel<4, kTable>;
     if (w.bits == 4) return whole ? by_panel<4, kWhole> : by_panel<4, kFloats>;
     return whole ? by_panel<8, kWhole> : by_panel<8, kFloats>;
@@ -457,10 +457,21 @@ BATON_EXPORT(pack_grouped)(const GroupedWeight* w, const uint8_t* codes, const f
                     }
                 }
             }
-            for (int part = 0; part < (w->meta == kHalf || w->meta == kE2m1 ? 1 : 2); ++part)
+            const bool one = w->meta == kHalf || w->meta == kE2m1 || w->meta == kWord;
+            for (int part = 0; part < (one ? 1 : 2); ++part)
                 for (int half = 0; half < 2; ++half) {
                     const F numbers = column(part ? zeros : scales, g, half);
-                    if (w->meta == kFull) {
+                    if (w->meta == kWord) {
+                        const F eighths = column(zeros, g, half) * 8.0f;
+                        char* const end = store_halves(to, numbers);
+                        for (int lane = 0; lane < kLanes; ++lane, to += 2) {
+                            uint16_t word;
+                            __builtin_memcpy(&word, to, 2);
+                            word = (uint16_t)(word << 2 | (uint8_t)eighths[lane]);
+                            __builtin_memcpy(to, &word, 2);
+                        }
+                        to = end;
+                    } else if (w->meta == kFull) {
                         store((float*)to, numbers);
                         to += 4 * kLanes;
                     } else if (w->meta == kE2m1) {

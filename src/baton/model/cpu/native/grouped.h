@@ -27,6 +27,7 @@ enum Meta {
     kFull,         // both in float32
     kHalfEighths,  // scales in float16, eight times the zeros in a byte, at most 8 * 15; codes of 4 bits
     kE2m1,         // MXFP4: scales are powers of two, in a byte as float32 has it; codes of 4 bits stand for kNumbers
+    kWord,         // a word of 16 bits for both: a scale below 2 (scales_of_words), eight times the zero; codes of 4 bits
 };
 
 // Of kE2m1: 16 and twice the number that the code stands for.
@@ -47,7 +48,8 @@ struct GroupedWeight {
 };
 
 INLINE int64_t meta_bytes(int64_t meta) {
-    return 2 * kLanes * (meta == kE2m1 ? 1 : meta == kHalf ? 2 : meta == kHalfByte || meta == kHalfEighths ? 3 : meta == kHalfHalf ? 4 : 8);
+    constexpr int of_both[] = {2, 3, 4, 8, 3, 1, 2};  // by Meta
+    return 2 * kLanes * of_both[meta];
 }
 INLINE int64_t step_bytes_of(int64_t bits) { return bits == 4 ? kLanes * 4 : kLanes * 8; }
 INLINE int64_t group_bytes(const GroupedWeight& w) { return w.group / 4 * step_bytes_of(w.bits) + meta_bytes(w.meta); }
@@ -88,13 +90,40 @@ INLINE U load_bytes(const char* at) {
 #endif
 }
 
+// kLanes words of 16 bits.
+INLINE U load_words(const char* at) {
+#if defined(__AVX512F__)
+    return (U)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
+#elif defined(__AVX2__)
+    return (U)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)at));
+#else
+    H h;
+    __builtin_memcpy(&h, at, sizeof h);
+    return widen(h);
+#endif
+}
+// Scales of kLanes words of kWord: their upper 9 bits are four of a float16's exponent and five of its mantissa.
+INLINE F scales_of_words(const char* at) {
+#if defined(__AVX512F__)
+    const __m256i words = _mm256_srli_epi16(_mm256_loadu_si256((const __m256i*)at), 2);
+    return (F)_mm512_cvtph_ps(_mm256_and_si256(words, _mm256_set1_epi16(0x3fe0)));
+#elif defined(__AVX2__)
+    const __m128i words = _mm_srli_epi16(_mm_loadu_si128((const __m128i*)at), 2);
+    return (F)_mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16(0x3fe0)));
+#else
+    return as_f((load_words(at) >> 7) << 18) * 5.192296858534828e33f;  // 2^112
+#endif
+}
+
 // Of kLanes outputs, the first or the second half of a panel.
 INLINE F load_scales(const char* at, int64_t meta, int half) {
+    if (meta == kWord) return scales_of_words(at + half * kLanes * 2);
     return meta == kFull ? load((const float*)at + half * kLanes) : load_half(at + half * kLanes * 2);
 }
 INLINE F load_exponents(const char* at, int half) { return as_f(load_bytes(at + half * kLanes) << 23); }
 INLINE F load_zeros(const char* at, int64_t meta, int half) {
     if (meta == kFull) return load((const float*)at + (2 + half) * kLanes);
+    if (meta == kWord) return __builtin_convertvector((I)(load_words(at + half * kLanes * 2) & 127), F) * 0.125f;
     at += 4 * kLanes;
     if (meta == kHalfByte || meta == kHalfEighths) {
         const F whole = __builtin_convertvector((I)load_bytes(at + half * kLanes), F);
@@ -102,8 +131,9 @@ INLINE F load_zeros(const char* at, int64_t meta, int half) {
     }
     return load_half(at + half * kLanes * 2);
 }
-// Whole numbers: of kHalfEighths, eight times the zeros.
+// Whole numbers: of kHalfEighths and kWord, eight times the zeros.
 INLINE U whole_zeros(const char* at, int64_t meta, float zero, int half) {
+    if (meta == kWord) return load_words(at + half * kLanes * 2) & 127;
     if (meta == kHalf) return U{} + (uint32_t)zero;
     return load_bytes(at + (4 + half) * kLanes);
 }

@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kMostGroup = 128;
 constexpr int64_t kItemGroups = 1024;  // model/cpu/quantizing.py has its twin
 constexpr float kTiny = 1e-30f;
+constexpr int kWordBits = 6;  // of the mantissa of a scale that is kept in a word, with the first
 
 enum Source { kFloat32, kBfloat16, kFloat16 };
 
@@ -198,21 +199,6 @@ INLINE Fitted measured(const Tile& tile, F scale, F zero, float most) {
             products[0] + products[1]};
 }
 
-// The scale and the zero point that least squares fit to the codes of `from`, and what they give.  In eighths, the
-// zero point is rounded first, and the scale is fitted to that.
-INLINE Fitted refitted(const Tile& tile, const Fitted& from, F sum, float most, bool eighths) {
-    const float n = (float)tile.group;
-    const F mean = from.codes / n, spread = from.squares - from.codes * mean;
-    const F slope = (from.products - mean * sum) / max(spread, splat(0.5f));
-    const F free = mean - sum / (max(slope, splat(kTiny)) * n);
-    F zero = select((spread > 0.5f) & (slope > kTiny), min(max(free, F{}), splat(most)), from.zero);
-    if (eighths) zero = nearest(zero * 8.0f) * 0.125f;
-    const F lengths = from.squares - 2.0f * zero * from.codes + zero * zero * n;
-    const F scale = (from.products - zero * sum) / max(lengths, splat(kTiny));
-    const I usable = (scale > kTiny) & (scale < __builtin_inff());
-    return measured(tile, select(usable, scale_of(scale), from.scale), zero, most);
-}
-
 INLINE void keep_better(Fitted* best, const Fitted& other) {
     const I wins = other.error < best->error;
     best->scale = select(wins, other.scale, best->scale);
@@ -223,7 +209,29 @@ INLINE void keep_better(Fitted* best, const Fitted& other) {
     best->products = select(wins, other.products, best->products);
 }
 
-// With zero points in eighths: any while clips are tried, since rounded ones hold a fit where it began.
+// The scale and the zero point that least squares fit to the codes of `from`, and what they give.  With `rounds`, the
+// zero point is rounded to eighths, the scale is fitted to that, and of the two around it that a word holds (kWord of
+// grouped.h) the better is taken.
+INLINE Fitted refitted(const Tile& tile, const Fitted& from, F sum, float most, bool rounds) {
+    const float n = (float)tile.group;
+    const F mean = from.codes / n, spread = from.squares - from.codes * mean;
+    const F slope = (from.products - mean * sum) / max(spread, splat(0.5f));
+    const F free = mean - sum / (max(slope, splat(kTiny)) * n);
+    F zero = select((spread > 0.5f) & (slope > kTiny), min(max(free, F{}), splat(most)), from.zero);
+    if (rounds) zero = nearest(zero * 8.0f) * 0.125f;
+    const F lengths = from.squares - 2.0f * zero * from.codes + zero * zero * n;
+    F scale = (from.products - zero * sum) / max(lengths, splat(kTiny));
+    scale = select((scale > kTiny) & (scale < __builtin_inff()), scale, from.scale);
+    if (!rounds) return measured(tile, scale, zero, most);
+    constexpr uint32_t step = 1u << (24 - kWordBits);
+    const U below = as_u(scale) & ~(step - 1);
+    Fitted better = measured(tile, as_f(below), zero, most);
+    keep_better(&better, measured(tile, as_f(below + step), zero, most));
+    return better;
+}
+
+// With zero points in eighths and scales of 6 bits: any while clips are tried, since rounded ones hold a fit where it
+// began.
 INLINE Found fitted(const Tile& tile, const Quantizing& q, float most) {
     F sums[4] = {};
     for (int64_t i = 0; i < tile.group; i += 4)
@@ -233,7 +241,7 @@ INLINE Found fitted(const Tile& tile, const Quantizing& q, float most) {
     const F low = min(tile.low, F{}), high = max(tile.high, F{}), middle = (low + high) * 0.5f;
     Fitted best;
     for (int64_t i = 0; i < q.num_clips; ++i) {
-        const F scale = scale_of(max((high - low) * (float)(q.clips[i] / most), splat(kTiny)));
+        const F scale = max((high - low) * (float)(q.clips[i] / most), splat(kTiny));
         const F zero = min(max(0.5f * most - middle / scale, F{}), splat(most));
         Fitted last = measured(tile, scale, zero, most);
         if (i) keep_better(&best, last);
