@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import torch
 
 from baton.model.cpu import grouped
 from baton.model.cpu.grouped import NativeGroupedProduct
-from baton.model.cpu.library import instruction_sets, load
+from baton.model.cpu.library import POINTER, instruction_sets, load
 from baton.model.layers.grouped import TorchGroupedProduct
 from baton.model.weights.group_rows import GroupRows, dequantize_blocks, quantize_in_blocks
 from baton.model.weights.grouped import Grouped, joined
@@ -85,6 +86,21 @@ def test_a_product_is_the_sum_of_the_integers(isa: str, bits: int, group: int, k
         assert found.dtype == dtype
         tolerance = 2e-6 if dtype == torch.float32 else 5e-3
         assert (found.double() - exact).abs().max() <= tolerance * exact.abs().max()
+
+
+@cases
+def test_nibbles_are_packed_as_bytes_are(isa: str) -> None:
+    torch.manual_seed(8)
+    for out, inputs, group in ((1, 32, 32), (70, 160, 32), (33, 192, 64), (64, 384, 128)):
+        weight = a_weight(out, inputs, group, 4)
+        packed = NativeGroupedProduct(load(isa), weight, None, torch.float32).parts[0]
+        expected = packed.elements.clone()
+        packed.elements.zero_()
+        nibbles = weight.codes[:, ::2] | weight.codes[:, 1::2] << 4
+        scales = torch.ldexp(weight.scales, torch.tensor(-math.log2(packed.twin.scale)))
+        pack = load(isa).function("pack_nibbles", *[POINTER] * 4)
+        pack(packed.address, nibbles.data_ptr(), scales.data_ptr(), weight.zeros.data_ptr())
+        assert torch.equal(packed.elements, expected)
 
 
 @cases

@@ -407,10 +407,21 @@ BATON_EXPORT(grouped_batches)(int64_t to_bf16, const Batch* batches, int64_t cou
 namespace {
 
 // kLanes words of each of kLanes rows from row n on, of which `bytes` are there, as vectors of one word of each row.
+// With nibbles, two inputs lie in a byte, the first in its lower half.
+template <bool nibbles>
 INLINE void words_of(const GroupedWeight& w, const uint8_t* codes, int64_t n, int64_t first, int64_t bytes, F* words) {
     for (int64_t lane = 0; lane < kLanes; ++lane) {
         words[lane] = F{};
-        if (n + lane < w.n) __builtin_memcpy(&words[lane], codes + (n + lane) * w.k + first, bytes);
+        if (n + lane >= w.n) continue;
+        const int64_t place = (n + lane) * w.k + first;
+        if constexpr (nibbles) {
+            H fours = {};
+            __builtin_memcpy(&fours, codes + place / 2, bytes / 2);
+            const U four = widen(fours);
+            words[lane] = as_f((four & 0xfu) | (four & 0xf0u) << 4 | (four & 0xf00u) << 8 | (four & 0xf000u) << 12);
+        } else {
+            __builtin_memcpy(&words[lane], codes + place, bytes);
+        }
     }
     transpose(words);
 }
@@ -429,10 +440,8 @@ INLINE char* store_halves(char* to, const F& numbers) {
     return to + 2 * kLanes;
 }
 
-}  // namespace
-
-// codes [n, k], a byte each; scales, already without w->scale, and zeros [n, k / group] → w->packed.
-BATON_EXPORT(pack_grouped)(const GroupedWeight* w, const uint8_t* codes, const float* scales, const float* zeros) {
+template <bool nibbles>
+void pack(const GroupedWeight* w, const uint8_t* codes, const float* scales, const float* zeros) {
     const int64_t groups = w->k / w->group, step = step_bytes_of(w->bits);
     parallel_for(parts_of(w->n, kPanel), [&](int64_t p, int) {
         char* to = (char*)w->packed + p * groups * group_bytes(*w);
@@ -446,8 +455,8 @@ BATON_EXPORT(pack_grouped)(const GroupedWeight* w, const uint8_t* codes, const f
             for (int64_t first = 0; first < w->group; first += 4 * kLanes) {
                 const int64_t bytes = w->group - first < 4 * kLanes ? w->group - first : 4 * kLanes;
                 F low[kLanes], high[kLanes];
-                words_of(*w, codes, p * kPanel, g * w->group + first, bytes, low);
-                words_of(*w, codes, p * kPanel + kLanes, g * w->group + first, bytes, high);
+                words_of<nibbles>(*w, codes, p * kPanel, g * w->group + first, bytes, low);
+                words_of<nibbles>(*w, codes, p * kPanel + kLanes, g * w->group + first, bytes, high);
                 for (int64_t s = 0; s < bytes / 4; ++s, to += step) {
                     if (w->bits == 4) {
                         store((float*)to, as_f(as_u(low[s]) | as_u(high[s]) << 4));
@@ -486,6 +495,18 @@ BATON_EXPORT(pack_grouped)(const GroupedWeight* w, const uint8_t* codes, const f
                 }
         }
     });
+}
+
+}  // namespace
+
+// codes [n, k], a byte each; scales, already without w->scale, and zeros [n, k / group] → w->packed.
+BATON_EXPORT(pack_grouped)(const GroupedWeight* w, const uint8_t* codes, const float* scales, const float* zeros) {
+    pack<false>(w, codes, scales, zeros);
+}
+
+// The same of codes of 4 bits [n, k / 2], the first of two in the lower half of a byte.
+BATON_EXPORT(pack_nibbles)(const GroupedWeight* w, const uint8_t* codes, const float* scales, const float* zeros) {
+    pack<true>(w, codes, scales, zeros);
 }
 
 // out [count, k] = the rows of the weight.
