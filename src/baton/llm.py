@@ -47,6 +47,7 @@ from baton.gateway.reading.arguments import (
 )
 from baton.gateway.reading.judging import activated, checked, judging, scorer_of, scores_of
 from baton.gateway.reading.pooled import prompts_of
+from baton.gateway.reading.structured import CheckedGrammars
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.launch.arguments import choose_arguments, takes_arguments_of
 from baton.launch.background import Background
@@ -55,6 +56,7 @@ from baton.launch.plan import ServerPlan, make_plan
 from baton.launch.progress import Progress
 from baton.protocol.pooling import SCORES, Pooling, unpack_vector
 from baton.protocol.sampling_params import NO_TOKENS, SamplingParams, make_params
+from baton.protocol.structured_outputs import StructuredOutputs
 
 __all__ = [
     "LLM",
@@ -65,6 +67,7 @@ __all__ = [
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "StructuredOutputs",
 ]
 
 Message = Mapping[str, Any]
@@ -107,6 +110,7 @@ class LLM:
         self._plan = plan
         self._ids = itertools.count()
         self._background = Background(self._plan)
+        self._grammars = CheckedGrammars(self._background.tokenizer)
         self._close = weakref.finalize(self, self._background.stop)
         try:
             self._background.start()
@@ -196,7 +200,7 @@ class LLM:
         params = (sampling_params or make_params(self._plan.served.defaults, {}, max_tokens=None)).replace(
             n=1
         )
-        generation = self._background.call(self._start_one(ids, params))
+        generation = self._background.call(self._start_one(ids, params, self._grammar(params)))
         try:
             while not generation.done:
                 for update in self._background.call(generation.next()):
@@ -323,9 +327,14 @@ class LLM:
     def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         return self._background.tokenizer.render_chat(messages, **options)
 
-    async def _start_one(self, prompt: list[int], params: SamplingParams) -> Generation:
+    def _grammar(self, params: SamplingParams) -> str:
+        """What binds the answers; "": nothing.  Raises `ValueError` for what cannot be enforced."""
+        wanted = params.structured_outputs
+        return "" if wanted is None else self._grammars.of(wanted)
+
+    async def _start_one(self, prompt: list[int], params: SamplingParams, grammar: str) -> Generation:
         await self._background.ready()
-        return self._start(prompt, params)
+        return self._start(prompt, params, grammar=grammar)
 
     def _start(
         self,
@@ -335,6 +344,7 @@ class LLM:
         *,
         patient: bool = False,
         pooling: Pooling | None = None,
+        grammar: str = "",
     ) -> Generation:
         return self._background.generations.start(
             [prompt],
@@ -343,6 +353,7 @@ class LLM:
             priority=priority,
             patient=patient,
             pooling=pooling,
+            grammar=grammar,
         )
 
     def _run(
@@ -360,7 +371,7 @@ class LLM:
             raise ValueError(f"sampling_params: {len(each)} for {len(prompts)} prompts; give one or one each")
 
         starts = [
-            partial(self._start, ids, one, priority, patient=True)
+            partial(self._start, ids, one, priority, patient=True, grammar=self._grammar(one))
             for ids, one in zip(prompts, each, strict=True)
         ]
         done = self._complete(starts, show_progress, "Generating")

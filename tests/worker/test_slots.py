@@ -558,3 +558,27 @@ def test_a_pooled_prompt_closes_without_a_token():
     slots.apply(admit(0, 2, [5], [0], max_tokens=3))  # the slot's next request decodes again
     batch = slots.compose(4)
     assert (batch.samples.tolist(), batch.pooled) == ([True, True], {})
+
+
+@pytest.mark.parametrize("decoding", [False, True])
+def test_a_row_without_a_token_ends_alone(decoding):
+    """What an executor cannot choose a token for ends with its reason; the other rows do not see it."""
+    slots = make()
+    for slot in range(3):
+        slots.apply(admit(slot, 1, [5, 6, 7], blocks=[2 * slot, 2 * slot + 1], max_tokens=4))
+    if decoding:
+        batch = slots.compose(1)
+        slots.commit(batch, StepResult(np.array([9, 9, 9], np.int32)))
+    batch = slots.compose(2)
+    found = TokenLogprobs(8, -0.5, 1)
+    result = StepResult(np.array([9, -1, 8], np.int32), {2: found}, failed={1: "it cannot"})
+    outcome = slots.commit(batch, result)
+    assert outcome.slots.tolist() == [0, 2]
+    assert outcome.tokens.tolist() == [9, 8]
+    assert len(outcome.epochs) == 2
+    assert outcome.logprobs == [(1, found)]
+    assert outcome.closings == [Closed(1, 1, CloseReason.ERROR, "it cannot")]
+    assert slots.open_slots() == [0, 2]
+    batch = slots.compose(3)
+    check_decode_set(slots)
+    assert dict(zip(batch.slots.tolist(), batch.tokens.tolist(), strict=True)) == {0: 9, 2: 8}

@@ -23,6 +23,7 @@ OnLayers = Callable[[int], None]
 """Called within a step with n: the KV that the step writes is final, on every rank, in the first n layers."""
 
 Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -80,6 +81,9 @@ class StepResult:
     """row → one for each entry of `prompt_logprob_targets[row]`."""
     pooled: dict[int, bytes] = field(default_factory=dict)
     """row → packed float32, for each row whose pooled prompt ends here; only needed from rank 0."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """row → why no token could be chosen for it, on every rank (the text is only needed from rank 0); its
+    entry in `tokens` means nothing, and its request ends with this error."""
 
 
 class ControlRefused(ValueError):

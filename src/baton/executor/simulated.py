@@ -13,9 +13,9 @@ for all rows at once.  It is computed from scratch each step: no state of a step
 reading its blocks.
 
 Of the sampling parameters only these have an effect: `seed` when `temperature` is above 0 (the salt),
-`logprobs` and `prompt_logprobs` (invented, but always the same for the same tokens).  Biases, penalties,
-top-k and the `min_tokens` mask do not change a simulated token.  A pooled vector is made of the same hash;
-with `mean` and `first` it is right only if every token of the prompt was computed in the slot.
+`logprobs`, `prompt_logprobs` (invented, but always the same for the same tokens).  Constraints are refused.
+A pooled vector is made of the same hash; with `mean` and `first` it is right only if every token of the
+prompt was computed in the slot.
 
 A step takes what `CostModel` says: slept in real time, or only added to `virtual_seconds`.  Where a
 decoding instance fetches layer by layer, layers are written one by one, spread over that time.
@@ -31,14 +31,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from baton.executor.base import (
-    ControlRefused,
-    ExecutorInfo,
-    Int32Array,
-    OnLayers,
-    StepBatch,
-    StepResult,
-)
+from baton.executor.base import ControlRefused, ExecutorInfo, Int32Array, OnLayers, StepBatch, StepResult
 from baton.executor.simulated_pool import TokenPool
 from baton.executor.simulated_results import invented_logprobs, powers, simulated_vector
 from baton.model.sampling.counter_random import mix
@@ -158,12 +151,14 @@ class SimulatedExecutor:
     def admit(
         self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
     ) -> None:
+        if sampling.constraint is not None:
+            raise ValueError("structured_outputs: not with the simulated executor; leave it out")
         self.release(slot)
         if sampling.logprobs is not None:
             self._wanted_logprobs[slot] = sampling.logprobs
         if sampling.prompt_logprobs is not None:
             self._wanted_prompt_logprobs[slot] = sampling.prompt_logprobs
-        if sampling.pooling is not None:
+        if sampling.pooling:
             self._pooling[slot], self._seen[slot] = sampling.pooling, 0
         self._salts[slot] = _salt(sampling.seed if sampling.temperature > 0 else None)
         self._admitted[slot] = True

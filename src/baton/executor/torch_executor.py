@@ -27,10 +27,12 @@ from baton.executor.base import (
     ControlRefused,
     ExecutorInfo,
     Int32Array,
+    Int64Array,
     OnLayers,
     StepBatch,
     StepResult,
 )
+from baton.executor.constraints import ConstrainedSampler
 from baton.executor.kv_pool import KvPool
 from baton.executor.pooling import Float64Array, Pooler
 from baton.executor.profiler import StepProfiler
@@ -49,7 +51,6 @@ from baton.model.attention import (
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.fingerprint import fingerprint
-from baton.model.cpu.sampling import sampling_kernel
 from baton.model.cpu.steps import fused_ops
 from baton.model.decoder.decoder import Decoder
 from baton.model.layers.parallel import TensorParallel
@@ -63,7 +64,6 @@ from baton.model.loader import (
     load_weights,
 )
 from baton.model.sampling.logprobs import token_logprobs
-from baton.model.sampling.sampler import Sampler
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.transfer.base import PoolView
@@ -104,7 +104,7 @@ class TorchExecutor:
         self._view = pool.view(first_head, model_config.num_kv_heads)
         self._device = device
         self._profiler = StepProfiler(parallel.rank)
-        self._sampler = Sampler(model_config.vocab_size, config.max_num_seqs, sampling_kernel())
+        self._sampler = ConstrainedSampler(config, model_config.vocab_size, parallel.rank)
         self._pooler = Pooler(
             lambda hidden: self._model.final(hidden), self._scores if model_config.labels else None
         )
@@ -201,25 +201,22 @@ class TorchExecutor:
         if self._device.type != "cpu":
             on_layers = None  # the device runs behind: what Python has launched is not written yet
         self._pool.use(batch.block_tables)
+        self._sampler.begin(batch)
         if batch.pooled:
             return self._execute_pooled(batch, on_layers)
         all_decode = batch.num_decodes == len(batch.counts)
         step = AttentionStep(batch.starts, batch.counts, batch.block_tables, batch.num_decodes)
-        logprobs: dict[int, TokenLogprobs] = {}
-        tokens: Int32Array
+        result = StepResult(np.empty(0, np.int32))
         if all_decode:
             hidden, logits = self._model(batch.tokens, step, None, on_layers)
-            tokens, logprobs = self._sample(logits, batch.slots, batch.starts + 1)
+            self._sample(result, logits, batch, None)
         else:
             rows = np.flatnonzero(batch.samples)
             ends = np.cumsum(batch.counts, dtype=np.int64)
             whole = bool(batch.prompt_logprob_targets)
             hidden, logits = self._model(batch.tokens, step, ends[rows] - 1, on_layers, whole)
-            tokens = np.empty(0, np.int32)
             if len(rows):
-                tokens, found = self._sample(logits, batch.slots[rows], (batch.starts + batch.counts)[rows])
-                logprobs = {int(rows[index]): report for index, report in found.items()}
-        result = StepResult(tokens, logprobs)
+                self._sample(result, logits, batch, rows)
         self._add_prompt_logprobs(batch, hidden, result)
         return result
 
@@ -243,10 +240,7 @@ class TorchExecutor:
         sampling = np.flatnonzero(batch.samples[rows])
         if len(sampling):
             chosen, of = rows[sampling], None if logits is None else logits[torch.from_numpy(sampling)]
-            result.tokens, found = self._sample(
-                of, batch.slots[chosen], (batch.starts + batch.counts)[chosen]
-            )
-            result.logprobs = {int(chosen[index]): report for index, report in found.items()}
+            self._sample(result, of, batch, chosen)
         if logits is not None:
             for row in labelled:
                 at = int(np.searchsorted(rows, row))
@@ -310,6 +304,7 @@ class TorchExecutor:
         self._parallel.close()
         self._next.drop()
         self._memory.release()
+        self._sampler.close()
 
     def _read_config(self, directory: str) -> ModelConfig:
         return ModelConfig.from_directory(directory, self._config.model_impl)
@@ -335,17 +330,14 @@ class TorchExecutor:
             raise ControlRefused(reason or "another rank refused")
 
     def _sample(
-        self, logits: Tensor | None, slots: Int32Array, positions: Int32Array
-    ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
-        """`logits` on rank 0 only."""
-        if logits is not None:
-            tokens, found = self._sampler.sample(logits, slots, positions)
-        else:
-            tokens, found = np.empty(len(slots), np.int32), {}
+        self, result: StepResult, logits: Tensor | None, batch: StepBatch, rows: Int64Array | None
+    ) -> None:
+        """Samples these rows, None: all, each of one token.  `logits` on rank 0 only."""
+        tokens = self._sampler.sample(result, logits, batch, rows)
         if self._parallel.size > 1:
             shared = self._parallel.broadcast(torch.from_numpy(tokens).to(self._device))
             tokens = shared.cpu().numpy()
-        return tokens, found
+        self._sampler.take(result, tokens, rows)
 
     def _prompt_logprobs(self, hidden: Tensor, targets: Int32Array, slot: int) -> list[TokenLogprobs]:
         """Hidden states [n, hidden] and the tokens that followed them [n]; a few positions at a time."""

@@ -17,6 +17,8 @@ import msgspec
 from baton.protocol.codec import pack_int32, unpack_int32
 from baton.protocol.pooling import Pooling
 
+MAX_GRAMMAR_BYTES = 512 << 10
+"""Of a constraint: it travels with each sequence of a request."""
 MAX_STOP_IDS = 1 << 16
 """Far more than gateways send: the engine looks at each of them between two steps."""
 
@@ -39,11 +41,28 @@ class LogitBias(msgspec.Struct, array_like=True, frozen=True):
         return zip(unpack_int32(self.ids), memoryview(self.values).cast("f"), strict=True)
 
 
+class Constraint(msgspec.Struct, array_like=True, frozen=True):
+    """What an answer may be.  A worker's matcher follows the generated tokens (`grammar/masks.py`), so
+    its state never travels: after a preemption, at another instance, it reads them again.
+
+    The end belongs to it: a stop token may come exactly where the grammar accepts, and
+    `Stopping.min_tokens` is 0.
+    """
+
+    grammar: Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR_BYTES)]
+    """As llguidance takes it; checked by the gateway."""
+    min_tokens: int = 0
+    """Before so many tokens it does not end where it can go on."""
+    goes_on: bool = False
+    """It never ends where it can go on (`ignore_eos`)."""
+
+
 class Sampling(msgspec.Struct, array_like=True, frozen=True):
     """How the next token is drawn.
 
     The order of application, as in vLLM: logit bias, `min_tokens` mask, repetition, frequency and
-    presence penalties, temperature, min-p, top-k, top-p, then one draw keyed by (seed, position).
+    presence penalties, the constraint, temperature, min-p, top-k, top-p, then one draw keyed by (seed,
+    position).
     """
 
     seed: int
@@ -59,13 +78,15 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True):
     frequency_penalty: float = 0.0
     logit_bias: LogitBias | None = None
     logprobs: int | None = None
-    """None: no log-probabilities.  k >= 0: of the chosen token and of the k most likely ones,
-    from the raw logits (before penalties and temperature), natural logarithm."""
+    """None: no log-probabilities.  k >= 0: of the chosen token and of the k most likely ones, from the
+    raw logits (before penalties and temperature), natural logarithm.  Under a constraint: of the tokens
+    that it allows."""
     prompt_logprobs: int | None = None
     """The same for each prompt token after the first."""
     pooling: Pooling | None = None
     """Not None: no token is drawn, this is computed of the prompt instead.  `max_tokens` is 1 then, and
     counts as none."""
+    constraint: Constraint | None = None
 
 
 class Stopping(msgspec.Struct, array_like=True, frozen=True):

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from baton.protocol.sampling import LogitBias, Sampling, Stopping
+from baton.protocol.sampling import Constraint, LogitBias, Sampling, Stopping
+from baton.protocol.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -71,6 +72,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
     include_stop_str_in_output: bool = False
     detokenize: bool = True
     """False: only token ids are wanted; `text` stays empty."""
+    structured_outputs: StructuredOutputs | None = None
+    """What the answer must be."""
 
     def __post_init__(self) -> None:
         _int("n", self.n, 1, MAX_CHOICES)
@@ -103,6 +106,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
         ):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(name, f"{getattr(self, name)!r} must be true or false")
+        if self.structured_outputs is not None:
+            if not isinstance(self.structured_outputs, StructuredOutputs):
+                raise InvalidParameter("structured_outputs", "must be StructuredOutputs")
+            problem = self.structured_outputs.problem()
+            if problem is not None:
+                raise InvalidParameter("structured_outputs", problem)
         self._normalise()
 
     def _normalise(self) -> None:
@@ -153,12 +162,23 @@ def make_params(
 
 
 def resolve(
-    params: SamplingParams, *, seed: int, room: int, eos_token_ids: Collection[int], vocab_size: int
+    params: SamplingParams,
+    *,
+    seed: int,
+    room: int,
+    eos_token_ids: Collection[int],
+    vocab_size: int,
+    grammar: str = "",
 ) -> tuple[Sampling, Stopping]:
     """The wire's form for one sequence; the others of a request differ in `seed` and `max_tokens` alone.
 
+    `grammar`: what `structured_outputs` or whatever else binds the answer was compiled to.  Then the end
+    is the grammar's: it has an end token also with `ignore_eos`, and `min_tokens` is looked at together
+    with it.
+
     `seed` as `choice_seed` gives it, `room` is how many tokens the context holds after the prompt
-    (>= 1), `vocab_size` 0 if unknown.  Raises `InvalidParameter` for token ids outside the vocabulary.
+    (>= 1), `vocab_size` 0 if unknown.  Raises `InvalidParameter` for token ids outside the vocabulary,
+    and for a grammar where nothing could end an answer.
     """
     if vocab_size:
         for name, ids in (
@@ -171,8 +191,12 @@ def resolve(
                     name, f"token id {token} is outside the vocabulary of {vocab_size} tokens"
                 )
     stop_ids = set(params.stop_token_ids or ())
-    if not params.ignore_eos:
+    if grammar or not params.ignore_eos:
         stop_ids.update(token for token in eos_token_ids if not vocab_size or token < vocab_size)
+    if grammar and not stop_ids:
+        raise InvalidParameter(
+            "structured_outputs", "this model has no end token; give stop_token_ids that end an answer"
+        )
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     sampling = Sampling(
         seed=seed & _UINT64,
@@ -186,10 +210,11 @@ def resolve(
         logit_bias=LogitBias.of(params.logit_bias) if params.logit_bias else None,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
+        constraint=Constraint(grammar, params.min_tokens, params.ignore_eos) if grammar else None,
     )
     stopping = Stopping(
         max_tokens=max_tokens,
-        min_tokens=min(params.min_tokens, max_tokens),
+        min_tokens=0 if grammar else min(params.min_tokens, max_tokens),
         stop_token_ids=tuple(sorted(stop_ids)),
     )
     return sampling, stopping

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,6 +38,15 @@ class StepOutcome:
     """Tokens of context that the decode rows read, together."""
     patient: bool = False
     """Nobody waits for single tokens of its slots."""
+
+    def drop(self, indices: Collection[int]) -> None:
+        """These slots got no token."""
+        if not indices:
+            return
+        kept = [index for index in range(len(self.slots)) if index not in indices]
+        place = {index: number for number, index in enumerate(kept)}
+        self.slots, self.epochs, self.tokens = self.slots[kept], self.epochs[kept], self.tokens[kept]
+        self.logprobs = [(place[index], one) for index, one in self.logprobs if index in place]
 
     def report(self, step: int, applied: int, seconds: float) -> StepReport:
         """As a message."""

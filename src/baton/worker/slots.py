@@ -406,8 +406,10 @@ class Slots:
         self._counters[sampled] = counters
         if result.logprobs or result.prompt_logprobs:
             self._take_logprobs(batch, result, outcome)
-        if plain and decode.left and not stops.shape[1]:
+        if plain and decode.left and not stops.shape[1] and not result.failed:
             return outcome
+        place_of = np.cumsum(batch.samples) - 1 if result.failed else np.empty(0, np.int64)
+        failed = {int(place_of[row]): message for row, message in result.failed.items()}
         left = counters[:, LEFT]
         over: BoolArray = left == 0
         stopped: BoolArray | None = None
@@ -418,14 +420,18 @@ class Slots:
         if self._handovers:
             for index in range(batch.num_decodes, len(sampled)):
                 over[index] |= int(sampled[index]) in self._handovers
+        over[list(failed)] = True
         if over.any():
             for index in over.nonzero()[0].tolist():
                 reason = CloseReason.HANDED_OVER
-                if stopped is not None and stopped[index]:
+                if index in failed:
+                    reason = CloseReason.ERROR
+                elif stopped is not None and stopped[index]:
                     reason = CloseReason.STOP
                 elif left[index] == 0:
                     reason = CloseReason.LENGTH
-                outcome.closings.append(self._close(int(sampled[index]), reason))
+                outcome.closings.append(self._close(int(sampled[index]), reason, failed.get(index, "")))
+        outcome.drop(failed)
         return outcome
 
     def _stopped(self, sampled: Int32Array, tokens: Int32Array, stops: Int32Array) -> BoolArray:

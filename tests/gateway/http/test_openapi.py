@@ -94,6 +94,10 @@ def what_the_test_server_takes() -> dict[str, Any]:
             "type": "null"
         }  # (each with `stream`)
         properties["max_tokens"] = {"type": "integer", "minimum": 12, "maximum": 20}
+        for field in [one for one in properties if one.startswith(("guided_", "struct"))]:
+            del properties[field]  # (one of them, or response_format)
+        schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+        properties["response_format"] = {"enum": [None, {"type": "text"}, {"type": "json_object"}, schema]}
     del schemas["CompletionRequest"]["properties"]["best_of"]  # (must be n)
     tokenize = schemas["TokenizeRequest"]
     del tokenize["properties"]["messages"]  # (or prompt)

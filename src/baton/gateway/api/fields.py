@@ -184,6 +184,7 @@ EncodingFormat = Annotated[
         extra_json_schema={"enum": ["float", "base64"]},
     ),
 ]
+Anything = Annotated[Any, Meta(description="Any JSON.")]
 Ignored = Annotated[msgspec.Raw, Meta(description="Accepted, and of no effect.")]
 Directory = Annotated[str, Meta(description="Below the directory that --weights-dir or --profile-dir names.")]
 

@@ -19,9 +19,11 @@ import msgspec
 
 from baton.gateway.api import fields as f
 from baton.gateway.api.fields import MAX_SEQUENCES
+from baton.gateway.api.formats import ResponseFormat
 from baton.gateway.api.messages import refuse_parts
 from baton.gateway.api.unknown import MAX_WARNED
 from baton.gateway.errors import BadRequest
+from baton.protocol.structured_outputs import StructuredOutputs
 
 _NEUTRAL_BYTES = 64
 """No value of an unsupported field that asks for nothing is written longer."""
@@ -64,6 +66,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     cache_salt: f.CacheSalt | None = None
     request_id: f.RequestId | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: f.Anything | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    structural_tag: f.Anything | None = None
     metadata: f.Ignored = f.nothing()
     service_tier: f.Ignored = f.nothing()
     store: f.Ignored = f.nothing()
@@ -150,14 +160,6 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-_STRUCTURED = (
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-    "structural_tag",
-)
 _OTHER = (
     "allowed_token_ids",
     "audio",
@@ -177,13 +179,11 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": (([],), "is not supported; give tools"),
     "function_call": (("none", "auto"), "is not supported; give tools and tool_choice"),
     "thinking_token_budget": ((-1,), "is not supported yet; leave it out"),
-    "response_format": (({"type": "text"},), "only {'type': 'text'} is supported yet"),
     "messages": ((), "is for /v1/chat/completions; give the texts themselves"),
     "modalities": ((["text"],), "only text is generated; leave it out"),
     "use_beam_search": ((False,), "beam search is not supported; leave it out"),
     "echo": ((False,), "is for /v1/completions; leave it out"),
     "best_of": ((1,), "is for /v1/completions; leave it out"),
-    **dict.fromkeys(_STRUCTURED, ((), "structured output is not supported yet; leave it out")),
     **dict.fromkeys(_OTHER, ((), "is not supported; leave it out")),
 }
 """field → (values that ask for nothing, why it is refused).  null asks for nothing too."""

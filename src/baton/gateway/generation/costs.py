@@ -14,9 +14,13 @@ MAX_BESIDE_PROMPTS = 1 << 20
 """Of one request: prompts times n times what each of these sequences carries beside its prompt, in characters
 of stop strings, stop tokens and biased tokens.  4,096 sequences with 256 of them; 3 with all that the fields
 take."""
+MAX_GRAMMARS = 8 << 20
+"""Of one request: prompts times n times the characters of its grammar."""
 
 
-def check_cost(prompts: Sequence[Sequence[int]], params: SamplingParams, field: str = "prompt") -> None:
+def check_cost(
+    prompts: Sequence[Sequence[int]], params: SamplingParams, field: str = "prompt", grammar_size: int = 0
+) -> None:
     """Raises `BadRequest`, which names the fields and the limit; prompts are in `field`."""
     sequences = len(prompts) * params.n
     if sequences > MAX_SEQUENCES:
@@ -30,6 +34,12 @@ def check_cost(prompts: Sequence[Sequence[int]], params: SamplingParams, field: 
         raise BadRequest(
             f"{field}, n: {tokens} prompt tokens over all {sequences} sequences are more than "
             f"{MAX_PROMPT_TOKENS}; send several requests",
+            param=field,
+        )
+    if sequences * grammar_size > MAX_GRAMMARS:
+        raise BadRequest(
+            f"prompt, n: {sequences} sequences with a grammar of {grammar_size} characters each are more "
+            f"than {MAX_GRAMMARS} characters; send several requests",
             param=field,
         )
     parts = {

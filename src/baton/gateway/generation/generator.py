@@ -26,8 +26,8 @@ from baton.gateway.generation.sequence import Sequence, Shared
 from baton.gateway.instances.client import ClusterClient, Limits
 from baton.gateway.instances.inbox import Inbox
 from baton.gateway.parsing.plan import Parsing
+from baton.gateway.reading.checks import check_prompt
 from baton.gateway.reading.prompts import is_packed
-from baton.gateway.reading.reader import check_prompt
 from baton.gateway.served_model import ServedModel
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
@@ -125,8 +125,12 @@ class Generator:
         pooling: Pooling | None = None,
         field: str = "prompt",
         parsing: Parsing | None = None,
+        grammar: str = "",
     ) -> Generation:
         """Submits prompts × `params.n` sequences.
+
+        `grammar`: what binds the answers, checked (`grammar/checking.py`); `params.structured_outputs`
+        alone does not.
 
         `pooling`: this is wanted of each prompt, and no tokens (`Sequence.pooled`).  `field`: where the
         prompts stood, for errors.  `drop_output`: only the prompt is of interest.  `patient`: only the end of
@@ -158,7 +162,7 @@ class Generator:
                     field=field,
                     answers=pooling is None,
                 )
-        check_cost(prompts, params, field)
+        check_cost(prompts, params, field, len(grammar))
         count = len(prompts) * params.n
         seed = self._seeds(params, count)
         arrived = time.monotonic() if arrived is None else arrived
@@ -170,6 +174,7 @@ class Generator:
             room=self.served.max_model_len,
             eos_token_ids=self.served.eos_token_ids,
             vocab_size=self.served.vocab_size,
+            grammar=grammar,
         )
         if pooling is not None:
             sampling = Sampling(0, 0.0, pooling=pooling)

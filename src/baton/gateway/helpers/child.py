@@ -139,7 +139,11 @@ def _refused(why: str, job: Job) -> bytes:
         "embedding": "input",
         "rerank": "documents",
         "score": "text_2",
+        "structure": "structured_outputs",
     }.get(job, "prompt")
+    if job == "structure":
+        message = f"{field}: {why}; give a smaller or simpler one"
+        return msgspec.msgpack.encode(Answer(failure=Failure(message, field, "too_costly")))
     if field == "messages":
         why += " with the model's chat template"
     message = f"{field}: {why}; send fewer, or shorter ones"

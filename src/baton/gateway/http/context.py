@@ -21,12 +21,14 @@ from baton.gateway.api.unknown import UnknownFields
 from baton.gateway.errors import BadRequest, ContextTooLong, NotFound
 from baton.gateway.generation.generator import Generator
 from baton.gateway.generation.pausing import Pausing
+from baton.gateway.helpers.grammars import Grammars
 from baton.gateway.helpers.metrics import HelperStats
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.http.bodies import Bodies
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.reading.reader import Found, Job, Reader, Settings, decode_answer
+from baton.gateway.reading.structured import Asked
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import Sharing
 from baton.gateway.text.tokenizer import Tokenizer
@@ -69,6 +71,7 @@ class Gateway:
     _reader: Reader = field(init=False)
     _unknown: UnknownFields = field(default_factory=UnknownFields)
     sharing: Sharing = field(default_factory=Sharing)
+    grammars: Grammars = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics.registry.register(self.bodies)
@@ -87,10 +90,12 @@ class Gateway:
             formats=self.formats,
             judge=self.served.judge,
             encoding=self.tokenizer.encoding.source(),
+            special_names=self.tokenizer.special_names,
         )
         self.helpers = Helpers(settings)
         self.metrics.registry.register(HelperStats(self.helpers, self.served.name))
         self._reader = Reader(settings)
+        self.grammars = Grammars(self.helpers)
 
     def close(self) -> None:
         """Gives up what runs beside the event loop."""
@@ -134,6 +139,11 @@ class Gateway:
             body.end()
         self._unknown.warn(unknown)
         return decoded, found
+
+    async def grammar(self, asked: Asked | None) -> str:
+        """What binds the answers, checked in a helper; "": nothing.  What was checked lately is kept.  Raises
+        `BadRequest`, or what `Helpers.answer` does."""
+        return "" if asked is None else await self.grammars.of(asked)
 
     @property
     def max_body_bytes(self) -> int:

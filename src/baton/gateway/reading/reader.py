@@ -11,7 +11,6 @@ first, wherever the body was read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -37,14 +36,28 @@ from baton.gateway.api.schemas import (
 from baton.gateway.api.tools import Tools
 from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.parsing.choice import Formats
+from baton.gateway.reading.checks import check_ids, check_not_empty, check_prompt, text_too_long
 from baton.gateway.reading.conversations import render_conversation
 from baton.gateway.reading.pooled import inputs_of, pairs_of, prompts_of
+from baton.gateway.reading.structured import Asked
 from baton.gateway.served_model import Judge
 from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError, no_template
 from baton.gateway.text.encoding import LONG_TEXT, MANY_TOKENS, Encoding, Source, TextTooLong
+from baton.grammar.checking import Checker
+from baton.grammar.description import GrammarError
 from baton.protocol.codec import pack_int32, unpack_int32
 
-Job = Literal["completion", "chat", "tokenize", "detokenize", "embedding", "classify", "rerank", "score"]
+Job = Literal[
+    "completion",
+    "chat",
+    "tokenize",
+    "detokenize",
+    "embedding",
+    "classify",
+    "rerank",
+    "score",
+    "structure",
+]
 KINDS: dict[Job, type[msgspec.Struct]] = {
     "completion": CompletionRequest,
     "chat": ChatRequest,
@@ -55,7 +68,8 @@ KINDS: dict[Job, type[msgspec.Struct]] = {
     "rerank": RerankRequest,
     "score": ScoreRequest,
 }
-JOBS: tuple[Job, ...] = tuple(KINDS)
+JOBS: tuple[Job, ...] = (*KINDS, "structure")
+"""`structure`: what an answer must be, and no body of a client's (`structured.py`)."""
 _APART = frozenset(
     {
         "prompt",
@@ -93,6 +107,8 @@ class Settings(msgspec.Struct, frozen=True):
     """How the model writes calls and reasoning."""
     judge: Judge | None = None
     """What the model is asked about pairs of texts; None: nothing, each text is a prompt of its own."""
+    special_names: dict[str, int] = {}
+    """Special tokens: text → id."""
     encoding: Source | None = None
     """How helpers encode texts; None: not at all."""
     cpu_s: float = 3.0
@@ -178,6 +194,7 @@ class Reader:
         self.settings = settings
         self._encoding = encoding
         self._template: ChatTemplate | None = None
+        self._checker: Checker | None = None
 
     def read(self, job: Job, body: bytes) -> tuple[Any, Found, list[str]]:
         """(the body as a struct of `KINDS[job]`, its prompts, unknown names).  Raises `BadRequest`."""
@@ -192,6 +209,8 @@ class Reader:
 
     def answer(self, job: Job, body: bytes) -> bytes:
         """What `read` finds, as an encoded `Answer`.  Never raises for what a client sent."""
+        if job == "structure":
+            return self._check_structure(body)
         try:
             request, found, unknown = self.read(job, body)
         except BadRequest as error:
@@ -204,6 +223,19 @@ class Reader:
             and not isinstance(value, msgspec.Raw)
         }
         return msgspec.msgpack.encode(Answer(msgspec.json.encode(fields), found, unknown))
+
+    def _check_structure(self, body: bytes) -> bytes:
+        """`body`: an encoded `Asked`.  The answer's only text is the grammar."""
+        asked = _ASKED.decode(body)
+        if self._checker is None:
+            self._checker = Checker(self.settings.special_names)
+        try:
+            found = Found(texts=[self._checker.check(asked.structure)])
+        except GrammarError as error:
+            return msgspec.msgpack.encode(
+                Answer(failure=Failure(f"{asked.field}: {error}", asked.field, None))
+            )
+        return msgspec.msgpack.encode(Answer(found=found))
 
     def _find(self, job: Job, request: Any) -> Found:
         match job:
@@ -319,6 +351,14 @@ class Reader:
             raise text_too_long(field, len(text), self.settings.max_model_len)
 
 
+def decode_grammar(data: bytes) -> str:
+    """What a helper made of a description.  Raises `BadRequest`."""
+    answer = _ANSWERS.decode(data)
+    if answer.failure is not None:
+        raise answer.failure.error()
+    return answer.found.texts[0]
+
+
 def decode_answer(job: Job, data: bytes) -> tuple[Any, Found, list[str]]:
     """What a helper's `Reader.read` returned.  Raises `BadRequest`."""
     answer = _ANSWERS.decode(data)
@@ -328,60 +368,7 @@ def decode_answer(job: Job, data: bytes) -> tuple[Any, Found, list[str]]:
 
 
 _ANSWERS = msgspec.msgpack.Decoder(Answer)
+_ASKED = msgspec.msgpack.Decoder(Asked)
 _FIELDS: dict[Job, msgspec.json.Decoder[Any]] = {
     job: msgspec.json.Decoder(kind) for job, kind in KINDS.items()
 }
-
-
-def check_prompt(
-    prompt: Sequence[int],
-    max_model_len: int,
-    vocab_size: int,
-    *,
-    field: str = "prompt",
-    answers: bool = True,
-) -> None:
-    """Raises `BadRequest` for a prompt that is empty, too long, or of ids that the model does not know.
-    `answers`: an answer follows it, which needs room."""
-    check_not_empty(prompt, field)
-    if not answers:
-        check_length(prompt, max_model_len, field)
-    elif len(prompt) >= max_model_len:
-        raise ContextTooLong(
-            max_model_len,
-            f"your prompt resulted in {len(prompt)} tokens, which leaves no room for an answer",
-            f"Please reduce the length of the prompt, to at most {max_model_len - 1} tokens",
-            param="prompt",
-        )
-    check_ids(field, prompt, vocab_size)
-
-
-def check_length(prompt: Sequence[int], max_model_len: int, field: str) -> None:
-    """Of a prompt without an answer.  Raises `BadRequest`."""
-    if len(prompt) > max_model_len:
-        raise ContextTooLong(
-            max_model_len,
-            f"your {field} resulted in {len(prompt)} tokens",
-            f"Please reduce the length of the {field}, or give truncate_prompt_tokens",
-            param=field,
-        )
-
-
-def check_not_empty(prompt: Sequence[int], field: str = "prompt") -> None:
-    if not prompt:
-        raise BadRequest(f"{field}: it is empty; give at least one token", param=field)
-
-
-def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
-    size = vocab_size or 1 << 31
-    if ids and (min(ids) < 0 or max(ids) >= size):
-        raise BadRequest(f"{field}: token ids must be from 0 to {size - 1}", param=field)
-
-
-def text_too_long(field: str, length: int, max_model_len: int) -> BadRequest:
-    return ContextTooLong(
-        max_model_len,
-        f"your {field} of {length} characters cannot fit",
-        f"Please reduce the length of the {field}",
-        param=field,
-    )

@@ -138,6 +138,18 @@ class Tokenizer:
         token = self.special_tokens.get("eos_token")
         return None if token is None else self._backend.token_to_id(token)
 
+    @property
+    def vocab_size(self) -> int:
+        """Added tokens included; the model's may be larger."""
+        size: int = self._backend.get_vocab_size()
+        return max(size, max(self.special_ids, default=-1) + 1)
+
+    @property
+    def special_names(self) -> dict[str, int]:
+        """Special tokens: text → id."""
+        named = ((self._backend.id_to_token(token), token) for token in sorted(self.special_ids))
+        return {text: token for text, token in named if text}
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens (a BOS, say) as the model's tokenizer adds them."""
         return self.encoding.encode(text, add_special_tokens=add_special_tokens)

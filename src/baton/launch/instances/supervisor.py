@@ -48,6 +48,7 @@ from baton.launch.instances.image_server import image_server, loading
 from baton.launch.instances.process import InstanceLaunch
 from baton.launch.instances.runtime_dir import RuntimeDirectory
 from baton.launch.instances.starting import Starter, exit_of
+from baton.launch.instances.vocabulary import write_vocabulary
 from baton.protocol.config import InstanceConfig
 from baton.protocol.rules.proof import SECRET_VARIABLE
 from baton.protocol.rules.silence import Silence
@@ -136,6 +137,14 @@ class Supervisor:
             if self._config.executor == "torch" and self._config.device == "cpu":
                 server = images.enter_context(image_server())
                 self._config = msgspec.structs.replace(self._config, weight_images=server)
+            if self._config.executor == "torch" and self._config.tokenizer:
+                path = directory.path / "vocabulary"
+                self._config = msgspec.structs.replace(self._config, vocabulary=str(path))
+                # (In a thread, while the first incarnation starts.)
+                writing = asyncio.create_task(
+                    write_vocabulary(self._config.tokenizer, path), name="vocabulary"
+                )
+                images.callback(writing.cancel)
             while True:
                 served_s, reason = await self._run_once(directory.path)
                 if self._client.closed:

@@ -41,6 +41,10 @@ class SlotParameters:
     min_p: npt.NDArray[np.float32]
     streams: npt.NDArray[np.uint64]
     """Where the request's random numbers start: `counter_random.stream_starts` of its seed."""
+    masked: npt.NDArray[np.uint8]
+    """1: only tokens of its mask may be chosen."""
+    masks: npt.NDArray[np.uint32]
+    """[num_slots, words]: a bit for each token, the lowest of the first word is token 0."""
 
     @classmethod
     def of_greedy(cls, num_slots: int, vocab_size: int) -> SlotParameters:
@@ -51,6 +55,8 @@ class SlotParameters:
             np.ones(num_slots, np.float64),
             np.zeros(num_slots, np.float32),
             np.zeros(num_slots, np.uint64),
+            np.zeros(num_slots, np.uint8),
+            np.zeros((num_slots, vocab_size // 32 + 1), np.uint32),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from baton.protocol.sampling import TokenLogprobs
 def token_logprobs(logits: Tensor, chosen: Tensor, count: int) -> list[TokenLogprobs]:
     """Raw logits [n, vocab] and chosen tokens [n] → a report for each row, with the `count` best.
 
-    Natural logarithms, in float32.  Among equals the smaller id comes first.
+    Natural logarithms, in float32.  Among equals the smaller id comes first; what cannot be is left out.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     own = logprobs.gather(1, chosen.unsqueeze(1))
@@ -35,6 +37,10 @@ def _best(logprobs: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
         exact = logprobs[ambiguous].sort(dim=-1, descending=True, stable=True)
         values[ambiguous], ids[ambiguous] = exact.values[:, :count], exact.indices[:, :count]
     return [
-        tuple(sorted(zip(row_ids, row_values, strict=True), key=lambda pair: (-pair[1], pair[0])))
+        tuple(sorted(_possible(row_ids, row_values), key=lambda pair: (-pair[1], pair[0])))
         for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True)
     ]
+
+
+def _possible(ids: list[int], values: list[float]) -> list[tuple[int, float]]:
+    return [pair for pair in zip(ids, values, strict=True) if pair[1] > -math.inf]

@@ -39,6 +39,7 @@ Int64Array = npt.NDArray[np.int64]
 _RANDOM = 1
 _EDIT = 2
 _LOGPROBS = 4
+_MASKED = 8
 _MIN_TEMPERATURE = 1e-5
 """Below it a distribution has one token anyway; treated as greedy."""
 _SHORT = 64
@@ -100,13 +101,15 @@ class Sampler:
         if edits is not None:
             flags |= _EDIT
             self._edits[slot] = edits
+        if sampling.constraint is not None:
+            flags |= _MASKED
         if sampling.logprobs is not None:
             flags |= _LOGPROBS
             self._logprobs[slot] = sampling.logprobs
         if sampling.prompt_logprobs is not None:
             self._prompt_logprobs[slot] = sampling.prompt_logprobs
         self._flags[slot] = flags
-        if flags & (_EDIT | _LOGPROBS):
+        if flags & (_EDIT | _LOGPROBS | _MASKED):
             self._special.add(slot)
 
     def release(self, slot: int) -> None:
@@ -117,6 +120,16 @@ class Sampler:
         self._logprobs.pop(slot, None)
         self._prompt_logprobs.pop(slot, None)
 
+    @property
+    def masked(self) -> npt.NDArray[np.uint8]:
+        """[num_slots]: see `SlotParameters`."""
+        return self._have.masked
+
+    @property
+    def masks(self) -> npt.NDArray[np.uint32]:
+        """[num_slots, words]: see `SlotParameters`."""
+        return self._have.masks
+
     def prompt_logprobs_of(self, slot: int) -> int:
         """How many alternatives the slot's request wants for each prompt token."""
         return self._prompt_logprobs.get(slot, 0)
@@ -124,7 +137,8 @@ class Sampler:
     def sample(
         self, logits: Tensor, slots: Int32Array, positions: Int32Array
     ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
-        """Logits [n, vocab] of these slots, of any float type → tokens [n], log-probabilities.
+        """Logits [n, vocab] of these slots, of any float type → tokens [n], log-probabilities.  What is
+        in the `masks` of slots whose requests are constrained has been filled.
 
         `positions`: [n] of the new tokens, that is, how many tokens each request has so far.
         The dictionary has the indices, 0 to n-1, of the rows that asked.
@@ -133,6 +147,8 @@ class Sampler:
             return self._choose(logits, slots, positions), {}
         flags = self._flags[slots]
         wishes = int(np.bitwise_or.reduce(flags)) if len(flags) else 0
+        if wishes & _MASKED:
+            logits = self._masked(logits, slots, flags)
         if wishes & _EDIT:
             tokens = self._choose_edited(logits, slots, positions, flags)
         else:
@@ -155,6 +171,19 @@ class Sampler:
         for edits, token in zip(each, tokens[edited].tolist(), strict=True):
             edits.append(token)
         return tokens
+
+    def _masked(self, logits: Tensor, slots: Int32Array, flags: npt.NDArray[np.uint8]) -> Tensor:
+        """The logits, with -inf for what the masks leave out."""
+        rows = np.flatnonzero(flags & _MASKED)
+        bits = self.masks[slots[rows]].astype("<u4", copy=False).view(np.uint8)
+        allowed = np.unpackbits(bits, axis=1, count=self.vocab_size, bitorder="little").view(np.bool_)
+        out = torch.from_numpy(~allowed).to(logits.device)
+        if len(rows) == len(slots):
+            return logits.masked_fill(out, float("-inf"))
+        changed = logits.clone()
+        chosen = torch.from_numpy(rows).to(logits.device)
+        changed[chosen] = logits[chosen].masked_fill(out, float("-inf"))
+        return changed
 
     def _choose(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Int32Array:
         """Logits [n, vocab] as they are to be sampled from → tokens [n]."""

@@ -15,6 +15,7 @@ from baton.gateway.http.responses import GenerationResponse
 from baton.gateway.parsing.plan import Parsing
 from baton.gateway.reading.prompts import encode
 from baton.gateway.reading.reader import Found
+from baton.gateway.reading.structured import asked_by
 from baton.gateway.rendering.chat import ChatOptions, ChatRenderer
 from baton.gateway.rendering.formats import TokenNames
 from baton.protocol.sampling_params import SamplingParams, make_params
@@ -30,6 +31,7 @@ def chat_routes(gateway: Gateway) -> list[Route]:
         _check(body)
         params = _params(gateway, body)
         gateway.client.check_ready()
+        grammar = await gateway.grammar(asked_by(body))
         (prompt,) = encode(
             found,
             gateway.tokenizer,
@@ -44,6 +46,7 @@ def chat_routes(gateway: Gateway) -> list[Route]:
             patient=not body.stream,
             arrived=arrived,
             parsing=_parsing(gateway, body, found),
+            grammar=grammar,
         )
         shape = ChatOptions(
             model=model,

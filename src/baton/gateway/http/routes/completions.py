@@ -15,6 +15,7 @@ from baton.gateway.generation.generation import SUBMITTED_AT_ONCE
 from baton.gateway.http.context import Gateway, check_room, identity, stream_options
 from baton.gateway.http.responses import GenerationResponse
 from baton.gateway.reading.prompts import encode
+from baton.gateway.reading.structured import asked_by
 from baton.gateway.rendering.completion import CompletionOptions, CompletionRenderer
 from baton.gateway.rendering.formats import TokenNames
 from baton.protocol.sampling_params import SamplingParams, make_params
@@ -30,6 +31,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
         _check(body)
         params = _params(gateway, body)
         gateway.client.check_ready()
+        grammar = await gateway.grammar(asked_by(body))
         prompts = encode(
             found,
             gateway.tokenizer,
@@ -46,6 +48,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
             drop_output=body.max_tokens == 0,
             patient=not body.stream,
             arrived=arrived,
+            grammar=grammar,
         )
         shape = CompletionOptions(
             model=model,

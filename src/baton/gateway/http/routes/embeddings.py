@@ -16,9 +16,10 @@ from baton.gateway.errors import BadRequest
 from baton.gateway.generation.generation import SUBMITTED_AT_ONCE
 from baton.gateway.http.context import Gateway, identity
 from baton.gateway.http.responses import GenerationResponse
+from baton.gateway.reading.checks import check_length, check_not_empty
 from baton.gateway.reading.judging import truncate_question
 from baton.gateway.reading.prompts import encode
-from baton.gateway.reading.reader import Found, check_length, check_not_empty
+from baton.gateway.reading.reader import Found
 from baton.gateway.reading.truncation import Side, truncate
 from baton.gateway.rendering.pooled import ClassifyRenderer, EmbeddingRenderer
 from baton.gateway.served_model import ServedModel, Task

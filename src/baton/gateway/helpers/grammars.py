@@ -1,0 +1,58 @@
+"""Grammars of answers: made and tried in a helper, within its limits, and kept by what was asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+
+import msgspec
+
+from baton.gateway.errors import BadRequest
+from baton.gateway.helpers.pool import Helpers
+from baton.gateway.reading.reader import decode_grammar
+from baton.gateway.reading.structured import Asked
+
+_KEPT_BYTES = 16 << 20
+
+
+class Grammars:
+    """Belongs to one event loop.  What was refused is kept as well, so that it costs its sender a helper
+    once."""
+
+    def __init__(self, helpers: Helpers) -> None:
+        self._helpers = helpers
+        self._kept: OrderedDict[bytes, str | BadRequest] = OrderedDict()
+        self._size = 0
+        self.num_checked = 0
+        """Descriptions that were not known."""
+
+    async def of(self, asked: Asked) -> str:
+        """Raises `BadRequest`, or what `Helpers.answer` does."""
+        encoded = msgspec.msgpack.encode(asked)
+        key = hashlib.sha256(encoded).digest()
+        found = self._kept.get(key)
+        if found is None:
+            self.num_checked += 1
+            answer = await self._helpers.answer("structure", encoded)
+            try:
+                found = decode_grammar(answer)
+            except BadRequest as error:
+                found = error
+            self._keep(key, found)
+        else:
+            self._kept.move_to_end(key)
+        if isinstance(found, BadRequest):
+            raise BadRequest(found.message, param=found.param, code=found.code)
+        return found
+
+    def _keep(self, key: bytes, found: str | BadRequest) -> None:
+        if key not in self._kept:
+            self._size += _size_of(found)
+        self._kept[key] = found
+        while self._size > _KEPT_BYTES:
+            _, old = self._kept.popitem(last=False)
+            self._size -= _size_of(old)
+
+
+def _size_of(found: str | BadRequest) -> int:
+    return 200 + (len(found) if isinstance(found, str) else len(found.message))

@@ -1,0 +1,205 @@
+"""What a request says of the form of its answer: one description, whichever of the fields says it.
+
+`response_format` (OpenAI), `structured_outputs` (vLLM) and the older `guided_…`; at most one of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from baton.gateway.api.formats import ResponseFormat
+from baton.gateway.api.schemas import SamplingFields
+from baton.gateway.errors import BadRequest
+from baton.gateway.text.tokenizer import Tokenizer
+from baton.grammar.checking import Checker
+from baton.grammar.description import (
+    Choice,
+    Content,
+    Grammar,
+    GrammarError,
+    Json,
+    Regex,
+    Structure,
+    Tag,
+    Tagged,
+)
+from baton.grammar.limits import MAX_DESCRIPTION_BYTES
+from baton.protocol.structured_outputs import StructuredOutputs
+
+_KEPT = 256
+_OBJECT = Json({"type": "object"})
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A description, and which field asked for it."""
+
+    structure: Structure
+    field: str
+
+
+class _Frame(msgspec.Struct):
+    begin: str
+    end: str
+    schema: Any = True
+
+
+class _Tags(msgspec.Struct):
+    """vLLM's `structural_tag`."""
+
+    structures: list[_Frame]
+    triggers: list[str]
+    type: str = "structural_tag"
+
+
+def asked_by(request: SamplingFields) -> Asked | None:
+    """None: the answer is free.  Raises `BadRequest`."""
+    fields = [
+        name
+        for name in (
+            "response_format",
+            "structured_outputs",
+            "structural_tag",
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "guided_json_object",
+        )
+        if getattr(request, name) not in (None, False)
+    ]
+    if request.response_format is not None and request.response_format.type == "text":
+        fields.remove("response_format")
+    if not fields:
+        return None
+    if len(fields) > 1:
+        raise BadRequest(f"{fields[1]}: not together with {fields[0]}; give one of them", param=fields[1])
+    field = fields[0]
+    if request.response_format is not None and field == "response_format":
+        return _response_format(request.response_format)
+    if request.structured_outputs is not None and field == "structured_outputs":
+        return asked_for(request.structured_outputs)
+    kind = field.removeprefix("guided_")
+    return asked_for(StructuredOutputs(**{kind: getattr(request, field)}), {kind: field})
+
+
+def asked_for(wanted: StructuredOutputs, names: Mapping[str, str] | None = None) -> Asked:
+    """`names`: what the fields are called where they do not stand in `structured_outputs`.  Raises
+    `BadRequest`."""
+    names = names or {}
+    kinds = wanted.kinds
+    problem = wanted.problem()
+    if problem is not None:
+        field = names.get(kinds[0], "structured_outputs") if kinds else "structured_outputs"
+        raise BadRequest(f"{field}: {problem}", param=field)
+    kind = kinds[0]
+    field = names.get(kind, f"structured_outputs.{kind}")
+    value = getattr(wanted, kind)
+    content: Content
+    match kind:
+        case "json":
+            content = Json(_parsed(field, value))
+        case "json_object":
+            content = _OBJECT
+        case "regex":
+            content = Regex(value)
+        case "choice":
+            content = Choice(list(value))
+        case "grammar":
+            content = Grammar(value)
+        case _:
+            content = _tags(field, _parsed(field, value))
+    return _asked(content, field)
+
+
+def _response_format(wanted: ResponseFormat) -> Asked:
+    match wanted.type:
+        case "json_object":
+            return _asked(_OBJECT, "response_format")
+        case "json_schema":
+            field = "response_format.json_schema"
+            if wanted.json_schema is None:
+                raise BadRequest(f"{field}: it is missing; give an object with name and schema", param=field)
+            field += ".schema"
+            if wanted.json_schema.schema is None:
+                raise BadRequest(f"{field}: it is missing; give a JSON schema", param=field)
+            return _asked(Json(_parsed(field, wanted.json_schema.schema)), field)
+        case "structural_tag":
+            tags = {"structures": wanted.structures, "triggers": wanted.triggers}
+            return _asked(_tags("response_format", tags), "response_format")
+    raise BadRequest(
+        f"response_format.type: {wanted.type!r} must be text, json_object, json_schema or structural_tag",
+        param="response_format.type",
+    )
+
+
+def _asked(content: Content, field: str) -> Asked:
+    size = len(_encoded(field, content))
+    if size > MAX_DESCRIPTION_BYTES:
+        raise BadRequest(
+            f"{field}: of {size} bytes; at most {MAX_DESCRIPTION_BYTES} are possible",
+            param=field,
+            code="too_costly",
+        )
+    return Asked(Structure(content), field)
+
+
+def _encoded(field: str, content: Content) -> bytes:
+    try:
+        return msgspec.msgpack.encode(content)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadRequest(f"{field}: cannot be read as JSON: {error}", param=field) from None
+
+
+def _parsed(field: str, value: Any) -> Any:
+    """Schemas may come as their text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise BadRequest(f"{field}: is not JSON: {error}", param=field) from None
+
+
+def _tags(field: str, value: Any) -> Tagged:
+    if isinstance(value, Mapping) and value.get("format") is not None:
+        raise BadRequest(
+            f"{field}: the form with format is not supported; give structures and triggers", param=field
+        )
+    try:
+        tags = msgspec.convert(value, _Tags)
+    except msgspec.ValidationError as error:
+        raise BadRequest(
+            f"{field}: give structures, each with begin, schema and end, and triggers: {error}", param=field
+        ) from None
+    frames = [Tag(one.begin, Json(_parsed(field, one.schema)), one.end) for one in tags.structures]
+    return Tagged(frames, tags.triggers)
+
+
+class CheckedGrammars:
+    """For Python programs, which check in their own process."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._checker: Checker | None = None
+        self._kept: OrderedDict[bytes, str] = OrderedDict()
+
+    def of(self, wanted: StructuredOutputs) -> str:
+        """Raises `BadRequest`."""
+        asked = asked_for(wanted)
+        key = msgspec.msgpack.encode(asked)
+        found = self._kept.get(key)
+        if found is None:
+            if self._checker is None:
+                self._checker = Checker(self._tokenizer.special_names)
+            try:
+                found = self._checker.check(asked.structure)
+            except GrammarError as error:
+                raise BadRequest(f"{asked.field}: {error}", param=asked.field) from None
+            self._kept[key] = found
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return found

@@ -1,0 +1,62 @@
+"""Tries a description before a request is submitted, as a worker would.
+
+It is compiled with the same limits, for a vocabulary of single bytes: what a grammar allows does not
+depend on the tokens, and what it costs hardly does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from llguidance import LLMatcher, LLTokenizer
+
+from baton.grammar.compiling import compile_structure
+from baton.grammar.description import GrammarError, Structure
+from baton.grammar.limits import parser_limits
+from baton.grammar.vocabulary import matching_tokenizer
+
+_MAX_MESSAGE = 300
+_NOISE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?| 1 \| .*$")
+
+
+class Checker:
+    """For one vocabulary."""
+
+    def __init__(self, special_tokens: Mapping[str, int]) -> None:
+        self._special = dict(special_tokens)
+        self._tokenizer: LLTokenizer | None = None
+
+    def check(self, structure: Structure) -> str:
+        """The grammar, which a worker can follow.  Raises `GrammarError`."""
+        grammar = compile_structure(structure, self._special)
+        tokenizer = self._bytes()
+        limits = parser_limits()
+        _, problems = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=limits)
+        if problems:
+            raise GrammarError(_one_line(problems[0]))
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        mask = matcher.compute_bitmask()
+        message = matcher.get_error()
+        if message and not message.startswith("NoExtension"):
+            raise GrammarError(_one_line(message))
+        if message or not any(mask):
+            raise GrammarError("no text can satisfy it")
+        return grammar
+
+    def _bytes(self) -> LLTokenizer:
+        """Single bytes beside the special tokens."""
+        if self._tokenizer is None:
+            taken = set(self._special.values())
+            size = 256 + len(taken) + max(taken, default=0) + 1
+            tokens = [b""] * size
+            free = (number for number in range(size) if number not in taken)
+            for byte, number in zip(range(256), free, strict=False):
+                tokens[number] = bytes([byte])
+            self._tokenizer = matching_tokenizer(tokens, self._special, size)
+        return self._tokenizer
+
+
+def _one_line(message: str) -> str:
+    """What llguidance says, without what it says of its state and of the grammar that was made."""
+    return _NOISE.sub("", " ".join(message.split("<state>")[0].split()))[:_MAX_MESSAGE]

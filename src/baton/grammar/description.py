@@ -1,0 +1,110 @@
+"""What an answer may be, as data: made by the gateway, compiled in a helper (`compiling.py`).
+
+    Structure(Json({"type": "object"}))                                  the answer is such an object
+    Structure(content, thinking_ends="</think>")                         thoughts first, then the content
+    Structure(Tagged([Tag("<tool_call>", Json(schema), "</tool_call>")], ["<tool_call>"]))
+                                                                         free text, and from a trigger on
+                                                                         a frame
+    Structure(Repeat(Sequence([Text("[CALL]"), Json(schema)])))          one frame or more, and nothing else
+
+Names of special tokens within texts (`Text`, a tag's `begin` and `end`, triggers, `thinking_ends`) mean
+these tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Json(msgspec.Struct, tag="json", frozen=True):
+    """A value that a JSON schema allows."""
+
+    schema: Any
+    """An object, or true."""
+
+
+class Regex(msgspec.Struct, tag="regex", frozen=True):
+    """A text that the expression matches whole."""
+
+    pattern: str
+
+
+class Choice(msgspec.Struct, tag="choice", frozen=True):
+    """One of these texts."""
+
+    texts: list[str]
+
+
+class Grammar(msgspec.Struct, tag="grammar", frozen=True):
+    """A context-free grammar: Lark's notation as llguidance reads it, or llama.cpp's GBNF."""
+
+    source: str
+
+
+class Text(msgspec.Struct, tag="text", frozen=True):
+    """Exactly this."""
+
+    text: str
+
+
+class AnyText(msgspec.Struct, tag="any", frozen=True):
+    """Any text without special tokens, also none."""
+
+
+class Sequence(msgspec.Struct, tag="sequence", frozen=True):
+    """One after the other."""
+
+    parts: list[Content]
+
+
+class Either(msgspec.Struct, tag="either", frozen=True):
+    """One of these."""
+
+    options: list[Content]
+
+
+class Repeat(msgspec.Struct, tag="repeat", frozen=True):
+    """The same again and again, `least` times or more."""
+
+    content: Content
+    least: int = 1
+    most: int | None = None
+    separator: str = ""
+
+
+class Tag(msgspec.Struct, frozen=True):
+    """A frame with content."""
+
+    begin: str
+    content: Content
+    end: str = ""
+
+
+class Tagged(msgspec.Struct, tag="tagged", frozen=True):
+    """Free text; what begins with a trigger is one of the tags, whole."""
+
+    tags: list[Tag]
+    triggers: list[str]
+    """Each tag's `begin` starts with one."""
+    at_least_one: bool = False
+    stop_after_first: bool = False
+    """Nothing follows the first tag."""
+
+
+Content = Json | Regex | Choice | Grammar | Text | AnyText | Sequence | Either | Repeat | Tagged
+
+
+class Structure(msgspec.Struct, frozen=True):
+    """All of an answer."""
+
+    content: Content
+    thinking_ends: str | None = None
+    """The answer begins with thoughts, any text, which this ends; white space may stand before the
+    content."""
+
+
+class GrammarError(ValueError):
+    """What is described cannot be enforced, or is not well formed.  One line, for people; it does not
+    name the field of the request."""

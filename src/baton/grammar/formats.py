@@ -1,0 +1,61 @@
+"""Formats of strings, as expressions: those that llguidance takes more, or less, for than the
+specifications do.
+
+What is left out: names of hosts in Punycode (`xn--…`), whose validity no expression says; leap seconds
+with an offset from UTC other than none.
+"""
+
+from __future__ import annotations
+
+_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[048]|[2468][048]|[13579][26])00)"  # years
+_DATE = (
+    r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    rf"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29)"
+)
+_OFFSET = r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_FRACTION = r"(?:\.[0-9]+)?"
+_TIME = (
+    rf"(?:(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]{_FRACTION}{_OFFSET}"
+    rf"|23:59:60{_FRACTION}(?:[Zz]|[+-]00:00))"
+)
+_ALNUM, _INNER = "[A-Za-z0-9]", "[A-Za-z0-9-]"
+_LABEL = (
+    rf"(?:{_ALNUM}(?:{_INNER}{{0,2}}{_ALNUM})?"
+    rf"|{_ALNUM}{_INNER}(?:{_ALNUM}{_INNER}|-{_ALNUM}){_INNER}{{0,58}}{_ALNUM})"
+)
+_HOST = rf"{_LABEL}(?:\.{_LABEL})*"
+_BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
+_H16 = r"[0-9A-Fa-f]{1,4}"
+_LS32 = rf"(?:{_H16}:{_H16}|{_IPV4})"
+
+
+def _ipv6() -> str:
+    """RFC 3986's."""
+    forms = [rf"(?:{_H16}:){{6}}{_LS32}", rf"::(?:{_H16}:){{5}}{_LS32}"]
+    for before in range(1, 8):
+        head = rf"(?:{_H16}(?::{_H16}){{0,{before - 1}}})?::"
+        after = 5 - before
+        tail = rf"(?:{_H16}:){{{after}}}{_LS32}" if after >= 0 else _H16 if before == 6 else ""
+        forms.append(head + tail)
+    return "(?:" + "|".join(forms) + ")"
+
+
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_QUOTED = r"\"(?:[ !#-\[\]-~]|\\[ -~])*\""
+_EMAIL = (
+    rf"(?:{_ATOM}(?:\.{_ATOM})*|{_QUOTED})@"
+    rf"(?:{_HOST}|\[(?:{_IPV4}|IPv6:{_ipv6()})\])"
+)
+
+FORMATS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}[Tt]{_TIME}$",
+    "hostname": f"^{_HOST}$",
+    "email": f"^{_EMAIL}$",
+    "ipv6": f"^{_ipv6()}$",
+}
+"""Name → an expression for the whole string."""
+KEPT_FORMATS = frozenset({"duration", "ipv4", "uri", "uuid"})
+"""Those that are llguidance's own."""

@@ -1,0 +1,56 @@
+"""`StructuredOutputs`: what an answer must be, as a user asks for it, in vLLM's names.
+
+    SamplingParams(structured_outputs=StructuredOutputs(json={"type": "object"}))
+
+Whether it can be kept is checked where it becomes a grammar (`grammar/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, frozen=True):
+    """Exactly one of these."""
+
+    json: Any = None
+    """A JSON schema: an object, or its text."""
+    regex: str | None = None
+    """What the whole answer matches."""
+    choice: Sequence[str] | None = None
+    """The answers that are possible."""
+    grammar: str | None = None
+    """A context-free grammar in Lark's notation, or in llama.cpp's GBNF."""
+    json_object: bool | None = None
+    """True: any JSON object."""
+    structural_tag: Any = None
+    """Free text in which some frames are constrained: `{"structures": [{"begin", "schema", "end"}],
+    "triggers": […]}`, an object, or its text."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Those that were given."""
+        return tuple(name for name in KINDS if getattr(self, name) not in (None, False))
+
+    def problem(self) -> str | None:
+        """What is wrong with it at first sight."""
+        kinds = self.kinds
+        if len(kinds) != 1:
+            return f"give exactly one of {', '.join(KINDS)}, not {' and '.join(kinds) or 'none'}"
+        value = getattr(self, kinds[0])
+        match kinds[0]:
+            case "regex" | "grammar":
+                fits = isinstance(value, str)
+            case "choice":
+                fits = isinstance(value, Sequence) and not isinstance(value, str)
+                fits = fits and len(value) > 0 and all(isinstance(text, str) for text in value)
+            case "json_object":
+                fits = value is True
+            case _:
+                fits = isinstance(value, str | bool | Mapping)
+        return None if fits else f"{kinds[0]}: {str(value)[:100]!r} is not what it takes"

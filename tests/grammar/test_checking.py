@@ -1,0 +1,195 @@
+"""What can be enforced is compiled and allows what it says; what cannot is refused by its name."""
+
+from __future__ import annotations
+
+import pytest
+from llguidance import LLMatcher
+
+from baton.grammar.checking import Checker
+from baton.grammar.description import (
+    AnyText,
+    Choice,
+    Content,
+    Either,
+    Grammar,
+    GrammarError,
+    Json,
+    Regex,
+    Repeat,
+    Sequence,
+    Structure,
+    Tag,
+    Tagged,
+    Text,
+)
+from baton.grammar.vocabulary import matching_tokenizer
+
+SPECIAL = {"<s>": 256, "</s>": 257, "<|call|>": 258}
+BYTES = matching_tokenizer([bytes([byte]) for byte in range(256)], SPECIAL, 300)
+CHECKER = Checker(SPECIAL)
+CALL = Json(
+    {
+        "type": "object",
+        "properties": {"a": {"type": "null"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+)
+
+
+def takes(content: Content, text: str, thinking_ends: str | None = None) -> bool:
+    """Whether the answer may be this text, in which special tokens are written by their names."""
+    grammar = CHECKER.check(Structure(content, thinking_ends))
+    matcher = LLMatcher(BYTES, grammar, log_level=0)
+    data = text.encode()
+    tokens: list[int] = []
+    while data:
+        special = next((name for name in SPECIAL if data.startswith(name.encode())), None)
+        tokens.append(data[0] if special is None else SPECIAL[special])
+        data = data[1 if special is None else len(special) :]
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("content", "valid", "invalid"),
+    [
+        (Json({"type": "integer"}), ["12", "-3"], ["x", "1.5", " 1", ""]),
+        (Json(True), ["null", '{"a": [1, 2.5]}', '"ü"'], ["nul", "{a: 1}"]),
+        (CALL, ['{"a": null}', '{\n  "a": null\n}', '{"a":null}'], ['{"a":  null}', '{"a": null, "b": 1}']),
+        (Regex(r'a/b\d+"x'), ['a/b12"x'], ["a/b", 'xa/b1"x']),
+        (Regex(""), [""], ["a"]),
+        (Regex("a\nb"), ["a\nb"], ["ab"]),
+        (Choice(['a"b', "ü\n", "😀"]), ['a"b', "ü\n", "😀"], ["a", "ü"]),
+        (Grammar('start: "a" B\nB: /[0-9]+/'), ["a12"], ["a"]),
+        (Grammar('root ::= "a" [0-9]+'), ["a12"], ["a"]),
+        (Text("<s>hi<|call|>"), ["<s>hi<|call|>"], ["hi", "<s>hi"]),
+        (AnyText(), ["", "anything {[\n"], ["<s>"]),
+        (Sequence([Text("x"), Json({"type": "null"})]), ["xnull"], ["x", "null"]),
+        (Either([Text("x"), Grammar('start: "b"')]), ["x", "b"], ["c", "xb"]),
+        (Repeat(CALL, 1, 2, "\n"), ['{"a":null}', '{"a":null}\n{"a":null}'], ["", '{"a":null}{"a":null}']),
+        (Repeat(CALL, 0), ["", '{"a":null}{"a":null}'], ["\n"]),
+    ],
+)
+def test_each_kind_allows_what_it_says(content: Content, valid: list[str], invalid: list[str]):
+    assert [text for text in valid if not takes(content, text)] == []
+    assert [text for text in invalid if takes(content, text)] == []
+    for end in ("</think>", "</s>"):
+        assert [one for one in valid if not takes(content, f"so {{x}} {end}\n\n{one}", end)] == []
+        assert [one for one in invalid if takes(content, f"so {{x}} {end}!{one}", end)] == []
+        assert not takes(content, valid[0] + "never ends", end)
+
+
+def test_a_frame_begins_at_its_trigger():
+    """Text is free until then; from the trigger on it is one of the frames, whole."""
+    tags = [Tag("<call>", CALL, "</call>"), Tag("<call>x", Text("y"), "z")]
+    calls = Tagged(tags, ["<call>"])
+    valid = ["", "hello", "hello <ca", '<call>{"a":null}</call>', 'a<call>{"a":null}</call>b<call>xyz']
+    invalid = ["<call>", "a<call>q", '<call>{"a":null}', "<call>xy", "<call>{}</call>"]
+    assert [text for text in valid if not takes(calls, text)] == []
+    assert [text for text in invalid if takes(calls, text)] == []
+    one = Tagged([Tag("<|call|>f", CALL, "</s>")], ["<|call|>"], at_least_one=True, stop_after_first=True)
+    assert takes(one, 'so <|call|>f{"a":null}</s>')
+    assert not takes(one, "so")
+    assert not takes(one, 'so <|call|>f{"a":null}</s> and more')
+    several = Tagged([Tag("<|call|>f", CALL, "</s>")], ["<|call|>"], at_least_one=True)
+    assert takes(several, 'so <|call|>f{"a":null}</s><|call|>f{"a":null}</s> and more')
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"not": {}}, "not: the keyword not cannot"),
+        ({"type": "array", "items": {"uniqueItems": True}}, "items.uniqueItems: the keyword uniqueItems"),
+        ({"properties": {"a": {"if": {}, "then": {}}}}, "properties.a.if: the keyword if"),
+        ({"$defs": {"a": {"contains": {}}}}, "$defs.a.contains: the keyword contains"),
+        ({"anyOf": [{}, {"propertyNames": {}}]}, "anyOf[1].propertyNames: the keyword propertyNames"),
+        ({"format": "iri"}, "format: the format 'iri' cannot be enforced"),
+        ({"format": 5}, "format: the format '5' cannot"),
+        ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "oneOf"),
+        ({"$ref": "http://elsewhere/x"}, "http://elsewhere/x"),
+        ({"type": "object", "minProperties": 2}, "minProperties above 1"),
+        ({"x-guidance": {"lenient": True}, "type": "null"}, "x-guidance: is reserved"),
+        ({"type": "whatever"}, "Invalid type: whatever"),
+        ({"minimum": "a"}, "minimum"),
+        ({"pattern": "(?=a)"}, r"pattern: (?= is not supported"),
+        ({"pattern": "a|^b"}, "pattern: ^ inside"),
+        ({"pattern": "^a|b$"}, "an anchor beside alternatives"),
+        ({"pattern": "[a&&b]"}, "&& in a class"),
+        ({"pattern": r"\bx"}, "pattern"),
+        ({"pattern": r"(a)\1"}, "pattern"),
+        ({"items": 5}, "items: must be an object"),
+        ("null", "a schema must be an object"),
+        (False, "a schema must be an object"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "Unsatisfiable"),
+        ({"$ref": "#"}, "no text"),
+    ],
+)
+def test_what_cannot_be_kept_is_named(schema: object, named: str):
+    with pytest.raises(GrammarError) as caught:
+        CHECKER.check(Structure(Json(schema)))
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "x-guidance" not in str(caught.value) or "x-guidance" in named
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (Regex("("), "unclosed group"),
+        (Regex("(?=a)b"), "look-around"),
+        (Grammar("start: x"), "unknown name"),
+        (Grammar("root ::= ((("), "GBNF"),
+        (Grammar('start: x\nx[temperature=0.5]: "a"'), "temperature"),
+        (Choice([]), "at least one"),
+        (Tagged([Tag("<a>", CALL, "")], ["<b>"]), "no trigger"),
+        (Tagged([], ["<b>"]), "at least one tag"),
+        (Repeat(CALL, 3, 2), "repetitions"),
+        (Choice([f"text number {i}" * 10 for i in range(10_000)]), "KiB"),
+    ],
+)
+def test_what_is_malformed_is_refused(content: Content, named: str):
+    with pytest.raises(GrammarError) as caught:
+        CHECKER.check(Structure(content))
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("format_", "valid", "invalid"),
+    [
+        ("date", ["2024-02-29", "2000-02-29"], ["2023-02-29", "1900-02-29", "2024-04-31", "24-01-01"]),
+        ("time", ["08:30:06Z", "23:59:60+00:00", "08:30:06.5-08:00"], ["24:00:00Z", "22:59:60Z", "08:30:06"]),
+        ("date-time", ["1963-06-19T08:30:06Z"], ["1963-06-19", "2023-02-29T00:00:00Z"]),
+        ("email", ["a.b@c.de", '"a b"@c.de', "a@[127.0.0.1]"], ["a", "@b", "a..b@c.de"]),
+        ("hostname", ["a.example-b.com", "x"], ["-a", "a_b", "xn--x", "a" * 64, "a." * 127 + "aa"]),
+        ("ipv4", ["127.0.0.1"], ["256.0.0.1", "1.2.3"]),
+        ("ipv6", ["::1", "1::d6:192.168.0.1", "1:2:3:4:5:6:7:8", "::"], ["1::2::3", "12345::", "1:2"]),
+        ("uuid", ["2eb8aa08-aa98-11ea-b4aa-73b441d16380"], ["2eb8aa08"]),
+    ],
+)
+def test_formats(format_: str, valid: list[str], invalid: list[str]):
+    schema = Json({"type": "string", "format": format_})
+
+    def said(text: str) -> str:
+        return '"' + text.replace('"', r"\"") + '"'
+
+    assert [text for text in valid if not takes(schema, said(text))] == []
+    assert [text for text in invalid if takes(schema, said(text))] == []
+    assert takes(Json({"format": format_}), "12")  # (a format is one of strings)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "valid", "invalid"),
+    [
+        ("^a.c$", ["abc", "a\u0085c"], ["a\\rc", "ac", "abcd"]),
+        (r"^\s\S$", ["\ufeffa", " a"], ["\u0085a", "a\ufeff"]),
+        (r"^[\s-]/\/$", ["-//", " //"], ["a//"]),
+        ("b", ["abc", "b"], ["ac"]),
+        ("a|b", ["xxb", "a"], ["x"]),
+        ("^(a|b)$", ["a"], ["ab"]),
+        ("^[[a]$", ["[", "a"], ["b"]),
+    ],
+)
+def test_patterns_mean_what_they_mean_in_javascript(pattern: str, valid: list[str], invalid: list[str]):
+    schema = Json({"type": "string", "pattern": pattern})
+    assert [text for text in valid if not takes(schema, f'"{text}"')] == []
+    assert [text for text in invalid if takes(schema, f'"{text}"')] == []

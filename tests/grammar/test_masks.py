@@ -1,0 +1,197 @@
+"""The matchers of running requests: what they allow, by random choices, with no model."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+
+import jsonschema_rs
+import numpy as np
+import pytest
+from llguidance import LLTokenizer
+
+from baton.grammar.checking import Checker
+from baton.grammar.description import Content, Json, Regex, Structure
+from baton.grammar.masks import Masks
+from baton.grammar.vocabulary import Vocabulary, matching_tokenizer
+from baton.protocol.sampling import Constraint, Stopping
+
+WORDS = ['{"', '":', '", "', '"}', "true", "null", "12", "é", "😀", "a b", "\\n", "},{", "name", "e5", '"']
+TOKENS = [bytes([byte]) for byte in range(256)] + [word.encode() for word in WORDS]
+END, OTHER_END, SPECIAL = 280, 281, {"</s>": 280, "<|end|>": 281, "<|call|>": 282}
+VOCAB = 300
+SLOTS = 4
+SCHEMAS = [
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", None]}},
+        "required": ["b"],
+    },
+    {"type": "array", "items": {"type": "string", "maxLength": 3}, "minItems": 1, "maxItems": 3},
+    {"anyOf": [{"type": "number", "minimum": 0.5, "maximum": 7}, {"const": {"k": [1, "é"]}}]},
+    {
+        "$defs": {"n": {"properties": {"n": {"$ref": "#/$defs/n"}}, "additionalProperties": False}},
+        "$ref": "#/$defs/n",
+    },
+    {"type": "string", "pattern": "^[a-c]{2,4}$"},
+]
+
+
+@cache
+def tokenizer() -> LLTokenizer:
+    return matching_tokenizer(TOKENS, SPECIAL, VOCAB)
+
+
+class Site:
+    """Masks of some slots, and who chooses."""
+
+    def __init__(self, *, threads: int = 1, beside: bool = False) -> None:
+        self.bits = np.zeros((SLOTS, VOCAB // 32 + 1), np.uint32)
+        self.masked = np.zeros(SLOTS, np.uint8)
+        self.masks = Masks(tokenizer, self.bits, self.masked, VOCAB, threads=threads, beside=beside)
+
+    def admit(self, slot: int, content: Content, generated: list[int] = [], **more) -> None:  # noqa: B006
+        constraint = Constraint(Checker(SPECIAL).check(Structure(content)), **more)
+        stopping = Stopping(100, stop_token_ids=(END, OTHER_END))
+        self.masks.admit(slot, np.array(generated, np.int32), constraint, stopping)
+
+    def allowed(self, slots: list[int]) -> list[list[int]]:
+        """What may come next, for each."""
+        self.masks.begin(np.array(slots, np.int32))
+        assert self.masks.failures() == {}
+        bits = np.unpackbits(self.bits.view(np.uint8), axis=1, bitorder="little")
+        return [np.flatnonzero(bits[slot]).tolist() for slot in slots]
+
+    def choose(self, slots: list[int], tokens: list[int]) -> None:
+        self.masks.chosen(np.array(slots, np.int32), np.array(tokens, np.int32))
+
+
+def text_of(tokens: list[int]) -> str:
+    return b"".join(TOKENS[token] for token in tokens if token < len(TOKENS)).decode()
+
+
+def walk(site: Site, slot: int, choices: random.Random, tokens: list[int], most: int) -> bool:
+    """Goes on with `tokens` until the end, or until there are `most`.  Returns whether it ended."""
+    while len(tokens) < most:
+        (allowed,) = site.allowed([slot])
+        token = choices.choice(allowed) if END not in allowed or choices.random() < 0.7 else END
+        site.choose([slot], [token])
+        tokens.append(token)
+        if token in (END, OTHER_END):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+@pytest.mark.parametrize(("threads", "beside"), [(1, False), (2, True)])
+def test_what_ends_is_valid_also_after_it_was_interrupted(schema, threads, beside):
+    """An answer that is cut anywhere and goes on elsewhere, from its tokens, is the same."""
+    valid = jsonschema_rs.validator_for(schema)
+    ended = 0
+    for seed in range(12):
+        whole: list[int] = []
+        site = Site(threads=threads, beside=beside)
+        site.admit(1, Json(schema))
+        if not walk(site, 1, random.Random(seed), whole, 120):
+            continue
+        ended += 1
+        assert valid.is_valid(json.loads(text_of(whole))), text_of(whole)
+        site.masks.close()
+        choices, parts = random.Random(seed), []
+        for cut in sorted({len(whole) // 3, len(whole) // 2, len(whole)}):
+            site = Site(threads=threads, beside=beside)
+            site.admit(2, Json(schema), parts)
+            walk(site, 2, choices, parts, cut)
+            site.masks.close()
+        assert parts == whole
+    assert ended >= 3
+
+
+def test_rows_do_not_see_each_other():
+    together, alone = Site(threads=2), Site()
+    contents = [Json({"type": "null"}), Regex("[ab]+"), Json({"type": "boolean"})]
+    for slot, content in enumerate(contents):
+        together.admit(slot, content)
+    found = together.allowed([2, 0, 1])
+    for slot, allowed in zip([2, 0, 1], found, strict=True):
+        alone.admit(3, contents[slot])
+        assert alone.allowed([3]) == [allowed]
+    assert together.masked.tolist() == [1, 1, 1, 0]
+    together.masks.release(0)
+    assert together.masked.tolist() == [0, 1, 1, 0]
+    assert together.masks.any
+
+
+def test_the_end_comes_where_the_grammar_accepts():
+    """Each of the request's end tokens, and no other special one."""
+    site = Site()
+    site.admit(0, Regex("a?b"))
+    a, b = ord("a"), ord("b")
+    assert site.allowed([0]) == [[a, b]]
+    site.choose([0], [a])
+    assert site.allowed([0]) == [[b]]
+    site.choose([0], [b])
+    assert site.allowed([0]) == [[END, OTHER_END]]
+
+
+def test_ignore_eos_and_min_tokens_end_it_only_where_nothing_else_may_follow():
+    site = Site()
+    a = ord("a")
+    site.admit(0, Regex("a{1,3}"), goes_on=True)
+    site.admit(1, Regex("a{1,3}"), min_tokens=2)
+    site.admit(2, Regex("a"), min_tokens=5)
+    for free in ([[a], [a], [a]], [[a], [a], [END, OTHER_END]]):
+        assert site.allowed([0, 1, 2]) == free
+        site.choose([0, 1, 2], [a, a, a])
+        site.masks.release(2) if free[2] != [a] else None
+    assert site.allowed([0, 1]) == [[a], [a, END, OTHER_END]]
+    site.choose([0, 1], [a, a])
+    assert site.allowed([0, 1]) == [[END, OTHER_END], [END, OTHER_END]]
+
+
+def test_a_matcher_that_fails_fails_alone():
+    site = Site()
+    site.masks.admit(0, np.array([], np.int32), Constraint("no grammar at all {"), Stopping(9))
+    site.admit(1, Regex("ab"))
+    site.admit(2, Regex("ab"), [ord("b")])  # its tokens are not the grammar's
+    site.masks.admit(
+        3, np.array([], np.int32), Constraint(Checker({}).check(Structure(Regex("")))), Stopping(9)
+    )
+    site.masks.begin(np.arange(4, dtype=np.int32))
+    failures = site.masks.failures()
+    assert sorted(failures) == [0, 2, 3]  # (the last one: nothing may follow, and nothing ends it)
+    assert all(why.startswith("structured_outputs: ") and "\n" not in why for why in failures.values())
+    assert np.unpackbits(site.bits[1].view(np.uint8)).sum() == 1
+
+
+def test_a_vocabulary_that_cannot_be_had_fails_the_requests_that_need_it():
+    def none() -> LLTokenizer:
+        raise OSError("it was not written")
+
+    site = Site()
+    site.masks = Masks(none, site.bits, site.masked, VOCAB, threads=1, beside=False)
+    site.admit(0, Regex("ab"))
+    site.masks.begin(np.array([0], np.int32))
+    assert "it was not written" in site.masks.failures()[0]
+
+
+def test_equal_grammars_are_compiled_once():
+    calls = 0
+
+    def counted() -> LLTokenizer:
+        nonlocal calls
+        calls += 1
+        return tokenizer()
+
+    site = Site()
+    site.masks = Masks(counted, site.bits, site.masked, VOCAB, threads=1, beside=False)
+    for slot in range(SLOTS):
+        site.admit(slot, Regex("ab"))
+    assert len(site.allowed([0, 1, 2, 3])) == SLOTS
+    assert calls == 1
+
+
+def test_a_vocabulary_travels():
+    vocabulary = Vocabulary(TOKENS, SPECIAL)
+    assert Vocabulary.decode(vocabulary.encode()) == vocabulary
