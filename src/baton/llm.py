@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
@@ -54,6 +53,7 @@ from baton.launch.background import Background
 from baton.launch.options import EngineOptions
 from baton.launch.plan import ServerPlan, make_plan
 from baton.launch.progress import Progress
+from baton.observe.logs import log_somewhere
 from baton.protocol.pooling import SCORES, Pooling, unpack_vector
 from baton.protocol.sampling_params import NO_TOKENS, SamplingParams, make_params
 from baton.protocol.structured_outputs import StructuredOutputs
@@ -94,7 +94,7 @@ class LLM:
         chosen = choose_arguments({"model": model, **given})
         with chosen.spelled():
             plan = make_plan(chosen.options)
-        _log_somewhere(chosen.options.log_level)
+        log_somewhere(chosen.options.log_level)
         for remark in chosen.remarks:
             log.warning("%s", remark)
         self._begin(plan)
@@ -397,14 +397,3 @@ class LLM:
                     generation.close()
 
         return self._background.call(everything())
-
-
-def _log_somewhere(level: str) -> None:
-    """Warnings of Baton go to stderr if the program has no opinion on logging; else nothing is touched."""
-    logger = logging.getLogger("baton")
-    if logger.hasHandlers():
-        return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s llm      %(message)s", "%H:%M:%S"))
-    logger.addHandler(handler)
-    logger.setLevel(level.upper())

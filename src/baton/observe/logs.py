@@ -74,3 +74,14 @@ def configure_logging(level: str, who: str) -> None:
     root.setLevel(level.upper())
     for noisy in ("httpx", "httpcore", "urllib3", "filelock", "torch"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+
+
+def log_somewhere(level: str) -> None:
+    """Warnings of Baton go to stderr if the program has no opinion on logging; else nothing is touched."""
+    logger = logging.getLogger("baton")
+    if logger.hasHandlers():
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s llm      %(message)s", "%H:%M:%S"))
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
