@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from baton.executor.torch_executor import TorchExecutor
 from baton.model.decoder.mixture import Mixture
 from baton.model.description.model import MlpConfig, MoeConfig
+from baton.model.layers.grouped import GroupedProduct
 from baton.model.ops.routing import route
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import config_for, prompt_of, same_in_a_crowd
 from tests.model.checkpoints import make_checkpoint
+from tests.model.reading.test_quantized_models import make as make_quantized
 
 EXPERT = MlpConfig(8)
 
@@ -118,6 +120,18 @@ def test_experts_come_from_an_image_as_they_were_packed(
     assert answer(second) == expected
     first.close()
     second.close()
+
+
+def test_the_head_of_a_quantized_checkpoint_is_quantized_if_asked(tmp_path: Path) -> None:
+    make_quantized(tmp_path, "compressed-tensors", "qwen3-moe")
+    products = []
+    for flags in ({}, {"quantize_head": 8}):
+        executor = TorchExecutor.from_config(config_for(tmp_path, **flags), 0, "")
+        products.append(isinstance(executor._model.head.product, GroupedProduct))
+        assert isinstance(executor._model.layers[0].mlp.experts[0].down.product, GroupedProduct)
+        assert len(answer(executor)) == 16
+        executor.close()
+    assert products == [False, True]
 
 
 def test_both_names_of_ernies_bias_and_tensors_of_more_tokens(

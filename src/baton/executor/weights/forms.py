@@ -40,8 +40,9 @@ def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
     if config.device != "cpu":
         return {}  # they are expanded
     group = config.quantization_group_size
-    if group is None:
+    if group is None and (config.quantize_head == 16 or config.quantization is not None):
         return {"groups": model.quantization is not None}
+    group = group or _LARGE_GROUP  # of the head alone
     grouping = None if config.quantization is None else Grouping(_BITS[config.quantization], group)
     if grouping is not None:
         size = config.tensor_parallel_size
@@ -72,4 +73,5 @@ def form_told(config: InstanceConfig, model: AnyDecoder) -> str:
         finer = f"v in {_FINER_BITS} bits, " if config.quantization == "int4" else ""
         return f"{config.quantization} in groups of {config.quantization_group_size}, {finer}{head}"
     quantized = model.config.quantization
-    return model.weights if quantized is None else f"{quantized.method}, {model.weights}"
+    told = model.weights if quantized is None else f"{quantized.method}, {model.weights}"
+    return told if config.quantize_head == 16 else f"{told}, head in {config.quantize_head} bits"
