@@ -21,6 +21,7 @@ from baton.model.weights.grouped import Grouped, InGroups, joined
 from tests.executor.test_torch_parity import same_in_a_crowd
 from tests.model.architectures.test_program import BLOCK, check_same, make, outcome
 from tests.model.checkpoints import make_checkpoint
+from tests.model.quantized_checkpoints import rewrite_gpt_oss
 
 pytestmark = pytest.mark.skipif(not serves(native(), torch.float32), reason="no native products here")
 DTYPES = ["float32", "bfloat16"]
@@ -136,5 +137,17 @@ def test_rows_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen3")
     with weights_in_groups():
         executor = make(tmp_path, "bfloat16", None)
+    same_in_a_crowd(executor)
+    executor.close()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gpt_oss_in_mxfp4(dtype: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "gpt-oss", dtype=getattr(torch, dtype))
+    rewrite_gpt_oss(tmp_path)
+    executor = make(tmp_path, dtype, None)
+    products = [expert.product for block in executor._model.layers for expert in block.mlp.gate_up]
+    assert all(isinstance(product, NativeGroupedProduct) for product in products)
+    check_same(executor)
     same_in_a_crowd(executor)
     executor.close()
