@@ -122,7 +122,7 @@ def test_a_length_beyond_the_file_costs_nothing(whole: Path) -> None:
     refusal(whole)
 
 
-@pytest.mark.parametrize("kind", ["IQ4_XS", "TQ1_0", "Q2_K", "Q3_K", "MXFP4", "IQ4_NL"])
+@pytest.mark.parametrize("kind", ["IQ4_XS", "TQ1_0", "Q2_K", "Q3_K", "NVFP4", "IQ4_NL"])
 def test_types_that_are_not_served_are_named(tmp_path: Path, kind: str) -> None:
     def change(writer: GGUFWriter) -> None:
         number = GGMLQuantizationType[kind]

@@ -35,6 +35,7 @@ _VERSIONS: Final = (2, 3)
 BLOCKS: Final = {
     "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22),
     "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "MXFP4": (32, 17),
 }  # fmt: skip
 """By type: elements and bytes of a block.  All that are served."""
 FLOATS: Final = ("F32", "F16", "BF16")

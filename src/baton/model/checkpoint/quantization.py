@@ -22,7 +22,7 @@ Layout = Literal["packed", "int", "awq", "gptq", "mxfp4", "gguf"]
 SERVED: Final = (
     "compressed-tensors (pack-quantized and int-quantized in 4 or 8 bits), AWQ (gemm), GPTQ in 4 or 8 bits, "
     "MXFP4 (experts of gpt-oss), "
-    "GGUF (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, F16, BF16, F32)"
+    "GGUF (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4, F16, BF16, F32)"
 )
 _GROUPS: Final = (32, 64, 128)
 _BITS: Final = (4, 8)

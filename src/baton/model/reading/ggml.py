@@ -9,6 +9,7 @@ groups of 32 inputs, each with a scale and a zero point:
   minimum m each; w = d s code - dmin m.
 * Q6_K: 256 inputs have a float16 d and sixteen groups of *16* inputs with eight bits of scale each;
   w = d s (code - 32).
+* MXFP4: a byte e for 32 of its numbers; w = 2^(e - 127) x.
 
 Codes of 5 and 6 bits become bytes.  Where a scale is zero but the minimum is not, all weights of a group are
 that minimum, which becomes the scale.  Minimum / scale is rounded to float32: 1e-7 of the minimum.
@@ -36,10 +37,22 @@ from baton.model.weights.grouped import Grouped
 GROUP: Final = 32
 EXACT: Final = frozenset(BLOCKS) - {"Q6_K"}
 """Types that need not be rounded."""
-BITS: Final = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 8, "Q5_1": 8, "Q5_K": 8, "Q6_K": 8, "Q8_0": 8}
+BITS: Final = {
+    "Q4_0": 4,
+    "Q4_1": 4,
+    "Q4_K": 4,
+    "Q5_0": 8,
+    "Q5_1": 8,
+    "Q5_K": 8,
+    "Q6_K": 8,
+    "Q8_0": 8,
+    "MXFP4": 4,
+}
 """Of a code in the end."""
 _FLOATS: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CACHED_ELEMENTS: Final = 1 << 16
+_E8M0_NAN: Final = 255
+"""Of MXFP4's scales."""
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -77,13 +90,16 @@ def decoded(kind: str, memory: Tensor, shape: tuple[int, int]) -> tuple[Grouped,
         for _ in pool.map(compute, _slices(out_features, in_features)):
             pass
     wrong, total = (sum(pair[place] for pair in errors) for place in (0, 1))
-    return Grouped(codes, scales, zeros, GROUP, BITS[kind]), (wrong / total) ** 0.5 if total else 0.0
+    found = Grouped(codes, scales, zeros, GROUP, BITS[kind], e2m1=kind == "MXFP4")
+    return found, (wrong / total) ** 0.5 if total else 0.0
 
 
 def scales_finite(kind: str, memory: Tensor) -> bool:
     """Whether all scales and minima of a tensor's bytes [n] are numbers."""
-    places = _SCALES_AT[kind]
     blocks = memory.numpy().reshape(-1, BLOCKS[kind][1])
+    if kind == "MXFP4":
+        return not bool((blocks[:, 0] == _E8M0_NAN).any())
+    places = _SCALES_AT[kind]
     some = 1 << 16
     return all(
         bool(np.isfinite(_half(blocks[first : first + some], place)).all())
@@ -145,6 +161,13 @@ def _q5_1(blocks: Bytes) -> Parts:
 
 def _q8_0(blocks: Bytes) -> Parts:
     return _symmetric(blocks[:, 2:] ^ np.uint8(128), _half(blocks, 0), 128)
+
+
+def _mxfp4(blocks: Bytes) -> Parts:
+    exponents = blocks[:, 0].astype(np.int32)
+    scales = np.ldexp(np.float32(1), exponents - 127)
+    scales[exponents == _E8M0_NAN] = np.nan
+    return _nibbles(blocks[:, 1:]), scales[:, None], np.zeros((len(blocks), 1), np.float32)
 
 
 def _six_bits(blocks: Bytes) -> tuple[Floats, Floats]:
@@ -217,7 +240,7 @@ def _q6_k(blocks: Bytes, errors: list[tuple[float, float]] | None = None) -> Par
 
 _READERS: Final[dict[str, Callable[[Bytes], Parts]]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
+    "Q6_K": _q6_k, "MXFP4": _mxfp4,
 }  # fmt: skip
 _SCALES_AT: Final = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
