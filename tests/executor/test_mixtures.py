@@ -157,6 +157,8 @@ def test_each_expert_counts_its_tokens(ernie: Path) -> None:
     before = [mixture.tokens.clone() for mixture in mixtures]
     answer(executor)
     counts = [mixture.tokens - counted for mixture, counted in zip(mixtures, before, strict=True)]
-    assert [int(count.sum()) for count in counts] == [(40 + 15) * 6] * 2
+    first, last = (int(count.sum()) for count in counts)
+    assert first == (40 + 15) * 6
+    assert last in (first, 16 * 6), "of the last layer a native step computes only what is looked at"
     assert all(int((count > 0).sum()) > 6 for count in counts)
     executor.close()
