@@ -72,7 +72,7 @@ class PoolingDriver(Driver):
             del self.executor.execute
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama2"])
+@pytest.fixture(scope="module", params=["qwen3", "llama2", "stablelm"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     directory = tmp_path_factory.mktemp(request.param)
     model = make_checkpoint(directory, request.param)

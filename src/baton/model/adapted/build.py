@@ -39,6 +39,7 @@ class Built:
     names: TensorNames
 
 
+@torch.inference_mode(False)  # (which would hide what operations are made of)
 def build(config: ModelConfig, name: str, longest: int) -> Built:
     """`longest`: context that is served, in tokens.  Raises `UnsupportedModel`."""
     model = _instance(config, name)

@@ -10,6 +10,7 @@ Other than in our decoder, hidden states are those after the last norm.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from baton.model.adapted.build import Built, build, is_turned
 from baton.model.adapted.layers import Kept, PackedHead, PackedLinear, PackedTable, WholeMatrix, in_our_memory
-from baton.model.adapted.steady import steadied
+from baton.model.adapted.steady import make_steady, steadied
 from baton.model.attention import AttentionBackend, AttentionStep
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.layers.layers import Layer, Module, VocabParallelEmbedding
@@ -48,10 +49,10 @@ class AdaptedDecoder(Module):
         self._put_in(built)
         for number, (module, _) in enumerate(built.probe.attention):
             window = config.window_of(number, max_model_len)
-            object.__setattr__(module, "_baton", (self, number, window))
+            object.__setattr__(module, "_baton", (weakref.ref(self), number, window))
         for module in built.probe.unsteady:
             if module is not model:
-                module.forward = steadied(module.forward)
+                make_steady(module)
         self._given = _Given()
         self._head = _head_of(model, decoder, self._given, model in built.probe.unsteady)
         self._decoder = decoder
@@ -188,9 +189,10 @@ class _Given(nn.Module):
 
     hidden: Tensor
 
-    def __init__(self) -> None:
-        super().__init__()
-        object.__setattr__(self, "decoder", self)
+    @property
+    def decoder(self) -> _Given:
+        """As some classes call it."""
+        return self
 
     def forward(self, *_: Any, **__: Any) -> Any:
         return _GivenOutput(last_hidden_state=self.hidden)

@@ -20,7 +20,7 @@ def attend(
     class says was seen by the probe."""
     whose: Any = module._baton
     decoder, layer, window = whose
-    return decoder.attend(layer, query, key, value, window), None
+    return decoder().attend(layer, query, key, value, window), None
 
 
 def register() -> None:

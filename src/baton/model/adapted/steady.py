@@ -7,12 +7,13 @@ long as whole vectors for each thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 FUNCTIONS = frozenset(
@@ -24,7 +25,9 @@ _CALLED = FUNCTIONS | {f"{name}_" for name in FUNCTIONS} | {"__pow__", "__ipow__
 _VECTOR = 64
 """Elements; a multiple of all that PyTorch takes at once."""
 _GRAIN = 32_768
-"""Elements from which on PyTorch has several threads compute."""
+"""Elements that are a thread's share at least."""
+_MANY = 20_000
+"""Of more, some functions give each thread a share."""
 
 
 class Steady(TorchFunctionMode):
@@ -55,6 +58,21 @@ def steadied(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def make_steady(module: nn.Module) -> None:
+    """From now on it computes so.
+
+    By another class: a forward of its own would refer to the module, and such a circle keeps the weights in
+    it until the garbage collector comes.
+    """
+    kind: Any = type(module)
+    module.__class__ = _steady_class(kind)
+
+
+@cache
+def _steady_class(kind: Any) -> Any:
+    return type(kind.__name__, (kind,), {"forward": steadied(kind.forward), "__module__": kind.__module__})
+
+
 def _matters(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.device.type == "cpu"
 
@@ -72,7 +90,8 @@ def _length(count: int, threads: int) -> int:
     """At least `count`: whole vectors for each of the threads that compute so many."""
     length = max(count, 1)
     while True:
-        share = _VECTOR * min(threads, -(-length // _GRAIN))
+        several = threads if length > _MANY else 1
+        share = _VECTOR * math.lcm(several, min(threads, -(-length // _GRAIN)))
         rounded = -(-length // share) * share
         if rounded == length:
             return length

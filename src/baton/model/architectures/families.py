@@ -111,6 +111,16 @@ def check_known(raw: Mapping[str, Any], name: str, file: str) -> None:
     if reason := why_refused(raw):
         what = f"is a {names[0][:60]!r}" if names else f"names no architecture in its {file}"
         raise UnsupportedModel(f"{name!r} {what}, which Baton does not serve: it {reason}; {_served()}")
+    if names:
+        _check_adapted(raw, name, names[0])
+
+
+def _check_adapted(raw: Mapping[str, Any], name: str, architecture: str) -> None:
+    if reason := why_not_adapted(raw, architecture):
+        raise UnsupportedModel(
+            f"{name!r} is a {architecture[:60]!r}, which Baton does not serve: it is no family of Baton's, "
+            f"and {reason}"
+        )
 
 
 def family_of(
@@ -126,12 +136,12 @@ def family_of(
     check_known(raw, name, file)
     if not names:
         raise UnsupportedModel(f"{name!r} names no architecture in its {file}; {_served()}")
-    refused = f"{name!r} is a {names[0][:60]!r}, which Baton does not serve"
     if asked == "baton":
         reason = ": it has mixtures of experts" if _MIXTURES.search(names[0]) else ""
-        raise UnsupportedModel(f"{refused}{reason}; {_served()}")
-    if reason := why_not_adapted(raw, names[0]):
-        raise UnsupportedModel(f"{refused}: it is no family of Baton's, and {reason}")
+        raise UnsupportedModel(
+            f"{name!r} is a {names[0][:60]!r}, which Baton does not serve{reason}; {_served()}"
+        )
+    _check_adapted(raw, name, names[0])
     return adapted_family(names[0]), "transformers"
 
 
