@@ -7,6 +7,7 @@ for the K types: for these, blocks are made here, of random codes and of scales 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,18 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Ernie4_5ForCausalLM": "ernie4_5",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "GraniteForCausalLM": "granite",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo2",
+    "Glm4ForCausalLM": "glm4",
 }
+PAIRED = ("llama", "smollm3", "granite")
+PLUS_ONE = ("gemma", "gemma2", "gemma3")
 K_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Bytes of a block where there is a float16"""
 Kinds = Callable[[str], str]
@@ -85,26 +97,32 @@ def write_gguf(
     config = json.loads((directory / "config.json").read_text())
     arch = ARCHITECTURES[config["architectures"][0]]
     writer = GGUFWriter(path, arch)
-    _describe(writer, config)
+    _describe(writer, config, arch)
     if tokenizer:
         add_tokenizer(writer, directory)
     if change is not None:
         change(writer)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config["num_hidden_layers"])
+    shift = 1.0 if arch in PLUS_ONE else 0.0
     found: dict[str, Tensor] = {}
     for number, (name, tensor) in enumerate(sorted(load_file(directory / "model.safetensors").items())):
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
         weight = tensor.float().numpy()
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
-        turned = arch == "llama" and ("q_proj" in name or "k_proj" in name)
+        turned = arch in PAIRED and ("q_proj" in name or "k_proj" in name)
         if turned:
             weight = permuted(weight, heads)
+        if name.endswith("norm.weight"):
+            weight = weight + np.float32(shift)
         kind = kind_of(theirs) if weight.ndim == 2 else "F32"
         data = quantized(weight, kind, number)
         writer.add_tensor(theirs, data, raw_dtype=GGMLQuantizationType[kind])
         exact = dequantized(data, kind).reshape(weight.shape)
-        found[name] = torch.from_numpy(np.ascontiguousarray(unpermuted(exact, heads) if turned else exact))
+        exact = unpermuted(exact, heads) if turned else exact
+        if name.endswith("norm.weight"):
+            exact = exact - np.float32(shift)
+        found[name] = torch.from_numpy(np.ascontiguousarray(exact))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -112,31 +130,64 @@ def write_gguf(
     return found
 
 
-def _describe(writer: Any, config: dict[str, Any]) -> None:
+def _describe(writer: Any, config: dict[str, Any], arch: str) -> None:
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10_000.0)}
+    local = rope.get("sliding_attention")
+    rope = rope.get("full_attention", rope)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if arch != "phi3" or config.get("head_dim"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
+    share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    writer.add_rope_dimension_count(int(head_dim * share))
+    kind = rope.get("rope_type", "default")
     if window := config.get("sliding_window"):
         writer.add_sliding_window(window)
-    kind = rope.get("rope_type", "default")
+    elif arch == "phi3":
+        writer.add_sliding_window(0)
+    if arch == "gemma3" and local["rope_theta"] != 10_000.0:
+        writer.add_float32("gemma3.rope.freq_base_swa", local["rope_theta"])
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if arch == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if arch == "olmo2" and window:
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(rope["factor"])
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if kind == "longrope":
+        _add_longrope(writer, config, rope)
     if kind == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, head_dim))
+
+
+def _add_longrope(writer: Any, config: dict[str, Any], rope: dict[str, Any]) -> None:
+    original = rope.get("original_max_position_embeddings") or config["original_max_position_embeddings"]
+    scale = config["max_position_embeddings"] / original
+    writer.add_rope_scaling_orig_ctx_len(original)
+    writer.add_rope_scaling_attn_factors(
+        math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    )
+    for name in ("long", "short"):
+        factors = np.array(rope[f"{name}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{name}.weight", factors)
 
 
 def _llama3_factors(rope: dict[str, Any], head_dim: int) -> np.ndarray:

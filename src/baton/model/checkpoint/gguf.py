@@ -14,6 +14,7 @@ it: `LoadError` for what is damaged, `UnsupportedModel` for what is not served.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import re
@@ -57,6 +58,7 @@ _NUMBERS: Final = {
 }  # fmt: skip
 _LENGTH: Final = _NUMBERS[10]
 _MAX_DIMENSIONS: Final = 4
+_MAX_FLOATS: Final = 1 << 13
 _MAX_NAME: Final = 1 << 16
 _MAX_SHARDS: Final = 10_000
 _SHARD: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf\Z", re.IGNORECASE)
@@ -116,6 +118,29 @@ class GgufFile:
             if tensor.kind not in FLOATS:
                 sizes[tensor.kind] = sizes.get(tensor.kind, 0) + prod(tensor.shape)
         return sorted(sizes, key=sizes.__getitem__, reverse=True)
+
+    def floats(self, name: str, count: int) -> list[float]:
+        """The numbers of a tensor, which is a part of the configuration.  Raises `LoadError` if it has not so
+        many, and for what is no positive number."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise LoadError(f"{str(self.path)!r}: no tensor {name!r} in the file")
+        if tensor.shape != (count,) or tensor.kind != "F32" or count > _MAX_FLOATS:
+            raise LoadError(
+                f"{str(tensor.path)!r}: tensor {name!r} is {list(tensor.shape)} in {tensor.kind}, not "
+                f"[{count}] in F32"
+            )
+        try:
+            with tensor.path.open("rb") as opened:
+                opened.seek(tensor.offset)
+                found = list(struct.unpack(f"<{count}f", opened.read(tensor.nbytes)))
+        except (OSError, struct.error) as error:
+            raise LoadError(f"{str(tensor.path)!r} cannot be read: {error}") from None
+        if not all(math.isfinite(number) and number > 0 for number in found):
+            raise LoadError(
+                f"{str(tensor.path)!r}: tensor {name!r} holds NaN, infinity, or no positive number"
+            )
+        return found
 
     def strings(self, key: str) -> list[str]:
         """A list of strings; empty if there is none.  Raises `LoadError`."""

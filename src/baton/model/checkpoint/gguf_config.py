@@ -11,63 +11,45 @@ from __future__ import annotations
 
 import math
 import re
-import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.gguf import FLOATS, GgufFile, read_gguf
+from baton.model.checkpoint.gguf_families import GGUF_FAMILIES, GgufFamily, check_window
 from baton.model.checkpoint.quantization import Quantization, Scheme
 from baton.model.description.fields import MAX_CONTEXT, Fields
 
 SOURCE: Final = "its metadata"
 """What errors call the place of a wrong value."""
-ARCHITECTURES: Final = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "ernie4_5": "Ernie4_5ForCausalLM",
-}
-"""By `general.architecture`.  Mistral's models are called llama there."""
 ROPE_FACTORS: Final = "rope_freqs.weight"
 _DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_MAX_FREQUENCIES: Final = 1 << 13
 _ENDS: Final = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> _<EOT> "
     "<|end_of_text|> <end_of_utterance>".split()
 )
 """Tokens that end an answer, whatever the metadata calls the end, as in llama.cpp."""
 _CONTROL: Final = 3
-_NAMES: Final = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_THEIRS: Final = {theirs: ours for ours, theirs in _NAMES.items()}
 _OURS: Final = re.compile(r"(?:model\.layers\.(?P<layer>\d+)\.)?(?P<module>.+)\.(?P<last>weight|bias)\Z")
 _BLOCK: Final = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<last>weight|bias)\Z")
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, family: GgufFamily) -> str:
     """Of a tensor that transformers calls `name`."""
-    return _renamed(name, _OURS, _NAMES, "blk")
+    return _renamed(name, _OURS, family.names, "blk")
 
 
-def usual_name(name: str) -> str:
-    """How transformers calls a tensor of a GGUF file; `name` itself if it has none there."""
-    return _renamed(name, _BLOCK, _THEIRS, "model.layers")
+def usual_names(names: Iterable[str], family: GgufFamily) -> dict[str, str]:
+    """How transformers calls tensors of a GGUF file, by their names there; the same, of one that it does not
+    have."""
+    theirs = {theirs: ours for ours, theirs in family.names.items()}
+    return {name: _renamed(name, _BLOCK, theirs, "model.layers") for name in names}
+
+
+def family_of_file(file: GgufFile) -> GgufFamily | None:
+    kind = file.metadata.get("general.architecture")
+    return GGUF_FAMILIES.get(kind) if isinstance(kind, str) else None
 
 
 def _renamed(name: str, pattern: re.Pattern[str], modules: Mapping[str, str], layers: str) -> str:
@@ -86,8 +68,8 @@ def read_config(path: Path) -> tuple[dict[str, Any], Quantization | None]:
     file = read_gguf(path)
     fields = Fields(file.metadata, str(path), SOURCE)
     kind = fields.text("general.architecture") or ""
-    if kind not in ARCHITECTURES:
-        raise fields.refused(f"is a {kind[:60]!r}; of GGUF Baton serves: {', '.join(ARCHITECTURES)}")
+    if kind not in GGUF_FAMILIES:
+        raise fields.refused(f"is a {kind[:60]!r}; of GGUF Baton serves: {', '.join(GGUF_FAMILIES)}")
     return _config(file, fields, kind), _quantization(file)
 
 
@@ -134,13 +116,18 @@ def _config(file: GgufFile, fields: Fields, kind: str) -> dict[str, Any]:
     if key("attention.key_length") not in fields and hidden % heads:
         raise fields.refused(f"embedding_length {hidden} is no multiple of its {heads} heads")
     head_dim = fields.integer(key("attention.key_length"), max(1, hidden // heads))
-    for name in ("attention.value_length", "rope.dimension_count"):
-        found = fields.integer(key(name), head_dim, least=0)
+    family = GGUF_FAMILIES[kind]
+    rotated = fields.integer(key("rope.dimension_count"), head_dim, least=0)
+    for name, found in (
+        ("attention.value_length", fields.integer(key("attention.value_length"), head_dim)),
+        ("rope.dimension_count", head_dim if family.partial and rotated < head_dim else rotated),
+    ):
         if found != head_dim:
             raise fields.refused(f"{key(name)} {found}, with heads of {head_dim}: not served")
+    check_window(fields, kind)
     biased = "blk.0.attn_q.bias" in file.tensors
-    return {
-        "architectures": [_architecture(fields, kind)],
+    config: dict[str, Any] = {
+        "architectures": [family.architecture],
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "intermediate_size": fields.integer(key("feed_forward_length")),
@@ -152,7 +139,7 @@ def _config(file: GgufFile, fields: Fields, kind: str) -> dict[str, Any]:
         "rms_norm_eps": fields.number(key("attention.layer_norm_rms_epsilon"), more_than=0),
         "rope_parameters": _rope(file, fields, kind, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "sliding_window": _window(fields, kind),
+        "partial_rotary_factor": rotated / head_dim if family.partial else None,
         "attention_bias": biased,
         "use_bias": biased,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
@@ -160,17 +147,7 @@ def _config(file: GgufFile, fields: Fields, kind: str) -> dict[str, Any]:
         "eos_token_id": fields.any("tokenizer.ggml.eos_token_id"),
         "torch_dtype": _dtype(file),
     }
-
-
-def _architecture(fields: Fields, kind: str) -> str:
-    return "MistralForCausalLM" if kind == "llama" and _window(fields, kind) else ARCHITECTURES[kind]
-
-
-def _window(fields: Fields, kind: str) -> int | None:
-    window = fields.integer(f"{kind}.attention.sliding_window", 0, least=0, most=MAX_CONTEXT)
-    if window and kind != "llama":
-        raise fields.refused(f"{kind}.attention.sliding_window {window}: not served for this architecture")
-    return window or None
+    return config | family.more(file, fields, kind, config)
 
 
 def _rope(file: GgufFile, fields: Fields, kind: str, head_dim: int) -> dict[str, Any]:
@@ -186,11 +163,11 @@ def _rope(file: GgufFile, fields: Fields, kind: str, head_dim: int) -> dict[str,
     if scaling == "linear" or (scaling == "none" and old != 1):
         found |= {"rope_type": "linear", "factor": fields.number(f"{inside}factor", old, more_than=0)}
     elif scaling == "yarn":
-        if (
-            fields.number(f"{inside}attn_factor", 1.0) != 1
-            or fields.number(f"{inside}yarn_attn_factor", 1.0) != 1
-        ):
+        factor = fields.number(f"{inside}attn_factor", 1.0)
+        if (factor != 1 and kind != "olmo2") or fields.number(f"{inside}yarn_attn_factor", 1.0) != 1:
             raise fields.refused(f"{inside}attn_factor: not served")
+        if factor != 1:
+            found["attention_factor"] = factor  # (as config.json has it, which the converter copies)
         found |= {
             "rope_type": "yarn",
             "factor": fields.number(f"{inside}factor", more_than=0),
@@ -204,29 +181,7 @@ def _rope(file: GgufFile, fields: Fields, kind: str, head_dim: int) -> dict[str,
         return found
     if found["rope_type"] != "default":
         raise fields.refused(f"{ROPE_FACTORS} beside {inside}type {scaling}: not served")
-    return found | {"rope_type": "factors", "factors": _factors(file, head_dim)}
-
-
-def _factors(file: GgufFile, head_dim: int) -> list[float]:
-    """By what each frequency is divided."""
-    tensor = file.tensors[ROPE_FACTORS]
-    count = head_dim // 2
-    if tensor.shape != (count,) or tensor.kind != "F32" or count > _MAX_FREQUENCIES:
-        raise LoadError(
-            f"{str(tensor.path)!r}: tensor {ROPE_FACTORS!r} is {list(tensor.shape)} in {tensor.kind}, not "
-            f"[{count}] in F32"
-        )
-    try:
-        with tensor.path.open("rb") as opened:
-            opened.seek(tensor.offset)
-            found = list(struct.unpack(f"<{count}f", opened.read(tensor.nbytes)))
-    except (OSError, struct.error) as error:
-        raise LoadError(f"{str(tensor.path)!r} cannot be read: {error}") from None
-    if not all(math.isfinite(factor) and factor > 0 for factor in found):
-        raise LoadError(
-            f"{str(tensor.path)!r}: tensor {ROPE_FACTORS!r} holds NaN, infinity, or no positive number"
-        )
-    return found
+    return found | {"rope_type": "factors", "factors": file.floats(ROPE_FACTORS, head_dim // 2)}
 
 
 def _dtype(file: GgufFile) -> str:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.gguf import BLOCKS, FLOATS, GgufTensor, read_gguf
-from baton.model.checkpoint.gguf_config import ROPE_FACTORS, gguf_name, usual_name
+from baton.model.checkpoint.gguf_config import ROPE_FACTORS, family_of_file, gguf_name, usual_names
+from baton.model.checkpoint.gguf_families import LONG_FACTORS, SHORT_FACTORS, GgufFamily
 from baton.model.reading.ggml import decoded, plain, scales_finite
 from baton.model.weights.grouped import Grouped
 from baton.model.weights.rows import pairs_to_halves
@@ -24,8 +25,9 @@ _TURNED = ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")
 class GgufSource:
     """Open until its `with` ends.  Raises `LoadError` if a file cannot be opened.
 
-    Tensors go by the names that transformers gives them.  llama.cpp has the rows of Llama's q and k in pairs
-    (2i, 2i+1) for its rotation; they come out in halves.
+    Tensors go by the names that transformers gives them.  llama.cpp has the rows of Llama's q and k, and of
+    some of its kin, in pairs (2i, 2i+1) for its rotation; they come out in halves.  Gemma's norms have the 1
+    that they add; they come out without it.
     """
 
     described_by = "the file's metadata"
@@ -33,10 +35,12 @@ class GgufSource:
     def __init__(self, path: Path, head_dim: int) -> None:
         file = read_gguf(path)
         self._path = path
-        self._tensors = {usual_name(name): tensor for name, tensor in file.tensors.items()}
-        self._tensors.pop(ROPE_FACTORS, None)  # a part of the configuration
+        self._family = family_of_file(file) or GgufFamily("")
+        usual = usual_names(file.tensors, self._family)
+        self._tensors = {usual[name]: tensor for name, tensor in file.tensors.items()}
+        for name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS):  # parts of the configuration
+            self._tensors.pop(name, None)
         self._head_dim = head_dim
-        self._paired = file.metadata.get("general.architecture") == "llama"
         self._memory: dict[Path, Tensor] = {}
         self.rounded: dict[str, float] = {}
         """Relative errors (root mean square) of what was read and could not be held exactly."""
@@ -65,7 +69,7 @@ class GgufSource:
         """
         tensor = self._tensors.get(source)
         if tensor is None:
-            return {source}, [gguf_name(source)]
+            return {source}, [gguf_name(source, self._family)]
         if tensor.shape != shape:
             raise LoadError(
                 f"{str(tensor.path)!r}: tensor {tensor.name!r} has shape {list(tensor.shape)}, "
@@ -88,12 +92,15 @@ class GgufSource:
         try:
             part = self._rows(tensor, source, rows)
             if (
-                self._paired
+                self._family.paired
                 and ".self_attn." in source
                 and ".o_proj." not in source
                 and ".v_proj." not in source
             ):
                 part = self._unpaired(part)
+            if self._family.plus_one and source.endswith("norm.weight"):
+                assert isinstance(part, Tensor)
+                part = part.float() - 1.0
             if dim == 0:
                 return part
             return part.columns(start, stop) if isinstance(part, Grouped) else part[:, start:stop]
