@@ -222,6 +222,8 @@ def main() -> None:
         once = ("embedding", "product head", "sampling", "prepare attention", REST)
         for name, values in sorted(spent.items(), key=lambda item: -statistics.median(item[1])):
             median = statistics.median(values)
+            if not max(values):
+                continue  # the model has no such operation
             limit = sum(lowest.values()) if name == "whole step" else lowest.get(name)
             table.row(
                 name,

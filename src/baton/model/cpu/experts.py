@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ MOST_CHOSEN = 64
 """Experts of a token, at most: `kMostChosen` of native/experts.h."""
 _SCORES = ("softmax", "sigmoid", "chosen_softmax")
 _STAGES = 5
+_ROOM = threading.local()
 
 
 class RouterTwin(ctypes.Structure):
@@ -217,10 +219,18 @@ class NativeExperts:
         )
         needed = ctypes.c_int64()
         self._bytes(ctypes.addressof(call), ctypes.addressof(needed))
-        room = torch.empty(needed.value + 64, dtype=torch.uint8)
-        call.room = room.data_ptr()
+        call.room = _room(needed.value).data_ptr()
         self._mix(ctypes.addressof(call), 0, _STAGES)
         return y
+
+
+def _room(size: int) -> Tensor:
+    """For a call of this thread; the next call has the same.  Anew for each, it would be mapped each time."""
+    found: Tensor | None = getattr(_ROOM, "memory", None)
+    if found is None or len(found) < size:
+        _ROOM.memory = None  # the old one goes before the new one comes
+        found = _ROOM.memory = torch.empty(size, dtype=torch.uint8)
+    return found
 
 
 @dataclass(frozen=True)
