@@ -67,6 +67,9 @@ def takes(content: Content, text: str, thinking_ends: str | None = None) -> bool
         (Sequence([Text("x"), Json({"type": "null"})]), ["xnull"], ["x", "null"]),
         (Either([Text("x"), Grammar('start: "b"')]), ["x", "b"], ["c", "xb"]),
         (Repeat(CALL, 1, 2, "\n"), ['{"a":null}', '{"a":null}\n{"a":null}'], ["", '{"a":null}{"a":null}']),
+        (Repeat(CALL, 1, 1, "x"), ['{"a":null}'], ["", '{"a":null}x{"a":null}']),
+        (Repeat(CALL, 0, 1, "x"), ["", '{"a":null}'], ['{"a":null}x{"a":null}']),
+        (Repeat(CALL, 0, 0), [""], ['{"a":null}']),
         (Repeat(CALL, 0), ["", '{"a":null}{"a":null}'], ["\n"]),
     ],
 )

@@ -150,6 +150,10 @@ class _Compiler:
         if not 0 <= least <= (_MAX_REPEATS if most is None else most) or (most or 1) > _MAX_REPEATS:
             raise GrammarError(f"repetitions must be from 0 to {_MAX_REPEATS}")
         content = self._rule(self.content(repeat.content))
+        if most == 0 or (most == 1 and least == 1):
+            return content if most else '""'
+        if most == 1:
+            return f"{content}?"
         if not repeat.separator:
             return f"{content}{{{least},{'' if most is None else most}}}"
         again = self._rule(f"{self.literal(repeat.separator)} {content}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.sampling import native_kernel
 from baton.model.sampling.sampler import Sampler
-from baton.protocol.sampling import LogitBias, Sampling, Stopping
+from baton.protocol.sampling import Constraint, LogitBias, Sampling, Stopping
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there is no native library")
 EVERY_BUILD = pytest.mark.parametrize("build", instruction_sets())
@@ -116,3 +116,63 @@ def test_edited_rows_and_bfloat16(build: str) -> None:
     tokens = draw(make(build, vocab, ROWS), logits, wishes)  # type: ignore[arg-type]
     assert tokens.tolist() == [11 if row % 2 else best[row] for row in range(ROWS)]
     assert torch.equal(logits, before)
+
+
+@EVERY_BUILD
+def test_masks(build: str) -> None:
+    """As if the logits of what a mask leaves out were -inf, for every wish; rows beside it are free."""
+    vocab = 5003
+    logits = random_logits(vocab, 2.0)
+    chosen = np.random.default_rng(5)
+    for density in (0.5, 0.02, 1.0):
+        allowed = chosen.random((ROWS, vocab)) < density
+        allowed[:, 1024:3072] &= chosen.random((ROWS, 1)) < 0.5  # whole chunks are left out
+        allowed[:, 4100] = True
+        allowed[::5] = True
+        allowed[3] = False
+        allowed[3, [7, 5002]] = True
+        for wish in WISHES:
+            for rows in (logits, logits.bfloat16()):
+                masked = rows.masked_fill(torch.from_numpy(~allowed), float("-inf"))
+                expected = draw(make(build, vocab, ROWS), masked, [wish])
+                for form in (build, "torch"):
+                    sampler = make(form, vocab, ROWS)
+                    found = draw_masked(sampler, rows, wish, allowed)
+                    assert allowed[np.arange(ROWS), found].all()
+                    if form == build:
+                        assert found.tolist() == expected.tolist(), (wish, density)
+
+
+def draw_masked(sampler: Sampler, logits: Tensor, wish: dict[str, float], allowed: np.ndarray) -> np.ndarray:
+    """Every fifth row is free."""
+    vocab = sampler.vocab_size
+    for slot in range(len(logits)):
+        constraint = Constraint("any") if slot % 5 else None
+        wanted = Sampling(seed=slot * 977, constraint=constraint, **wish)  # type: ignore[arg-type]
+        sampler.admit(slot, np.array([1, 2], np.int32), 2, wanted, Stopping(9))
+        sampler.masked[slot] = constraint is not None
+        bits = np.packbits(allowed[slot], bitorder="little")
+        row = np.zeros(4 * (vocab // 32 + 1), np.uint8)
+        row[: len(bits)] = bits
+        sampler.masks[slot] = row.view(np.uint32) if slot % 5 else 0
+    slots = np.arange(len(logits), dtype=np.int32)
+    tokens, _ = sampler.sample(logits, slots, np.full(len(logits), 7, np.int32))
+    return tokens
+
+
+@EVERY_BUILD
+def test_log_probabilities_are_of_what_a_mask_allows(build: str) -> None:
+    logits = random_logits(100, 1.0)[:2]
+    for form in (build, "torch"):
+        sampler = make(form, 100, 2)
+        for slot, constraint in ((0, Constraint("any")), (1, None)):
+            wanted = Sampling(seed=1, logprobs=5, constraint=constraint)
+            sampler.admit(slot, np.array([1], np.int32), 1, wanted, Stopping(9))
+        sampler.masked[0] = 1
+        sampler.masks[0, 1] = 0b1010  # 33 and 35
+        tokens, found = sampler.sample(logits, np.arange(2, dtype=np.int32), np.full(2, 7, np.int32))
+        best = logits[0, [33, 35]].log_softmax(-1).tolist()
+        assert tokens[0] in (33, 35)
+        assert dict(found[0].top) == pytest.approx({33: best[0], 35: best[1]}, abs=1e-5)
+        assert len(found[1].top) == 5
+        assert found[1].top[0][1] == pytest.approx(logits[1].log_softmax(-1).max().item(), abs=1e-5)

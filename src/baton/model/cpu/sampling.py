@@ -84,6 +84,8 @@ class KernelSampling:
             parameters.top_p,
             parameters.min_p,
             parameters.streams,
+            parameters.masked,
+            parameters.masks,
         )
         self._columns = (ctypes.c_void_p * len(columns))(*(column.ctypes.data for column in columns))
         # Arguments and result have a fixed place: to ask for an array's address takes a microsecond.

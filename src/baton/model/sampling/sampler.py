@@ -147,13 +147,18 @@ class Sampler:
             return self._choose(logits, slots, positions), {}
         flags = self._flags[slots]
         wishes = int(np.bitwise_or.reduce(flags)) if len(flags) else 0
+        masked = logits
         if wishes & _MASKED:
-            logits = self._masked(logits, slots, flags)
+            applies = self._kernel is not None and self._kernel.takes(logits)  # the masks, by itself
+            if not applies or (flags & (_MASKED | _LOGPROBS) == _MASKED | _LOGPROBS).any():
+                masked = self._masked(logits, slots, flags)
+            if not applies:
+                logits = masked
         if wishes & _EDIT:
             tokens = self._choose_edited(logits, slots, positions, flags)
         else:
             tokens = self._choose(logits, slots, positions)
-        return tokens, self._report(logits, slots, tokens, flags) if wishes & _LOGPROBS else {}
+        return tokens, self._report(masked, slots, tokens, flags) if wishes & _LOGPROBS else {}
 
     def _choose_edited(
         self, logits: Tensor, slots: Int32Array, positions: Int32Array, flags: npt.NDArray[np.uint8]

@@ -13,6 +13,9 @@
 //                      and mass of what lies above each, then again between two of them, until what lies
 //                      between is so little that it is sorted
 //
+// A row may have a mask, a bit for each token: what it leaves out is as -inf.  Where 32 neighbours are left out, as is
+// most often the case, their logits are not read.
+//
 // Sums over the vocabulary are in float64, in an order that the row alone decides, and rows share nothing.  So a
 // row's token does not depend on the batch, on the number of threads, or on where the row lies in memory.
 //
@@ -64,16 +67,18 @@ struct Scratch {
 template <class Logit>
 struct Row {
     const Logit* logits;
+    const uint32_t* mask;  // null: all
     int64_t size, chunks;
     Scratch scratch;
     float max_logit, temperature;
 
-    Row(const Logit* row, int64_t vocab, const Scratch& memory)
-        : logits(row), size(vocab), chunks((vocab + kChunk - 1) / kChunk), scratch(memory), temperature(1) {
+    Row(const Logit* row, const uint32_t* allowed, int64_t vocab, const Scratch& memory)
+        : logits(row), mask(allowed), size(vocab), chunks((vocab + kChunk - 1) / kChunk), scratch(memory),
+          temperature(1) {
         F most = splat(kNothing);
         alignas(64) float buffer[kChunk];
         for (int64_t c = 0; c < chunks; ++c) {
-            const bool whole = size - c * kChunk >= kChunk;
+            const bool whole = size - c * kChunk >= kChunk && !mask;
             if (!whole) read(c, buffer);
             most = max(most, whole ? find_maxima(c, logits + c * kChunk) : find_maxima(c, buffer));
         }
@@ -115,10 +120,13 @@ struct Row {
         return draw(wishes.uniform * total);
     }
 
-    // Chunk `c` as float32; what lies past the end of the row is -inf.
+    bool allows(int64_t id) const { return !mask || (mask[id >> 5] >> (id & 31) & 1); }
+
+    // Chunk `c` as float32; what lies past the end of the row is -inf, and what its mask leaves out.
     void read(int64_t c, float* out) const {
         const Logit* from = logits + c * kChunk;
         const int64_t count = size - c * kChunk;
+        if (mask) return read_masked(from, mask + c * (kChunk / 32), count < kChunk ? count : kChunk, out);
         if (count >= kChunk) {
             for (int i = 0; i < kChunk; i += kLanes) store(out + i, load(from + i));
             return;
@@ -126,11 +134,26 @@ struct Row {
         for (int i = 0; i < kChunk; ++i) out[i] = i < count ? get(from + i) : kNothing;
     }
 
+    static void read_masked(const Logit* from, const uint32_t* words, int64_t count, float* out) {
+        for (int i = 0; i < kChunk; i += 32) {
+            const uint32_t word = i < count ? words[i / 32] : 0;
+            if (word == 0xFFFFFFFF && i + 32 <= count) {
+                for (int j = i; j < i + 32; j += kLanes) store(out + j, load(from + j));
+                continue;
+            }
+            for (int j = 0; j < 32; j += kLanes) store(out + i + j, splat(kNothing));
+            for (uint32_t left = word; left; left &= left - 1) {
+                const int j = i + __builtin_ctz(left);
+                if (j < count) out[j] = get(from + j);
+            }
+        }
+    }
+
     int64_t argmax() const {
         for (int64_t b = 0; b < chunks * kBlocks; ++b) {
             if (scratch.maxima[b] != max_logit) continue;
             for (int64_t i = b * kBlock; i < size; ++i) {
-                if (get(logits + i) == max_logit) return i;
+                if (get(logits + i) == max_logit && allows(i)) return i;
             }
         }
         return 0;
@@ -155,7 +178,7 @@ struct Row {
             const int64_t end = (b + 1) * kBlock < size ? (b + 1) * kBlock : size;
             for (int64_t i = b * kBlock; i < end; ++i) {
                 const float logit = get(logits + i);
-                if (logit >= least) ranks[count++] = Rank::of(logit, i);
+                if (logit >= least && allows(i)) ranks[count++] = Rank::of(logit, i);
             }
         }
         if (count > k) {
@@ -362,6 +385,8 @@ struct SlotParameters {
     const double* top_p;
     const float* min_p;
     const uint64_t* streams;
+    const uint8_t* masked;
+    const uint32_t* masks;  // [slots, vocab / 32 + 1]
 };
 
 template <class Logit>
@@ -378,7 +403,8 @@ void sample(const Logit* logits, int64_t rows, int64_t vocab, int64_t stride, co
             const int32_t slot = slots[row];
             const Wishes wishes = {slots_have.temperature[slot], slots_have.top_k[slot], slots_have.top_p[slot],
                                    slots_have.min_p[slot], uniform(slots_have.streams[slot], (uint64_t)positions[row])};
-            Row<Logit> one(logits + row * stride, vocab, Scratch(scratch + thread * scratch_bytes, chunks));
+            const uint32_t* mask = slots_have.masked[slot] ? slots_have.masks + slot * (vocab / 32 + 1) : nullptr;
+            Row<Logit> one(logits + row * stride, mask, vocab, Scratch(scratch + thread * scratch_bytes, chunks));
             tokens[row] = (int32_t)one.sample(wishes);
         }
     });
