@@ -16,7 +16,7 @@ JOBS ?= 2
 KILLS ?= 0
 NATIVE := hatch_build.py $(wildcard src/baton/model/cpu/native/*)
 
-.PHONY: serve test lint types imports pytest soak soak-server soak-cuts wheel check-wheel install install-dev clean
+.PHONY: serve test lint types imports pytest soak soak-server soak-cuts clients wheel check-wheel install install-dev clean
 
 serve: $(VENV)/.installed
 	$(BIN)/baton serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
@@ -49,6 +49,12 @@ soak: $(VENV)/.installed
 soak-server: $(VENV)/.installed-dev
 	mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --kills $(KILLS) --out benchmarks/results/soak.json
+
+# Frameworks of agents against a server (tests/clients), in an environment of their own: they are many packages.
+clients: $(VENV)/.installed-dev
+	test -d $(VENV)-clients || $(PYTHON) -m venv $(VENV)-clients
+	$(VENV)-clients/bin/pip install -q -c constraints.txt -e '.[dev,clients]'
+	$(VENV)-clients/bin/pytest -q tests/clients
 
 # CUTS random prompts on all backends, cut at random, with prefix hits, preemptions and hand-overs: the same bits?
 soak-cuts: $(VENV)/.installed-dev

@@ -39,6 +39,14 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+STRICT_UNKEPT = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "strict": True,
+        "parameters": {"type": "object", "properties": {"a": {"type": "array", "unevaluatedItems": False}}},
+    },
+}
 TIME = {"type": "function", "function": {"name": "time"}}
 USER = [{"role": "user", "content": "hello"}]
 ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris, é😀"}}\n</tool_call>'
@@ -220,7 +228,7 @@ def test_a_prompt_that_opens_or_closes_the_region(server: GatewayServer, tokeniz
 
 def test_an_answer_that_is_cut_off(server: GatewayServer, tokenizer: Tokenizer) -> None:
     ids = answer_with(server, tokenizer, ONE, end=None)
-    for count in range(1, len(ids) + 1):
+    for count in (1, 2, 4, 7, 12, 20, len(ids) - 1, len(ids)):
         choice = ask(server, max_tokens=count).choices[0]
         found = put_together(list(ask(server, max_tokens=count, stream=True)))
         assert choice.finish_reason == "length"
@@ -268,9 +276,8 @@ def test_none_hides_the_tools(server: GatewayServer, tokenizer: Tokenizer) -> No
             {"tool_choice": {"type": "function", "function": {"name": "other"}}},
             "tool_choice: there is no tool 'oth",
         ),
-        ({"tool_choice": "required"}, "tool_choice: only 'auto' and 'none' are served yet"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, r"tools\[0\].function.name: 'a b'"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools: strict"),
+        ({"tools": [STRICT_UNKEPT]}, "unevaluatedItems"),
         ({"tools": [WEATHER, WEATHER]}, "'weather' is there more than once"),
     ],
 )
@@ -319,3 +326,43 @@ def test_the_program_of_the_document(
     exec(program.replace("http://127.0.0.1:8000", server.url).replace("MODEL", "tiny"), {})
     assert capsys.readouterr().out == "It is sunny.\n"
     assert "<|start|>tool\nSunny in Paris.<|end|>" in asked[1]
+
+
+def grammar_of(server: GatewayServer) -> str:
+    """What bound the last request's answer."""
+    constraint = server.engine.submits[-1].sampling.constraint
+    return "" if constraint is None else constraint.grammar
+
+
+def test_demanded_and_strict_calls_are_bound(server: GatewayServer) -> None:
+    ask(server, max_tokens=1)
+    assert grammar_of(server) == ""
+    ask(server, max_tokens=1, tool_choice="required")
+    assert "weather" in grammar_of(server)
+    assert "time" in grammar_of(server)
+    ask(server, max_tokens=1, tool_choice={"type": "function", "function": {"name": "weather"}})
+    assert "weather" in grammar_of(server)
+    assert "time" not in grammar_of(server)
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    ask(server, max_tokens=1, tools=[strict])
+    assert "weather" in grammar_of(server)
+    ask(server, max_tokens=1, tools=[strict], tool_choice="none")
+    assert grammar_of(server) == ""
+
+
+def test_a_schema_that_cannot_be_kept_binds_where_it_must(server: GatewayServer) -> None:
+    """A call is demanded all the same, of any object; strict schemas are refused instead."""
+    loose = {"type": "function", "function": {**STRICT_UNKEPT["function"], "strict": False}}
+    ask(server, max_tokens=1, tools=[loose], tool_choice="required")
+    assert "arguments" in grammar_of(server)
+    assert "unevaluatedItems" not in grammar_of(server)
+
+
+def test_a_form_of_the_answer_beside_tools_and_thoughts(server: GatewayServer) -> None:
+    schema = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    ask(server, max_tokens=1, response_format=form)
+    assert all(word in grammar_of(server) for word in ("weather", "answer"))
+    ask(server, max_tokens=1, response_format=form, tools=openai.omit)
+    assert "weather" not in grammar_of(server)
+    assert "answer" in grammar_of(server)

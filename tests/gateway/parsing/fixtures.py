@@ -88,6 +88,8 @@ def framed(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
             return "; ".join(one.replace('"arguments"', '"parameters"', 1) for one in objects)
         case "mistral":
             return "[TOOL_CALLS][" + ", ".join(objects) + "]"
+        case "mistral_v11":
+            return "".join(f"[TOOL_CALLS]{tool}[ARGS]{dump(arguments)}" for tool, arguments in calls)
         case "deepseek_v3":
             return _deepseek(f"function<｜tool▁sep｜>{t}\n```json\n{dump(a)}\n```" for t, a in calls)
         case "deepseek_v31":

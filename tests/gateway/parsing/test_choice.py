@@ -22,6 +22,7 @@ QWEN = "{% if tools %}<tools>{{ tools }}</tools> <tool_call>\n{}</tool_call>{% e
         ("{{ tools }}<｜tool▁calls▁begin｜>…\n```json\n", "deepseek_v3", ""),
         ("{{ tools }}<｜tool▁calls▁begin｜>…<｜tool▁sep｜></think>", "deepseek_v31", "qwen3"),
         ("{{ tools }}[TOOL_CALLS][THINK]", "mistral", "mistral"),
+        ("{{ tools }}[TOOL_CALLS]f[ARGS]{}", "mistral_v11", ""),
         ("{{ tools }}<|start|>assistant<|channel|>final<|message|>", "openai", "openai_gptoss"),
         ("{{ tools }}<|python_tag|>", "llama3_json", ""),
         ("{{ tools }}[func_name1(params_name1=params_value1)]", "pythonic", ""),

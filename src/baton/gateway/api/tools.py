@@ -13,8 +13,9 @@ from baton.gateway.errors import BadRequest
 MAX_TOOLS = 1024
 """Of one request."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}\Z")
-_MAX_DEPTH = 8
+_MAX_DEPTH = 4
 """Of a parameter's schema, where its types are looked for."""
+_MAX_CHOICES = 16
 
 
 class Tools(msgspec.Struct, array_like=True, frozen=True):
@@ -28,6 +29,8 @@ class Tools(msgspec.Struct, array_like=True, frozen=True):
     named: bool = False
     strict: list[str] = []
     """Names of those whose arguments must follow their schema."""
+    schemas: bytes = b"{}"
+    """Of those whose arguments are bound: name → schema, as JSON."""
 
     @property
     def wanted(self) -> bool:
@@ -55,7 +58,22 @@ def read_tools(tools: object, choice: object = None) -> Tools:
         function["name"]: found for function in functions if (found := _types_of(function.get("parameters")))
     }
     strict = [function["name"] for function in functions if function.get("strict")]
-    return Tools(names, types, chosen, named, strict)
+    if chosen == "none":
+        return Tools(names, types, chosen)
+    bound = [chosen] if named else names if chosen == "required" else strict
+    schemas = {
+        function["name"]: function["parameters"]
+        for function in functions
+        if function["name"] in bound and function.get("parameters")
+    }
+    return Tools(names, types, chosen, named, strict, _encoded(schemas))
+
+
+def _encoded(schemas: Mapping[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(schemas)
+    except (TypeError, ValueError, RecursionError) as error:  # (a Python program's)
+        raise BadRequest(f"tools: parameters must be a JSON schema: {error}", param="tools") from None
 
 
 def _function(tool: object, where: str) -> Mapping[str, Any]:
@@ -116,21 +134,36 @@ def _types_of(schema: object) -> dict[str, tuple[str, ...]]:
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
         return {}
-    found = {str(key): tuple(dict.fromkeys(_types(value, 0))) for key, value in properties.items()}
+    found = {str(key): tuple(dict.fromkeys(_types(value, schema, 0))) for key, value in properties.items()}
     return {key: types for key, types in found.items() if types}
 
 
-def _types(schema: object, depth: int) -> list[str]:
+def _types(schema: object, root: object, depth: int) -> list[str]:
+    """What the schema says of types, as far as it is simple."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return []
     declared = schema.get("type")
     types = [declared] if isinstance(declared, str) else []
     if isinstance(declared, list):
         types += [one for one in declared if isinstance(one, str)]
-    for union in ("anyOf", "oneOf"):
-        choices = schema.get(union)
-        for one in choices if isinstance(choices, list) else ():
-            types += _types(one, depth + 1)
+    for several in ("anyOf", "oneOf", "allOf"):
+        choices = schema.get(several)
+        for one in choices[:_MAX_CHOICES] if isinstance(choices, list) else ():
+            types += _types(one, root, depth + 1)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        there: object = root
+        for part in reference[2:].split("/"):
+            there = there.get(part) if isinstance(there, Mapping) else None
+        types += _types(there, root, depth + 1)
+    if not types:
+        values = [*(schema["enum"] if isinstance(schema.get("enum"), list) else ())]
+        values += [schema["const"]] if "const" in schema else []
+        types += [_KINDS.get(type(value), "number") for value in values]
+        types += ["object"] if "properties" in schema else ["array"] if "items" in schema else []
     if schema.get("nullable") is True:
         types.append("null")
     return types
+
+
+_KINDS: dict[type, str] = {str: "string", bool: "boolean", type(None): "null", dict: "object", list: "array"}

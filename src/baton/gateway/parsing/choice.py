@@ -22,6 +22,7 @@ _CALL_SIGNS = (
     ("minimax_m2", ("minimax:tool_call", "<invoke name=")),
     ("glm45", ("<arg_key>",)),
     ("qwen3_coder", ("<function=", "<parameter=")),
+    ("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
     ("ernie45", ("<tool_call>", "<response>")),
     ("hermes", ("<tool_call>",)),

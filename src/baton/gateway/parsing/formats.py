@@ -162,6 +162,7 @@ CALLS: dict[str, Calls] = {
     "minimax_m2": Calls((_MINIMAX,), dropped=("<minimax:tool_call>", "</minimax:tool_call>")),
     "llama3_json": Calls((LeadingJson(open=("<|python_tag|>",)),)),
     "mistral": Calls((_MISTRAL,), short_ids=True),
+    "mistral_v11": Calls((_MISTRAL,), short_ids=True),
     "deepseek_v3": Calls(
         (
             NamedFrame(

@@ -137,14 +137,19 @@ def _response_format(wanted: ResponseFormat) -> Asked:
 
 
 def _asked(content: Content, field: str) -> Asked:
-    size = len(_encoded(field, content))
+    return described(Structure(content), field)
+
+
+def described(structure: Structure, field: str) -> Asked:
+    """Raises `BadRequest` for what is too long."""
+    size = len(_encoded(field, structure.content))
     if size > MAX_DESCRIPTION_BYTES:
         raise BadRequest(
             f"{field}: of {size} bytes; at most {MAX_DESCRIPTION_BYTES} are possible",
             param=field,
             code="too_costly",
         )
-    return Asked(Structure(content), field)
+    return Asked(structure, field)
 
 
 def _encoded(field: str, content: Content) -> bytes:

@@ -13,9 +13,10 @@ from baton.gateway.errors import BadRequest
 from baton.gateway.http.context import Gateway, check_room, identity, stream_options
 from baton.gateway.http.responses import GenerationResponse
 from baton.gateway.parsing.plan import Parsing
+from baton.gateway.reading.calling import Function, functions_of, loosened, structure_of
 from baton.gateway.reading.prompts import encode
 from baton.gateway.reading.reader import Found
-from baton.gateway.reading.structured import asked_by
+from baton.gateway.reading.structured import asked_by, described
 from baton.gateway.rendering.chat import ChatOptions, ChatRenderer
 from baton.gateway.rendering.formats import TokenNames
 from baton.protocol.sampling_params import SamplingParams, make_params
@@ -31,7 +32,7 @@ def chat_routes(gateway: Gateway) -> list[Route]:
         _check(body)
         params = _params(gateway, body)
         gateway.client.check_ready()
-        grammar = await gateway.grammar(asked_by(body))
+        grammar = await _grammar(gateway, body, found)
         (prompt,) = encode(
             found,
             gateway.tokenizer,
@@ -72,21 +73,38 @@ def _check(body: ChatRequest) -> None:
         raise BadRequest("prompt_logprobs: not with stream; set stream to false", param="prompt_logprobs")
 
 
+async def _grammar(gateway: Gateway, body: ChatRequest, found: Found) -> str:
+    """What binds the answers: calls that are demanded, schemas of strict tools, the form of the answer.
+    Raises `BadRequest`."""
+    asked, tools = asked_by(body), found.tools
+    functions = functions_of(tools)
+
+    async def compiled(these: list[Function]) -> str:
+        structure = structure_of(
+            gateway.formats,
+            tools,
+            these,
+            parallel=body.parallel_tool_calls is not False,
+            thinking=found.thinking,
+            content=None if asked is None else asked.structure.content,
+        )
+        if structure is None:
+            return ""
+        return await gateway.grammar(described(structure, "tools" if asked is None else asked.field))
+
+    try:
+        return await compiled(functions)
+    except BadRequest:
+        # What a schema asks may be more than can be kept; that matters where it was to be.
+        loose = loosened(functions, tools)
+        if loose == functions:
+            raise
+    return await compiled(loose)
+
+
 def _parsing(gateway: Gateway, body: ChatRequest, found: Found) -> Parsing | None:
-    """None: the text is the answer.  Raises `BadRequest`."""
+    """None: the text is the answer."""
     tools, formats = found.tools, gateway.formats
-    if tools.named or tools.choice == "required":
-        raise BadRequest(
-            "tool_choice: only 'auto' and 'none' are served yet; required calls need structured output",
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
-    if tools.strict and tools.wanted:
-        raise BadRequest(
-            f"tools: strict (of {tools.strict[0]!r}) is not served yet; leave it out, or set it to false",
-            param="tools",
-            code="unsupported_parameter",
-        )
     parsing = Parsing(
         formats=formats,
         thinking=found.thinking,

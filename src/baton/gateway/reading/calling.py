@@ -1,0 +1,329 @@
+"""Calls that a request demands, and the schemas that bind them, as a description of the answer (`Structure`).
+
+The frames are those of `parsing.formats`, written instead of read.  What an answer has before its calls or
+its content (reasoning) is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from baton.gateway.api.tools import Tools
+from baton.gateway.errors import BadRequest
+from baton.gateway.parsing.choice import Formats
+from baton.gateway.parsing.formats import Think
+from baton.grammar.description import (
+    AnyText,
+    Choice,
+    Content,
+    Either,
+    Json,
+    Regex,
+    Repeat,
+    Structure,
+    Tag,
+    Tagged,
+    Text,
+)
+from baton.grammar.description import Sequence as Parts
+
+_SPACES = Regex(r"[ \n]{0,4}")
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_SAYS_NOTHING = frozenset({"type", "description", "title", "default", "examples", "$comment"})
+"""Keywords that leave a text free."""
+
+
+class Function(NamedTuple):
+    """A tool that may be called."""
+
+    name: str
+    schema: Mapping[str, Any]
+
+
+class Writing(NamedTuple):
+    """How a format writes calls."""
+
+    call: Callable[[Function], Content]
+    before: str = ""
+    """Before the first one; what tells that calls follow, where text may stand as well."""
+    between: str = "\n"
+    after: str = ""
+    once: bool = False
+    """No more than one call is possible."""
+
+
+def structure_of(
+    formats: Formats,
+    tools: Tools,
+    functions: Sequence[Function],
+    *,
+    parallel: bool,
+    thinking: bool,
+    content: Content | None = None,
+) -> Structure | None:
+    """What the answer must be; None: whatever.  `functions`: the tools with the schemas that bind their
+    arguments.  `content`: what binds an answer that calls nothing.  `thinking`: the answer begins inside of
+    reasoning.  Raises `BadRequest` for schemas that this format cannot keep."""
+    demanded = tools.named or tools.choice == "required"
+    if not tools.wanted or not (demanded or tools.strict or content is not None):
+        answer = content
+    else:
+        if tools.named:
+            functions = [one for one in functions if one.name == tools.choice]
+        answer = _answer(formats, functions, demanded, parallel and not tools.named, content)
+    if answer is None:
+        return None
+    if formats.is_harmony:
+        if answer is content:
+            answer = Parts([Text("<|channel|>final<|message|>"), answer])
+        return Structure(_after_analysis(answer))
+    return Structure(_after_thoughts(formats.thinking, answer, thinking))
+
+
+def _answer(
+    formats: Formats,
+    functions: Sequence[Function],
+    demanded: bool,
+    parallel: bool,
+    content: Content | None,
+) -> Content:
+    writing = _WRITING[formats.calls]
+    calls = Either([writing.call(one) for one in functions])
+    several = Repeat(calls, separator=writing.between) if parallel and not writing.once else calls
+    frame = Parts([Text(writing.before), several, Text(writing.after)])
+    if demanded:
+        return frame
+    if formats.is_harmony:
+        final: Content = AnyText() if content is None else content
+        return Either([frame, Parts([Text("<|channel|>final<|message|>"), final])])
+    if content is not None:
+        return Either([frame, content])
+    if writing.before:
+        # (A trigger is one token where the model has it as one.)
+        marks = [mark for mark in formats.markers if writing.before.startswith(mark)]
+        trigger = max(marks, key=len, default=writing.before)
+        return Tagged([Tag(writing.before, Parts([several, Text(writing.after)]))], [trigger])
+    if formats.calls not in _TRIGGERS:  # the answer's first character tells
+        return Either([frame, Regex(r"([^\s{\[](.|\n)*)?")])
+    trigger = _TRIGGERS[formats.calls]
+    return Tagged([_tag(trigger, writing.call(one)) for one in functions], [trigger])
+
+
+def _tag(trigger: str, call: Content) -> Tag:
+    """The call, which begins with the trigger."""
+    if not isinstance(call, Parts) or not isinstance(call.parts[0], Text):
+        raise TypeError("a call begins with a text")
+    if not call.parts[0].text.startswith(trigger):
+        raise ValueError(f"{call.parts[0].text!r} does not begin with {trigger!r}")
+    return Tag(call.parts[0].text, Parts(call.parts[1:]))
+
+
+# -- reasoning before it
+
+
+def _after_thoughts(think: Think | None, answer: Content, thinking: bool) -> Content:
+    if think is None:
+        return answer
+    thoughts = _until(think.close, Parts([_SPACES, answer]))
+    return thoughts if thinking else Either([Parts([Text(think.open), thoughts]), answer])
+
+
+def _after_analysis(answer: Content) -> Content:
+    rest = Parts([Text("<|start|>assistant"), answer])
+    return Either([Parts([Text("<|channel|>analysis<|message|>"), _until("<|end|>", rest)]), answer])
+
+
+def _until(end: str, then: Content) -> Content:
+    """Any text up to this, and what follows it."""
+    return Tagged([Tag(end, then)], [end], at_least_one=True, stop_after_first=True)
+
+
+# -- frames
+
+
+def _json(begin: str, end: str) -> Callable[[Function], Content]:
+    """`NAME` in them stands for the name."""
+
+    def call(function: Function) -> Content:
+        return Parts([Text(begin.replace("NAME", function.name)), Json(dict(function.schema)), Text(end)])
+
+    return call
+
+
+def _kimi(function: Function) -> Content:
+    return Parts(
+        [
+            Text(f"<|tool_call_begin|>functions.{function.name}:"),
+            Regex("[0-9]{1,3}"),
+            Text("<|tool_call_argument_begin|>"),
+            Json(dict(function.schema)),
+            Text("<|tool_call_end|>"),
+        ]
+    )
+
+
+def _tags(
+    begin: str, parameter: Callable[[str, bool], tuple[str, str]], end: str
+) -> Callable[[Function], Content]:
+    """`parameter`: what stands before and behind a value, by its key and whether it is a text."""
+
+    def call(function: Function) -> Content:
+        parts: list[Content] = [Text(begin.replace("NAME", function.name))]
+        for key, schema, required in _properties(function):
+            is_text = _is_text(schema)
+            before, behind = parameter(key, is_text)
+            one = Parts([Text(before), _tag_value(function, key, schema, is_text, behind)])
+            parts.append(one if required else Repeat(one, least=0, most=1))
+        return Parts([*parts, Text(end)])
+
+    return call
+
+
+def _tag_value(function: Function, key: str, schema: Any, is_text: bool, behind: str) -> Content:
+    """With what stands behind it."""
+    if not is_text:
+        return Parts([Json(_with_definitions(function, schema)), Text(behind)])
+    if isinstance(schema.get("enum"), list):
+        return Parts([Choice([str(one) for one in schema["enum"]]), Text(behind)])
+    if isinstance(schema.get("const"), str):
+        return Parts([Text(schema["const"]), Text(behind)])
+    unkept = next((keyword for keyword in schema if keyword not in _SAYS_NOTHING), None)
+    if unkept is not None:
+        raise BadRequest(
+            f"tools: {unkept!r} of the parameter {key!r} of {function.name!r} cannot be kept in the format "
+            "in which this model calls; leave it out",
+            param="tools",
+        )
+    # (A line break before the end is not part of it for the parser, and may stand.)
+    return _until(behind.strip(), Text(behind[len(behind.rstrip()) :]))
+
+
+def _python(function: Function) -> Content:
+    listed = [
+        (Parts([Text(f"{key}="), Json(_with_definitions(function, schema))]), required)
+        for key, schema, required in _properties(function)
+    ]
+    required = [one for one, must in listed if must]
+    content = _optional([one for one, must in listed if not must], begun=bool(required))
+    parts: list[Content] = []
+    for one in required:
+        parts += [Text(", "), one] if parts else [one]
+    return Parts([Text(f"{function.name}("), *parts, content, Text(")")])
+
+
+def _optional(parts: Sequence[Content], *, begun: bool) -> Content:
+    """Any of these, in this order, with commas between them."""
+    if not parts:
+        return Text("")
+    one = Parts([Text(", "), parts[0]]) if begun else parts[0]
+    return Either([Parts([one, _optional(parts[1:], begun=True)]), _optional(parts[1:], begun=begun)])
+
+
+def _properties(function: Function) -> list[tuple[str, Any, bool]]:
+    """(key, schema, whether it must be there)."""
+    properties = function.schema.get("properties")
+    required = function.schema.get("required")
+    must = set(required) if isinstance(required, list) else set[Any]()
+    return [
+        (str(key), schema, key in must)
+        for key, schema in (properties.items() if isinstance(properties, Mapping) else ())
+    ]
+
+
+def _is_text(schema: Any) -> bool:
+    return not isinstance(schema, Mapping) or schema.get("type") == "string"
+
+
+def _with_definitions(function: Function, schema: Any) -> Any:
+    """References in it lead to definitions at the root."""
+    there = {name: function.schema[name] for name in ("$defs", "definitions") if name in function.schema}
+    return {**there, **schema} if there and isinstance(schema, Mapping) else schema
+
+
+_OBJECT = _json('{"name": "NAME", "arguments": ', "}")
+_HERMES = Writing(_json('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"))
+_WRITING: dict[str, Writing] = {
+    "hermes": _HERMES,
+    "ernie45": _HERMES,
+    "llama3_json": Writing(_json('{"name": "NAME", "parameters": ', "}"), between="; "),
+    "mistral": Writing(_OBJECT, "[TOOL_CALLS][", ", ", "]"),
+    "mistral_v11": Writing(_json("[TOOL_CALLS]NAME[ARGS]", ""), between=""),
+    "deepseek_v3": Writing(
+        _json("<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n", "\n```<｜tool▁call▁end｜>"),
+        "<｜tool▁calls▁begin｜>",
+        "\n",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "deepseek_v31": Writing(
+        _json("<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+        "<｜tool▁calls▁begin｜>",
+        "",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "deepseek_v32": Writing(
+        _tags(
+            '<｜DSML｜invoke name="NAME">\n',
+            lambda key, text: (
+                f'<｜DSML｜parameter name="{key}" string="{"true" if text else "false"}">',
+                "</｜DSML｜parameter>\n",
+            ),
+            "</｜DSML｜invoke>",
+        ),
+        "<｜DSML｜function_calls>\n",
+        "\n",
+        "\n</｜DSML｜function_calls>",
+    ),
+    "kimi_k2": Writing(_kimi, "<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"),
+    "qwen3_coder": Writing(
+        _tags(
+            "<tool_call>\n<function=NAME>\n",
+            lambda key, _: (f"<parameter={key}>\n", "\n</parameter>\n"),
+            "</function>\n</tool_call>",
+        )
+    ),
+    "glm45": Writing(
+        _tags(
+            "<tool_call>NAME\n",
+            lambda key, _: (f"<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"),
+            "</tool_call>",
+        )
+    ),
+    "minimax_m2": Writing(
+        _tags(
+            '<invoke name="NAME">\n',
+            lambda key, _: (f'<parameter name="{key}">', "</parameter>\n"),
+            "</invoke>",
+        ),
+        "<minimax:tool_call>\n",
+        "\n",
+        "\n</minimax:tool_call>",
+    ),
+    "granite": Writing(_OBJECT, "<|tool_call|>[", ", ", "]"),
+    "jamba": Writing(_OBJECT, "<tool_calls>[", ", ", "]</tool_calls>"),
+    "phi4_mini_json": Writing(_OBJECT, "functools[", ", ", "]"),
+    "pythonic": Writing(_python, "[", ", ", "]"),
+    "openai": Writing(
+        _json("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", ""), once=True
+    ),
+}
+_TRIGGERS = {
+    "hermes": "<tool_call>",
+    "ernie45": "<tool_call>",
+    "mistral_v11": "[TOOL_CALLS]",
+    "qwen3_coder": "<tool_call>",
+    "glm45": "<tool_call>",
+}
+"""Of formats that have nothing before all calls."""
+
+
+def functions_of(tools: Tools) -> list[Function]:
+    schemas: dict[str, Any] = msgspec.json.decode(tools.schemas)
+    return [Function(name, schemas.get(name, ANY_OBJECT)) for name in tools.names]
+
+
+def loosened(functions: Sequence[Function], tools: Tools) -> list[Function]:
+    """Any object where a schema need not be kept."""
+    return [one if one.name in tools.strict else Function(one.name, ANY_OBJECT) for one in functions]
