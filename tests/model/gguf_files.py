@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.model.gguf_experts import put_back, take_experts
+
 gguf = pytest.importorskip("gguf")
 GGUFWriter, GGMLQuantizationType = gguf.GGUFWriter, gguf.GGMLQuantizationType
 
@@ -36,6 +38,8 @@ ARCHITECTURES = {
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo2",
     "Glm4ForCausalLM": "glm4",
+    "GptOssForCausalLM": "gpt-oss",
+    "Qwen3MoeForCausalLM": "qwen3moe",
 }
 PAIRED = ("llama", "smollm3", "granite")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
@@ -102,11 +106,23 @@ def write_gguf(
         add_tokenizer(writer, directory)
     if change is not None:
         change(writer)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH[arch.upper().replace("-", "_")], config["num_hidden_layers"]
+    )
     shift = 1.0 if arch in PLUS_ONE else 0.0
     found: dict[str, Tensor] = {}
-    for number, (name, tensor) in enumerate(sorted(load_file(directory / "model.safetensors").items())):
+    tensors = load_file(directory / "model.safetensors")
+    stacks = take_experts(tensors)
+    for theirs, stack in stacks.items():
+        kind = kind_of(theirs) if theirs.endswith("weight") else "F32"
+        data = quantized(stack.float().flatten(0, -2).numpy(), kind)
+        writer.add_tensor(theirs, data.reshape(*stack.shape[:-1], -1), raw_dtype=GGMLQuantizationType[kind])
+        stacks[theirs] = torch.from_numpy(dequantized(data, kind)).view(stack.shape)
+    found |= put_back(stacks, arch == "gpt-oss")
+    for number, (name, tensor) in enumerate(sorted(tensors.items())):
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.endswith("sinks"):
+            theirs = f"{names.get_name(name)}.weight"
         assert theirs is not None, name
         weight = tensor.float().numpy()
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
@@ -115,7 +131,7 @@ def write_gguf(
             weight = permuted(weight, heads)
         if name.endswith("norm.weight"):
             weight = weight + np.float32(shift)
-        kind = kind_of(theirs) if weight.ndim == 2 else "F32"
+        kind = kind_of(theirs) if weight.ndim == 2 and "ffn_gate_inp" not in theirs else "F32"
         data = quantized(weight, kind, number)
         writer.add_tensor(theirs, data, raw_dtype=GGMLQuantizationType[kind])
         exact = dequantized(data, kind).reshape(weight.shape)
@@ -165,6 +181,12 @@ def _describe(writer: Any, config: dict[str, Any], arch: str) -> None:
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if arch == "qwen3moe" or arch == "gpt-oss":
+        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(
+            config.get("moe_intermediate_size") or config["intermediate_size"]
+        )
     if arch == "olmo2" and window:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if kind in ("linear", "yarn"):

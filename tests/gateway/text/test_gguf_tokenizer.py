@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Regex, pre_tokenizers
 
+from baton.gateway.text import gguf_tokenizer
 from baton.gateway.text.tokenizer import Tokenizer, TokenizerError
 from baton.model.checkpoint.hub import resolve_model
 from tests.model.gguf_files import GGUFWriter, add_tokenizer
@@ -122,6 +124,15 @@ def byte_level(writer: GGUFWriter, pre: str) -> None:
 def test_ways_to_cut_a_text(tmp_path: Path, pre: str, expected: list[int]) -> None:
     path = written(tmp_path / "model.gguf", lambda writer: byte_level(writer, pre))
     assert Tokenizer.from_directory(path).encode("abc abc") == expected
+
+
+def test_pieces_of_gpt_oss() -> None:
+    """Words begin at capitals and keep their contractions; three digits; slashes with what follows."""
+    cut = pre_tokenizers.Split(Regex(gguf_tokenizer._EXPRESSIONS["gpt-4o"]), "isolated")
+    pieces = [piece for piece, _ in cut.pre_tokenize_str("HelloWorld's DON'T 12345  a/b?!/\r\nété ")]
+    assert pieces == [
+        "Hello", "World's", " DON'T", " ", "123", "45", " ", " a", "/b", "?!/\r\n", "été", " ",
+    ]  # fmt: skip
 
 
 def test_digits(tmp_path: Path) -> None:

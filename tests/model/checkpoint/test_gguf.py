@@ -145,6 +145,7 @@ def test_types_that_are_not_served_are_named(tmp_path: Path, kind: str) -> None:
         ("llama", lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "", "'longrope'"),
         ("llama", lambda w: w.add_array("llama.attention.head_count_kv", [1, 2]), "", "head_count_kv"),
         ("qwen3", lambda w: w.add_sliding_window(128), "", "sliding_window 128"),
+        ("qwen3moe", lambda w: w.add_expert_weights_scale(2.5), "", "qwen3moe.expert_weights_scale 2.5"),
     ],
 )
 def test_models_that_are_not_served(tmp_path: Path, arch: str, change, without: str, says: str) -> None:

@@ -44,7 +44,8 @@ def usual_names(names: Iterable[str], family: GgufFamily) -> dict[str, str]:
     """How transformers calls tensors of a GGUF file, by their names there; the same, of one that it does not
     have."""
     theirs = {theirs: ours for ours, theirs in family.names.items()}
-    return {name: _renamed(name, _BLOCK, theirs, "model.layers") for name in names}
+    found = {name: _renamed(name, _BLOCK, theirs, "model.layers") for name in names}
+    return {name: ours.replace(".sinks.weight", ".sinks") for name, ours in found.items()}
 
 
 def family_of_file(file: GgufFile) -> GgufFamily | None:
@@ -107,8 +108,8 @@ def _config(file: GgufFile, fields: Fields, kind: str) -> dict[str, Any]:
     def key(name: str) -> str:
         return f"{kind}.{name}"
 
-    if fields.integer(key("expert_count"), 0, least=0):
-        raise fields.refused(f"is a {kind} with experts; Baton serves dense models only")
+    if fields.integer(key("expert_count"), 0, least=0) and not GGUF_FAMILIES[kind].mixture:
+        raise fields.refused(f"is a {kind} with experts; Baton serves it dense only")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise LoadError(f"{str(file.path)!r}: no tensor 'token_embd.weight' of two dimensions in the file")

@@ -49,6 +49,8 @@ class GgufFamily:
     """Rows of q and k are in pairs (2i, 2i+1) for the rotation, not in halves."""
     plus_one: bool = False
     """Norms are stored with the 1 that the model adds."""
+    mixture: bool = False
+    """It has experts: `ffn_*_exps`, of all of a layer's (`reading.gguf_experts`)."""
     partial: bool = False
     """A part of each head may be rotated."""
     more: Callable[[GgufFile, Fields, str, Config], Config] = lambda file, fields, kind, config: {}
@@ -142,6 +144,37 @@ def _olmo2(file: GgufFile, fields: Fields, kind: str, config: Config) -> Config:
     }
 
 
+def _gpt_oss(file: GgufFile, fields: Fields, kind: str, config: Config) -> Config:
+    """Windows are in every other layer, from the first one on, and YaRN is not cut to whole pairs."""
+    rope = config["rope_parameters"]
+    return {
+        **_experts(fields, kind),
+        "num_local_experts": fields.integer(f"{kind}.expert_count"),
+        "intermediate_size": fields.integer(
+            f"{kind}.expert_feed_forward_length", config["intermediate_size"]
+        ),
+        "sliding_window": _window(fields, kind),
+        "rope_parameters": rope | {"truncate": False} if rope["rope_type"] == "yarn" else rope,
+    }
+
+
+def _qwen3_moe(file: GgufFile, fields: Fields, kind: str, config: Config) -> Config:
+    """All layers have experts."""
+    return {
+        **_experts(fields, kind),
+        "num_experts": fields.integer(f"{kind}.expert_count"),
+        "moe_intermediate_size": fields.integer(f"{kind}.expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _experts(fields: Fields, kind: str) -> Config:
+    scale = fields.number(f"{kind}.expert_weights_scale", 1.0)
+    if scale not in (0.0, 1.0):  # (0: none is given)
+        raise fields.refused(f"{kind}.expert_weights_scale {scale:g}: not served")
+    return {"num_experts_per_tok": fields.integer(f"{kind}.expert_used_count")}
+
+
 def _window(fields: Fields, kind: str) -> int | None:
     return fields.integer(f"{kind}.attention.sliding_window", 0, least=0, most=MAX_CONTEXT) or None
 
@@ -153,6 +186,11 @@ def _divisor(config: Config, *, largest: int) -> float:
     return float(config["hidden_size"]) / float(config["num_attention_heads"])
 
 
+_EXPERTS: Final = {
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}
 GGUF_FAMILIES: Final[Mapping[str, GgufFamily]] = {
     "llama": GgufFamily("LlamaForCausalLM", paired=True, more=_llama),
     "qwen2": GgufFamily("Qwen2ForCausalLM"),
@@ -183,9 +221,23 @@ GGUF_FAMILIES: Final[Mapping[str, GgufFamily]] = {
         },
         partial=True,
     ),
+    "gpt-oss": GgufFamily(
+        "GptOssForCausalLM",
+        {
+            "post_attention_layernorm": "post_attention_norm",
+            "self_attn.sinks": "attn_sinks",
+            "mlp.router": "ffn_gate_inp",
+            **_EXPERTS,
+        },
+        mixture=True,
+        more=_gpt_oss,
+    ),
+    "qwen3moe": GgufFamily(
+        "Qwen3MoeForCausalLM", {"mlp.gate": "ffn_gate_inp", **_EXPERTS}, mixture=True, more=_qwen3_moe
+    ),
 }
 """By `general.architecture`."""
-_WINDOWED: Final = frozenset({"llama", "gemma2", "gemma3", "phi3", "olmo2"})
+_WINDOWED: Final = frozenset({"llama", "gemma2", "gemma3", "phi3", "olmo2", "gpt-oss"})
 
 
 def check_window(fields: Fields, kind: str) -> None:

@@ -16,6 +16,7 @@ from baton.model.checkpoint.gguf import BLOCKS, FLOATS, GgufTensor, read_gguf
 from baton.model.checkpoint.gguf_config import ROPE_FACTORS, family_of_file, gguf_name, usual_names
 from baton.model.checkpoint.gguf_families import LONG_FACTORS, SHORT_FACTORS, GgufFamily
 from baton.model.reading.ggml import decoded, plain, scales_finite
+from baton.model.reading.gguf_experts import experts_apart
 from baton.model.weights.grouped import Grouped
 from baton.model.weights.rows import pairs_to_halves
 
@@ -37,7 +38,8 @@ class GgufSource:
         self._path = path
         self._family = family_of_file(file) or GgufFamily("")
         usual = usual_names(file.tensors, self._family)
-        self._tensors = {usual[name]: tensor for name, tensor in file.tensors.items()}
+        named = {usual[name]: tensor for name, tensor in file.tensors.items()}
+        self._tensors = dict(experts_apart(named)) if self._family.mixture else named
         for name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS):  # parts of the configuration
             self._tensors.pop(name, None)
         self._head_dim = head_dim

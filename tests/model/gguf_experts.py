@@ -1,0 +1,51 @@
+"""Experts as llama.cpp's converter lays them out: a layer's gates, ups and downs are a tensor each."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+_ALL = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(|_bias)")
+_ONE = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def take_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Takes them out of a checkpoint's; [experts, out, in] or [experts, out], by llama.cpp's names."""
+    found: dict[str, Tensor] = {}
+    apart: dict[str, dict[int, Tensor]] = {}
+    for name in list(tensors):
+        if of_all := _ALL.fullmatch(name):  # gpt-oss
+            layer, matrix, bias = of_all.groups()
+            tensor, last = tensors.pop(name), "bias" if bias else "weight"
+            tensor = tensor if bias else tensor.transpose(1, 2)
+            parts = {"gate": tensor[:, ::2], "up": tensor[:, 1::2]}
+            for part, rows in (parts if matrix == "gate_up" else {"down": tensor}).items():
+                found[f"blk.{layer}.ffn_{part}_exps.{last}"] = rows.contiguous()
+        elif of_one := _ONE.fullmatch(name):
+            layer, expert, part = of_one.groups()
+            stack = apart.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", {})
+            stack[int(expert)] = tensors.pop(name)
+    for name, stack in apart.items():
+        found[name] = torch.stack([stack[expert] for expert in range(len(stack))])
+    return found
+
+
+def put_back(stacks: dict[str, Tensor], gpt_oss: bool) -> dict[str, Tensor]:
+    """Likewise → what transformers' model has."""
+    found: dict[str, Tensor] = {}
+    for name, gate in stacks.items():
+        if "ffn_gate_exps" not in name:
+            continue
+        up, down = (stacks[name.replace("gate", part)] for part in ("up", "down"))
+        experts = f"model.layers.{name.split('.')[1]}.mlp.experts."
+        last = "_bias" if name.endswith("bias") else ""
+        if gpt_oss:
+            gate_up = torch.stack((gate, up), dim=2).flatten(1, 2)
+            found[f"{experts}gate_up_proj{last}"] = gate_up if last else gate_up.transpose(1, 2)
+            found[f"{experts}down_proj{last}"] = down if last else down.transpose(1, 2)
+        else:
+            found[f"{experts}gate_up_proj"] = torch.cat((gate, up), dim=1)
+            found[f"{experts}down_proj"] = down
+    return found
