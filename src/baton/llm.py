@@ -325,6 +325,7 @@ class LLM:
         return tools
 
     def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        options["variables"] = {**self._plan.served.template_defaults, **(options.get("variables") or {})}
         return self._background.tokenizer.render_chat(messages, **options)
 
     def _grammar(self, params: SamplingParams) -> str:

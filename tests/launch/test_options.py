@@ -308,7 +308,11 @@ def test_what_flags_set_has_no_other_default():
     ]
     assert len(theirs) > 20
     for one in theirs:
-        given = one.name in ("simulated_cost", "transfer_host")  # (made of several flags, or of none)
+        given = one.name in (
+            "simulated_cost",
+            "tokenizer",
+            "transfer_host",
+        )  # (made of several flags, or of none)
         assert given or one.default in (msgspec.NODEFAULT, None), one.name
     config = make_plan(EngineOptions()).instance
     assert (

@@ -83,6 +83,10 @@ class ServedModel:
     """Which of LongRoPE's two sets the instances' keys are turned by; "": the model has one set."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters of the model's generation_config, under `SamplingParams`' names."""
+    chat_template: str | None = None
+    """Instead of the tokenizer's."""
+    template_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Of the chat template's own switches, where a request says nothing."""
     content_format: Literal["auto", "string", "openai"] = "auto"
     """How a message's text parts come to the chat template; auto: as the template reads them."""
     tool_call_parser: str = "auto"

@@ -63,6 +63,7 @@ class Background:
         self._supervising: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self.tokenizer = Tokenizer.from_directory(plan.served.tokenizer)
+        self.tokenizer.use_template(plan.served.chat_template)
         self.generations = Generator(plan.served, self.tokenizer, self._client)
 
     def start(self) -> None:

@@ -15,6 +15,7 @@ from baton.gateway.served_model import PAIR, QWEN3_RERANKER, Judge, ServedModel,
 from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions
+from baton.launch.templates import read_template, read_template_defaults
 from baton.model.architectures.adapted import installed
 from baton.model.checkpoint.config import ModelConfig, UnsupportedModel
 from baton.model.checkpoint.files import check_files, has_tokenizer
@@ -102,6 +103,8 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         dtype=_computes_in(instance) + ("+transformers" if adapted else ""),
         angles=model.angles(max_model_len) if options.executor == "torch" else "",
         defaults=generation.sampling,
+        chat_template=read_template(options.chat_template),
+        template_defaults=read_template_defaults(options.default_chat_template_kwargs),
         content_format=options.chat_template_content_format,
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,

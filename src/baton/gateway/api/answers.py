@@ -74,6 +74,17 @@ class Embeddings(Struct, forbid_unknown_fields=True):
     usage: Usage
 
 
+class Rendered(Struct, forbid_unknown_fields=True):
+    request_id: str
+    token_ids: list[Count]
+    prompt: str | None
+    """Null of a prompt that came as token ids."""
+    features: None
+    sampling_params: dict[str, Any]
+    model: str
+    stream: bool
+
+
 class Class(Struct, forbid_unknown_fields=True):
     index: Count
     label: str

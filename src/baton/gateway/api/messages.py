@@ -20,6 +20,10 @@ _NO_TEXTS = {"image": "an image", "audio": "sound", "video": "a video", "file": 
 _PARTS_BYTES = 1 << 16
 """Longer values are not looked into, to say what was wrong in them."""
 
+RESERVED_VARIABLES = ("messages", "add_generation_prompt", "tools", "documents")
+"""Of a chat template: no request sets them."""
+MAX_TEMPLATE = 1 << 20
+"""Characters."""
 ContentFormat = Literal["string", "openai"]
 """How a message's text parts come to the template: joined by line breaks, or as OpenAI's list of parts."""
 

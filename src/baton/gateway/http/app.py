@@ -58,6 +58,7 @@ def create_app(
     """
     access = access or Access()
     tokenizer = tokenizer or Tokenizer.from_directory(served.tokenizer)
+    tokenizer.use_template(served.chat_template)
     metrics = Metrics(served.name)
     gateway = Gateway(
         served=served,

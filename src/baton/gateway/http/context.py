@@ -87,6 +87,7 @@ class Gateway:
             if self.served.content_format == "auto"
             else self.served.content_format,
             special_tokens=self.tokenizer.special_tokens,
+            template_defaults=dict(self.served.template_defaults),
             formats=self.formats,
             judge=self.served.judge,
             encoding=self.tokenizer.encoding.source(),

@@ -45,6 +45,8 @@ RIGHTS: dict[str, Right] = {
     "/v1/models/{name:path}": "user",
     "/v1/completions": "user",
     "/v1/chat/completions": "user",
+    "/v1/chat/completions/render": "user",
+    "/v1/completions/render": "user",
     "/v1/embeddings": "user",
     "/classify": "user",
     "/v1/rerank": "user",

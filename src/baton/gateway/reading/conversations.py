@@ -21,9 +21,14 @@ class Conversation(NamedTuple):
 
 
 def render_conversation(
-    request: ChatFields, messages: Sequence[Mapping[str, Any]], template: ChatTemplate, formats: Formats
+    request: ChatFields,
+    messages: Sequence[Mapping[str, Any]],
+    template: ChatTemplate,
+    formats: Formats,
+    defaults: Mapping[str, Any],
 ) -> tuple[str, Conversation]:
-    """`messages`: those of the request, read.  Raises `BadRequest`, `ChatTemplateError`."""
+    """`messages`: those of the request, read; `defaults`: of the template's switches.  Raises `BadRequest`,
+    `ChatTemplateError`."""
     tools = read_tools(request.tools, request.tool_choice)
     if tools.wanted:
         check_calling(formats)
@@ -32,7 +37,7 @@ def render_conversation(
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
         tools=request.tools if tools.wanted else None,
-        variables=_variables(request.chat_template_kwargs, request.reasoning_effort),
+        variables={**defaults, **_variables(request.chat_template_kwargs, request.reasoning_effort)},
     )
     continued = _text_of(messages[-1]) if request.continue_final_message else None
     return text, Conversation(tools, begins_thinking(formats.thinking, text, continued=continued))

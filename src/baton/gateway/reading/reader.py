@@ -103,6 +103,8 @@ class Settings(msgspec.Struct, frozen=True):
     template: str | None = None
     content_format: ContentFormat = "string"
     special_tokens: dict[str, str] = {}
+    template_defaults: dict[str, Any] = {}
+    """Of the template's own switches."""
     formats: Formats = Formats()
     """How the model writes calls and reasoning."""
     judge: Judge | None = None
@@ -337,7 +339,9 @@ class Reader:
         messages = read_messages(request.messages, self.settings.content_format)
         if self._template is None:
             self._template = self._compile()
-        text, found = render_conversation(request, messages, self._template, self.settings.formats)
+        text, found = render_conversation(
+            request, messages, self._template, self.settings.formats, self.settings.template_defaults
+        )
         self._check_text("messages", text)
         return Found(texts=[text], field="messages", tools=found.tools, thinking=found.thinking)
 

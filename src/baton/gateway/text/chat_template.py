@@ -29,11 +29,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from baton.gateway.api.messages import ContentFormat
+from baton.gateway.api.messages import MAX_TEMPLATE, RESERVED_VARIABLES, ContentFormat
 
-MAX_TEMPLATE = 1 << 20
-"""Characters."""
-_RESERVED = ("messages", "add_generation_prompt", "tools", "documents")
 _ASKS_FOR_NONE = re.compile(r"""content(['"]\s*\])?\s+is\s+(not\s+)?none\b""", re.IGNORECASE)
 _ASKS_FOR_STRING = re.compile(r"""\bis\s+(not\s+)?string\b""")
 _CONTINUE_MARK = "\ue0ff\uf8d1continue here\uf8d1\ue0ff"
@@ -85,7 +82,7 @@ class ChatTemplate:
                 "continue_final_message: cannot go with add_generation_prompt; set that to false"
             )
         for name in variables or ():
-            if name in _RESERVED:
+            if name in RESERVED_VARIABLES:
                 raise ChatTemplateError(f"chat_template_kwargs: {name!r} is set by the server; leave it out")
         conversation = [self._prepare(message) for message in messages]
         if continue_final_message:

@@ -103,8 +103,13 @@ class Tokenizer:
         self.template_source: str | None = config.get("chat_template") or None
         self.content_format: ContentFormat = "string"
         """How the template wants a message's content; see `chat_template.content_format`."""
-        if self.template_source is not None:
-            self.content_format = content_format(self.template_source)
+        self.use_template(self.template_source)
+
+    def use_template(self, source: str | None) -> None:
+        """Instead of the one that came with it; None: that one stays.  Raises `ChatTemplateError`."""
+        if source is not None:
+            self.content_format = content_format(source)
+            self.template_source = source
 
     @classmethod
     def from_directory(cls, directory: Path | str) -> Tokenizer:

@@ -126,6 +126,19 @@ class ModelOptions(Options):
     generation_config: Literal["auto", "baton"] = flag(
         "auto", "auto: sampling defaults from the model's generation_config.json; baton: neutral ones."
     )
+    chat_template: str | None = flag(
+        None,
+        "File with a chat template (Jinja) instead of the model's, or the template itself.",
+        metavar="FILE",
+        unset="the model's",
+    )
+    default_chat_template_kwargs: str | None = flag(
+        None,
+        "JSON object of the chat template's own switches, such as '{\"enable_thinking\": false}'; those "
+        "of a request's chat_template_kwargs go before them.",
+        metavar="JSON",
+        unset="none",
+    )
     chat_template_content_format: Literal["auto", "string", "openai"] = flag(
         "auto",
         "How a message's text parts come to the chat template: joined to one string, or as OpenAI's list of "

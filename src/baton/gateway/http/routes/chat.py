@@ -19,6 +19,8 @@ from baton.gateway.reading.reader import Found
 from baton.gateway.reading.structured import asked_by, described
 from baton.gateway.rendering.chat import ChatOptions, ChatRenderer
 from baton.gateway.rendering.formats import TokenNames
+from baton.gateway.rendering.formats import encode as encode_json
+from baton.gateway.rendering.prompts import rendered
 from baton.protocol.sampling_params import SamplingParams, make_params
 
 
@@ -63,7 +65,30 @@ def chat_routes(gateway: Gateway) -> list[Route]:
         renderer = ChatRenderer(generation, shape, names)
         return GenerationResponse(generation, renderer, stream=bool(body.stream))
 
-    return [Route("/v1/chat/completions", chat_completions, methods=["POST"])]
+    async def render(request: Request) -> Response:
+        """The prompt of a conversation, as it would be answered."""
+        body, found = await gateway.read_prompted(request, "chat")
+        model = gateway.model_name(body.model)
+        _check(body)
+        params = _params(gateway, body)
+        (prompt,) = encode(found, gateway.tokenizer, add_special_tokens=bool(body.add_special_tokens))
+        limit = gateway.served.max_model_len
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        check_room(getattr(body, name), name, len(prompt.ids), limit, "messages")
+        answer = rendered(
+            prompt,
+            params,
+            request_id=body.request_id or request.state.request_id,
+            model=model,
+            max_model_len=limit,
+            stream=bool(body.stream),
+        )
+        return Response(encode_json(answer), media_type="application/json")
+
+    return [
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/chat/completions/render", render, methods=["POST"]),
+    ]
 
 
 def _check(body: ChatRequest) -> None:

@@ -18,6 +18,8 @@ from baton.gateway.reading.prompts import encode
 from baton.gateway.reading.structured import asked_by
 from baton.gateway.rendering.completion import CompletionOptions, CompletionRenderer
 from baton.gateway.rendering.formats import TokenNames
+from baton.gateway.rendering.formats import encode as encode_json
+from baton.gateway.rendering.prompts import rendered
 from baton.protocol.sampling_params import SamplingParams, make_params
 
 
@@ -65,7 +67,35 @@ def completion_routes(gateway: Gateway) -> list[Route]:
         renderer = CompletionRenderer(generation, prompts, shape, names)
         return GenerationResponse(generation, renderer, stream=bool(body.stream))
 
-    return [Route("/v1/completions", completions, methods=["POST"])]
+    async def render(request: Request) -> Response:
+        """The prompts, as they would be completed."""
+        body, found = await gateway.read_prompted(request, "completion")
+        model = gateway.model_name(body.model)
+        _check(body)
+        params = _params(gateway, body)
+        prompts = encode(found, gateway.tokenizer, add_special_tokens=body.add_special_tokens is not False)
+        limit = gateway.served.max_model_len
+        check_room(body.max_tokens, "max_tokens", max(len(one.ids) for one in prompts), limit, "prompt")
+        request_id = body.request_id or request.state.request_id
+        answers = []
+        for number, prompt in enumerate(prompts):
+            answers.append(
+                rendered(
+                    prompt,
+                    params,
+                    request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
+                    model=model,
+                    max_model_len=limit,
+                    stream=bool(body.stream),
+                )
+            )
+            await asyncio.sleep(0)
+        return Response(encode_json(answers), media_type="application/json")
+
+    return [
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/completions/render", render, methods=["POST"]),
+    ]
 
 
 def _check(body: CompletionRequest) -> None:
