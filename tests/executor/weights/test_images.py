@@ -34,6 +34,7 @@ from tests.executor.driver import Driver
 from tests.executor.test_controls import perturbed
 from tests.executor.test_torch_parity import BLOCK, config_for, prompt_of
 from tests.model.checkpoints import make_checkpoint
+from tests.model.quantized_checkpoints import rewrite_gpt_oss
 
 FORMS = {
     "fp32, tied": ("llama3", {"dtype": "float32"}),
@@ -46,6 +47,7 @@ FORMS = {
     "int4, tied": ("qwen3", {"dtype": "bfloat16", "quantization": "int4", "quantize_head": 4}),
     "int4 but the head": ("qwen3", {"dtype": "float32", "quantization": "int4", "quantize_head": 16}),
     "the head alone": ("llama2", {"dtype": "bfloat16", "quantize_head": 8}),
+    "mxfp4": ("gpt-oss", {"dtype": "bfloat16"}),
 }
 
 
@@ -104,6 +106,8 @@ def test_what_is_mapped_computes_what_private_weights_compute(
     elif settings.get("quantization") == "int8" and not serves(native(), torch.int8):
         pytest.skip("no native products in 8 bits here")
     make_checkpoint(tmp_path, variant)
+    if form == "mxfp4":
+        rewrite_gpt_oss(tmp_path)
     found = []
     for images_at in ("", server, server):
         executor = make(tmp_path, weight_images=images_at, **settings)
