@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _ALL = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(|_bias)")
 _ONE = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def describe_experts(writer: Any, config: dict[str, Any]) -> None:
+    """By a `gguf.GGUFWriter`."""
+    count = config.get("moe_num_experts") or config.get("num_experts") or config["num_local_experts"]
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config.get("moe_k") or config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
+    if "moe_k" in config:
+        writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+        writer.add_expert_shared_count(config["moe_num_shared_experts"])
 
 
 def take_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.model.gguf_experts import put_back, take_experts
+from tests.model.gguf_experts import describe_experts, put_back, take_experts
 
 gguf = pytest.importorskip("gguf")
 GGUFWriter, GGMLQuantizationType = gguf.GGUFWriter, gguf.GGMLQuantizationType
@@ -40,6 +40,7 @@ ARCHITECTURES = {
     "Glm4ForCausalLM": "glm4",
     "GptOssForCausalLM": "gpt-oss",
     "Qwen3MoeForCausalLM": "qwen3moe",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
 }
 PAIRED = ("llama", "smollm3", "granite")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
@@ -120,11 +121,12 @@ def write_gguf(
         stacks[theirs] = torch.from_numpy(dequantized(data, kind)).view(stack.shape)
     found |= put_back(stacks, arch == "gpt-oss")
     for number, (name, tensor) in enumerate(sorted(tensors.items())):
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        part = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        theirs = names.get_name(part, try_suffixes=(".weight", ".bias"))
         if name.endswith("sinks"):
             theirs = f"{names.get_name(name)}.weight"
         assert theirs is not None, name
-        weight = tensor.float().numpy()
+        weight = (tensor.squeeze() if part != name else tensor).float().numpy()
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         turned = arch in PAIRED and ("q_proj" in name or "k_proj" in name)
         if turned:
@@ -138,7 +140,8 @@ def write_gguf(
         exact = unpermuted(exact, heads) if turned else exact
         if name.endswith("norm.weight"):
             exact = exact - np.float32(shift)
-        found[name] = torch.from_numpy(np.ascontiguousarray(exact))
+        usual = name.replace("mlp.moe_statics.", "mlp.gate.moe_statics.")
+        found[usual] = torch.from_numpy(np.ascontiguousarray(exact)).view(tensor.shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -181,12 +184,8 @@ def _describe(writer: Any, config: dict[str, Any], arch: str) -> None:
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
-    if arch == "qwen3moe" or arch == "gpt-oss":
-        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(
-            config.get("moe_intermediate_size") or config["intermediate_size"]
-        )
+    if arch in ("qwen3moe", "gpt-oss", "ernie4_5-moe"):
+        describe_experts(writer, config)
     if arch == "olmo2" and window:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if kind in ("linear", "yarn"):

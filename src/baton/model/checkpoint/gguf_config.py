@@ -45,7 +45,11 @@ def usual_names(names: Iterable[str], family: GgufFamily) -> dict[str, str]:
     have."""
     theirs = {theirs: ours for ours, theirs in family.names.items()}
     found = {name: _renamed(name, _BLOCK, theirs, "model.layers") for name in names}
-    return {name: ours.replace(".sinks.weight", ".sinks") for name, ours in found.items()}
+    # (what is neither weight nor bias for transformers)
+    odd = ((".sinks.weight", ".sinks"), (".e_score_correction.bias", ".e_score_correction_bias"))
+    for end, usual in odd:
+        found = {name: ours.replace(end, usual) for name, ours in found.items()}
+    return found
 
 
 def family_of_file(file: GgufFile) -> GgufFamily | None:

@@ -168,6 +168,20 @@ def _qwen3_moe(file: GgufFile, fields: Fields, kind: str, config: Config) -> Con
     }
 
 
+def _ernie4_5_moe(file: GgufFile, fields: Fields, kind: str, config: Config) -> Config:
+    """From some layer on, each so-manieth one has experts; the shared ones are one MLP."""
+    size = fields.integer(f"{kind}.expert_feed_forward_length")
+    shared = [tensor for name, tensor in file.tensors.items() if name.endswith("ffn_gate_shexp.weight")]
+    return {
+        "moe_k": _experts(fields, kind)["num_experts_per_tok"],
+        "moe_num_experts": fields.integer(f"{kind}.expert_count"),
+        "moe_intermediate_size": size,
+        "moe_num_shared_experts": shared[0].shape[0] // size if shared else 0,
+        "moe_layer_start_index": fields.integer(f"{kind}.leading_dense_block_count", 0, least=0),
+        "moe_layer_interval": fields.integer(f"{kind}.interleave_moe_layer_step", 1),
+    }
+
+
 def _experts(fields: Fields, kind: str) -> Config:
     scale = fields.number(f"{kind}.expert_weights_scale", 1.0)
     if scale not in (0.0, 1.0):  # (0: none is given)
@@ -234,6 +248,19 @@ GGUF_FAMILIES: Final[Mapping[str, GgufFamily]] = {
     ),
     "qwen3moe": GgufFamily(
         "Qwen3MoeForCausalLM", {"mlp.gate": "ffn_gate_inp", **_EXPERTS}, mixture=True, more=_qwen3_moe
+    ),
+    "ernie4_5-moe": GgufFamily(
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "mlp.gate": "ffn_gate_inp",
+            "mlp.moe_statics.e_score_correction": "exp_probs_b",
+            "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+            "mlp.shared_experts.up_proj": "ffn_up_shexp",
+            "mlp.shared_experts.down_proj": "ffn_down_shexp",
+            **_EXPERTS,
+        },
+        mixture=True,
+        more=_ernie4_5_moe,
     ),
 }
 """By `general.architecture`."""

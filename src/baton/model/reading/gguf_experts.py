@@ -15,6 +15,9 @@ def experts_apart(tensors: Mapping[str, GgufTensor]) -> Iterator[tuple[str, Gguf
     """(Name, tensor) of each by transformers' names: …mlp.experts.gate_proj.weight of all experts becomes
     …mlp.experts.0.gate_proj.weight and so on, which lie one after the other."""
     for name, tensor in tensors.items():
+        if name.endswith("moe_statics.e_score_correction_bias"):  # (ERNIE has it as a row)
+            yield name, replace(tensor, shape=(1, *tensor.shape))
+            continue
         found = _STACK.fullmatch(name)
         if found is None or len(tensor.shape) != (3 if found["last"] == "weight" else 2):
             yield name, tensor
