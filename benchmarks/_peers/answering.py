@@ -96,7 +96,8 @@ def weight_numbers(checkpoint: Path) -> dict[str, int]:
 
 def chosen_share(checkpoint: Path) -> float:
     """Of a layer's experts, how many a token goes to; 1 of a dense model."""
-    config = json.loads((checkpoint / "config.json").read_text())
+    file = checkpoint / "config.json"
+    config = json.loads(file.read_text()) if file.exists() else {}
     experts = config.get("moe_num_experts", config.get("num_experts", config.get("num_local_experts")))
     chosen = config.get("moe_k", config.get("num_experts_per_tok"))
     return chosen / experts if experts else 1.0

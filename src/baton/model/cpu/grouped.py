@@ -84,7 +84,7 @@ class PackedGroups:
         self.address = ctypes.addressof(self.twin)
         if weight is not None and scales is not None:
             parts = [part.contiguous() for part in (weight.codes, scales, weight.zeros)]
-            pack = library.function("pack_grouped", *[POINTER] * 4)
+            pack = library.function("pack_nibbles" if weight.nibbles else "pack_grouped", *[POINTER] * 4)
             pack(self.address, *(part.data_ptr() for part in parts))
         self._rows = library.function("grouped_rows", INT, POINTER, POINTER, POINTER, INT)
 

@@ -73,7 +73,8 @@ class _Part:
         self._zeros = shelf.make("zeros", groups, torch.float32)
         if weight is not None:
             codes = weight.codes
-            self._codes.copy_(codes if weight.bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4)
+            is_kept = weight.bits == 8 or weight.nibbles
+            self._codes.copy_(codes if is_kept else codes[:, ::2] | codes[:, 1::2] << 4)
             self._scales.copy_(weight.scales)
             self._zeros.copy_(weight.zeros)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from baton.model.checkpoint.quantization import Layout, Scheme
-from baton.model.weights.grouped import MIDDLE, Grouped
+from baton.model.weights.grouped import MIDDLE, Grouped, spread
 from baton.model.weights.quantize import group_for
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -106,38 +106,42 @@ def read(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) 
     group = scheme.group or group_for(in_features, 128)
     kept = in_features // scheme.group if scheme.group else 1
     codes, scales, zeros = _READERS[scheme.layout](scheme, tensors, shape)
-    if not bool(torch.isfinite(scales).all()):
-        raise LayoutError("its scales hold NaN or infinity")
+    nibbles = codes.shape[1] < in_features
     times = (in_features // group) // kept
     order = None
     indices = tensors.get("weight_g_idx", tensors.get("g_idx"))
     if indices is not None and scheme.group is not None:
         order = _order(indices, in_features, scheme.group)
         if order is not None:
-            codes = codes[:, order.long()]
-    scales, zeros = (part.float().repeat_interleave(times, dim=1).contiguous() for part in (scales, zeros))
-    return Grouped(codes.contiguous(), scales, zeros, group, scheme.bits, order)
+            codes, nibbles = (spread(codes) if nibbles else codes)[:, order.long()], False
+    scales, zeros = (part.float() for part in (scales, zeros))
+    if times > 1:
+        scales, zeros = (part.repeat_interleave(times, dim=1) for part in (scales, zeros))
+    try:
+        parts = codes.contiguous(), scales.contiguous(), zeros.contiguous()
+        return Grouped(*parts, group, scheme.bits, order, nibbles=nibbles)
+    except ValueError as error:
+        raise LayoutError(f"its {error}") from None
 
 
 def mxfp4(blocks: Tensor, scales: Tensor) -> Grouped:
     """blocks [out, groups, 16] and scales [out, groups], uint8, as the layout says."""
     if bool((scales == 255).any()):
         raise LayoutError("its scales hold NaN")
-    codes = torch.stack((blocks & 15, blocks >> 4), dim=3).flatten(1)
     factors = torch.ldexp(torch.ones(scales.shape), scales.int() - 127)
-    return Grouped(codes, factors, torch.zeros(scales.shape), 32, 4, e2m1=True)
+    return Grouped(blocks.flatten(1), factors, torch.zeros(scales.shape), 32, 4, e2m1=True, nibbles=True)
 
 
 Parts = tuple[Tensor, Tensor, Tensor]
-"""Codes [out, in], scales and zeros [out, groups]."""
+"""Codes [out, in], or [out, in / 2] with two a byte; scales and zeros [out, groups]."""
 
 
 def _packed(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Parts:
-    out_features, in_features = shape
+    out_features = shape[0]
     stored = tensors.get("weight_shape")
     if stored is not None and stored.tolist() != list(shape):
         raise LayoutError(f"weight_shape is {stored.tolist()}, config.json makes it {list(shape)}")
-    codes = unpacked(tensors["weight_packed"], scheme.bits)[:, :in_features]
+    codes = _in_bytes(tensors["weight_packed"])
     scales = tensors["weight_scale"].view(out_features, -1)
     if scheme.symmetric:
         return codes, scales, torch.full(scales.shape, MIDDLE[scheme.bits])
@@ -165,8 +169,8 @@ def _awq_codes(words: Tensor) -> Tensor:
 
 
 def _gptq(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Parts:
-    out_features, in_features = shape
-    codes = unpacked(tensors["qweight"].t(), scheme.bits)[:, :in_features]
+    out_features = shape[0]
+    codes = _in_bytes(tensors["qweight"].t())
     zeros = unpacked(tensors["qzeros"], scheme.bits)[:, :out_features].t().float()
     if scheme.zeros_less_one:
         zeros = (zeros + 1) % (1 << scheme.bits)  # 0 - 1 is stored as 15
@@ -183,10 +187,12 @@ _READERS: dict[Layout, Callable[[Scheme, Mapping[str, Tensor], tuple[int, int]],
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
     """int32 [rows, n] → uint8 [rows, n * 32 / bits], the lowest bits of a word first."""
-    found = words.contiguous().view(torch.uint8)  # (little-endian, as all that Baton runs on)
-    if bits == 8:
-        return found
-    return torch.stack((found & 15, found >> 4), dim=2).flatten(1)
+    return _in_bytes(words) if bits == 8 else spread(_in_bytes(words))
+
+
+def _in_bytes(words: Tensor) -> Tensor:
+    """int32 [rows, n] → uint8 [rows, 4 n], a code or two in each, the first in the lowest bits."""
+    return words.contiguous().view(torch.uint8)  # (little-endian, as all that Baton runs on)
 
 
 def _order(indices: Tensor, in_features: int, group: int) -> Tensor | None:

@@ -51,12 +51,16 @@ class Grouped:
     """[in] int32: column j of `codes` belongs to input order[j]; None: to input j"""
     e2m1: bool = False
     """Codes are of 4 bits and stand for MXFP4's numbers: w = scale * number; zeros are 0"""
+    nibbles: bool = False
+    """Codes are of 4 bits, and [out, in / 2]: two a byte, the first in the lower half, as files have them"""
 
     def __post_init__(self) -> None:
         if self.bits not in MIDDLE:
             raise ValueError(f"codes of {self.bits} bits; Baton multiplies 4 and 8")
         if self.group not in GROUPS:
             raise ValueError(f"groups of {self.group} inputs; Baton multiplies groups of 32, 64 and 128")
+        if self.nibbles and self.bits != 4:
+            raise ValueError(f"codes of {self.bits} bits are not two a byte")
         if self.codes.dim() != 2 or self.codes.dtype != torch.uint8:
             raise ValueError(f"codes are {_told(self.codes)}, not [out, in] in uint8")
         if self.in_features % self.group:
@@ -68,7 +72,7 @@ class Grouped:
             # (some fifty times as fast as to look at each)
             if tensor.numel() and not all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
                 raise ValueError(f"{name} hold NaN or infinity")
-        if self.bits == 4 and self.codes.numel() and int(self.codes.max()) > 15:
+        if self.bits == 4 and not self.nibbles and self.codes.numel() and int(self.codes.max()) > 15:
             raise ValueError(f"a code is {int(self.codes.max())}, 4 bits hold 0 to 15")
         if self.order is not None:
             if tuple(self.order.shape) != (self.in_features,) or self.order.dtype != torch.int32:
@@ -82,7 +86,7 @@ class Grouped:
 
     @property
     def in_features(self) -> int:
-        return self.codes.shape[1]
+        return self.codes.shape[1] * (2 if self.nibbles else 1)
 
     @property
     def symmetric(self) -> bool:
@@ -93,18 +97,19 @@ class Grouped:
     def nbytes(self) -> int:
         """Of the weight as kernels need it: codes at their bits, scales and zeros at 4 bytes."""
         order = 0 if self.order is None else 4 * self.in_features
-        return self.codes.numel() * self.bits // 8 + 8 * self.scales.numel() + order
+        return self.out_features * self.in_features * self.bits // 8 + 8 * self.scales.numel() + order
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[out, in] in the order of inputs: scale * (code - zero), computed in float32."""
         if self.e2m1:
             return self.in_bytes().dequantized(dtype)
-        found = torch.empty(self.codes.shape, dtype=dtype)
+        found = torch.empty((self.out_features, self.in_features), dtype=dtype)
         some = max(1, _CACHED_ELEMENTS // max(1, self.in_features))
         order = None if self.order is None else self.order.long()
         for first in range(0, self.out_features, some):
             part = slice(first, first + some)
-            codes = self.codes[part].float().reshape(-1, self.scales.shape[1], self.group)
+            stored = spread(self.codes[part]) if self.nibbles else self.codes[part]
+            codes = stored.float().reshape(-1, self.scales.shape[1], self.group)
             exact = codes.sub_(self.zeros[part].unsqueeze(2)).mul_(self.scales[part].unsqueeze(2)).flatten(1)
             if order is None:
                 found[part] = exact
@@ -118,11 +123,13 @@ class Grouped:
             return self
         codes = torch.tensor([int(MIDDLE[8]) + twice for twice in _E2M1_TWICE], dtype=torch.uint8)
         zeros = torch.full_like(self.zeros, MIDDLE[8])
-        scales = self.scales / 2
-        return replace(self, codes=codes[self.codes.int()], scales=scales, zeros=zeros, bits=8, e2m1=False)
+        scales, numbers = self.scales / 2, spread(self.codes) if self.nibbles else self.codes
+        return Grouped(codes[numbers.int()], scales, zeros, self.group, 8, self.order)
 
     def rows(self, first: int, last: int) -> Grouped:
         """Outputs [first, last)."""
+        if (first, last) == (0, self.out_features):
+            return self
         part = slice(first, last)
         return replace(self, codes=self.codes[part], scales=self.scales[part], zeros=self.zeros[part])
 
@@ -147,9 +154,9 @@ class Grouped:
         if first % self.group or last % self.group:
             raise ValueError(f"inputs {first} to {last - 1} cut a group of {self.group}")
         groups = slice(first // self.group, last // self.group)
-        return replace(
-            self, codes=self.codes[:, first:last], scales=self.scales[:, groups], zeros=self.zeros[:, groups]
-        )
+        each = 2 if self.nibbles else 1
+        codes = self.codes[:, first // each : last // each]
+        return replace(self, codes=codes, scales=self.scales[:, groups], zeros=self.zeros[:, groups])
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,9 +207,7 @@ def joined(parts: Sequence[Grouped]) -> InGroups:
     Raises `ValueError` if they have different inputs, or these in different orders.
     """
     check_inputs(parts)
-    runs = [
-        tuple(run) for _, run in itertools.groupby(parts, key=lambda part: (part.bits, part.group, part.e2m1))
-    ]
+    runs = [tuple(run) for _, run in itertools.groupby(parts, key=_kept_alike)]
     found = tuple(
         run[0]
         if len(run) == 1
@@ -215,6 +220,15 @@ def joined(parts: Sequence[Grouped]) -> InGroups:
         for run in runs
     )
     return found[0] if len(found) == 1 else Stacked(found)
+
+
+def _kept_alike(part: Grouped) -> tuple[int, int, bool, bool]:
+    return part.bits, part.group, part.e2m1, part.nibbles
+
+
+def spread(nibbles: Tensor) -> Tensor:
+    """[rows, n] → [rows, 2 n], the lower half of each byte first"""
+    return torch.stack((nibbles & 15, nibbles >> 4), dim=2).flatten(1)
 
 
 def check_inputs(parts: Sequence[Grouped]) -> None:
