@@ -124,7 +124,8 @@ def test_what_mixes_tokens_outside_of_attention_is_refused(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"s_aux": torch.ones(4)}, "gives attention 's_aux', which Baton does not compute there"),
+        ({"s_aux": torch.ones(3)}, "the sinks of StableLmAttention are not one of each head"),
+        ({"alibi": torch.ones(4)}, "gives attention 'alibi', which Baton does not compute there"),
         ({"is_causal": False}, "StableLmAttention sees what comes after a token too"),
         ({"value": torch.ones(1, 2, 7, 8, device="meta")}, "differ in size: queries 16, keys 16, values 8"),
         ({"attention_mask": None}, "StableLmAttention has no causal mask, or one of its own"),

@@ -402,6 +402,7 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {"num_key_value_heads": 2, "sliding_window": 24, "num_hidden_layers": 4}),
     "nemotron": ("Nemotron", {"num_key_value_heads": 2, "head_dim": 16}),
     "apertus": ("Apertus", {"num_key_value_heads": 2}),  # (parameters of one number)
+    "granite-swa": ("GraniteSWA", {"num_key_value_heads": 2, "sliding_window": 24}),  # (sinks)
     "gpt2": ("GPT2", _GPT2),  # (weights as [in, out]; the head is its table)
 }
 """Families that Baton has no description of: transformers computes them."""

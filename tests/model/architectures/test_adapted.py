@@ -62,6 +62,8 @@ def test_who_computes_it() -> None:
     assert computed_by("LlamaForCausalLM", "auto") == computed_by("LlamaForCausalLM", "baton") == "baton"
     assert computed_by("LlamaForCausalLM", "transformers") == "transformers"
     assert computed_by("StableLmForCausalLM", "auto") == "transformers"
+    with pytest.raises(UnsupportedModel, match=r"it has mixtures of experts, .*; leave --model-impl away"):
+        computed_by("MixtralForCausalLM", "transformers")
     with pytest.raises(
         UnsupportedModel, match="'StableLmForCausalLM', which Baton does not serve; Baton serves: "
     ):

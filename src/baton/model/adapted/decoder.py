@@ -133,14 +133,24 @@ class AdaptedDecoder(Module):
         chosen = hidden if wanted is None else hidden[self._int64(wanted)]
         return hidden, self.logits(chosen) if len(chosen) else None
 
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
-        """[1, heads, T, head_dim] each → [1, T, heads, head_dim]"""
+    def attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        window: int | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """[1, heads, T, head_dim] each, sinks [heads] → [1, T, heads, head_dim]"""
         _, heads, count, dim = queries.shape
         dtype = self.placement.dtype
         turned = (part[0].transpose(0, 1).to(dtype) for part in (queries, keys, values))
         query, key, value = turned
         self.backend.write_kv(layer, key, value, self._plan)
-        found = self.backend.attend(layer, query, window, self._plan)
+        found = self.backend.attend(
+            layer, query, window, self._plan, None if sinks is None else sinks.float()
+        )
         if self._on_layers is not None:
             self._on_layers(layer + 1)
         return found.view(1, count, heads, dim)

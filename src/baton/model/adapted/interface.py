@@ -14,13 +14,19 @@ PROBING: Final = "baton_probe"
 
 
 def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **_: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object,
+    s_aux: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """Whose step that is, and which layer, stands with the module (`decoder.AdaptedDecoder`).  What else a
     class says was seen by the probe."""
     whose: Any = module._baton
     decoder, layer, window = whose
-    return decoder().attend(layer, query, key, value, window), None
+    return decoder().attend(layer, query, key, value, window, s_aux), None
 
 
 def register() -> None:

@@ -123,6 +123,7 @@ def attention_told(
     attention_mask: object,
     scaling: float | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     is_causal: bool | None = None,
     **other: Any,
 ) -> tuple[Tensor, None]:
@@ -134,7 +135,9 @@ def attention_told(
         raise probe.refused(f"{where} has no causal mask, or one of its own")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise probe.refused(f"{where} sees what comes after a token too")
-    for argument in ("s_aux", "position_bias", "head_mask", "alibi", "sinks", "score_mod"):
+    if s_aux is not None and s_aux.shape != query.shape[1:2]:
+        raise probe.refused(f"the sinks of {where} are not one of each head")
+    for argument in ("position_bias", "head_mask", "alibi", "sinks", "score_mod"):
         if other.get(argument) is not None:
             raise probe.refused(f"{where} gives attention {argument!r}, which Baton does not compute there")
     _, heads, tokens, head_dim = query.shape

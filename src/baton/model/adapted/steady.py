@@ -80,9 +80,12 @@ def _matters(x: object) -> bool:
 def _at_whole_vectors(func: Any, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     count = x.numel()
     length = _length(count, torch.get_num_threads())
+    if length == count and x.is_contiguous():
+        found: Tensor = func(x, *args, **kwargs)
+        return found
     flat = x.new_ones(length)  # (of 0 some have no value)
     flat[:count] = x.reshape(-1)
-    found: Tensor = func(flat, *args, **kwargs)
+    found = func(flat, *args, **kwargs)
     return found[:count].view(x.shape)
 
 

@@ -116,11 +116,17 @@ def check_known(raw: Mapping[str, Any], name: str, file: str) -> None:
 
 
 def _check_adapted(raw: Mapping[str, Any], name: str, architecture: str) -> None:
-    if reason := why_not_adapted(raw, architecture):
+    if not (reason := why_not_adapted(raw, architecture)):
+        return
+    if architecture in FAMILIES:
         raise UnsupportedModel(
-            f"{name!r} is a {architecture[:60]!r}, which Baton does not serve: it is no family of Baton's, "
-            f"and {reason}"
+            f"{name!r} is a {architecture!r}, which transformers cannot compute here: {reason}; leave "
+            "--model-impl away"
         )
+    raise UnsupportedModel(
+        f"{name!r} is a {architecture[:60]!r}, which Baton does not serve: it is no family of Baton's, "
+        f"and {reason}"
+    )
 
 
 def family_of(

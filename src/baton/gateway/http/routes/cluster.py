@@ -147,7 +147,7 @@ def _check_fit(gateway: Gateway, body: JoinRequest, renewal: bool) -> None:
         raise _misfit(
             "dtype",
             f"it computes in {body.dtype[:64]}, the instances here in {served.dtype}; start it with the same "
-            "--dtype, --quantization, --kv-cache-dtype and --executor",
+            "--dtype, --quantization, --kv-cache-dtype, --model-impl and --executor",
         )
     if body.angles and served.angles and body.angles != served.angles:
         raise _misfit(
