@@ -89,7 +89,7 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         record=_made("--record", options.record),
         weight_cache=None if options.weight_cache is None else str(Path(options.weight_cache).absolute()),
         vocab_size=model.vocab_size,
-        tokenizer=str(tokenizer),
+        tokenizer_files=str(tokenizer),
     )
     tasks, pooling, judge = _pooling(options, directory, model)
     served = ServedModel(

@@ -77,7 +77,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Loading the model takes longer, at the start or at run time: the instance fails."""
     vocab_size: int = 0
     """Only for the simulated executor."""
-    tokenizer: str = ""
+    tokenizer_files: str = ""
     """Directory or file of the tokenizer, from which the launcher makes `vocabulary`; "": there is none."""
     vocabulary: str = ""
     """File with a `grammar.vocabulary.Vocabulary`, for constrained requests; "": none, and these fail.

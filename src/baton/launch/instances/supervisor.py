@@ -137,12 +137,12 @@ class Supervisor:
             if self._config.executor == "torch" and self._config.device == "cpu":
                 server = images.enter_context(image_server())
                 self._config = msgspec.structs.replace(self._config, weight_images=server)
-            if self._config.executor == "torch" and self._config.tokenizer:
+            if self._config.executor == "torch" and self._config.tokenizer_files:
                 path = directory.path / "vocabulary"
                 self._config = msgspec.structs.replace(self._config, vocabulary=str(path))
                 # (In a thread, while the first incarnation starts.)
                 writing = asyncio.create_task(
-                    write_vocabulary(self._config.tokenizer, path), name="vocabulary"
+                    write_vocabulary(self._config.tokenizer_files, path), name="vocabulary"
                 )
                 images.callback(writing.cancel)
             while True:
