@@ -46,7 +46,7 @@ _OURS: dict[str, dict[str, Any]] = {
             "quantize_head": head,
         }
         for group in (32, 64, 128)
-        for head in (8, 4)
+        for head in (8, 6, 4)
     },
 }
 _THEIRS = ("bf16", "q8_0", "q4_0", "q4_k_m")

@@ -274,6 +274,7 @@ def test_int8_is_in_groups_if_a_size_is_given() -> None:
     assert (grouped.instance.quantization_group_size, grouped.instance.quantize_head) == (32, 8)
     four = make_plan(EngineOptions(quantization="int4", quantize_head=4)).instance
     assert (four.quantization_group_size, four.quantize_head) == (64, 4)
+    assert make_plan(EngineOptions(quantization="int4", quantize_head=6)).instance.quantize_head == 6
     with pytest.raises(OptionError, match="unless --quantization-group-size is given"):
         make_plan(EngineOptions(quantization="int8", quantize_head=4))
 

@@ -44,7 +44,7 @@ FORMS = {
     "int8": ("llama2", {"dtype": "bfloat16", "quantization": "int8"}),
     "int8, tied": ("qwen3", {"dtype": "float32", "quantization": "int8"}),
     "int4": ("llama2", {"dtype": "bfloat16", "quantization": "int4", "quantize_head": 8}),
-    "int4, tied": ("qwen3", {"dtype": "bfloat16", "quantization": "int4", "quantize_head": 4}),
+    "int4, tied": ("qwen3", {"dtype": "bfloat16", "quantization": "int4", "quantize_head": 6}),
     "int4 but the head": ("qwen3", {"dtype": "float32", "quantization": "int4", "quantize_head": 16}),
     "the head alone": ("llama2", {"dtype": "bfloat16", "quantize_head": 8}),
     "mxfp4": ("gpt-oss", {"dtype": "bfloat16"}),
@@ -164,6 +164,7 @@ def test_each_rank_has_an_image_of_its_own_part(rank: int, server: str, tmp_path
     ("flags", "found"),
     [
         ({"quantization": "int4", "quantize_head": 8}, {"grouping": 32, "finer": 128, "head_grouping": 128}),
+        ({"quantization": "int4", "quantize_head": 6}, {"grouping": 32, "finer": 128, "head_grouping": 128}),
         ({"quantization": "int4", "quantize_head": 4}, {"grouping": 32, "finer": 128, "head_grouping": 32}),
         ({"quantization": "int8", "quantize_head": 8}, {"grouping": 32, "finer": None, "head_grouping": 32}),
         ({"quantize_head": 8}, {"grouping": None, "finer": None, "head_grouping": 128}),

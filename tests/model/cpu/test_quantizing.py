@@ -17,7 +17,7 @@ from baton.model.weights.quantize import quantize, relative_error
 from baton.model.weights.store import Shelf
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="the native library is not built")
-FORMATS = list(product((4, 8), (32, 64, 128), (False, True)))
+FORMATS = list(product((4, 6, 8), (32, 64, 128), (False, True)))
 
 
 @pytest.fixture(params=instruction_sets() or [pytest.param("", marks=pytest.mark.skip)])

@@ -34,7 +34,7 @@ def by_hand(weight: Grouped) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_weight_is_scale_times_code_minus_zero(bits, ordered):
     order = torch.randperm(128, generator=torch.Generator().manual_seed(1)).int() if ordered else None
@@ -88,13 +88,14 @@ def test_a_cut_through_a_group_or_an_order_is_refused():
 
 def test_bytes_are_those_of_the_packed_weight():
     assert a_weight(6, 128, 32, 4).nbytes == 6 * 64 + 8 * 6 * 4
+    assert a_weight(6, 128, 32, 6).nbytes == 6 * 96 + 8 * 6 * 4
     assert a_weight(6, 128, 32, 8).nbytes == 6 * 128 + 8 * 6 * 4
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"bits": 3}, "codes of 3 bits; Baton multiplies 4 and 8"),
+        ({"bits": 3}, "codes of 3 bits; Baton multiplies 4, 6 and 8"),
         ({"group": 48}, "groups of 48 inputs; Baton multiplies groups of 32, 64 and 128"),
         ({"codes": torch.zeros(6, 120, dtype=torch.uint8)}, "120 inputs are no multiple of the group of 32"),
         ({"codes": torch.zeros(6, 128)}, "codes are [6, 128] in float32, not [out, in] in uint8"),

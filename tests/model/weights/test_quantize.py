@@ -34,7 +34,7 @@ def test_the_search_beats_the_whole_range(weight, group):
     assert 0 <= found.zeros.min() <= found.zeros.max() <= 15
 
 
-@pytest.mark.parametrize(("bits", "symmetric"), [(4, True), (8, False), (8, True)])
+@pytest.mark.parametrize(("bits", "symmetric"), [(4, True), (6, False), (6, True), (8, False), (8, True)])
 def test_other_zero_points_are_whole_numbers(weight, bits, symmetric):
     zeros = quantize(weight, bits, 64, symmetric).zeros
     assert torch.equal(zeros, zeros.round())
@@ -44,7 +44,7 @@ def test_errors_are_of_the_size_that_such_bits_have(weight):
     weight[5, 17] = 0.0
     errors = {
         (bits, group, symmetric): relative_error(weight, quantize(weight, bits, group, symmetric))
-        for bits in (4, 8)
+        for bits in (4, 6, 8)
         for group in (32, 64, 128)
         for symmetric in (False, True)
     }
@@ -53,6 +53,7 @@ def test_errors_are_of_the_size_that_such_bits_have(weight):
     assert errors[4, 64, False] < 0.085
     assert errors[4, 128, False] < 0.0945
     assert all(error < 0.007 for (bits, _, _), error in errors.items() if bits == 8)
+    assert all(error < 0.028 for (bits, _, _), error in errors.items() if bits == 6)
 
 
 def test_scales_have_the_precision_of_float16_at_any_size(weight):
@@ -72,7 +73,7 @@ def test_rows_do_not_depend_on_each_other(weight):
 def test_bf16_and_constant_and_zero_rows():
     weight = torch.stack([torch.zeros(64), torch.full((64,), 0.25), torch.full((64,), -3.0)]).bfloat16()
     for symmetric in (False, True):
-        for bits in (4, 8):
+        for bits in (4, 6, 8):
             found = quantize(weight, bits, 64, symmetric).dequantized()
             assert torch.allclose(found, weight.float(), rtol=2e-2)
 

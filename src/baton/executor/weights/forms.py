@@ -19,10 +19,10 @@ class ExecutorError(ValueError):
 
 
 _BITS = {"int4": 4, "int8": 8}
-_FINER_BITS = 8
+_FINER_BITS = 6
 """Of v with int4: the matrix whose rounding costs most, and one of the smallest."""
 _LARGE_GROUP = 128
-"""Of what has 8 bits beside 4: their steps are so fine that small groups are not seen in answers."""
+"""Of what has more bits than 4: their steps are so fine that small groups are not seen in answers."""
 
 
 def weights_form(config: InstanceConfig, dtype: torch.dtype, device: torch.device) -> Weights:
@@ -60,7 +60,7 @@ def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
     large = _LARGE_GROUP if config.quantization != "int8" else group  # (which has what was asked for)
     head = None
     if config.quantize_head != 16:
-        head = Grouping(config.quantize_head, large if config.quantize_head == 8 else group)
+        head = Grouping(config.quantize_head, large if config.quantize_head > 4 else group)
     groups = grouping is not None or head is not None or model.quantization is not None
     finer = Grouping(_FINER_BITS, large) if config.quantization == "int4" else None
     return {"groups": groups, "grouping": grouping, "finer": finer, "head_grouping": head}

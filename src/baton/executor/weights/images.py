@@ -35,7 +35,7 @@ from baton.version import __version__
 
 log = logging.getLogger(__name__)
 
-PACKING = 5
+PACKING = 6
 """Grows when what Python packs, quantizes or names changes, within a version of Baton."""
 _ROOM_TIMES = 8
 """A checkpoint in 4 bits becomes float32 at most."""

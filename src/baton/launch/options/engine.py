@@ -36,8 +36,8 @@ def _check_group_size(size: int | None) -> None:
 
 
 def _check_head_bits(bits: int | None) -> None:
-    if bits not in (None, 4, 8, 16):
-        raise ValueError("give 4, 8 or 16")
+    if bits not in (None, 4, 6, 8, 16):
+        raise ValueError("give 4, 6, 8 or 16")
 
 
 def _check_parser(names: Mapping[str, str]) -> Callable[[str], None]:
@@ -93,7 +93,7 @@ class ModelOptions(Options):
     quantization: Literal["int8", "int4"] | None = flag(
         None,
         "Of a checkpoint in floating point, while it is loaded, on a CPU. int8: weights and activations of "
-        "all products in 8 bits; int4: weights in 4 bits, v in 8, with a scale and a zero point for each "
+        "all products in 8 bits; int4: weights in 4 bits, v in 6, with a scale and a zero point for each "
         "group.",
         unset="as the checkpoint is",
     )
@@ -108,7 +108,7 @@ class ModelOptions(Options):
     )
     quantize_head: int | None = flag(
         None,
-        "Bits of the output head and the embedding: 4 or 8; 16: as in the checkpoint.",
+        "Bits of the output head and the embedding: 4, 6 or 8; 16: as in the checkpoint.",
         least=4,
         most=16,
         unit="bits",

@@ -68,12 +68,14 @@ class _Part:
         self.out_features, self.in_features = facts["n"], facts["k"]
         self._group, self.bits = facts["group"], facts["bits"]
         groups = (facts["n"], facts["k"] // facts["group"])
-        self._codes = shelf.make("codes", (facts["n"], facts["k"] * facts["bits"] // 8), torch.uint8)
+        self._codes = shelf.make(
+            "codes", (facts["n"], facts["k"] // (2 if self.bits == 4 else 1)), torch.uint8
+        )
         self._scales = shelf.make("scales", groups, torch.float32)
         self._zeros = shelf.make("zeros", groups, torch.float32)
         if weight is not None:
             codes = weight.codes
-            is_kept = weight.bits == 8 or weight.nibbles
+            is_kept = weight.bits != 4 or weight.nibbles
             self._codes.copy_(codes if is_kept else codes[:, ::2] | codes[:, 1::2] << 4)
             self._scales.copy_(weight.scales)
             self._zeros.copy_(weight.zeros)
@@ -109,7 +111,7 @@ class _Part:
 
     def _columns(self, first: int, stop: int) -> Tensor:
         """Codes [out, stop - first] as float32; `first` and `stop` are even."""
-        if self.bits == 8:
+        if self.bits != 4:
             return self._codes[:, first:stop].float()
         packed = self._codes[:, first // 2 : stop // 2]
         return torch.stack((packed & 15, packed >> 4), dim=2).flatten(1).float()

@@ -25,7 +25,7 @@ class Grouping:
     """How weights in floating point are quantized."""
 
     bits: int
-    """4 or 8"""
+    """4, 6 or 8"""
     group: int
     """Inputs a group, at most"""
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 GROUPS = (32, 64, 128)
 """Inputs a group, as kernels multiply them."""
-MIDDLE = {4: 8.0, 8: 128.0}
+MIDDLE = {4: 8.0, 6: 32.0, 8: 128.0}
 """By bits: the zero point of a symmetric weight."""
 _E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """By its four bits, twice a number of MXFP4."""
@@ -38,7 +38,7 @@ class Grouped:
     """A weight [out, in].  Raises `ValueError` (one line) if its parts do not fit together."""
 
     codes: Tensor
-    """[out, in] uint8: 0…15 for 4 bits, 0…255 for 8"""
+    """[out, in] uint8: 0…15 for 4 bits, 0…63 for 6, 0…255 for 8"""
     scales: Tensor
     """[out, in / group] float32, finite"""
     zeros: Tensor
@@ -46,7 +46,7 @@ class Grouped:
     group: int
     """Inputs a group: one of GROUPS"""
     bits: int
-    """4 or 8"""
+    """4, 6 or 8"""
     order: Tensor | None = None
     """[in] int32: column j of `codes` belongs to input order[j]; None: to input j"""
     e2m1: bool = False
@@ -56,7 +56,7 @@ class Grouped:
 
     def __post_init__(self) -> None:
         if self.bits not in MIDDLE:
-            raise ValueError(f"codes of {self.bits} bits; Baton multiplies 4 and 8")
+            raise ValueError(f"codes of {self.bits} bits; Baton multiplies 4, 6 and 8")
         if self.group not in GROUPS:
             raise ValueError(f"groups of {self.group} inputs; Baton multiplies groups of 32, 64 and 128")
         if self.nibbles and self.bits != 4:
@@ -72,8 +72,9 @@ class Grouped:
             # (some fifty times as fast as to look at each)
             if tensor.numel() and not all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
                 raise ValueError(f"{name} hold NaN or infinity")
-        if self.bits == 4 and not self.nibbles and self.codes.numel() and int(self.codes.max()) > 15:
-            raise ValueError(f"a code is {int(self.codes.max())}, 4 bits hold 0 to 15")
+        largest = (1 << self.bits) - 1
+        if self.bits < 8 and not self.nibbles and self.codes.numel() and int(self.codes.max()) > largest:
+            raise ValueError(f"a code is {int(self.codes.max())}, {self.bits} bits hold 0 to {largest}")
         if self.order is not None:
             if tuple(self.order.shape) != (self.in_features,) or self.order.dtype != torch.int32:
                 raise ValueError(f"order is {_told(self.order)}, not [{self.in_features}] in int32")

@@ -35,9 +35,10 @@ _CACHED_ELEMENTS = 1 << 15
 _FITTED_CLIPS, _FITS = (1.0, 0.9, 0.8, 0.7), 3
 _WHOLE_CLIPS = {
     4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.74, 0.68),
+    6: (1.0,),
     8: (1.0,),
 }
-"""By bits: in 8 bits steps are fine enough."""
+"""By bits: from 6 on steps are fine enough."""
 _SCALE_BITS, _WORD_BITS = 11, 6
 """Of a scale's mantissa, with the first: as float16 has; where it shares a word with its zero point."""
 _TINY = 1e-30

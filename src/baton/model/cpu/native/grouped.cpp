@@ -30,6 +30,7 @@
 namespace {
 
 constexpr int kPanel = 2 * kLanes;
+constexpr int kUnit = 8;  // steps in a row, without a branch; a group has one or more of them
 #if defined(__AVX512F__)
 constexpr int kRows = 12;
 #else
@@ -128,9 +129,9 @@ INLINE U numbers_of(U codes) {
 #endif
 }
 
-// Of eighths, 8 * code.
+// Of step `s` of the unit, or of the step, that begins here; of eighths, 8 * code.
 template <int bits, Way way>
-INLINE void codes_of(const char* at, U* low, U* high) {
+INLINE void codes_of(const char* at, int s, U* low, U* high) {
     if constexpr (way == kEighths) {
         const U both = load_u(at);
         *low = (both << 3) & 0x78787878u;
@@ -140,6 +141,10 @@ INLINE void codes_of(const char* at, U* low, U* high) {
         *low = both & 0x0f0f0f0fu;
         *high = (both >> 4) & 0x0f0f0f0fu;
         if constexpr (way == kTable) *low = numbers_of(*low), *high = numbers_of(*high);
+    } else if constexpr (bits == 6) {
+        const U both = load_u(at + s * kLanes * 4), upper = load_u(at + (kUnit + s / 2) * kLanes * 4);
+        *low = (both & 0x0f0f0f0fu) | ((s % 2 ? upper : upper << 4) & 0x30303030u);
+        *high = ((both >> 4) & 0x0f0f0f0fu) | ((s % 2 ? upper >> 2 : upper << 2) & 0x30303030u);
     } else {
         *low = load_u(at);
         *high = load_u(at + kLanes * 4);
@@ -185,7 +190,6 @@ void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, con
     // Added to codes less their zero point, so that they stay unsigned: at most 31 then, or 240 of eighths.
     constexpr int shift = way == kEighths ? 120 : 16;
     constexpr bool shifted = bits == 4 && rows > 2 && (way == kWhole || (way == kEighths && !kPairs));
-    constexpr int kUnit = 8;  // steps in a row, without a branch; a group has one or more of them
     const GroupedWeight& w = *task.w;
     const int64_t k = w.k, steps = w.group / 4, left = w.n - n, fetched = ahead->bytes;
     const int64_t width = factors_of(k), sums_begin = sums_at(k, w.group), after = meta_bytes(w.meta);
@@ -245,12 +249,12 @@ void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, con
                         KEEP(near);
                         KEEP(far);
                         __builtin_prefetch(fetch, 0, 2);
-                        if (bits == 8 && fetched > 64) __builtin_prefetch(fetch + 64, 0, 2);
+                        if (bits != 4 && fetched > 64) __builtin_prefetch(fetch + 64, 0, 2);
                         fetch += fetched;
                         U low, high;
-                        codes_of<bits, way>(at, &low, &high);
+                        codes_of<bits, way>(at, s, &low, &high);
                         if constexpr (shifted) low += more[0], high += more[1];
-                        at += step_bytes_of(bits);
+                        if constexpr (bits != 6) at += step_bytes_of(bits);
                         each<rows>([&](auto r) INLINE_LAMBDA {
                             const X x = input_of(r.value);
                             found[r.value][0] = add(found[r.value][0], low, x, bits == 8);
@@ -259,6 +263,7 @@ void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, con
                         near += 4;
                         far += 4;
                     }
+                    if constexpr (bits == 6) at += kUnit * step_bytes_of(bits);
                 }
                 if (ahead->lines) {
                     for (int64_t i = 0; i < after; i += 64) __builtin_prefetch(fetch + i, 0, 2);
@@ -329,6 +334,7 @@ ByPanel by_panel_of(const GroupedWeight& w) {
     if (w.meta == kHalfEighths || w.meta == kWord) return by_panel<4, kEighths>;
     if (w.meta == kE2m1) return by_panel<4, kTable>;
     if (w.bits == 4) return whole ? by_panel<4, kWhole> : by_panel<4, kFloats>;
+    if (w.bits == 6) return whole ? by_panel<6, kWhole> : by_panel<6, kFloats>;
     return whole ? by_panel<8, kWhole> : by_panel<8, kFloats>;
 }
 
@@ -440,6 +446,14 @@ INLINE char* store_halves(char* to, const F& numbers) {
     return to + 2 * kLanes;
 }
 
+// Step `s` of a unit of 6 bits; steps come in their order.
+INLINE void put_six(char* unit, int64_t s, U low, U high) {
+    float* const upper = (float*)(unit + (kUnit + s / 2) * kLanes * 4);
+    const U two = (low >> 4 & 0x03030303u) | (high >> 2 & 0x0c0c0c0cu);
+    store((float*)(unit + s * kLanes * 4), as_f((low & 0x0f0f0f0fu) | (high << 4 & 0xf0f0f0f0u)));
+    store(upper, as_f(s % 2 ? as_u(load(upper)) | two << 4 : two));
+}
+
 template <bool nibbles>
 void pack(const GroupedWeight* w, const uint8_t* codes, const float* scales, const float* zeros) {
     const int64_t groups = w->k / w->group, step = step_bytes_of(w->bits);
@@ -458,7 +472,10 @@ void pack(const GroupedWeight* w, const uint8_t* codes, const float* scales, con
                 words_of<nibbles>(*w, codes, p * kPanel, g * w->group + first, bytes, low);
                 words_of<nibbles>(*w, codes, p * kPanel + kLanes, g * w->group + first, bytes, high);
                 for (int64_t s = 0; s < bytes / 4; ++s, to += step) {
-                    if (w->bits == 4) {
+                    if (w->bits == 6) {
+                        const int64_t of_unit = (first / 4 + s) % kUnit;
+                        put_six(to - of_unit * step, of_unit, as_u(low[s]), as_u(high[s]));
+                    } else if (w->bits == 4) {
                         store((float*)to, as_f(as_u(low[s]) | as_u(high[s]) << 4));
                     } else {
                         store((float*)to, low[s]);
@@ -525,9 +542,12 @@ BATON_EXPORT(grouped_rows)(int64_t to_bf16, const GroupedWeight* w, const int64_
                                : w->meta == kHalf ? (float)w->zero
                                                   : load_zeros(meta, w->meta, (int)half)[lane];
             for (int64_t i = 0; i < w->group; ++i) {
-                const char* from = at + i / 4 * step;
-                const uint8_t both = (uint8_t)from[(w->bits == 8 ? half * kLanes * 4 : 0) + lane * 4 + i % 4];
-                const int bits = w->bits == 8 ? both : both >> (4 * half) & 15, code = table ? kNumbers[bits] : bits;
+                const int64_t place = lane * 4 + i % 4, s = i / 4 % kUnit;
+                const char* from = at + (w->bits == 6 ? (i / 4 - s) * step + s * kLanes * 4 : i / 4 * step) + place;
+                const uint8_t both = (uint8_t)from[w->bits == 8 ? half * kLanes * 4 : 0];
+                int bits = w->bits == 8 ? both : both >> (4 * half) & 15;
+                if (w->bits == 6) bits |= (from[(kUnit + s / 2 - s) * kLanes * 4] >> (s % 2 * 4 + half * 2) & 3) << 4;
+                const int code = table ? kNumbers[bits] : bits;
                 const float value = scale * ((float)code - zero);
                 if (to_bf16) put((bf16*)out + t * w->k + g * w->group + i, value);
                 else put((float*)out + t * w->k + g * w->group + i, value);

@@ -1,11 +1,13 @@
 // A weight in small integers, packed, and activations for it: what grouped.cpp, steps.cpp and program.cpp share.
 //
-// w[n, k] = scale[n, g] * (code[n, k] - zero[n, g]) with g = k / group, group 32, 64 or 128, codes of 4 or 8 bits.
+// w[n, k] = scale[n, g] * (code[n, k] - zero[n, g]) with g = k / group, group 32, 64 or 128, codes of 4, 6 or 8 bits.
 //
 // Weight.  A panel is 2 * kLanes outputs, as in linear.cpp; a step is four inputs.  A panel lies group by group: its
 // steps, then the group's scales and zeros, so that all that a sum needs comes in one stream.  A step of 4 bits is one
 // vector: byte (lane, j) has input j of output `lane` in its lower half and of output kLanes + lane in the upper one.
-// A step of 8 bits is two vectors.  Then come 2 * kLanes scales, and as many zeros, as `Meta` says.
+// A step of 8 bits is two vectors.  Eight steps of 6 bits are eight vectors of their lower four bits, as of 4 bits, and
+// four of their upper two, two steps in each: of the first in bits 0 and 1 (2 and 3 for output kLanes + lane) of a
+// byte, of the second in bits 4 and 5 (6 and 7).  Then come 2 * kLanes scales, and as many zeros, as `Meta` says.
 //
 // Activations.  x[t, k] ≈ q[t, k] * c[t, b], q signed bytes, c for each block b of 128 inputs.  Beside the bytes, a row
 // of *factors* has, in this order: c of each block, float32; minus the sums of q over each 32, 64 and 128 inputs, int32.
@@ -51,7 +53,7 @@ INLINE int64_t meta_bytes(int64_t meta) {
     constexpr int of_both[] = {2, 3, 4, 8, 3, 1, 2};  // by Meta
     return 2 * kLanes * of_both[meta];
 }
-INLINE int64_t step_bytes_of(int64_t bits) { return bits == 4 ? kLanes * 4 : kLanes * 8; }
+INLINE int64_t step_bytes_of(int64_t bits) { return bits * kLanes; }  // (of 6 bits, on average)
 INLINE int64_t group_bytes(const GroupedWeight& w) { return w.group / 4 * step_bytes_of(w.bits) + meta_bytes(w.meta); }
 
 INLINE int64_t blocks_of(int64_t k) { return (k + kBlock - 1) / kBlock; }
