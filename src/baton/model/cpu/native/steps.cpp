@@ -67,10 +67,19 @@ float quantize_row(const T* x, uint8_t* out, int64_t n) {
     return scale;
 }
 
+// (A loop over lanes becomes some thirty instructions, for each 32 inputs.)
 INLINE int32_t total(I v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#elif defined(__AVX2__)
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+#else
     int32_t sum = 0;
     for (int i = 0; i < kLanes; ++i) sum += v[i];
     return sum;
+#endif
 }
 
 // The row in signed bytes and its factors, as grouped.h says.  `order`: whose element comes where, or null.  n is a
