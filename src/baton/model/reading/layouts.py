@@ -128,7 +128,8 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> Grouped:
     """blocks [out, groups, 16] and scales [out, groups], uint8, as the layout says."""
     if bool((scales == 255).any()):
         raise LayoutError("its scales hold NaN")
-    factors = torch.ldexp(torch.ones(scales.shape), scales.int() - 127)
+    # 2^(s - 127), by its bits: s is the exponent of a float32, but for s = 0
+    factors = torch.where(scales == 0, 1 << 22, scales.int() << 23).view(torch.float32)
     return Grouped(blocks.flatten(1), factors, torch.zeros(scales.shape), 32, 4, e2m1=True, nibbles=True)
 
 
