@@ -99,8 +99,8 @@ class _Compiler:
                 return self._rule(" | ".join(map(_quoted, texts)))
             case Text(text):
                 return self.literal(text)
-            case AnyText():
-                return _FREE
+            case AnyText(without, most):
+                return self._free(without, most)
             case Sequence(parts):
                 return " ".join(f"({self.content(part)})" for part in parts) or '""'
             case Either(options):
@@ -131,6 +131,20 @@ class _Compiler:
         if not end:
             raise GrammarError("what ends or triggers something must not be empty")
         return self._rule(f"FREE {_quoted(end)}", "lazy", {"FREE": _FREE})
+
+    def _free(self, without: str, most: int | None) -> str:
+        """Any text that does not have this in it, of so many tokens at most."""
+        free = _FREE
+        if without and self._token(without) is None:
+            free = f"{_FREE} & ~/(.|\\n)*{regex_to_lark(re.escape(without))}(.|\\n)*/"
+        if most is None:
+            return free if free == _FREE else self._rule(self._terminal(free))
+        return self._rule(self._terminal(free), f"max_tokens={most}") if most else '""'
+
+    def _terminal(self, body: str) -> str:
+        name = f"T{len(self.rules)}"
+        self.rules.append(f"{name}: {body}")
+        return name
 
     def _token(self, text: str) -> str | None:
         number = self._special.get(text)

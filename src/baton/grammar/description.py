@@ -52,6 +52,11 @@ class Text(msgspec.Struct, tag="text", frozen=True):
 class AnyText(msgspec.Struct, tag="any", frozen=True):
     """Any text without special tokens, also none."""
 
+    without: str = ""
+    """This does not stand in it."""
+    most: int | None = None
+    """Tokens at most; then what follows it must come."""
+
 
 class Sequence(msgspec.Struct, tag="sequence", frozen=True):
     """One after the other."""

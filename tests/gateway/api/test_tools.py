@@ -366,3 +366,10 @@ def test_a_form_of_the_answer_beside_tools_and_thoughts(server: GatewayServer) -
     ask(server, max_tokens=1, response_format=form, tools=openai.omit)
     assert "weather" not in grammar_of(server)
     assert "answer" in grammar_of(server)
+
+
+def test_a_budget_of_reasoning(server: GatewayServer) -> None:
+    ask(server, max_tokens=1, extra_body={"thinking_token_budget": 7})
+    assert "max_tokens=7" in grammar_of(server)
+    ask(server, max_tokens=1, extra_body={"thinking_token_budget": -1})
+    assert grammar_of(server) == ""

@@ -150,6 +150,8 @@ def test_bad_fields_of_completions(server: GatewayServer, field, value):
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("tool_choice", "any"),
+        ("thinking_token_budget", 5),
+        ("thinking_token_budget", -2),
         ("messages", [*USER, {"role": "tool", "content": "7", "tool_call_id": "1"}]),
         ("messages", [*USER, CALLING, {"role": "tool", "content": "7", "tool_call_id": "2"}]),
         ("messages", [*USER, {"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]),

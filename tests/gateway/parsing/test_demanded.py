@@ -49,6 +49,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
     for name, schema in SCHEMAS.items()
 ]
+LOOSE = [{"type": "function", "function": {"name": name}} for name in SCHEMAS]
 NAMED = {"type": "function", "function": {"name": "weather"}}
 FORMATS = [name for name in CALLS if name != "openai"]
 
@@ -178,6 +179,34 @@ def test_thoughts_before_what_is_bound_are_free(thinking: bool) -> None:
             content, _, _ = calls_in(formats, text, thinking)
             jsonschema_rs.validate(schema, json.loads(content))
     assert thought
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("budget", [0, 5])
+def test_a_budget_of_thoughts(budget: int, special: bool) -> None:
+    """The region is closed after so many tokens, and the rest is free, or bound."""
+    rng = random.Random(4)
+    thought = 0
+    for name, think, thinking in (
+        ("hermes", "qwen3", True),
+        ("hermes", "qwen3", False),
+        ("openai",) * 2 + (False,),
+    ):
+        formats = choose("", name, "openai_gptoss" if think == "openai" else think)
+        marks = special_of(formats, special)
+        for choice in ("auto", "required"):
+            tools = read_tools(LOOSE, choice)
+            found = structure_of(
+                formats, tools, functions_of(tools), parallel=False, thinking=thinking, budget=budget
+            )
+            for _ in range(4):
+                text = write(found, marks, rng, 400)
+                if text is None:
+                    continue
+                _, reasoning, _ = calls_in(formats, text, thinking)
+                thought += bool(reasoning)
+                assert len(reasoning) <= budget, text
+    assert bool(thought) is bool(budget)
 
 
 def test_one_call_where_no_more_are_wanted() -> None:

@@ -21,6 +21,7 @@ from baton.protocol.sampling_params import (
 )
 
 INT32 = (1 << 31) - 1
+Budget = Annotated[int, Meta(ge=-1, le=INT32, description="Tokens of reasoning at most; -1: any number.")]
 MAX_SEQUENCES = 4096
 """Of one request: prompts times n."""
 MAX_CACHE_SALT = 256

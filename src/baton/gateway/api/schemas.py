@@ -139,6 +139,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: f.ReasoningEffort | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: f.Budget | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -178,7 +179,6 @@ _OTHER = (
 _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": (([],), "is not supported; give tools"),
     "function_call": (("none", "auto"), "is not supported; give tools and tool_choice"),
-    "thinking_token_budget": ((-1,), "is not supported yet; leave it out"),
     "messages": ((), "is for /v1/chat/completions; give the texts themselves"),
     "modalities": ((["text"],), "only text is generated; leave it out"),
     "use_beam_search": ((False,), "beam search is not supported; leave it out"),

@@ -63,10 +63,12 @@ def structure_of(
     parallel: bool,
     thinking: bool,
     content: Content | None = None,
+    budget: int | None = None,
 ) -> Structure | None:
     """What the answer must be; None: whatever.  `functions`: the tools with the schemas that bind their
     arguments.  `content`: what binds an answer that calls nothing.  `thinking`: the answer begins inside of
-    reasoning.  Raises `BadRequest` for schemas that this format cannot keep."""
+    reasoning, which has `budget` tokens at most.  Raises `BadRequest` for schemas that this format cannot
+    keep."""
     demanded = tools.named or tools.choice == "required"
     if not tools.wanted or not (demanded or tools.strict or content is not None):
         answer = content
@@ -75,12 +77,14 @@ def structure_of(
             functions = [one for one in functions if one.name == tools.choice]
         answer = _answer(formats, functions, demanded, parallel and not tools.named, content)
     if answer is None:
-        return None
+        if budget is None:
+            return None
+        answer = _anything(formats)
+    elif formats.is_harmony and answer is content:
+        answer = Parts([Text("<|channel|>final<|message|>"), answer])
     if formats.is_harmony:
-        if answer is content:
-            answer = Parts([Text("<|channel|>final<|message|>"), answer])
-        return Structure(_after_analysis(answer))
-    return Structure(_after_thoughts(formats.thinking, answer, thinking))
+        return Structure(_after_analysis(answer, budget))
+    return Structure(_after_thoughts(formats.thinking, answer, thinking, budget))
 
 
 def _answer(
@@ -124,16 +128,30 @@ def _tag(trigger: str, call: Content) -> Tag:
 # -- reasoning before it
 
 
-def _after_thoughts(think: Think | None, answer: Content, thinking: bool) -> Content:
+def _anything(formats: Formats) -> Content:
+    """What an unbound answer has after its thoughts: text, and the format's tokens."""
+    opening = formats.thinking.open if formats.thinking is not None else "<|channel|>analysis"
+    text = AnyText(without=opening)
+    marks = sorted(formats.markers - {opening})
+    return Parts([text, Repeat(Parts([Either([Text(mark) for mark in marks]), text]), least=0)])
+
+
+def _after_thoughts(think: Think | None, answer: Content, thinking: bool, budget: int | None) -> Content:
     if think is None:
         return answer
-    thoughts = _until(think.close, Parts([_SPACES, answer]))
-    return thoughts if thinking else Either([Parts([Text(think.open), thoughts]), answer])
+    thoughts = Parts([_thoughts(think.close, budget), _SPACES, answer])
+    return thoughts if thinking else Either([Parts([_SPACES, Text(think.open), thoughts]), answer])
 
 
-def _after_analysis(answer: Content) -> Content:
-    rest = Parts([Text("<|start|>assistant"), answer])
-    return Either([Parts([Text("<|channel|>analysis<|message|>"), _until("<|end|>", rest)]), answer])
+def _after_analysis(answer: Content, budget: int | None) -> Content:
+    thoughts = _thoughts("<|end|>", budget)
+    analysis = Parts([Text("<|channel|>analysis<|message|>"), thoughts, Text("<|start|>assistant"), answer])
+    return Either([analysis, answer])
+
+
+def _thoughts(end: str, budget: int | None) -> Content:
+    """With what ends them."""
+    return Parts([AnyText(without=end, most=budget), Text(end)])
 
 
 def _until(end: str, then: Content) -> Content:

@@ -112,6 +112,7 @@ async def _grammar(gateway: Gateway, body: ChatRequest, found: Found) -> str:
             parallel=body.parallel_tool_calls is not False,
             thinking=found.thinking,
             content=None if asked is None else asked.structure.content,
+            budget=_budget(gateway, body),
         )
         if structure is None:
             return ""
@@ -125,6 +126,21 @@ async def _grammar(gateway: Gateway, body: ChatRequest, found: Found) -> str:
         if loose == functions:
             raise
     return await compiled(loose)
+
+
+def _budget(gateway: Gateway, body: ChatRequest) -> int | None:
+    """Tokens of reasoning at most.  Raises `BadRequest`."""
+    budget = body.thinking_token_budget
+    if budget is None or budget < 0:
+        return None
+    if gateway.formats.thinking is None and not gateway.formats.is_harmony:
+        raise BadRequest(
+            "thinking_token_budget: how this model writes reasoning is not known; start the server with "
+            "--reasoning-parser",
+            param="thinking_token_budget",
+            code="unsupported_parameter",
+        )
+    return budget
 
 
 def _parsing(gateway: Gateway, body: ChatRequest, found: Found) -> Parsing | None:
