@@ -10,7 +10,7 @@
 * products: those of a layer of ERNIE-4.5-0.3B's shape, weights cold, and its output head, beside the larger
   of two limits: the bytes of the weights at the rate of a plain read, and the operations at the rate that
   the kernel of this kind (of int8, for weights in groups) reaches with 1,024 rows and a weight that stays in
-  the cache.  "torch": oneDNN, packed weights.  Kinds: bf16, int8, and int4 and int8 in groups of inputs.
+  the cache.  "torch": oneDNN, packed weights.  Kinds: bf16, int8, and 4, 6 and 8 bits in groups of inputs.
 * sampling: a step of 64 rows of 100,000 logits, beside one plain read of them.
 
 A time is the median of several rounds; a round runs every build once, then its limit.  "of limit" is the
@@ -267,7 +267,7 @@ PRODUCTS: dict[str, list[tuple[int, int]]] = {
 """Outputs and inputs: qkv, o, gate + up, down; the output head."""
 
 
-KINDS = ("bf16", "int8", "int4 g128", "int4 g64", "int4 g32", "int8 g64")
+KINDS = ("bf16", "int8", "int4 g128", "int4 g64", "int4 g32", "int6 g128", "int8 g128", "int8 g64")
 """Of weights; g: inputs a group, with zero points."""
 
 
@@ -287,9 +287,11 @@ def product_of(build: str, weight: torch.Tensor, kind: str) -> Callable[[Activat
 def in_groups(weight: torch.Tensor, kind: str) -> Grouped:
     """Of this shape; values do not matter here."""
     bits, group = int(kind[3]), int(kind.partition(" g")[2])
-    scales = torch.rand(len(weight), weight.shape[1] // group).half().float()
-    # (of 4 bits in eighths, as --quantization int4 has them)
-    zeros = torch.randint(121, scales.shape) / 8 if bits == 4 else torch.randint(256, scales.shape).float()
+    shape = (len(weight), weight.shape[1] // group)
+    if bits == 4:  # as --quantization int4 has them: in eighths, in a word with a scale of 6 bits
+        scales, zeros = torch.randint(32, 64, shape) / 64, torch.randint(121, shape) / 8
+    else:
+        scales, zeros = torch.rand(shape).half().float(), torch.randint(1 << bits, shape).float()
     return Grouped(torch.randint(1 << bits, weight.shape, dtype=torch.uint8), scales, zeros, group, bits)
 
 
@@ -300,7 +302,8 @@ def rows_for(kind: str, x: torch.Tensor) -> Activations:
 def weight_bytes_of(kind: str, n: int, k: int) -> float:
     if " g" not in kind:
         return n * k * (2 if kind == "bf16" else 1)
-    return n * k * (int(kind[3]) / 8 + 3 / int(kind.partition(" g")[2]))  # a scale of 2 bytes and a zero of 1
+    bits = int(kind[3])  # of 4 bits, a scale and its zero take 2 bytes, else 2 and 1
+    return n * k * (bits / 8 + (2 if bits == 4 else 3) / int(kind.partition(" g")[2]))
 
 
 def product_case(
