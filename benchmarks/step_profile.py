@@ -169,6 +169,7 @@ def main() -> None:
     parser.add_argument("directory")
     parser.add_argument("cases", nargs="*", default=[])
     parser.add_argument("--quantization", choices=["int8", "int4"])
+    parser.add_argument("--quantize-head", type=int, help="bits")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
@@ -185,6 +186,7 @@ def main() -> None:
         max_model_len=min(4096, model.max_position_embeddings),
         dtype=given.dtype,
         quantization=given.quantization,
+        quantize_head=given.quantize_head,
         block_size=BLOCK,
         num_blocks=max(batch.block_tables.size for batch in batches.values()) + 1,
         max_num_seqs=max(len(batch.slots) for batch in batches.values()),
