@@ -33,6 +33,7 @@ Seed = Annotated[int, typer.Option(help="Of prompts and arrivals.", rich_help_pa
 
 @flags.of(
     EngineOptions,
+    "model_impl",
     "dtype",
     "quantization",
     "quantization_group_size",

@@ -14,6 +14,7 @@ from baton.launch.options.sources import Chosen
 
 @flags.of(
     EngineOptions,
+    "model_impl",
     "dtype",
     "quantization",
     "quantization_group_size",

@@ -23,6 +23,7 @@ _DEFAULT_CONTEXT = 2048
 
 @flags.of(
     EngineOptions,
+    "model_impl",
     "dtype",
     "quantization",
     "quantization_group_size",
@@ -105,6 +106,7 @@ def perplexity(
                     quantization=None,
                     quantization_group_size=None,
                     quantize_head=None,
+                    model_impl="auto",
                     kv_cache_dtype="auto",
                     dtype=reference_dtype or "auto",
                 )

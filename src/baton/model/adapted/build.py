@@ -66,6 +66,7 @@ def _instance(config: ModelConfig, name: str) -> Any:
     import transformers
 
     register()
+    transformers.logging.set_verbosity_error()  # (what a class remarks on a config.json is no news here)
     try:
         made: Any = getattr(transformers, config.architecture, None)
         if made is None:

@@ -129,6 +129,7 @@ class AdaptedDecoder(Module):
             position_ids=self._int64(step.positions())[None],
             use_cache=False,
         )
+        self._plan = self._on_layers = None
         hidden: Tensor = found.last_hidden_state[0]
         chosen = hidden if wanted is None else hidden[self._int64(wanted)]
         return hidden, self.logits(chosen) if len(chosen) else None
