@@ -88,6 +88,7 @@ def what_the_test_server_takes() -> dict[str, Any]:
     chat["continue_final_message"] = {"const": False}
     chat["tools"] = {"enum": [None, []]}  # (this server's template has no place for them)
     chat["tool_choice"] = {"enum": [None, "none", "auto"]}
+    chat["thinking_token_budget"] = {"enum": [None, -1]}  # (nor for reasoning)
     for name in ("ChatRequest", "CompletionRequest"):
         properties = schemas[name]["properties"]
         properties["stream_options"] = properties["prompt_logprobs"] = {
