@@ -59,7 +59,8 @@ def directory_with(source: Path, target: Path, template: str, special: tuple[str
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     backend.save(str(target / "tokenizer.json"))
     config = json.loads((source / "tokenizer_config.json").read_text())
-    (target / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    config |= {"chat_template": template, "response_template": {"fields": {"x": {"open": "<x>"}}}}
+    (target / "tokenizer_config.json").write_text(json.dumps(config))
     return target
 
 
@@ -126,6 +127,10 @@ def test_a_call(server: GatewayServer, tokenizer: Tokenizer) -> None:
     assert call.id.startswith("call_")
     prompt = prompt_of(server, tokenizer)
     assert f"<tools>{json.dumps([WEATHER, TIME])}</tools>" in prompt
+
+
+def test_the_checkpoints_response_template_is_read(tokenizer: Tokenizer) -> None:
+    assert json.loads(tokenizer.response_template) == {"fields": {"x": {"open": "<x>"}}}
 
 
 def test_nothing_but_calls_is_no_content(server: GatewayServer, tokenizer: Tokenizer) -> None:

@@ -7,11 +7,23 @@ from typing import Any
 
 import pytest
 
+from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.parsing.formats import CALLS
 from tests.gateway.parsing.fixtures import TYPES, answers, meaning, read
 
 pytest.importorskip("transformers.utils.chat_parsing")
 START = "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("family", "calls", "think"), [("qwen3", "hermes", "qwen3"), ("qwen3_5", "qwen3_coder", "qwen3")]
+)
+def test_a_response_template_shows_the_formats(family: str, calls: str, think: str) -> None:
+    """Where the chat template shows nothing, or others; flags go before it."""
+    response = json.dumps(template_of(family))
+    for template in ("{{ tools }}", "{{ tools }}[TOOL_CALLS][THINK]"):
+        assert choose(template, response=response) == Formats(calls, think, True)
+    assert choose("", "mistral", "none", response=response) == Formats("mistral", "", False)
 
 
 def template_of(family: str) -> dict[str, Any]:

@@ -77,7 +77,10 @@ class Gateway:
         self.metrics.registry.register(self.bodies)
         self.pausing = Pausing(self.client, self.generator)
         self.formats = choose(
-            self.tokenizer.template_source, self.served.tool_call_parser, self.served.reasoning_parser
+            self.tokenizer.template_source,
+            self.served.tool_call_parser,
+            self.served.reasoning_parser,
+            response=self.tokenizer.response_template,
         )
         settings = Settings(
             max_model_len=self.served.max_model_len,

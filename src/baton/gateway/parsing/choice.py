@@ -77,12 +77,14 @@ class Formats(msgspec.Struct, frozen=True):
         return frozenset(marks)
 
 
-def choose(template: str | None, calls: str = AUTO, think: str = AUTO) -> Formats:
-    """By the names of flags (`known_calls`, `known_thinks`), or by what the template shows."""
+def choose(template: str | None, calls: str = AUTO, think: str = AUTO, *, response: str = "") -> Formats:
+    """By the names of flags (`CALL_NAMES`, `THINK_NAMES`), else by what `response` shows, the checkpoint's
+    `response_template` (how transformers reads answers), else by what the chat template does."""
     source = template or ""
+    shown = response.replace("\\", "")  # (markers stand in it as expressions)
     return Formats(
-        _chosen(source, calls, _CALL_SIGNS, CALL_NAMES),
-        _chosen(source, think, _THINK_SIGNS, THINK_NAMES),
+        _chosen(shown, calls, _CALL_SIGNS, CALL_NAMES) or _chosen(source, calls, _CALL_SIGNS, CALL_NAMES),
+        _chosen(shown, think, _THINK_SIGNS, THINK_NAMES) or _chosen(source, think, _THINK_SIGNS, THINK_NAMES),
         _KNOWS_TOOLS.search(source) is not None,
     )
 

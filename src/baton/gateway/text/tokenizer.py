@@ -101,6 +101,9 @@ class Tokenizer:
             if bos_id is not None and bos_id not in self.encode(""):
                 self.encoding = Encoding(backend, [bos_id])
         self.template_source: str | None = config.get("chat_template") or None
+        response = config.get("response_template")
+        self.response_template = "" if response is None else msgspec.json.encode(response).decode()
+        """How transformers reads the model's answers, as JSON; "": not said."""
         self.content_format: ContentFormat = "string"
         """How the template wants a message's content; see `chat_template.content_format`."""
         self.use_template(self.template_source)
