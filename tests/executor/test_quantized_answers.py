@@ -13,6 +13,12 @@ import torch
 
 from baton.bench.answers import compare_answers
 from baton.executor.scoring import TextScorer
+from baton.executor.torch_executor import TorchExecutor
+from baton.launch.limits import OptionError
+from baton.launch.options import EngineOptions
+from baton.launch.plan import make_plan
+from baton.model.checkpoint.hub import resolve_model
+from baton.model.layers.grouped import GroupedProduct
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import config_for, prompt_of
 from tests.model.checkpoints import make_checkpoint
@@ -105,6 +111,25 @@ def test_gpt_oss_in_mxfp4_is_the_model_with_those_numbers(tmp_path: Path) -> Non
     with torch.no_grad():
         expected = reference(torch.from_numpy(tokens).long()[None]).logits[0]
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+
+
+def test_what_gpt_oss_has_in_floating_point_is_quantized_if_asked(tmp_path: Path) -> None:
+    """Its experts stay in MXFP4; a checkpoint whose other weights are quantized is refused."""
+    make_checkpoint(tmp_path / "gpt", "gpt-oss", **SIZES)
+    rewrite_gpt_oss(tmp_path / "gpt")
+    config = config_for(tmp_path / "gpt", quantization="int4", quantization_group_size=32, quantize_head=8)
+    with closing(TorchExecutor.from_config(config, 0, "")) as executor:
+        assert "(mxfp4, the rest int4 in groups of 32, v in 6 bits, head in 8 bits; " in executor.info.detail
+        block = executor._model.layers[0]
+        found = [matrix.product for matrix in (block.attention.qkv, block.attention.output)]
+        assert all(isinstance(product, GroupedProduct) for product in found)
+    tokenizer = str(resolve_model(None))
+    path = str(tmp_path / "gpt")
+    plan = make_plan(EngineOptions(model=path, tokenizer=tokenizer, quantization="int4", max_model_len=64))
+    assert plan.instance.quantization == "int4"
+    make_quantized(tmp_path / "awq", "awq")
+    with pytest.raises(OptionError, match=r"this checkpoint is quantized already \(awq\)"):
+        make_plan(EngineOptions(model=str(tmp_path / "awq"), tokenizer=tokenizer, quantization="int4"))
 
 
 class Fixed:

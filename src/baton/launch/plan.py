@@ -245,7 +245,7 @@ def _dtype(flag: str, checkpoint: str, device: str) -> Dtype:
 
 def _quantization(options: EngineOptions, model: ModelConfig, device: str) -> Literal["int8", "int4"] | None:
     if options.quantization is not None:
-        if model.quantization is not None:
+        if model.quantization is not None and not model.quantization.is_of_experts:
             raise OptionError(
                 f"--quantization {options.quantization}: this checkpoint is quantized already "
                 f"({model.quantization.method}); leave it away"

@@ -68,10 +68,11 @@ def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
 
 def form_told(config: InstanceConfig, model: AnyDecoder) -> str:
     """Of the weights."""
+    quantized = model.config.quantization
     if config.quantization is not None and config.quantization_group_size is not None:
+        experts = "" if quantized is None else f"{quantized.method}, the rest "
         head = f"head in {config.quantize_head} bits"
         finer = f"v in {_FINER_BITS} bits, " if config.quantization == "int4" else ""
-        return f"{config.quantization} in groups of {config.quantization_group_size}, {finer}{head}"
-    quantized = model.config.quantization
+        return f"{experts}{config.quantization} in groups of {config.quantization_group_size}, {finer}{head}"
     told = model.weights if quantized is None else f"{quantized.method}, {model.weights}"
     return told if config.quantize_head == 16 else f"{told}, head in {config.quantize_head} bits"

@@ -60,6 +60,11 @@ class Quantization:
         """`module`: such as model.layers.0.mlp.up_proj."""
         return next((scheme for rule, scheme in self.rules if rule(module)), None)
 
+    @property
+    def is_of_experts(self) -> bool:
+        """Only experts are quantized: the rest, in floating point, may be while it is loaded."""
+        return self.method == "mxfp4"
+
     def schemes(self) -> set[Scheme]:
         return {scheme for _, scheme in self.rules if scheme is not None}
 
