@@ -175,6 +175,7 @@ def test_only_four_bits_need_small_groups(tmp_path: Path, flags: dict, found: di
     config = config_for(tmp_path, quantization_group_size=32, **flags)
     told = groups_of(config, ModelConfig.from_directory(tmp_path))
     assert {name: told[name] and told[name].group for name in found} == found
+    assert told["finer"] is None or told["finer"].bits == 6
 
 
 def test_an_image_cannot_be_written_any_more(server: str, tmp_path: Path) -> None:
