@@ -183,6 +183,11 @@ def test_experts_of_tokens_are_counted_and_told(variant: str, tmp_path: Path) ->
     for mixture, first, expected_counts in zip(mixtures, before, counts, strict=True):
         assert torch.equal(mixture.tokens - first, expected_counts)
         assert int(expected_counts.sum()) == counted * mixture.config.chosen
+    with torch.inference_mode():  # (the last step once more: rows that are asked for are where they were)
+        some = np.array([len(tokens) - 3, len(tokens) - 1])
+        told = model.rows(tokens, step, some)[0].clone()
+        program.record_chosen = False
+        assert torch.equal(model.rows(tokens, step, some)[0], told)
     executor.close()
 
 

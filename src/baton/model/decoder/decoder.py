@@ -132,7 +132,7 @@ class Decoder(Module):
     ) -> tuple[Tensor, Tensor | None]:
         """As a call: the hidden states of those `wanted` alone, in their order, and their logits."""
         hidden, logits = self(tokens, step, wanted, on_layers, whole=False)
-        if self.is_program and len(wanted) < len(tokens):
+        if self._program and not self._program.record_chosen and len(wanted) < len(tokens):
             return hidden[: len(wanted)], logits  # (the program has moved them there: native/program.cpp)
         return hidden[self._int64(wanted)], logits
 

@@ -178,6 +178,7 @@ class Program:
         self.chosen: Tensor | None = None
         """[mixtures, T, chosen] int32: the experts of each token, of the last step with `record_chosen`."""
         self.record_chosen = False
+        """Then the last layer computes all tokens, as if the whole were wanted."""
         groups = model.embedding.groups_address
         embedding, row_places, column_places = (None,) * 3 if groups else model.embedding.addresses()
         self._model = _Model(
@@ -244,7 +245,7 @@ class Program:
             self._make_room(*shape)
         if tables.shape[1] > self._reached:
             self._reach(tables.shape[1])
-        step.chosen = self._room_for_chosen(len(tokens)) if self.record_chosen else None
+        step.chosen = self._room_for_chosen(len(tokens)) if self.record_chosen and self._mixtures else None
         self._plan(*self._addresses)
         step.partials, step.finished = self._kernels.room_for(step.slots)
         if on_layers is None:
