@@ -60,6 +60,11 @@ clients: $(VENV)/.installed-dev
 soak-cuts: $(VENV)/.installed-dev
 	BATON_CUTS=$(CUTS) nice -n 10 $(BIN)/pytest -q -s --timeout=0 tests/model/attention/test_cuts.py tests/e2e/test_cuts.py
 
+# Structured outputs of a model of random weights: REQUESTS over 100 schemas, then again beside preemptions, hand-overs, kills.
+REQUESTS ?= 2000
+soak-structured: $(VENV)/.installed-dev
+	BATON_STRUCTURED=$(REQUESTS) nice -n 10 $(BIN)/pytest -q -s --timeout=0 tests/e2e/test_structured_faults.py
+
 # In dist/: a source distribution, and the wheel that is built of it, with the compiled library (docs/releasing.md).
 # auditwheel fails if the library needs a newer glibc than the tag says.
 PLATFORM ?= manylinux_2_28_$(shell uname -m)

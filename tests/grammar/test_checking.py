@@ -148,6 +148,7 @@ def test_what_cannot_be_kept_is_named(schema: object, named: str):
         (Tagged([], ["<b>"]), "at least one tag"),
         (Repeat(CALL, 3, 2), "repetitions"),
         (Choice([f"text number {i}" * 10 for i in range(10_000)]), "KiB"),
+        (Json({"properties": {f"p{i}": {"type": "null"} for i in range(2500)}}), ""),
     ],
 )
 def test_what_is_malformed_is_refused(content: Content, named: str):
@@ -196,3 +197,9 @@ def test_patterns_mean_what_they_mean_in_javascript(pattern: str, valid: list[st
     schema = Json({"type": "string", "pattern": pattern})
     assert [text for text in valid if not takes(schema, f'"{text}"')] == []
     assert [text for text in invalid if takes(schema, f'"{text}"')] == []
+
+
+def test_many_choices_are_no_burden():
+    choices = Choice([f"choice number {number}" for number in range(5000)])
+    assert takes(choices, "choice number 4999")
+    assert not takes(choices, "choice number 5000")

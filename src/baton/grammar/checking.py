@@ -7,15 +7,18 @@ depend on the tokens, and what it costs hardly does.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 
 from llguidance import LLMatcher, LLTokenizer
 
 from baton.grammar.compiling import compile_structure
 from baton.grammar.description import GrammarError, Structure
-from baton.grammar.limits import parser_limits
+from baton.grammar.limits import MAX_CHECK_S, parser_limits
 from baton.grammar.vocabulary import matching_tokenizer
 
+_STEPS = 8
+"""So many tokens are tried: some grammars are small, and too large only once something has been read."""
 _MAX_MESSAGE = 300
 _NOISE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?| 1 \| .*$")
 
@@ -29,6 +32,7 @@ class Checker:
 
     def check(self, structure: Structure) -> str:
         """The grammar, which a worker can follow.  Raises `GrammarError`."""
+        began = time.thread_time()
         grammar = compile_structure(structure, self._special)
         tokenizer = self._bytes()
         limits = parser_limits()
@@ -36,12 +40,17 @@ class Checker:
         if problems:
             raise GrammarError(_one_line(problems[0]))
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-        mask = matcher.compute_bitmask()
-        message = matcher.get_error()
-        if message and not message.startswith("NoExtension"):
-            raise GrammarError(_one_line(message))
-        if message or not any(mask):
-            raise GrammarError("no text can satisfy it")
+        for step in range(_STEPS):
+            mask = matcher.compute_bitmask()
+            message = matcher.get_error()
+            if message and not message.startswith("NoExtension"):
+                raise GrammarError(_one_line(message))
+            if not step and (message or not any(mask)):
+                raise GrammarError("no text can satisfy it")
+            if time.thread_time() - began > MAX_CHECK_S:
+                raise GrammarError(f"takes more than {MAX_CHECK_S:g} s to compile; give a simpler one")
+            if message or not matcher.consume_token(_first(mask)):
+                break
         return grammar
 
     def _bytes(self) -> LLTokenizer:
@@ -55,6 +64,12 @@ class Checker:
                 tokens[number] = bytes([byte])
             self._tokenizer = matching_tokenizer(tokens, self._special, size)
         return self._tokenizer
+
+
+def _first(mask: bytes) -> int:
+    """The lowest token of a mask."""
+    number = int.from_bytes(mask, "little")
+    return (number & -number).bit_length() - 1
 
 
 def _one_line(message: str) -> str:

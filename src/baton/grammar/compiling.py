@@ -96,7 +96,8 @@ class _Compiler:
             case Choice(texts):
                 if not texts:
                     raise GrammarError("give at least one text to choose from")
-                return self._rule(" | ".join(map(_quoted, texts)))
+                # (A terminal: thousands of texts are too many items for the parser, not for the lexer.)
+                return self._rule(" | ".join(map(_quoted, texts)), prefix="T")
             case Text(text):
                 return self.literal(text)
             case AnyText(without, most):
@@ -150,8 +151,10 @@ class _Compiler:
         number = self._special.get(text)
         return None if number is None else f"<[{number}]>"
 
-    def _rule(self, body: str, option: str = "", terminals: Mapping[str, str] | None = None) -> str:
-        name = f"r{len(self.rules)}"
+    def _rule(
+        self, body: str, option: str = "", terminals: Mapping[str, str] | None = None, prefix: str = "r"
+    ) -> str:
+        name = f"{prefix}{len(self.rules)}"
         for terminal, expression in (terminals or {}).items():
             line = f"{terminal}: {expression}"
             if line not in self.rules:

@@ -7,6 +7,8 @@ from llguidance import LLParserLimits
 
 MAX_DESCRIPTION_BYTES = 256 << 10
 """Of a schema, a regular expression, …, as it is written."""
+MAX_CHECK_S = 0.4
+"""CPU time of a check: about what compiling it takes in a worker, which others must not notice."""
 MAX_DEPTH = 60
 """Of a schema, in lists and objects."""
 
