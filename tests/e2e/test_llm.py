@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ import pytest
 
 from baton import LLM, SamplingParams
 from baton.gateway.errors import InstanceUnavailable
+from baton.gateway.text.chat_template import ChatTemplate
 from tests.e2e.server import alive, is_engine
 
 FEW = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
@@ -367,3 +369,24 @@ def test_a_program_without_logging_gets_warnings_once() -> None:
     assert result.stderr.count("careful") == 1
     assert "chatter" not in result.stderr
     assert logging.getLogger("baton").handlers == []  # nor did this process get one: pytest has its own
+
+
+# -- tools
+
+
+def test_tools_come_to_the_chat_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = {"type": "function", "function": {"name": "weather"}}
+    messages = [{"role": "user", "content": "hello"}]
+    with pytest.raises(ValueError, match="tools: the model's chat template has no place for tools"):
+        llm.chat(messages, tools=[tool])
+    with pytest.raises(ValueError, match=r"tools\[0\].function.name"):
+        llm.chat(messages, tools=[{"type": "function", "function": {}}])
+    tokenizer = llm.get_tokenizer()
+    source = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
+    monkeypatch.setattr(tokenizer, "template_source", source)
+    monkeypatch.setattr(tokenizer, "chat_template", ChatTemplate(source))
+    params = SamplingParams(max_tokens=1)
+    (with_tools,) = llm.chat(messages, params, tools=[tool], use_tqdm=False)
+    assert with_tools.prompt == json.dumps([tool]) + "hello"
+    (without,) = llm.chat(messages, params, tools=[], use_tqdm=False)
+    assert without.prompt == "hello"
