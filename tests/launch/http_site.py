@@ -17,7 +17,7 @@ from baton.gateway.instances.client import ClusterClient
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import SharingOptions
 from baton.launch.http.http_server import HttpServer, make_http
-from baton.launch.http.listening import listen
+from baton.launch.http.listening import listen, listen_unix
 from baton.launch.options import HttpOptions
 from tests.gateway.echo_engine import EchoEngine
 
@@ -36,7 +36,11 @@ class Site:
         descriptors: int = 1000,
         shutdown_timeout_s: float = 1.0,
         vocab: int = 300,
+        uds: str | None = None,
+        **http: Any,
     ) -> None:
+        """`http`: more arguments of `make_http`."""
+        self._uds, self._http = uds, http
         self.engine = EchoEngine(vocab=vocab)
         self._served = ServedModel(
             names=("tiny",), tokenizer=tokenizer, max_model_len=4096, eos_token_ids=(), vocab_size=vocab
@@ -133,10 +137,14 @@ class Site:
             sharing=SharingOptions(),
             shutdown_timeout_s=self._shutdown_timeout_s,
             started_with={},
+            **self._http,
         )
         await instance.attach(self.engine.endpoint, self.engine.incarnation)
-        self.listener = listen("127.0.0.1", 0)
-        self.port = self.listener.getsockname()[1]
+        if self._uds is None:
+            self.listener = listen("127.0.0.1", 0)
+            self.port = self.listener.getsockname()[1]
+        else:
+            self.listener = listen_unix(self._uds)
         self._started.set()
         ending = asyncio.create_task(self._end_requests())
         await self.http.serve(sockets=[self.listener])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,12 +19,11 @@ async def announce(
     plan: ServerPlan,
     client: ClusterClient,
     processes: Callable[[], Mapping[str, int]],
-    listener: socket.socket,
+    address: str,
     started: float,
 ) -> None:
     """At once where it will answer, then each instance as it becomes ready, and when requests are served."""
-    host, port = listener.getsockname()[:2]
-    say(f"Baton {__version__} loads {plan.served.name}; it will answer at http://{host}:{port}")
+    say(f"Baton {__version__} loads {plan.served.name}; it will answer at {address}")
     mine = list(client.instances.values())
     if not mine:
         say("  no instance runs here; start some with: baton serve --instance --join HOST:PORT")
@@ -39,7 +37,7 @@ async def announce(
     took = time.monotonic() - started
     say(
         *await asyncio.to_thread(_memory, processes()),
-        f"  address   http://{host}:{port}/v1  (ready in {took:.1f} s; /docs describes the API)",
+        f"  address   {address}/v1  (ready in {took:.1f} s; /docs describes the API)",
     )
 
 

@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,9 +31,10 @@ from baton.gateway.instances.client import ClusterClient
 from baton.gateway.sharing import SharingOptions, WeightsError, read_weights
 from baton.ipc.process import process_age_s
 from baton.launch.announce import announce
-from baton.launch.cluster_options import InstancePlan, check_cluster, plan_instances
+from baton.launch.cluster_options import InstancePlan, bracketed, check_cluster, plan_instances
 from baton.launch.descriptors import raise_descriptor_limit
-from baton.launch.http.listening import listen
+from baton.launch.http.listening import listen, listen_unix
+from baton.launch.http.tls import tls_context
 from baton.launch.instances.fleet import Fleet
 from baton.launch.instances.supervisor import InstanceFailed
 from baton.launch.limits import OptionError
@@ -104,6 +106,7 @@ class _Served:
     access: Access
     sharing: SharingOptions
     descriptors: int
+    tls: ssl.SSLContext | None = None
 
 
 def run_server(chosen: Chosen[ServeOptions]) -> None:
@@ -119,7 +122,9 @@ def run_server(chosen: Chosen[ServeOptions]) -> None:
     if options.dtype == "auto" and options.runs_none:
         plan = replace(plan, served=replace(plan.served, dtype=""))  # "auto" is for the others' machines
     served = _Served(chosen, plan, plan_instances(plan, options), access, sharing, descriptors)
-    listener = listen(options.host, options.port)
+    tls = tls_context(options.ssl_certfile, options.ssl_keyfile)
+    served = replace(served, tls=tls)
+    listener = listen(options.host, options.port) if options.uds is None else listen_unix(options.uds)
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(served, listener, started))
 
@@ -141,9 +146,10 @@ async def _serve(served: _Served, listener: socket.socket, started: float) -> No
     instances = asyncio.create_task(fleet.run(), name="fleet")
     ending = _end_requests(client, stopping, impatient, options.shutdown_timeout)
     spawned = asyncio.create_task(fleet.spawned(), name="spawned")
+    announced = announce(plan, client, fleet.processes, _address(listener, served), started)
     others = [
         spawned,
-        asyncio.create_task(announce(plan, client, fleet.processes, listener, started), name="announce"),
+        asyncio.create_task(announced, name="announce"),
         asyncio.create_task(ending, name="end"),
     ]
     try:
@@ -188,11 +194,22 @@ def _make_http(served: _Served, client: ClusterClient, fleet: Fleet, stopping: a
         sharing=served.sharing,
         shutdown_timeout_s=options.shutdown_timeout,
         processes=fleet.processes,
+        tls=served.tls,
+        root_path=options.root_path,
+        log_requests=options.enable_log_requests,
         started_with={**served.chosen.as_dict(), "instance": msgspec.to_builtins(config)},
     )
     gc.collect()
     gc.freeze()  # what has been loaded stays: the garbage collector need not walk it between requests
     return http
+
+
+def _address(listener: socket.socket, served: _Served) -> str:
+    """Where the server answers, for people."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"http{'' if served.tls is None else 's'}://{bracketed(host)}:{port}"
 
 
 def _reload(http: HttpServer) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 from array import array
 from collections.abc import Callable
@@ -37,8 +38,12 @@ from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping
 from baton.protocol.sampling_params import SamplingParams, choice_seed, draw_seed, resolve
 
+log = logging.getLogger(__name__)
+
 MAX_HELD = 1024
 """Requests that may be held back."""
+_LOGGED = 8
+"""Prompts of a request whose lengths are logged."""
 
 
 class Generator:
@@ -59,6 +64,8 @@ class Generator:
         self.tokenizer = tokenizer
         self.client = client
         self.metrics = metrics
+        self.logs = False
+        """Each request is logged."""
         self._unseeded = 0
         """Numbers the sequences whose seed comes from the server's."""
         self._open: set[Generation] = set()
@@ -163,6 +170,10 @@ class Generator:
                     answers=pooling is None,
                 )
         check_cost(prompts, params, field, len(grammar))
+        if self.logs:
+            lengths = ", ".join(str(len(prompt)) for prompt in prompts[:_LOGGED])
+            more = "" if len(prompts) <= _LOGGED else f" and {len(prompts) - _LOGGED} more"
+            log.info("request %s: prompts of %s%s tokens, %s", request_id, lengths, more, params)
         count = len(prompts) * params.n
         seed = self._seeds(params, count)
         arrived = time.monotonic() if arrived is None else arrived

@@ -23,7 +23,7 @@ from baton.gateway.errors import ApiError, BadRequest, MethodNotAllowed, NotFoun
 from baton.gateway.generation.generator import Generator
 from baton.gateway.http.context import Gateway
 from baton.gateway.http.middleware import GatewayMiddleware, error_response
-from baton.gateway.http.responses import SEND
+from baton.gateway.http.responses import KEEP_ALIVE, SEND
 from baton.gateway.http.routes.chat import chat_routes
 from baton.gateway.http.routes.cluster import cluster_routes
 from baton.gateway.http.routes.completions import completion_routes
@@ -48,11 +48,14 @@ def create_app(
     access: Access | None = None,
     sharing: SharingOptions | None = None,
     tokenizer: Tokenizer | None = None,
+    root_path: str = "",
+    keep_alive_s: float = 0.0,
 ) -> Starlette:
     """The application for one served model.
 
     `access`: who may do what; None: no keys.  `sharing`: how users share the server.  `tokenizer`: if it is
-    loaded already.
+    loaded already.  `root_path`: what a proxy puts before paths.  `keep_alive_s`: after so long a silence a
+    stream gets a comment; 0: none.
 
     Raises `TokenizerError` or `ChatTemplateError` if it cannot be loaded, and `WeightsError`.
     """
@@ -85,9 +88,10 @@ def create_app(
         *token_routes(gateway),
         *server_routes(gateway),
         *cluster_routes(gateway),
-        *docs_routes(),
+        *docs_routes(root_path),
     ]
     app = _Application(routes=routes, lifespan=lifespan, exception_handlers=_ERROR_HANDLERS)
+    app.root_path, app.keep_alive_s = root_path, keep_alive_s
     app.router.redirect_slashes = False
     app.state.gateway = gateway
     app.add_middleware(GatewayMiddleware, access=access, metrics=metrics)
@@ -100,16 +104,22 @@ def create_app(
 
 
 class _Application(Starlette):
-    """Keeps the server's `send` for who writes many pieces; reads `/health/` as `/health`.
+    """Keeps the server's `send` for who writes many pieces; reads `/health/`, and what has a proxy's path
+    before it, as `/health`.
 
-    The slash is taken off before anything looks at the path: what protects a route sees the path that is
-    routed.
+    Both are taken off before anything looks at the path: what protects a route sees the path that is routed.
     """
+
+    root_path = ""
+    keep_alive_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].endswith("/"):
             scope["path"] = scope["path"].rstrip("/") or "/"
+        if self.root_path and f"{scope.get('path')}/".startswith(f"{self.root_path}/"):
+            scope["path"] = scope["path"].removeprefix(self.root_path) or "/"
         scope[SEND] = send
+        scope[KEEP_ALIVE] = self.keep_alive_s
         await super().__call__(scope, receive, send)
 
 

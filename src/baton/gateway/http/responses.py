@@ -36,6 +36,9 @@ SEND = "baton.send"
 """In the scope: the server's own `send`, for the pieces of a body.  Every wrapper around it looks at nothing
 but the start of a response, and would cost each piece another call."""
 
+KEEP_ALIVE = "baton.keep_alive"
+"""In the scope: after so many seconds of silence a stream gets a comment; 0: none."""
+_COMMENT = b": keep-alive\n\n"
 _FIRST_UPDATE_S = 2.0
 _MANY_LOGPROBS = 16
 """At once: more of them are rendered by the task, which lets others have a turn."""
@@ -80,7 +83,7 @@ class GenerationResponse(Response):
             if self._stream:
                 updates = await self._generation.next(_FIRST_UPDATE_S)
                 await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-                await self._send_stream(updates, scope.get(SEND, send))
+                await self._send_stream(updates, scope.get(SEND, send), scope.get(KEEP_ALIVE, 0.0))
             else:
                 completions = await self._generation.collect()
                 content = await in_turns(self._renderer.whole(completions))
@@ -99,7 +102,7 @@ class GenerationResponse(Response):
             pass
         self._generation.cancel()
 
-    async def _send_stream(self, updates: list[Update], send: Send) -> None:
+    async def _send_stream(self, updates: list[Update], send: Send, keep_alive_s: float) -> None:
         """Everything after the headers; errors become the last event."""
         generation, renderer = self._generation, self._renderer
         data = renderer.begin()
@@ -111,7 +114,7 @@ class GenerationResponse(Response):
                 if generation.stalled:
                     data = await _render_much(renderer, await generation.next())
                 else:
-                    data = await self._flow(send)
+                    data = await self._flow(send, keep_alive_s)
             data += renderer.end() + DONE
         except ApiError as error:
             data = event(encode(error.body()))
@@ -127,14 +130,14 @@ class GenerationResponse(Response):
         generation.close()
         await send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def _flow(self, send: Send) -> bytes:
+    async def _flow(self, send: Send, keep_alive_s: float) -> bytes:
         """Writes events as they come, until the generation is done or has to be waited for, or the connection
         took no more and takes some again.  Returns what is not written yet.  Raises as `Generation.next`."""
         flow = _Flow(self._generation, self._renderer, send)
         inbox = self._generation.inbox
         inbox.listen(flow.on_news)
         try:
-            left = await flow.ended
+            left = await flow.until_ended(keep_alive_s)
         finally:
             inbox.listen(None)
         if isinstance(left, bytes):
@@ -148,14 +151,27 @@ class GenerationResponse(Response):
 class _Flow:
     """A stream while nobody waits for it."""
 
-    __slots__ = ("_generation", "_renderer", "_send", "ended")
+    __slots__ = ("_generation", "_renderer", "_send", "_wrote", "ended")
 
     def __init__(self, generation: Generation, renderer: Renderer, send: Send) -> None:
         self._generation = generation
         self._renderer = renderer
         self._send = send
+        self._wrote = False
+        """Something, since it was last looked at."""
         self.ended: asyncio.Future[bytes | list[Update] | Begun] = asyncio.get_running_loop().create_future()
         """What is to be written, or what is to be rendered first, or a write that waits."""
+
+    async def until_ended(self, keep_alive_s: float) -> bytes | list[Update] | Begun:
+        """Writes a comment after each silence of so many seconds; 0: none."""
+        while keep_alive_s:
+            self._wrote = False
+            done, _ = await asyncio.wait((self.ended,), timeout=keep_alive_s)
+            if done:
+                break
+            if not self._wrote:
+                await self._send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
+        return await self.ended
 
     def on_news(self) -> None:
         """What happens for nearly every token: one update of text, to be written at once."""
@@ -170,6 +186,7 @@ class _Flow:
                 if not generation.flows:
                     left = data
                 elif data:
+                    self._wrote = True
                     left = begin(self._send({"type": "http.response.body", "body": data, "more_body": True}))
         except Exception as error:
             generation.inbox.listen(None)

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,9 @@ class Acceptor:
         make: Callable[[], Connection],
         table: Connections[Connection],
         descriptors: int,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._make = make
@@ -49,10 +52,11 @@ class Acceptor:
         self._refusing = ""
         self._paused: asyncio.TimerHandle | None = None
         listener.setblocking(False)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # (inherited by connections)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+        if listener.family != socket.AF_UNIX:  # (inherited by connections)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def refuse(self, why: str) -> None:
@@ -92,14 +96,20 @@ class Acceptor:
             return False
         connection.setblocking(False)
         if self._refusing:
-            _answer(connection, refusal(503, self._refusing, retry_after_s=2))
+            self._answer(connection, refusal(503, self._refusing, retry_after_s=2))
         elif self._has_room(connection) or self._make_room():
             self._open(connection)
         else:
             self._table.note("full")
             message = "the server has as many connections as it may; try again"
-            _answer(connection, refusal(503, message, retry_after_s=1))
+            self._answer(connection, refusal(503, message, retry_after_s=1))
         return True
+
+    def _answer(self, connection: socket.socket, data: bytes) -> None:
+        if self._tls is None:
+            _answer(connection, data)
+        else:
+            connection.close()  # (nothing can be said before the handshake)
 
     def _has_room(self, connection: socket.socket) -> bool:
         count = self._table.count + self._table.coming
@@ -124,7 +134,13 @@ class Acceptor:
     async def _connect(self, connection: socket.socket) -> None:
         made = self._make()
         try:
-            await self._loop.connect_accepted_socket(lambda: made, connection)
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(lambda: made, connection)
+            else:
+                handshake_s = self._table.limits.timeout_head
+                await self._loop.connect_accepted_socket(
+                    lambda: made, connection, ssl=self._tls, ssl_handshake_timeout=handshake_s
+                )
         except Exception as error:
             log.debug("a connection could not be taken over: %s", error)
             connection.close()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -53,12 +54,14 @@ class HttpServer(uvicorn.Server):
         stopping: asyncio.Event,
         limits: HttpOptions,
         descriptors: int,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(config)
         self.table: Connections[Connection] = Connections(limits, asyncio.get_running_loop().time())
         self._gateway = gateway
         self._stopping = stopping
         self._descriptors = descriptors
+        self._tls = tls
         self._acceptors: list[Acceptor] = []
         self._listeners: list[Listener] = []
         self._leaving = False
@@ -89,7 +92,7 @@ class HttpServer(uvicorn.Server):
         await self.lifespan.startup()
         self._listeners = [one for one in sockets or () if isinstance(one, Listener)]
         self._acceptors = [
-            Acceptor(listener, self._connection, self.table, self._descriptors)
+            Acceptor(listener, self._connection, self.table, self._descriptors, self._tls)
             for listener in self._listeners
         ]
         self.servers = []
@@ -159,9 +162,20 @@ def make_http(
     shutdown_timeout_s: float,
     started_with: Mapping[str, Any],
     processes: Callable[[], Mapping[str, int]] | None = None,
+    tls: ssl.SSLContext | None = None,
+    root_path: str = "",
+    log_requests: bool = False,
 ) -> HttpServer:
-    """Raises as `create_app`.  `started_with`, `processes`: see `Gateway`."""
-    app = create_app(served, client, access=access, sharing=sharing)
+    """Raises as `create_app`.  `started_with`, `processes`: see `Gateway`; `tls` None: HTTP."""
+    app = create_app(
+        served,
+        client,
+        access=access,
+        sharing=sharing,
+        root_path=root_path,
+        keep_alive_s=limits.sse_keep_alive_interval,
+    )
+    app.state.gateway.generator.logs = log_requests
     app.state.gateway.bodies.limit_bytes = parse_bytes("--max-body-memory", limits.max_body_memory)
     config = uvicorn.Config(
         app,
@@ -177,4 +191,4 @@ def make_http(
     gateway.started_with = started_with
     gateway.processes = processes or gateway.processes
     gateway.helpers.start()  # its imports take a moment, which the model's loading hides
-    return HttpServer(config, gateway, stopping, limits, descriptors)
+    return HttpServer(config, gateway, stopping, limits, descriptors, tls)

@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import socket
+import stat
 
 from baton.launch.limits import OptionError
 
@@ -27,15 +29,23 @@ class Listener(socket.socket):
 
     successor: socket.socket | None = None
     """Held by who took the port over: there is no second one."""
+    path = ""
+    """Of a Unix socket: removed when it is closed."""
 
     def open_to_successor(self) -> None:
         """Another server of the same user may listen on this port from now on."""
+        if self.path:
+            return
         self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if self.successor is not None:
             self.successor.close()
 
     def close(self) -> None:
         super().close()
+        if self.path:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+            self.path = ""
         if self.successor is not None:
             self.successor.close()
 
@@ -57,6 +67,38 @@ def listen(host: str, port: int) -> Listener:
         if isinstance(error, socket.gaierror):
             raise OptionError(f"--host {host}: {error.strerror}; give an address of this machine") from None
         raise OptionError(f"cannot listen on {host}:{port}: {error.strerror}; give another --port") from None
+
+
+def listen_unix(path: str) -> Listener:
+    """On a socket in the file system, which only this user may connect to.  Raises `OptionError`."""
+    listener = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_left_behind(path):
+            os.unlink(path)
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        listener.path = path
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        reason = "another server listens there" if error.errno == errno.EADDRINUSE else error.strerror
+        raise OptionError(f"--uds {path}: {reason or error}; give another path") from None
+    return listener
+
+
+def _is_left_behind(path: str) -> bool:
+    """A socket whose server is gone."""
+    if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+    return False
 
 
 def _only_successor(address: object) -> socket.socket:

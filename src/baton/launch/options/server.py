@@ -14,6 +14,11 @@ def _check_keys(keys: tuple[str, ...]) -> None:
         raise ValueError("an empty key would let everybody in; leave it out or give a real one")
 
 
+def _check_root_path(path: str) -> None:
+    if path and (not path.startswith("/") or path.endswith("/")):
+        raise ValueError("give a path that begins with / and does not end with one, such as /llm")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(Options):
     title: ClassVar[str] = "Server"
@@ -25,6 +30,33 @@ class ServerOptions(Options):
         least=0,
         most=65535,
         unit="a number (0: any free one)",
+    )
+    uds: str | None = flag(
+        None,
+        "Path of a Unix socket to listen on instead of --host and --port; only this user may connect to it.",
+        metavar="PATH",
+        unset="TCP",
+    )
+    ssl_certfile: str | None = flag(
+        None,
+        "File with the server's certificate, and those that it depends on (PEM): serve HTTPS.",
+        metavar="FILE",
+        unset="HTTP",
+    )
+    ssl_keyfile: str | None = flag(
+        None,
+        "File with the certificate's private key (PEM).",
+        metavar="FILE",
+        unset="in --ssl-certfile",
+    )
+    root_path: str = flag(
+        "",
+        "Path under which a proxy shows the server, such as /llm: requests may come with it or without.",
+        metavar="PATH",
+        check=_check_root_path,
+    )
+    enable_log_requests: bool = flag(
+        False, "Log each request: its id, the lengths of its prompts and its parameters, not the texts."
     )
     shutdown_timeout: float = flag(
         10.0,
@@ -140,6 +172,13 @@ class HttpOptions(Options):
         5.0,
         "Seconds that a connection stays open between two requests.",
         least=0.001,
+        most=MAX_SECONDS,
+        unit="seconds",
+    )
+    sse_keep_alive_interval: float = flag(
+        0.0,
+        "Seconds of silence in a stream after which a comment is sent, so that proxies keep it; 0: none.",
+        least=0,
         most=MAX_SECONDS,
         unit="seconds",
     )

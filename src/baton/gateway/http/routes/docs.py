@@ -19,9 +19,9 @@ _PAGE_HEADERS = {
 }
 
 
-def docs_routes() -> list[Route]:
+def docs_routes(root_path: str) -> list[Route]:
     async def openapi(_: Request) -> Response:
-        return Response(_document(), media_type="application/json")
+        return Response(_document(root_path), media_type="application/json")
 
     async def docs(_: Request) -> Response:
         return Response(_page(), headers=_PAGE_HEADERS, media_type="text/html")
@@ -30,9 +30,10 @@ def docs_routes() -> list[Route]:
 
 
 @cache
-def _document() -> bytes:
+def _document(root_path: str) -> bytes:
     """Made when it is first asked for: it takes some milliseconds."""
-    return encode(make_document())
+    servers = {"servers": [{"url": root_path}]} if root_path else {}
+    return encode(make_document() | servers)
 
 
 @cache
