@@ -10,11 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baton.engine.counters import Counters
+from baton.executor.base import StepResult
+from baton.executor.expert_load import ENOUGH, ExpertLoad
 from baton.executor.torch_executor import TorchExecutor
 from baton.model.decoder.mixture import Mixture
 from baton.model.description.model import MlpConfig, MoeConfig
 from baton.model.layers.grouped import GroupedProduct
 from baton.model.ops.routing import route
+from baton.observe.instances import EngineStats, InstanceSample
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import config_for, prompt_of, same_in_a_crowd
 from tests.model.checkpoints import make_checkpoint
@@ -162,3 +166,53 @@ def test_each_expert_counts_its_tokens(ernie: Path) -> None:
     assert last in (first, 16 * 6), "of the last layer a native step computes only what is looked at"
     assert all(int((count > 0).sum()) > 6 for count in counts)
     executor.close()
+
+
+def test_tokens_are_told_by_the_load_of_their_experts(ernie: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = TorchExecutor.from_config(config_for(ernie), 0, "")
+    mixtures = [block.mlp for block in executor._model.layers if isinstance(block.mlp, Mixture)]
+    load, model = ExpertLoad(), executor._model
+    assert load.after_step(model, 1) == [], "too few to tell"
+    mixtures[0].tokens.numpy()[:] += [0, 1, 2, 4, 8, 17] + [16] * 10  # on average 12
+    assert load.after_step(model, ENOUGH * 16) == [0 + 1 + 2, 4, 8, 17 + 160, 0, 0]
+    mixtures[1].tokens.numpy()[3] += 80  # of 16 times its share
+    assert load.after_step(model, ENOUGH * 16) == [0, 0, 0, 0, 0, 80]
+    told: list[list[int]] = []
+    execute = executor.execute
+
+    def noted(*arguments: Any) -> StepResult:
+        result = execute(*arguments)
+        told.append(result.expert_tokens)
+        return result
+
+    monkeypatch.setattr(executor, "execute", noted)
+    driver = Driver(executor)
+    driver.add(prompt_of(300), 8)
+    driver.run()
+    assert sum(map(sum, told)) >= 300 * 6
+    assert [] in told, "not of every step"
+    executor.close()
+
+
+def test_a_model_without_experts_has_no_loads(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama2")
+    executor = TorchExecutor.from_config(config_for(tmp_path), 0, "")
+    assert ExpertLoad().after_step(executor._model, 1 << 20) == []
+    executor.close()
+
+
+def test_loads_are_a_metric_of_six_series() -> None:
+    counters = Counters()
+    counters.count_experts([])
+    assert counters.snapshot()["expert_tokens"] == {}
+    counters.count_experts([1, 2, 3, 4, 5, 6])
+    counters.count_experts([1, 0, 0, 0, 0, 1])
+    counters.count_experts([7])  # (of a worker that says it otherwise)
+    stats = EngineStats("m")
+    sample = InstanceSample(counters.snapshot(), "D0", ready=True, draining=False, in_flight=0, restarts=0)
+    stats.instances = {"D0": sample}
+    (family,) = (one for one in stats.collect() if one.name == "baton:expert_tokens")
+    assert {one.labels["load"]: one.value for one in family.samples} == {
+        "0.25": 2, "0.5": 2, "1.0": 3, "2.0": 4, "4.0": 5, "more": 7
+    }  # fmt: skip
+    assert {one.name for one in family.samples} == {"baton:expert_tokens_total"}

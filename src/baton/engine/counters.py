@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.engine.request import Request
+from baton.protocol.reports import EXPERT_LOADS
 
 
 @dataclass
@@ -106,6 +107,8 @@ class Counters:
     """Of each step: prompt tokens that it computed, and tokens that it generated."""
     step_prompt_tokens: Sizes = field(default_factory=Sizes)
     """Of each step that computed prompts: their tokens."""
+    expert_tokens: list[int] = field(default_factory=list)
+    """As `StepReport.expert_tokens`, together; empty without experts."""
     queue_seconds: float = 0.0
     """Sum over first admissions."""
     violations: int = 0
@@ -121,6 +124,11 @@ class Counters:
         sizes.counts[bisect_left(sizes.bounds, tokens)] += 1
         sizes.sum += tokens
 
+    def count_experts(self, tokens: list[int]) -> None:
+        if tokens and len(tokens) == len(EXPERT_LOADS) + 1:
+            before = self.expert_tokens or [0] * len(tokens)
+            self.expert_tokens = [old + new for old, new in zip(before, tokens, strict=True)]
+
     def count_admission(self, request: Request, *, caching: bool, num_followed: int = 0) -> None:
         """The engine sends the first `Admit` of a request."""
         self.prompt_tokens += request.num_prompt
@@ -132,6 +140,9 @@ class Counters:
 
     def snapshot(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values["expert_tokens"] = {
+            str(load): count for load, count in zip((*EXPERT_LOADS, "more"), self.expert_tokens, strict=False)
+        }
         values["finished"] = dict(self.finished)
         values["rejected"] = dict(self.rejected)
         values["handovers"] = self.handovers.snapshot()

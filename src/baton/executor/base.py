@@ -81,6 +81,8 @@ class StepResult:
     """row → one for each entry of `prompt_logprob_targets[row]`."""
     pooled: dict[int, bytes] = field(default_factory=dict)
     """row → packed float32, for each row whose pooled prompt ends here; only needed from rank 0."""
+    expert_tokens: list[int] = field(default_factory=list)
+    """As in `StepReport`; only needed from rank 0."""
     failed: dict[int, str] = field(default_factory=dict)
     """row → why no token could be chosen for it, on every rank (the text is only needed from rank 0); its
     entry in `tokens` means nothing, and its request ends with this error."""

@@ -33,6 +33,7 @@ from baton.executor.base import (
     StepResult,
 )
 from baton.executor.constraints import ConstrainedSampler
+from baton.executor.expert_load import ExpertLoad
 from baton.executor.kv_pool import KvPool
 from baton.executor.pooling import Float64Array, Pooler
 from baton.executor.profiler import StepProfiler
@@ -104,6 +105,7 @@ class TorchExecutor:
         self._view = pool.view(first_head, model_config.num_kv_heads)
         self._device = device
         self._profiler = StepProfiler(parallel.rank)
+        self._expert_load = ExpertLoad()
         self._sampler = ConstrainedSampler(config, model_config.vocab_size, parallel.rank)
         self._pooler = Pooler(
             lambda hidden: self._model.final(hidden), self._scores if model_config.labels else None
@@ -187,6 +189,11 @@ class TorchExecutor:
         self._pooler.release(slot)
 
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
+        result = self._run(batch, on_layers)
+        result.expert_tokens = self._expert_load.after_step(self._model, len(batch.tokens))
+        return result
+
+    def _run(self, batch: StepBatch, on_layers: OnLayers | None) -> StepResult:
         if self._profiler.recording:
             with record_function("baton::step"), torch.inference_mode():
                 result = self._execute(batch, on_layers)

@@ -106,6 +106,7 @@ class EngineStats:
         for key, name, text in _SIZES:
             yield from self._sizes(key, name, text)
         yield from self._step_cost()
+        yield from self._expert_tokens()
         yield from self._cache_config()
         for name, (text, look) in _INSTANCE_GAUGES.items():
             yield from self._gauge(name, text, {key: look(one) for key, one in self.instances.items()})
@@ -149,6 +150,19 @@ class EngineStats:
         for instance, sample in self.instances.items():
             for part, seconds in ((sample.stats or {}).get("step_cost") or {}).items():
                 family.add_metric([self._model_name, instance, part], float(seconds))
+        if family.samples:
+            yield family
+
+    def _expert_tokens(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            PREFIX + "expert_tokens",
+            "Tokens of a mixture, once for each expert that they went to, by that expert's load: at most so "
+            "many times what an expert of its layer took on average.",
+            labels=[*_LABELS, "load"],
+        )
+        for instance, sample in self.instances.items():
+            for load, count in ((sample.stats or {}).get("expert_tokens") or {}).items():
+                family.add_metric([self._model_name, instance, load], float(count))
         if family.samples:
             yield family
 

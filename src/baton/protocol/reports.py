@@ -61,6 +61,10 @@ class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
     positions: list[TokenLogprobs]
 
 
+EXPERT_LOADS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""What an expert took, over what an expert of its layer took on average."""
+
+
 class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """What one step did.  Arrays are packed int32, aligned with each other.
 
@@ -88,6 +92,9 @@ class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """Wall time of the step as the leader saw it, from composing it to its tokens."""
     context: int = 0
     """Tokens of context that the rows that decode read, together."""
+    expert_tokens: list[int] = []
+    """Of a mixture of experts, once in so many tokens: tokens since the last time, once for each expert that
+    they went to, by that expert's load: up to each of `EXPERT_LOADS`, and more."""
 
 
 class LayersDone(msgspec.Struct, tag="layers", array_like=True, frozen=True):

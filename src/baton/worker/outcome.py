@@ -36,6 +36,7 @@ class StepOutcome:
     closings: list[Closed] = field(default_factory=list)
     context: int = 0
     """Tokens of context that the decode rows read, together."""
+    expert_tokens: list[int] = field(default_factory=list)
     patient: bool = False
     """Nobody waits for single tokens of its slots."""
 
@@ -66,4 +67,5 @@ class StepOutcome:
             closings=self.closings,
             seconds=seconds,
             context=self.context,
+            expert_tokens=self.expert_tokens,
         )

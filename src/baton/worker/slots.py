@@ -403,7 +403,7 @@ class Slots:
                     outcome.closings.append(
                         msgspec.structs.replace(closed, pooled=result.pooled.get(row, b""))
                     )
-        self._counters[sampled] = counters
+        self._counters[sampled], outcome.expert_tokens = counters, result.expert_tokens
         if result.logprobs or result.prompt_logprobs:
             self._take_logprobs(batch, result, outcome)
         if plain and decode.left and not stops.shape[1] and not result.failed:

@@ -81,6 +81,7 @@ class StepReader:
             self._counters.step_prompt_tokens.add(prefilled)
         if report.step:
             self._counters.count_step(prefilled + len(tokens), report.seconds)
+            self._counters.count_experts(report.expert_tokens)
             if self._costs is not None and not report.prompt_logprobs:  # (these take time of their own)
                 self._costs.add(prefilled, pairs, len(tokens) - finished, report.context, report.seconds)
             if self._speeds is not None:
