@@ -211,6 +211,19 @@ def test_reasoning_tokens_are_counted(server: GatewayServer, tokenizer: Tokenize
         assert last.usage.completion_tokens_details.reasoning_tokens == count
 
 
+def test_markers_of_many_tokens_are_no_reasoning(byte_level: Path, tmp_path: Path) -> None:
+    with GatewayServer(
+        directory_with(byte_level, tmp_path, QWEN), eos=2, vocab=512, max_model_len=1024
+    ) as one:
+        tokenizer = Tokenizer.from_directory(one.served.tokenizer)
+        count = len(tokenizer.encode("hm<", add_special_tokens=False))
+        for text in ("<think>hm<</think>Yes.", "<think>hm<"):
+            answer_with(one, tokenizer, text)
+            found = ask(one).usage.completion_tokens_details.reasoning_tokens
+            # (The first token of the text may hold the end of the marker.)
+            assert found in (count - 1, count, count + 1), text
+
+
 def test_reasoning_may_be_left_out(server: GatewayServer, tokenizer: Tokenizer) -> None:
     answer_with(server, tokenizer, "<think>\nhm hm\n</think>\n\nYes.")
     message = ask(server, extra_body={"include_reasoning": False}).choices[0].message

@@ -111,6 +111,7 @@ class Sequence:
         "_detokenizer",
         "_drop_output",
         "_eos",
+        "_held_thoughts",
         "_last_token",
         "_params",
         "_parser",
@@ -146,6 +147,8 @@ class Sequence:
         self.num_generated = 0
         self.num_reasoning = 0
         """Of the generated tokens, those inside of reasoning."""
+        self._held_thoughts = 0
+        """Tokens of which it is not known whether they belong to it, or to the marker that ends it."""
         self.pooled = b""
         """Packed float32: the end of one that wants this of its prompt, and no tokens."""
         self.num_cached: int | None = None
@@ -247,6 +250,8 @@ class Sequence:
             self.num_cached = min(self.request.num_cached, len(self.prompt))
         if self._parser is not None and update.finish_reason is not None:
             update.deltas = (update.deltas or []) + self._parser.finish()
+            self.num_reasoning += self._held_thoughts
+            self._held_thoughts = 0
             update.called = self._parser.num_complete > 0
         if self._drop_output:
             self.num_generated = 0
@@ -289,7 +294,10 @@ class Sequence:
             text, _, stop = self._take_tokens([token])
             pieces.append(text)
             deltas += parser.push(text)
-            self.num_reasoning += was_thinking and parser.thinking
+            self._held_thoughts = self._held_thoughts + 1 if was_thinking and parser.thinking else 0
+            if not parser.holds:
+                self.num_reasoning += self._held_thoughts
+                self._held_thoughts = 0
             if stop is not None:
                 tokens = tokens[: number + 1]
                 break

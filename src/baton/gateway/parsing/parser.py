@@ -74,6 +74,11 @@ class ResponseParser:
         """Calls whose arguments are a JSON object."""
         return self._output.num_complete
 
+    @property
+    def holds(self) -> bool:
+        """What came last may be the beginning of a marker."""
+        return self._reading.at < len(self._reading.buffer)
+
     def push(self, text: str) -> list[Delta]:
         """What this piece of the text decides."""
         if not text:
