@@ -391,3 +391,23 @@ def test_a_budget_of_reasoning(server: GatewayServer) -> None:
     assert "max_tokens=7" in grammar_of(server)
     ask(server, max_tokens=1, extra_body={"thinking_token_budget": -1})
     assert grammar_of(server) == ""
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_schemas_without_end_are_an_error_and_no_crash(server: GatewayServer, choice: str) -> None:
+    """Nested deeper than anybody reads, and long."""
+    deep = '{"a":' * 600 + "{}" + "}" * 600
+    long = json.dumps({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(60_000)}})
+    with server.http() as http:
+        for schema in (deep, '{"$ref": "#"}', '{"type": ["string", 1e999]}', "1", long):
+            body = (
+                '{"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], '
+                f'"tool_choice": "{choice}", '
+                f'"tools": [{{"type": "function", "function": {{"name": "f", "parameters": {schema}}}}}]}}'
+            )
+            answer = http.post("/v1/chat/completions", content=body.encode())
+            assert answer.status_code in (200, 400), (schema[:50], answer.text[:300])
+            if answer.status_code == 400:
+                assert len(answer.json()["error"]["message"]) < 1000
+        assert http.get("/health").status_code == 200
+    assert ask(server, max_tokens=1).choices
