@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -20,7 +20,7 @@ class Unit(Enum):
 class Weather(BaseModel):
     """Tells the weather."""
 
-    days: int
+    days: Literal[1, 2, 3]
     unit: Unit
     exact: bool
 
