@@ -137,7 +137,9 @@ class ModelConfig(Description):
 
         Special tokens, the dtype of the files and how they are quantized do not count.
         """
-        if self.implementation == "baton" or other.implementation == "baton":
+        if self.implementation != other.implementation:
+            return f"architecture is {self.architecture}, not {other.architecture}"
+        if self.implementation == "baton":
             return difference(self, other, _OF_THE_FILES)
         # What is described is less than what the class reads.
         for key in sorted((self.whole.keys() | other.whole.keys()) - _NO_MATTER):
