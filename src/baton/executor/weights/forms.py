@@ -40,9 +40,8 @@ def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
     if config.device != "cpu":
         return {}  # they are expanded
     group = config.quantization_group_size
-    if group is None and (config.quantize_head == 16 or config.quantization is not None):
+    if group is None:
         return {"groups": model.quantization is not None}
-    group = group or _LARGE_GROUP  # of the head alone
     grouping = None if config.quantization is None else Grouping(_BITS[config.quantization], group)
     if grouping is not None:
         size = config.tensor_parallel_size
