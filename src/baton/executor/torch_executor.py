@@ -52,6 +52,7 @@ from baton.model.attention import (
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.fingerprint import fingerprint
+from baton.model.cpu import blocking
 from baton.model.cpu.steps import fused_ops
 from baton.model.decoder.decoder import Decoder
 from baton.model.layers.parallel import TensorParallel
@@ -145,6 +146,7 @@ class TorchExecutor:
             ops = fused_ops(dtype, device, longest, int8=weights == "int8")
             groups = groups_of(config, model_config)
             memory = open_weights(config, Path(config.model), rank, weights, groups)
+            blocking.use(measure=rank == 0 and device.type == "cpu" and not memory.store.complete)
             placement = Placement(parallel, dtype, device, weights, ops, **groups, store=memory.store)
             model = load_model(
                 Path(config.model),

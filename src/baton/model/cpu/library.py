@@ -48,6 +48,12 @@ class Native:
             self._functions[name] = found
         return self._functions[name]
 
+    def use_blocking(self, chunk: int, item: int, ahead: int) -> None:
+        """How products are cut from now on, for all builds: see `blocking.Blocking`."""
+        self._library.baton_set_blocking.argtypes = [INT, INT, INT]
+        self._library.baton_set_blocking.restype = None
+        self._library.baton_set_blocking(chunk, item, ahead)
+
 
 @functools.cache
 def native() -> Native | None:

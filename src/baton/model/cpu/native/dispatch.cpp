@@ -1,5 +1,7 @@
-// Which instruction sets this CPU has: the kernels are compiled for several (see hatch_build.py), this file for none
-// in particular.
+// Which instruction sets this CPU has, and how products are cut for its caches: the kernels are compiled for several
+// (see hatch_build.py), this file for none in particular.
+#include "blocking.h"
+
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -12,6 +14,11 @@ EXPORT const char* baton_instruction_sets() { return BATON_ISAS; }
 
 // What it was made of: see hatch_build.py.
 EXPORT const char* baton_sources() { return BATON_SOURCES; }
+
+// For a second-level cache of a MiB.
+Blocking baton_blocking = {384 << 10, 256 << 10, 8192};
+
+EXPORT void baton_set_blocking(int64_t chunk, int64_t item, int64_t ahead) { baton_blocking = {chunk, item, ahead}; }
 
 #if defined(__x86_64__)
 // Byte dot products of 256 bits in AVX's own encoding (compilers of 2021 know no name for them).

@@ -354,7 +354,7 @@ INLINE void multiply_item(const Task& task, const Item& item, const char* follow
     const int64_t panel_bytes = w.k / w.group * group_bytes(w), panels = parts_of(w.n, kPanel);
     const char* panel = (const char*)w.packed + item.panel * panel_bytes;
     const bool leaves = following && item.panel + 1 == panels && item.last_chunk;
-    Ahead ahead = {panel + kAhead, step_bytes_of(w.bits), true};
+    Ahead ahead = {panel + blocking.ahead, step_bytes_of(w.bits), true};
     if (item.tiles > 1) {
         ahead.lines = false;
         ahead.bytes = panel_bytes / (w.k / 4 * item.tiles) + 1;

@@ -201,7 +201,7 @@ INLINE void multiply_item(const Task<Kind>& task, const Item& item, const char* 
     const int64_t steps = steps_of(task), panels = parts_of(task.n, kPanel), panel_bytes = steps * kPanel * 4;
     const char* panel = (const char*)task.packed + item.panel * panel_bytes;
     const bool leaves = following && item.panel + 1 == panels && item.last_chunk;
-    Ahead ahead = {panel + kAhead, kPanel * 4};
+    Ahead ahead = {panel + blocking.ahead, kPanel * 4};
     if (item.tiles > 1) {
         ahead.bytes = kPanel * 4 / item.tiles;
         ahead.from = (leaves ? following : panel + panel_bytes) + item.first * steps * ahead.bytes;

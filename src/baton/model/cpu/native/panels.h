@@ -4,18 +4,16 @@
 // Rows of x come in *chunks* that stay in the second-level cache, a chunk in *tiles* of at most so many rows as the
 // kernel has registers for.  An item is one panel of outputs for some of the tiles of a chunk.  Neighbouring items
 // have the same rows and follow each other in memory.
+// How large they are suits the machine's caches (blocking.h) and changes no bit of a result.
 //
 // Many products: each has rows of its own.  In decode an expert has one row or two, and its bytes are the work; of a
 // prompt, hundreds.  So what is shared out among the threads is the items of all of them, in their order.
 #pragma once
+#include "blocking.h"
 #include "kernels.h"
 #include "ranges.h"
 
 namespace {
-
-constexpr int64_t kChunk = 384 << 10;  // bytes of x that stay in the second-level cache
-constexpr int64_t kItem = 256 << 10;   // bytes of x that an item multiplies, about
-constexpr int kAhead = 8192;           // bytes that the prefetch is ahead where a panel is used once
 
 // Of `parts` parts of `whole`, equal or one less, the i-th begins here.
 INLINE int64_t part(int64_t whole, int64_t parts, int64_t i) {
@@ -37,9 +35,9 @@ struct Cut {
     int64_t rows, panels, chunks, tiles, shares;
 
     Cut(int64_t rows, int64_t panels, int64_t row_bytes, int tile_rows) : rows(rows), panels(panels) {
-        chunks = parts_of(rows * row_bytes, kChunk);
+        chunks = parts_of(rows * row_bytes, blocking.chunk);
         tiles = parts_of(parts_of(rows, chunks), tile_rows);
-        const int64_t most = kItem / (row_bytes * tile_rows);
+        const int64_t most = blocking.item / (row_bytes * tile_rows);
         shares = parts_of(tiles, most < 1 ? 1 : most);
     }
     int64_t items() const { return chunks * panels * shares; }
@@ -94,7 +92,7 @@ void for_items(const Batch* batches, int64_t count, int64_t panels, int64_t row_
 
 // Where the threads go on after an item's panel, the last of a batch: the beginning of the next one's weight.
 INLINE void fetch_ahead(const char* from) {
-    for (int64_t i = 0; i < kAhead; i += 64) __builtin_prefetch(from + i, 0, 2);
+    for (int64_t i = 0; i < blocking.ahead; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
 }  // namespace
