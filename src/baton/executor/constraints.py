@@ -3,9 +3,7 @@ threads."""
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 from functools import cache
@@ -24,12 +22,10 @@ from baton.model.sampling.sampler import Sampler
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping
 
-log = logging.getLogger(__name__)
-
 FAILED = -1
 """In place of a token, on its way between ranks: none could be chosen."""
 _WRITTEN_S = 30.0
-"""So long the launcher may take to write the vocabulary, which it does while the first instance starts."""
+"""So long the launcher may take to write the vocabulary, which it does once an instance is ready."""
 
 
 class ConstrainedSampler:
@@ -107,8 +103,10 @@ class ConstrainedSampler:
 
 
 def _tokenizer_of(path: str, vocab_size: int) -> Callable[[], LLTokenizer]:
-    """Begins to make it, in a thread: of 100,000 tokens it takes 0.3 s.  What it is asked for waits."""
-    lock = threading.Lock()
+    """What makes it when the first constrained request asks for it, in the thread that compiles grammars.
+
+    100,000 tokens take 0.3 s, by which no start shall be longer, and no restart after a kill.
+    """
 
     @cache
     def make() -> LLTokenizer:
@@ -122,16 +120,4 @@ def _tokenizer_of(path: str, vocab_size: int) -> Callable[[], LLTokenizer]:
         found = Vocabulary.decode(Path(path).read_bytes())
         return matching_tokenizer(found.tokens, found.special, vocab_size)
 
-    def get() -> LLTokenizer:
-        with lock:
-            return make()
-
-    def begin() -> None:
-        try:
-            get()
-        except (MatchingError, OSError, ValueError) as error:
-            log.warning("structured outputs will fail: %s", error)
-
-    if path:
-        threading.Thread(target=begin, name="vocabulary", daemon=True).start()
-    return get
+    return make

@@ -106,6 +106,7 @@ class Supervisor:
         self.spawned = asyncio.Event()
         """What is slow about the first start happens in another process by now."""
         self.restarts = 0
+        self._was_ready = asyncio.Event()
         self.has_served = False
         """Once, at least."""
 
@@ -140,10 +141,7 @@ class Supervisor:
             if self._config.executor == "torch" and self._config.tokenizer_files:
                 path = directory.path / "vocabulary"
                 self._config = msgspec.structs.replace(self._config, vocabulary=str(path))
-                # (In a thread, while the first incarnation starts.)
-                writing = asyncio.create_task(
-                    write_vocabulary(self._config.tokenizer_files, path), name="vocabulary"
-                )
+                writing = asyncio.create_task(self._write_vocabulary(path), name="vocabulary")
                 images.callback(writing.cancel)
             while True:
                 served_s, reason = await self._run_once(directory.path)
@@ -170,6 +168,11 @@ class Supervisor:
                 self._starter.close()
             directory.remove()
             images.close()
+
+    async def _write_vocabulary(self, path: Path) -> None:
+        """Once the first incarnation is ready: its start needs the cores, and the tokenizer can wait."""
+        await self._was_ready.wait()
+        await write_vocabulary(self._config.tokenizer_files, path)
 
     def name_weights(self, weights: Weights) -> None:
         """The cluster calls the weights that the next incarnation loads so (`InstanceConfig.weights`)."""
@@ -213,6 +216,7 @@ class Supervisor:
                     await self._stop()
                     return 0.0, error.message
                 ready_at = time.monotonic()
+                self._was_ready.set()
                 await self._watch(self._process, died)
             elif not died.done():
                 far = loading(self.name)
