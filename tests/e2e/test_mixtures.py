@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from baton.model.checkpoint.hub import resolve_model
 from tests.e2e.server import Server
+from tests.e2e.test_any_model import PROMPTS, greedy
 from tests.model.checkpoints import make_checkpoint
 
-PROMPTS = [f"The cat sleeps on the warm stone. Number {number} is " * (1 + number) for number in range(6)]
 OUTPUT = 16
 
 
@@ -58,11 +57,7 @@ def test_answers_that_were_handed_over_are_those_of_transformers(served: tuple[S
         found = list(at_once.map(ask, PROMPTS))
     for prompt, tokens in zip(PROMPTS, found, strict=True):
         ids = server.http.post("/tokenize", json={"prompt": prompt}).json()["tokens"]
-        with torch.no_grad():
-            expected = model.generate(
-                torch.tensor([ids]), do_sample=False, max_new_tokens=OUTPUT, pad_token_id=0
-            )
-        assert tokens == expected[0, len(ids) :].tolist()
+        assert tokens == greedy(model, ids, OUTPUT)
     engines = server.http.get("/stats").json()["instances"]
     assert sum(engine["handovers"]["arrived"] for engine in engines.values()) > 0
     assert "baton:expert_tokens_total{" in server.http.get("/metrics").text
