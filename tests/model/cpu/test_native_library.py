@@ -31,7 +31,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec.loader.exec_module(module)
     sources = tmp_path / "native"
     sources.mkdir()
-    for name in ("glibc.h", "parallel.h", *module.COMMON_SOURCES):
+    for name in ("blocking.h", "glibc.h", "parallel.h", *module.COMMON_SOURCES):
         (sources / name).write_bytes((module.SOURCES / name).read_bytes())
     (sources / "one.cpp").write_text('#include "parallel.h"\nBATON_EXPORT(one)(int* out) { *out = 1; }\n')
     monkeypatch.setattr(module, "SOURCES", sources)

@@ -69,7 +69,7 @@ def count(tmp_path_factory: pytest.TempPathFactory) -> Counter:
     place = tmp_path_factory.mktemp("team")
     sources = place / "native"
     sources.mkdir()
-    for name in ("glibc.h", "parallel.h", *build.COMMON_SOURCES):
+    for name in ("blocking.h", "glibc.h", "parallel.h", *build.COMMON_SOURCES):
         (sources / name).write_bytes((build.SOURCES / name).read_bytes())
     (sources / "count.cpp").write_text(KERNEL)
     with pytest.MonkeyPatch.context() as patch:
