@@ -52,12 +52,8 @@ class PooledRenderer:
         return found
 
 
-class EmbeddingRenderer(PooledRenderer):
-    """/v1/embeddings.  `packed`: vectors as base64 of their bytes."""
-
-    def __init__(self, generation: Generation, model: str, *, packed: bool) -> None:
-        super().__init__(generation, model)
-        self._packed = packed
+class ListRenderer(PooledRenderer):
+    """What has an item for each prompt, written one by one."""
 
     def whole(self, completions: list[Completion]) -> Iterator[Part]:
         head = {
@@ -72,15 +68,26 @@ class EmbeddingRenderer(PooledRenderer):
             yield _WORK, comma + self._item(index, vector)
         yield 0, b'],"usage":' + encode(usage(self.generation)) + b"}"
 
-    def _item(self, index: int, vector: bytes) -> bytes:
+    def _item(self, index: int, result: bytes) -> bytes:
+        raise NotImplementedError
+
+
+class EmbeddingRenderer(ListRenderer):
+    """/v1/embeddings.  `packed`: vectors as base64 of their bytes."""
+
+    def __init__(self, generation: Generation, model: str, *, packed: bool) -> None:
+        super().__init__(generation, model)
+        self._packed = packed
+
+    def _item(self, index: int, result: bytes) -> bytes:
         if self._packed:
-            embedding: str | list[float] = base64.b64encode(vector).decode()
+            embedding: str | list[float] = base64.b64encode(result).decode()
         else:
-            embedding = checked(unpack_vector(vector))
+            embedding = checked(unpack_vector(result))
         return encode({"index": index, "object": "embedding", "embedding": embedding})
 
 
-class ClassifyRenderer(PooledRenderer):
+class ClassifyRenderer(ListRenderer):
     """/classify.  `labels`: what each result is of."""
 
     def __init__(
@@ -90,25 +97,12 @@ class ClassifyRenderer(PooledRenderer):
         self._labels = labels
         self._activation: Activation = activation
 
-    def whole(self, completions: list[Completion]) -> Iterator[Part]:
-        head = {
-            "id": self.generation.request_id,
-            "object": "list",
-            "created": int(time.time()),
-            "model": self.model,
-        }
-        yield 0, encode(head)[:-1] + b',"data":['
-        for index, data in enumerate(self.results()):
-            probs = activated(checked(unpack_vector(data)), self._activation)
-            best = max(range(len(probs)), key=probs.__getitem__)
-            item = {
-                "index": index,
-                "label": self._labels[best],
-                "probs": probs,
-                "num_classes": len(probs),
-            }
-            yield _WORK, (b"," if index else b"") + encode(item)
-        yield 0, b'],"usage":' + encode(usage(self.generation)) + b"}"
+    def _item(self, index: int, result: bytes) -> bytes:
+        probs = activated(checked(unpack_vector(result)), self._activation)
+        best = max(range(len(probs)), key=probs.__getitem__)
+        return encode(
+            {"index": index, "label": self._labels[best], "probs": probs, "num_classes": len(probs)}
+        )
 
 
 class ScoringRenderer(PooledRenderer):
