@@ -22,6 +22,7 @@ from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.helpers.wire import ANSWER, GOES_ON, JOB
 from baton.gateway.helpers.wire import HELLO as HELLO_HEAD
 from baton.gateway.reading import reader as reading
+from baton.gateway.reading.jobs import APART, Job
 from baton.gateway.reading.reader import Reader, Settings, decode_answer
 from baton.gateway.text.encoding import Encoding
 from tests.gateway.conftest import END
@@ -72,7 +73,7 @@ def text_of(answer: bytes) -> str:
 
 
 def test_a_helper_reads_as_this_process_does(settings: Settings):
-    bodies: list[tuple[reading.Job, bytes]] = [
+    bodies: list[tuple[Job, bytes]] = [
         ("chat", HELLO),
         ("chat", b'{"messages": [], "temperature": 0.5, "wibble": 1}'),
         ("chat", b'{"messages": 5}'),
@@ -103,7 +104,7 @@ def test_a_helper_reads_as_this_process_does(settings: Settings):
         fields = {
             name: getattr(request, name)
             for name in request.__struct_fields__
-            if name not in reading._APART and not isinstance(getattr(request, name), msgspec.Raw)
+            if name not in APART and not isinstance(getattr(request, name), msgspec.Raw)
         }
         return fields, found, unknown
 
@@ -401,7 +402,7 @@ def test_long_bodies_are_decoded_elsewhere(roomy: GatewayServer, monkeypatch: py
     helpers = roomy.app.state.gateway.helpers
     real_answer = helpers.answer
 
-    async def answer(job: reading.Job, *body: bytes) -> bytes:
+    async def answer(job: Job, *body: bytes) -> bytes:
         pieces.extend(map(len, body))
         found: bytes = await real_answer(job, *body)
         return found

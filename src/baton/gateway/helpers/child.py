@@ -33,7 +33,8 @@ from typing import Any
 import msgspec
 
 from baton.gateway.helpers.wire import ANSWER, ENDS, GOES_ON, HELLO, JOB
-from baton.gateway.reading.reader import JOBS, Answer, Failure, Job, Reader
+from baton.gateway.reading.jobs import CONVERSATIONS, JOBS, Job
+from baton.gateway.reading.reader import Answer, Failure, Reader
 
 NICE_AFTER_S = 0.02
 HARD_S = 2.0
@@ -133,8 +134,7 @@ def _on_over_time(*_: Any) -> None:
 
 def _refused(why: str, job: Job) -> bytes:
     field = {
-        "chat": "messages",
-        "tokenize": "messages",
+        **dict.fromkeys(CONVERSATIONS, "messages"),
         "detokenize": "tokens",
         "embedding": "input",
         "rerank": "documents",

@@ -11,7 +11,7 @@ from typing import cast
 
 from baton.gateway.errors import InternalError
 from baton.gateway.helpers.wire import ANSWER, ENDS, HELLO, JOB
-from baton.gateway.reading.reader import JOBS, Job
+from baton.gateway.reading.jobs import JOBS, Job
 
 WALL_S = 60.0
 """More than a helper's CPU time takes on a busy machine."""

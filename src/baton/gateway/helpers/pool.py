@@ -31,7 +31,8 @@ import msgspec
 from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
 from baton.gateway.helpers.link import HelperLink, HelperLost
 from baton.gateway.helpers.wire import PATIENT, PROMPT
-from baton.gateway.reading.reader import Job, Settings
+from baton.gateway.reading.jobs import Job
+from baton.gateway.reading.reader import Settings
 
 log = logging.getLogger(__name__)
 

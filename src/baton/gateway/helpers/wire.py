@@ -10,7 +10,7 @@ import struct
 HELLO = struct.Struct("<I")
 """The helper's process id."""
 JOB = struct.Struct("<BI")
-"""Number of the job in `reading.JOBS`, bytes of the body."""
+"""Number of the job in `reading.jobs.JOBS`, bytes of the body."""
 ANSWER = struct.Struct("<BI")
 """Whether the helper ends now, bytes of the answer."""
 GOES_ON, ENDS = 0, 1

@@ -22,7 +22,8 @@ from baton.gateway.access import Access
 from baton.gateway.errors import ApiError, BadRequest, MethodNotAllowed, NotFound
 from baton.gateway.generation.generator import Generator
 from baton.gateway.http.context import Gateway
-from baton.gateway.http.middleware import GatewayMiddleware, error_response
+from baton.gateway.http.failures import error_response
+from baton.gateway.http.middleware import GatewayMiddleware
 from baton.gateway.http.responses import KEEP_ALIVE, SEND
 from baton.gateway.http.routes.chat import chat_routes
 from baton.gateway.http.routes.cluster import cluster_routes
@@ -123,29 +124,29 @@ class _Application(Starlette):
         await super().__call__(scope, receive, send)
 
 
-async def _on_api_error(_: Request, error: Any) -> Response:
-    return error_response(error)
+async def _on_api_error(request: Request, error: Any) -> Response:
+    return error_response(error, request.scope)
 
 
-async def _on_invalid_parameter(_: Request, error: Any) -> Response:
-    return error_response(BadRequest(str(error), param=error.field))
+async def _on_invalid_parameter(request: Request, error: Any) -> Response:
+    return error_response(BadRequest(str(error), param=error.field), request.scope)
 
 
-async def _on_template_error(_: Request, error: Exception) -> Response:
-    return error_response(BadRequest(str(error), param="messages"))
+async def _on_template_error(request: Request, error: Exception) -> Response:
+    return error_response(BadRequest(str(error), param="messages"), request.scope)
 
 
 async def _on_http_error(request: Request, error: Any) -> Response:
-    path = request.url.path
+    path, scope = request.url.path, request.scope
     if error.status_code == 404:
-        return error_response(NotFound(f"there is nothing at {path}", code="not_found"))
+        return error_response(NotFound(f"there is nothing at {path}", code="not_found"), scope)
     if error.status_code == 405:
-        response = error_response(MethodNotAllowed(f"{request.method} is not allowed at {path}"))
+        response = error_response(MethodNotAllowed(f"{request.method} is not allowed at {path}"), scope)
         response.headers.update(error.headers or {})
         return response
     failure = BadRequest(str(error.detail))
     failure.status = error.status_code
-    return error_response(failure)
+    return error_response(failure, scope)
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:

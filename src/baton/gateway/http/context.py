@@ -27,7 +27,8 @@ from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.http.bodies import Bodies
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.parsing.choice import Formats, choose
-from baton.gateway.reading.reader import Found, Job, Reader, Settings, decode_answer
+from baton.gateway.reading.jobs import CONVERSATIONS, Job
+from baton.gateway.reading.reader import Found, Reader, Settings, decode_answer
 from baton.gateway.reading.structured import Asked
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import Sharing
@@ -125,7 +126,7 @@ class Gateway:
         return decoded
 
     async def read_prompted(self, request: Request, job: Job) -> tuple[Any, Found]:
-        """(the body as a struct of `reading.KINDS[job]`, its prompts).  Raises `BadRequest`, or what
+        """(the body as a struct of `KINDS[job]`, or `Translated`; its prompts).  Raises `BadRequest`, or what
         `Body.receive` and `Helpers.answer` do.
 
         A conversation is read in a helper, because of the model's template, and so is every long body, and
@@ -135,7 +136,7 @@ class Gateway:
         try:
             pieces = await body.receive(request, self.max_body_bytes)
             found: Found | None = None
-            if body.size < LONG_BODY and job not in ("chat", "tokenize"):
+            if body.size < LONG_BODY and job not in CONVERSATIONS:
                 decoded, found, unknown = self._reader.read(job, b"".join(pieces))
             if found is None or found.is_long:
                 decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, *pieces))

@@ -13,12 +13,11 @@ import re
 import uuid
 from typing import Any
 
-import msgspec
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.gateway.access import Access
-from baton.gateway.errors import ApiError, InternalError, Unauthorized
+from baton.gateway.errors import ApiError, InternalError
+from baton.gateway.http.failures import error_response
 from baton.gateway.http.rights import Guard
 from baton.observe.metrics import Metrics
 
@@ -26,18 +25,6 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
 _CLIENT_GONE = 499
-
-
-def error_response(error: ApiError) -> Response:
-    """OpenAI's error shape, with `Retry-After` where waiting helps."""
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(error.retry_after_s)
-    if isinstance(error, Unauthorized):
-        headers["www-authenticate"] = "Bearer"
-    return Response(
-        msgspec.json.encode(error.body()), error.status, headers=headers, media_type="application/json"
-    )
 
 
 class GatewayMiddleware:
@@ -70,7 +57,7 @@ class GatewayMiddleware:
             try:
                 caller = self._guard.check(scope, headers)
             except ApiError as error:
-                await error_response(error)(scope, receive, send_with_id)
+                await error_response(error, scope)(scope, receive, send_with_id)
             else:
                 state["key_id"], state["min_priority"] = caller.key, self._guard.min_priority(caller)
                 await self._app(scope, receive, send_with_id)
@@ -81,7 +68,7 @@ class GatewayMiddleware:
             failure = InternalError(
                 f"internal error; the server's log has it under request {request_id}", code="internal"
             )
-            await error_response(failure)(scope, receive, send_with_id)
+            await error_response(failure, scope)(scope, receive, send_with_id)
         finally:
             self._metrics.http_request(scope["method"], _route(scope), status or _CLIENT_GONE)
 

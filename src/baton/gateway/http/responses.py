@@ -26,9 +26,9 @@ from starlette.types import Receive, Scope, Send
 
 from baton.gateway.errors import ApiError, InternalError, RequestCancelled
 from baton.gateway.generation.generation import Completion, Generation, Update
-from baton.gateway.http.middleware import error_response
+from baton.gateway.http.failures import error_response
 from baton.gateway.http.stepping import Begun, begin
-from baton.gateway.rendering.formats import DONE, Part, encode, event, in_turns
+from baton.gateway.rendering.formats import Part, in_turns
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,7 @@ SEND = "baton.send"
 but the start of a response, and would cost each piece another call."""
 
 KEEP_ALIVE = "baton.keep_alive"
-"""In the scope: after so many seconds of silence a stream gets a comment; 0: none."""
-_COMMENT = b": keep-alive\n\n"
+"""In the scope: after so many seconds of silence a stream gets a sign of life; 0: none."""
 _FIRST_UPDATE_S = 2.0
 _MANY_LOGPROBS = 16
 """At once: more of them are rendered by the task, which lets others have a turn."""
@@ -65,7 +64,14 @@ class Renderer(Protocol):
         """The same, for an update that brings much."""
 
     def end(self) -> bytes:
-        """Events after the last update, without the end mark."""
+        """Events after the last update, the end mark among them."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last events of a stream that cannot go on."""
+
+    @property
+    def idle(self) -> bytes:
+        """What a stream is sent in a silence, so that nobody on the way takes it for dead."""
 
 
 class GenerationResponse(Response):
@@ -90,7 +96,7 @@ class GenerationResponse(Response):
                 body = Response(content, media_type="application/json")
                 await body(scope, receive, send)
         except ApiError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
         except RequestCancelled:
             log.debug("request %s: the client went away", self._generation.request_id)
         finally:
@@ -115,9 +121,9 @@ class GenerationResponse(Response):
                     data = await _render_much(renderer, await generation.next())
                 else:
                     data = await self._flow(send, keep_alive_s)
-            data += renderer.end() + DONE
+            data += renderer.end()
         except ApiError as error:
-            data = event(encode(error.body()))
+            data = renderer.failure(error)
         except RequestCancelled:
             raise
         except Exception:
@@ -126,7 +132,7 @@ class GenerationResponse(Response):
                 f"internal error; the server's log has it under request {generation.request_id}",
                 code="internal",
             )
-            data = event(encode(failure.body()))
+            data = renderer.failure(failure)
         generation.close()
         await send({"type": "http.response.body", "body": data, "more_body": False})
 
@@ -163,14 +169,16 @@ class _Flow:
         """What is to be written, or what is to be rendered first, or a write that waits."""
 
     async def until_ended(self, keep_alive_s: float) -> bytes | list[Update] | Begun:
-        """Writes a comment after each silence of so many seconds; 0: none."""
+        """Writes a sign of life after each silence of so many seconds; 0: none."""
         while keep_alive_s:
             self._wrote = False
             done, _ = await asyncio.wait((self.ended,), timeout=keep_alive_s)
             if done:
                 break
             if not self._wrote:
-                await self._send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
+                await self._send(
+                    {"type": "http.response.body", "body": self._renderer.idle, "more_body": True}
+                )
         return await self.ended
 
     def on_news(self) -> None:

@@ -11,33 +11,19 @@ first, wherever the body was read.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from baton.gateway.api.messages import ContentFormat, read_messages
-from baton.gateway.api.pooling import (
-    ClassifyRequest,
-    EmbeddingRequest,
-    PoolingFields,
-    RankingFields,
-    RerankRequest,
-    ScoreRequest,
-)
-from baton.gateway.api.schemas import (
-    ChatFields,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    decode_body,
-    decode_prompt,
-)
+from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, PoolingFields, RankingFields
+from baton.gateway.api.schemas import ChatFields, decode_body, decode_prompt
 from baton.gateway.api.tools import Tools
 from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.reading.checks import check_ids, check_not_empty, check_prompt, text_too_long
 from baton.gateway.reading.conversations import render_conversation
+from baton.gateway.reading.jobs import APART, KINDS, TRANSLATIONS, Job, Translated
 from baton.gateway.reading.pooled import inputs_of, pairs_of, prompts_of
 from baton.gateway.reading.structured import Asked
 from baton.gateway.served_model import Judge
@@ -46,47 +32,6 @@ from baton.gateway.text.encoding import LONG_TEXT, MANY_TOKENS, Encoding, Source
 from baton.grammar.checking import Checker
 from baton.grammar.description import GrammarError
 from baton.protocol.codec import pack_int32, unpack_int32
-
-Job = Literal[
-    "completion",
-    "chat",
-    "tokenize",
-    "detokenize",
-    "embedding",
-    "classify",
-    "rerank",
-    "score",
-    "structure",
-]
-KINDS: dict[Job, type[msgspec.Struct]] = {
-    "completion": CompletionRequest,
-    "chat": ChatRequest,
-    "tokenize": TokenizeRequest,
-    "detokenize": DetokenizeRequest,
-    "embedding": EmbeddingRequest,
-    "classify": ClassifyRequest,
-    "rerank": RerankRequest,
-    "score": ScoreRequest,
-}
-JOBS: tuple[Job, ...] = (*KINDS, "structure")
-"""`structure`: what an answer must be, and no body of a client's (`structured.py`)."""
-_APART = frozenset(
-    {
-        "prompt",
-        "input",
-        "messages",
-        "chat_template_kwargs",
-        "tools",
-        "tool_choice",
-        "tokens",
-        "query",
-        "queries",
-        "documents",
-        "text_1",
-        "text_2",
-    }
-)
-"""Fields that an answer does not repeat."""
 
 CHARACTERS_PER_TOKEN = 256
 """A text of more characters than this times the context cannot fit; it is refused unread."""
@@ -184,6 +129,8 @@ class Answer(msgspec.Struct, array_like=True):
     """Names of fields that nobody knows."""
     failure: Failure | None = None
     """The body is refused."""
+    chat: bytes = b""
+    """Of a body of another API: the chat's fields, as JSON."""
 
 
 class Reader:
@@ -199,15 +146,21 @@ class Reader:
         self._checker: Checker | None = None
 
     def read(self, job: Job, body: bytes) -> tuple[Any, Found, list[str]]:
-        """(the body as a struct of `KINDS[job]`, its prompts, unknown names).  Raises `BadRequest`."""
+        """(the body as a struct of `KINDS[job]`, or `Translated`; its prompts; unknown names).  Raises
+        `BadRequest`."""
         request, unknown = decode_body(body, KINDS[job])
+        read: Any = request
+        translation = TRANSLATIONS.get(job)
+        if translation is not None:
+            request = translation.chat(request)
+            read = Translated(read, request)
         try:
             found = self._find(job, request)
             if self._encoding is not None and found.is_long:
                 self._convert(job, request, found, self._encoding)
-            return request, found, unknown
+            return read, found, unknown
         except (BadRequest, ChatTemplateError) as error:
-            return request, Found(failure=Failure.of(error)), unknown
+            return read, Found(failure=Failure.of(error)), unknown
 
     def answer(self, job: Job, body: bytes) -> bytes:
         """What `read` finds, as an encoded `Answer`.  Never raises for what a client sent."""
@@ -217,14 +170,12 @@ class Reader:
             request, found, unknown = self.read(job, body)
         except BadRequest as error:
             return msgspec.msgpack.encode(Answer(failure=Failure.of(error)))
-        fields = {
-            name: value
-            for name in request.__struct_fields__
-            if name not in _APART
-            and (value := getattr(request, name)) is not None
-            and not isinstance(value, msgspec.Raw)
-        }
-        return msgspec.msgpack.encode(Answer(msgspec.json.encode(fields), found, unknown))
+        if isinstance(request, Translated):
+            fields = _given(request.body, TRANSLATIONS[job].apart)
+            answer = Answer(fields, found, unknown, chat=_given(request.chat, APART))
+        else:
+            answer = Answer(_given(request, APART), found, unknown)
+        return msgspec.msgpack.encode(answer)
 
     def _check_structure(self, body: bytes) -> bytes:
         """`body`: an encoded `Asked`.  The answer's only text is the grammar."""
@@ -355,6 +306,18 @@ class Reader:
             raise text_too_long(field, len(text), self.settings.max_model_len)
 
 
+def _given(request: msgspec.Struct, apart: frozenset[str]) -> bytes:
+    """The fields that were given, but for some, as JSON."""
+    fields = {
+        name: value
+        for name in request.__struct_fields__
+        if name not in apart
+        and (value := getattr(request, name)) is not None
+        and not isinstance(value, msgspec.Raw)
+    }
+    return msgspec.json.encode(fields)
+
+
 def decode_grammar(data: bytes) -> str:
     """What a helper made of a description.  Raises `BadRequest`."""
     answer = _ANSWERS.decode(data)
@@ -368,7 +331,10 @@ def decode_answer(job: Job, data: bytes) -> tuple[Any, Found, list[str]]:
     answer = _ANSWERS.decode(data)
     if answer.failure is not None:
         raise answer.failure.error()
-    return _FIELDS[job].decode(answer.fields), answer.found, answer.unknown
+    body = _FIELDS[job].decode(answer.fields)
+    if job in TRANSLATIONS:
+        body = Translated(body, _FIELDS["chat"].decode(answer.chat))
+    return body, answer.found, answer.unknown
 
 
 _ANSWERS = msgspec.msgpack.Decoder(Answer)

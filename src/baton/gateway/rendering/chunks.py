@@ -12,9 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from baton.gateway.errors import ApiError
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.generation.sequence import Sequence
-from baton.gateway.rendering.formats import NO_USAGE, Part, StreamUsage, TokenNames, encode, prompt_logprobs
+from baton.gateway.rendering.formats import (
+    DONE,
+    NO_USAGE,
+    Part,
+    StreamUsage,
+    TokenNames,
+    encode,
+    event,
+    prompt_logprobs,
+)
 
 _END = b"}\n\n"
 
@@ -33,6 +43,8 @@ class Shape:
 
 class ChunkRenderer:
     """The part of a `Renderer` that does not depend on the endpoint."""
+
+    idle = b": keep-alive\n\n"
 
     __slots__ = ("_generation", "_head", "_names", "_openings", "_plain", "_shape", "_usage")
 
@@ -69,8 +81,11 @@ class ChunkRenderer:
         self._plain = None if self._usage.changes else plain
 
     def end(self) -> bytes:
-        """The event after all choices have ended; empty if usage is not wanted."""
-        return self._usage.at_end()
+        """After all choices have ended: the usage, if it is wanted, and the end mark."""
+        return self._usage.at_end() + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return event(encode(error.body()))
 
     def _event_end(self, update: Update, more: bytes = b"", reason: bytes | None = None) -> bytes:
         """What follows a choice's log-probabilities; `more`: members of the choice after the usual ones,

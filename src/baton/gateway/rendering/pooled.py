@@ -6,7 +6,7 @@ import base64
 import time
 from collections.abc import Iterator, Sequence
 
-from baton.gateway.errors import InstanceUnavailable
+from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.reading.judging import Scorer, activated, checked, scores_of
 from baton.gateway.rendering.formats import Part, encode, usage
@@ -19,6 +19,8 @@ _WORK = 16
 
 class PooledRenderer:
     """What all of them have in common: they are not streamed."""
+
+    idle = b""
 
     def __init__(self, generation: Generation, model: str) -> None:
         self.generation = generation
@@ -37,6 +39,9 @@ class PooledRenderer:
         yield from ()
 
     def end(self) -> bytes:
+        return b""
+
+    def failure(self, error: ApiError) -> bytes:
         return b""
 
     def results(self) -> list[bytes]:
