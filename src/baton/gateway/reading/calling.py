@@ -70,7 +70,7 @@ def structure_of(
     reasoning, which has `budget` tokens at most.  Raises `BadRequest` for schemas that this format cannot
     keep."""
     demanded = tools.named or tools.choice == "required"
-    if not tools.wanted or not (demanded or tools.strict or content is not None):
+    if not tools.wanted or not (demanded or tools.strict or tools.bound or content is not None):
         answer = content
     else:
         if tools.named:

@@ -29,7 +29,7 @@ def render_conversation(
 ) -> tuple[str, Conversation]:
     """`messages`: those of the request, read; `defaults`: of the template's switches.  Raises `BadRequest`,
     `ChatTemplateError`."""
-    tools = read_tools(request.tools, request.tool_choice)
+    tools = read_tools(request.tools, request.tool_choice, bind=getattr(request, "binds_tools", False))
     if tools.wanted:
         check_calling(formats)
     text = template.render(
