@@ -39,6 +39,11 @@ class Tools(msgspec.Struct, array_like=True, frozen=True):
         """There are tools that may be called."""
         return bool(self.names) and (self.named or self.choice != "none")
 
+    @property
+    def demanded(self) -> bool:
+        """A call must come."""
+        return self.named or self.choice == "required"
+
 
 def read_tools(tools: object, choice: object = None, *, bind: bool = False) -> Tools:
     """`bind`: those that do not say whether they are strict are bound as far as that is possible.  Raises

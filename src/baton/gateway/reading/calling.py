@@ -69,7 +69,7 @@ def structure_of(
     arguments.  `content`: what binds an answer that calls nothing.  `thinking`: the answer begins inside of
     reasoning, which has `budget` tokens at most.  Raises `BadRequest` for schemas that this format cannot
     keep."""
-    demanded = tools.named or tools.choice == "required"
+    demanded = tools.demanded
     if not tools.wanted or not (demanded or tools.strict or tools.bound or content is not None):
         answer = content
     else:
