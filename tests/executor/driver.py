@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton.executor.base import Executor, StepBatch
+from baton.protocol.routes import Routes
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
 GREEDY = Sampling(seed=0, temperature=0.0)
@@ -23,6 +24,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    routes: list[Routes] = field(default_factory=list)
 
     @property
     def all_tokens(self) -> list[int]:
@@ -96,6 +98,7 @@ class Driver:
         for row, request in enumerate(running):
             request.computed += int(batch.counts[row])
             request.prompt_logprobs += result.prompt_logprobs.get(row, [])
+            request.routes += result.routes.get(row, [])
             if batch.samples[row]:
                 request.tokens.append(int(next(sampled)[1]))
                 if row in result.logprobs:

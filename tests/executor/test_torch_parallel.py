@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 def play(executor) -> dict:
     """A few requests of every kind; the same calls on each rank."""
+    asks = bool(executor._model.mixtures)
     driver = Driver(executor, chunk=19)
     greedy = driver.add(prompt_of(5), 24)
     driver.step()
@@ -31,7 +32,11 @@ def play(executor) -> dict:
     reports = [*reported.logprobs, *reported.prompt_logprobs]
     for request in list(driver.requests.values()):
         driver.remove(request)
+    asked = driver.add(prompt_of(21, 3), 6, Sampling(0, 0.0, routes_from=0 if asks else None))
+    driver.run()
+    driver.remove(asked)
     return {
+        "routes": [run.ids.hex() for run in asked.routes],
         "pooled": vectors_of(executor),
         "tokens": [greedy.tokens, chunked.tokens, reported.tokens],
         "ranks": [report.rank for report in reports],
@@ -101,6 +106,8 @@ def test_ranks_together_give_the_tokens_of_one(variant: str, size: int, kv: str,
     assert found[0]["ranks"] == expected["ranks"]
     assert found[0]["logprobs"] == pytest.approx(expected["logprobs"], abs=2e-3)
     assert all(result["logprobs"] == [] for result in found[1:])
+    assert found[0]["routes"] == expected["routes"]
+    assert all(result["routes"] == [] for result in found[1:])
     for vector, alone_gave in zip(found[0]["pooled"], expected["pooled"], strict=True):
         assert vector == pytest.approx(alone_gave, abs=5e-3 if not kv else 5e-2)
     assert all(result["pooled"] == [[]] * len(KINDS) for result in found[1:])

@@ -14,7 +14,15 @@ from baton.launch.instance_config import instance_config
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, TokenLogprobs
 from tests.executor.driver import Driver, Request
-from tests.model.checkpoints import MAX_POSITIONS, VARIANTS, VOCAB, make_checkpoint, reference_logprobs
+from tests.model.checkpoints import (
+    MAX_POSITIONS,
+    MIXTURES,
+    VARIANTS,
+    VOCAB,
+    make_checkpoint,
+    reference_logprobs,
+    reference_routes,
+)
 
 BLOCK = 16
 ALL = Sampling(seed=0, temperature=0.0, logprobs=VOCAB, prompt_logprobs=VOCAB)
@@ -118,6 +126,39 @@ def test_seven_requests_in_chunks_at_different_times(pair: Any) -> None:
     driver.run()
     for request in requests:
         check(request, model)
+
+
+def routes_of(request: Request, start: int = 0) -> np.ndarray[Any, Any]:
+    """[tokens from `start` on but the last one, mixtures, chosen], of rows that follow each other."""
+    position = start
+    for run in request.routes:
+        assert run.first == position
+        position = run.stop
+    ids = b"".join(run.ids for run in request.routes)
+    return np.frombuffer(ids, np.uint8).reshape(-1, request.routes[0].mixtures, request.routes[0].chosen)
+
+
+@pytest.mark.parametrize("pair", MIXTURES, indirect=True)
+@pytest.mark.parametrize("native", [True, False])
+def test_experts_are_those_of_the_reference(pair: Any, native: bool) -> None:
+    """In pieces, beside requests that do not ask, after a prefix hit; as one native call and as modules."""
+    executor, model = pair
+    executor._model._program = None if native else False
+    driver = Driver(executor, chunk=11)
+    driver.add(prompt_of(30, 1), 12)
+    asks = Sampling(0, 0.0, routes_from=0)
+    first = driver.add(prompt_of(40), 8, asks)
+    driver.run()
+    start = 2 * BLOCK + 3
+    again = driver.add(prompt_of(40), 8, Sampling(0, 0.0, routes_from=start), prefix_of=first)
+    assert again.computed == 2 * BLOCK
+    driver.run()
+    executor._model._program = None
+    expected = reference_routes(model, first.all_tokens[:-1])
+    assert routes_of(first).tolist() == expected.tolist()
+    assert again.tokens == first.tokens
+    assert routes_of(again, start).tolist() == expected[start:].tolist()
+    assert not next(iter(driver.requests.values())).routes
 
 
 def test_prefix_hit_reads_the_other_requests_blocks(pair: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 VOCAB = 197
@@ -477,3 +479,18 @@ def reference_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
     with torch.no_grad():
         logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
     return torch.log_softmax(logits.float(), dim=-1)
+
+
+def reference_routes(model: Any, tokens: list[int]) -> npt.NDArray[np.int64]:
+    """[len(tokens), mixtures, chosen] the experts that each token goes to, ids ascending."""
+    found: list[torch.Tensor] = []
+    hooks = [
+        module.register_forward_hook(lambda _module, _inputs, outputs: found.append(outputs[-1]))
+        for module in model.modules()
+        if type(module).__name__.lower().endswith("topkrouter")
+    ]
+    with torch.no_grad():
+        model(torch.tensor([tokens]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return np.asarray(torch.stack(found, dim=1).sort(dim=-1).values.numpy())

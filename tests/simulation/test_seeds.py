@@ -45,6 +45,7 @@ FIXED = {
     "watchers": range(0, 20),
     "weights": range(0, 20),
     "pooled": range(0, 30),
+    "routes": range(0, 40),
 }
 assert FIXED.keys() == SCENARIOS.keys()
 

@@ -56,6 +56,7 @@ from baton.protocol.reports import (
     LayersDone,
     Report,
     StepReport,
+    StepRoutes,
     WorkerFailed,
     WorkerReady,
 )
@@ -400,7 +401,7 @@ class EngineCore:
         self._reports.heard(now)
         self._touch()
         self._hand_over_clock(now)
-        if isinstance(report, StepReport):
+        if isinstance(report, StepReport | StepRoutes):
             self._step(rank, report)
         elif isinstance(report, Fetched):
             self._fetched(rank, report, now)
@@ -415,14 +416,14 @@ class EngineCore:
             self._failing_at = now + DYING_S
             log.debug("worker rank %d failed: %s", rank, report.message)
 
-    def _step(self, rank: int, report: StepReport) -> None:
+    def _step(self, rank: int, report: StepReport | StepRoutes) -> None:
         if rank != 0 or self._machinery is None:
             self.violation(f"worker rank {rank}", "a step report, which is only rank 0's to send, when ready")
             return
         try:
             self._machinery.steps.read(report, self._now)
         except UnreadableReport as error:
-            self.fail(f"step report {report.step} of worker rank 0 cannot be read: {error}")
+            self.fail(f"a step report of worker rank 0 cannot be read: {error}")
 
     def _fetched(self, rank: int, report: Fetched, now: float) -> None:
         if self._handovers is None or report.rank != rank:

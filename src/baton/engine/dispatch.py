@@ -134,6 +134,8 @@ class Dispatcher:
         sampling = request.sampling
         if sampling.prompt_logprobs is not None and not request.wants_prompt_logprobs:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        if sampling.routes_from is not None and sampling.routes_from != request.routes_sent:
+            sampling = msgspec.structs.replace(sampling, routes_from=request.routes_sent)
         priority, patient = self._tell(request)
         return Admit(
             slot=request.slot,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from baton.engine.request import Outbox, Request
-from baton.protocol.requests import FromEngine
+from baton.protocol.requests import FromEngine, Routed
 
 _MAX_UNNAMED = 256
 
@@ -86,11 +86,16 @@ class Outboxes:
         return [(outbox.identity, message) for outbox in self._of.values() if outbox.name is not None]
 
     def take(self) -> list[tuple[bytes, FromEngine]]:
-        """Everything to be sent: replies in order, one `Outputs` for each gateway that has any, farewells."""
+        """Everything to be sent: replies in order, for each gateway one `Routed` and one `Outputs` if it has
+        any, farewells."""
         messages, self._replies = self._replies, []
         for outbox in self._touched:
             if outbox.aside:
                 continue
+            if outbox.routes:
+                runs, outbox.routes = outbox.routes, []
+                if self._of.get(outbox.identity) is outbox:
+                    messages.append((outbox.identity, Routed(runs)))
             outputs = outbox.take()
             if outputs is not None and self._of.get(outbox.identity) is outbox:
                 messages.append((outbox.identity, outputs))

@@ -25,6 +25,7 @@ from enum import Enum
 from baton.protocol.codec import INT32, INT64, pack_int32, pack_int64
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import Finished, Outputs
+from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow, Share
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
@@ -179,6 +180,7 @@ class Request:
         "prompt_logprobs_sent",
         "rank",
         "root",
+        "routes_sent",
         "sampling",
         "settled",
         "share",
@@ -285,6 +287,8 @@ class Request:
         self.num_preemptions = 0
         self.prompt_logprobs_sent = 1 if len(tokens) == self.num_prompt else self.num_prompt
         """Prompt positions below this need no log-probabilities any more (position 0 never has any)."""
+        self.routes_sent = NEVER if sampling.routes_from is None else sampling.routes_from
+        """Of positions below this nobody needs to know any more which experts they went to."""
 
     def advance(self, event: Event) -> State:
         """Moves to the next state and returns it.  Raises `IllegalTransition` if there is none, and stays."""
@@ -311,10 +315,12 @@ class Request:
         return self.sampling.pooling is not None
 
     @property
-    def needs_all(self) -> bool:
-        """No part of the prompt may be skipped: something is wanted of every token."""
+    def reusable(self) -> int:
+        """So many leading tokens need not be computed if their KV is there: of the others something is wanted
+        that is not kept with it."""
         pooling = self.sampling.pooling
-        return self.wants_prompt_logprobs or (pooling is not None and pooling.whole)
+        needs_all = self.wants_prompt_logprobs or (pooling is not None and pooling.whole)
+        return 0 if needs_all else self.routes_sent
 
     @property
     def num_generated(self) -> int:
@@ -338,6 +344,7 @@ class Outbox:
         "name",
         "prompt_logprobs",
         "requests",
+        "routes",
         "tokens",
     )
 
@@ -353,6 +360,8 @@ class Outbox:
         self.tokens: array[int] = array(INT32)
         self.logprobs: list[tuple[int, TokenLogprobs]] = []
         self.prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
+        self.routes: list[tuple[int, Routes]] = []
+        """Go before all else, as a message of their own (`Routed`)."""
         self.finished: list[Finished] = []
         self.cached: list[tuple[int, int]] = []
         """Of requests that were admitted, and no reason to send anything."""
@@ -361,12 +370,13 @@ class Outbox:
         return f"{self.name or 'unknown'} ({self.identity.hex()})"
 
     def pour(self, into: Outbox) -> None:
-        """Moves tokens and their log-probabilities."""
+        """Moves tokens and their log-probabilities, and where they went."""
         offset = len(into.ids)
         into.ids += self.ids
         into.tokens += self.tokens
         into.logprobs += [(offset + index, logprobs) for index, logprobs in self.logprobs]
-        self.ids, self.tokens, self.logprobs = array(INT64), array(INT32), []
+        into.routes += self.routes
+        self.ids, self.tokens, self.logprobs, self.routes = array(INT64), array(INT32), [], []
 
     def take(self) -> Outputs | None:
         """What was collected, or None if there is nothing; the outbox is empty afterwards."""

@@ -119,6 +119,12 @@ def _check_sampling(submit: Submit, limits: Limits) -> None:
         number = getattr(sampling, name)
         if number is not None and number < 0:
             raise Rejected("bad_request", f"{name}: {number} must not be negative")
+    known = (len(submit.prompt) + len(submit.generated)) // 4
+    if sampling.routes_from is not None and not 0 <= sampling.routes_from <= known:
+        raise Rejected(
+            "bad_request",
+            f"routes_from: {sampling.routes_from} must be from 0 to {known}, the tokens it has",
+        )
     if sampling.logit_bias is not None:
         _check_bias(sampling.logit_bias, limits.vocab_size)
 
@@ -130,6 +136,8 @@ def _check_pooling(submit: Submit, pooling: Pooling, limits: Limits) -> None:
         raise Rejected(
             "bad_request", "pooling: has no log-probabilities; leave logprobs, prompt_logprobs away"
         )
+    if submit.sampling.routes_from is not None:
+        raise Rejected("bad_request", "pooling: has no routed experts; leave routes_from away")
     if pooling.dimensions < 0:
         raise Rejected("bad_request", f"dimensions: {pooling.dimensions} must not be negative")
     if len(pooling.labels) > MAX_LABELS:

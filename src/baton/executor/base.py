@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from baton.protocol.routes import Routes
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.transfer.base import PoolView
 
@@ -83,12 +84,11 @@ class StepResult:
     """row → packed float32, for each row whose pooled prompt ends here; only needed from rank 0."""
     expert_tokens: list[int] = field(default_factory=list)
     """As in `StepReport`; only needed from rank 0."""
+    routes: dict[int, list[Routes]] = field(default_factory=dict)
+    """row → the experts that its tokens went to, for rows whose request asked; only needed from rank 0."""
     failed: dict[int, str] = field(default_factory=dict)
     """row → why no token could be chosen for it, on every rank (the text is only needed from rank 0); its
     entry in `tokens` means nothing, and its request ends with this error."""
-    late: list[int] = field(default_factory=list)
-    """Rows for which no token can be chosen yet, on every rank; their entries in `tokens` mean nothing.  The
-    next step computes their last token again."""
 
 
 class ControlRefused(ValueError):

@@ -3,7 +3,7 @@
 Theory.  A prompt may come in several pieces.  `last` and `labels` need its last token alone; of `first` the
 row of the first token is kept, and of `mean` the sum so far: in float64, token after token, so that it does
 not depend on where the prompt was cut.  A slot that is preempted forgets what it has: its prompt is computed
-again from the first token (`Request.needs_all`).
+again from the first token (`Request.reusable`).
 
 The norm after the last layer is computed row by row, and everything here in NumPy, row by row too: so results
 do not depend on what else is in the batch.

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from baton.executor.base import ControlRefused, ExecutorInfo, Int32Array, OnLayers, StepBatch, StepResult
 from baton.executor.simulated_pool import TokenPool
-from baton.executor.simulated_results import invented_logprobs, powers, simulated_vector
+from baton.executor.simulated_results import InventedRoutes, invented_logprobs, powers, simulated_vector
 from baton.model.sampling.counter_random import mix
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.pooling import Pooling, pack_vector
@@ -97,6 +97,7 @@ class SimulatedExecutor:
         self._salts = np.zeros(max_num_seqs, np.uint64)
         self._wanted_logprobs: dict[int, int] = {}
         self._wanted_prompt_logprobs: dict[int, int] = {}
+        self._routes = InventedRoutes()
         self._pooling: dict[int, Pooling] = {}
         self._seen: dict[int, int] = {}
         """Of slots that pool: tokens of the prompt that were computed."""
@@ -158,6 +159,7 @@ class SimulatedExecutor:
             self._wanted_logprobs[slot] = sampling.logprobs
         if sampling.prompt_logprobs is not None:
             self._wanted_prompt_logprobs[slot] = sampling.prompt_logprobs
+        self._routes.admit(slot, sampling)
         if sampling.pooling:
             self._pooling[slot], self._seen[slot] = sampling.pooling, 0
         self._salts[slot] = _salt(sampling.seed if sampling.temperature > 0 else None)
@@ -182,6 +184,7 @@ class SimulatedExecutor:
         self._write(batch, tables, on_layers, began, cost)
         result = self._sample(batch, tables, lengths)
         self._prompt_logprobs(batch, tables, lengths, result)
+        self._routes.add(batch, result)
         if batch.pooled:
             self._pool_rows(batch, tables, lengths, result)
         self.virtual_seconds += cost

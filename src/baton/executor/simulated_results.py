@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from baton.executor.base import Int32Array, StepBatch, StepResult
 from baton.protocol.pooling import Pooling
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.routes import Routes
+from baton.protocol.sampling import Sampling, TokenLogprobs
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 DIMENSIONS = 8
@@ -40,6 +43,36 @@ def invented_logprobs(seen: int, token: int | None, k: int, vocab_size: int) -> 
     rank = 1 if chosen == first else ranked.index(chosen) + 1 if chosen in ranked else max(k, 1) + 1
     top = tuple((candidate, -j * math.log(2)) for j, candidate in enumerate(ranked, start=1))
     return TokenLogprobs(token=chosen, logprob=-rank * math.log(2), rank=rank, top=top)
+
+
+class InventedRoutes:
+    """Which experts tokens went to, of requests that asked: a function of token and position."""
+
+    def __init__(self) -> None:
+        self._from: dict[int, int] = {}
+        """Slot → the first position of which that is wanted."""
+
+    def admit(self, slot: int, sampling: Sampling) -> None:
+        self._from.pop(slot, None)
+        if sampling.routes_from is not None:
+            self._from[slot] = sampling.routes_from
+
+    def add(self, batch: StepBatch, result: StepResult) -> None:
+        ends = np.cumsum(batch.counts)
+        for row, slot in enumerate(batch.slots.tolist()):
+            start, count = int(batch.starts[row]), int(batch.counts[row])
+            first = max(start, self._from.get(slot, start + count))
+            if first < start + count:
+                tokens = batch.tokens[ends[row] - (start + count - first) : ends[row]]
+                result.routes[row] = [simulated_routes(first, tokens)]
+
+
+def simulated_routes(first: int, tokens: Sequence[int] | Int32Array) -> Routes:
+    """Two of some 64 experts in each of two layers, of the tokens at positions from `first` on."""
+    row = np.asarray(tokens, np.int64)
+    seen = row * 7 + np.arange(first, first + len(row)) * 3
+    ids = np.stack((seen % 31, 31 + seen % 29, seen % 23, 23 + seen % 37), axis=1)
+    return Routes(first, 2, 2, 1, ids.astype(np.uint8).tobytes())
 
 
 def powers(count: int) -> npt.NDArray[np.uint64]:

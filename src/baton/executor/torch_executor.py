@@ -33,22 +33,18 @@ from baton.executor.base import (
     StepResult,
 )
 from baton.executor.constraints import ConstrainedSampler
-from baton.executor.expert_load import ExpertLoad
 from baton.executor.kv_pool import KvPool
 from baton.executor.pooling import Float64Array, Pooler
 from baton.executor.profiler import StepProfiler
 from baton.executor.reading import read_model
+from baton.executor.routing import ExpertReports
 from baton.executor.sizes import attention_shape, device_of, num_blocks_of, num_threads_of
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
 from baton.executor.weights.images import WeightMemory, open_weights
 from baton.executor.weights.new_weights import NextWeights, Second
 from baton.model.adapted.check import why_not_alone
 from baton.model.adapted.decoder import AdaptedDecoder
-from baton.model.attention import (
-    AttentionBackend,
-    AttentionStep,
-    attention_backend,
-)
+from baton.model.attention import AttentionBackend, AttentionStep, attention_backend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.fingerprint import fingerprint
@@ -106,7 +102,7 @@ class TorchExecutor:
         self._view = pool.view(first_head, model_config.num_kv_heads)
         self._device = device
         self._profiler = StepProfiler(parallel.rank)
-        self._expert_load = ExpertLoad()
+        self._experts = ExpertReports(parallel.rank)
         self._sampler = ConstrainedSampler(config, model_config.vocab_size, parallel.rank)
         self._pooler = Pooler(
             lambda hidden: self._model.final(hidden), self._scores if model_config.labels else None
@@ -183,16 +179,19 @@ class TorchExecutor:
         outside = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
         if len(outside):
             raise ValueError(f"token id {outside[0]} is outside the model's vocabulary of {self._vocab_size}")
+        self._experts.admit(slot, sampling, self._model)
         self._sampler.admit(slot, tokens, num_prompt, sampling, stopping)
         self._pooler.admit(slot, sampling.pooling)
 
     def release(self, slot: int) -> None:
+        self._experts.release(slot)
         self._sampler.release(slot)
         self._pooler.release(slot)
 
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
+        self._experts.begin(batch, self._model)
         result = self._run(batch, on_layers)
-        result.expert_tokens = self._expert_load.after_step(self._model, len(batch.tokens))
+        self._experts.end(batch, self._model, result)
         return result
 
     def _run(self, batch: StepBatch, on_layers: OnLayers | None) -> StepResult:

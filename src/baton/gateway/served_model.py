@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from baton.protocol.pooling import Pooling
+from baton.protocol.routes import id_width
 
 _PLACES = re.compile(r"(\{(?:instruction|query|document)\})")
 Task = Literal["generate", "embed", "score", "classify"]
@@ -61,6 +62,22 @@ PAIR = Judge(template="{query}{document}", instruction="", head=True)
 
 
 @dataclass(frozen=True)
+class Routing:
+    """The mixtures of experts of a model."""
+
+    mixtures: int
+    """Layers that have experts."""
+    chosen: int
+    """Experts that a token goes to, in each of them."""
+    experts: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Of the ids of one token."""
+        return self.mixtures * self.chosen * id_width(self.experts)
+
+
+@dataclass(frozen=True)
 class ServedModel:
     """One model under its names.  Lengths are in tokens."""
 
@@ -104,6 +121,8 @@ class ServedModel:
     """Of a model with a head of scores: what each is of."""
     activation: Activation = "softmax"
     """What makes results of those scores."""
+    routing: Routing | None = None
+    """Answers may say which experts tokens went to (`--enable-return-routed-experts`); None: not here."""
     seed: int | None = None
     """Makes requests without a seed reproducible, in order of arrival."""
     created: int = field(default_factory=lambda: int(time.time()))

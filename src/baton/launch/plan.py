@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from baton.gateway.served_model import PAIR, QWEN3_RERANKER, Judge, ServedModel, Task
+from baton.gateway.served_model import PAIR, QWEN3_RERANKER, Judge, Routing, ServedModel, Task
 from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions
@@ -29,6 +29,7 @@ from baton.model.checkpoint.sentence_files import (
     read_pooler_config,
     read_sentence_files,
 )
+from baton.model.description.model import MoeConfig
 from baton.protocol.config import Dtype, InstanceConfig
 from baton.protocol.pooling import Pooling
 
@@ -114,6 +115,7 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         judge=judge,
         labels=model.labels,
         activation=model.activation if pooling.normalize or not model.labels else "identity",
+        routing=_routing(options, model),
         seed=options.seed,
     )
     architecture = model.architecture + (f" by transformers {installed()}, slower" if adapted else "")
@@ -162,6 +164,19 @@ def _pooling(
         return frozenset(tasks), pooling, None
     judge = QWEN3_RERANKER if tokens is None else replace(QWEN3_RERANKER, no=tokens[0], yes=tokens[1])
     return frozenset(tasks), pooling, judge
+
+
+def _routing(options: EngineOptions, model: ModelConfig) -> Routing | None:
+    """What answers may say of experts, if they may."""
+    if not options.enable_return_routed_experts:
+        return None
+    mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeConfig)]
+    if not mixtures or options.executor != "torch":
+        raise OptionError(
+            f"--enable-return-routed-experts: {model.architecture} has no mixture of experts that Baton "
+            "routes; leave it away"
+        )
+    return Routing(len(mixtures), mixtures[0].chosen, mixtures[0].experts)
 
 
 def _is_here(model: str | None) -> bool:

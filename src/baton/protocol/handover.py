@@ -19,6 +19,7 @@ effect but an answer: `Cancel` to what the receiver does not know (so that the s
 | `Refused`   | D → P | why not, and whether D will send `Credit` |
 | `Credit`    | D → P | there would be room now; answered by `Reserve` (next attempt) or `Cancel` |
 | `Progress`  | P → D | which pages are computed, and where they are; grants the lease on first sending |
+| `Routed`    | P → D | before `Handoff`, if the request asked: the experts that its tokens went to at P |
 | `Handoff`   | P → D | the first token(s): from here on the request is D's |
 | `Taken`     | D → P | the request stays with D and needs no page any more: P may free them |
 | `Cancel`    | either | over on this side.  D sends it, and answers P's, only when its fetches are closed |
@@ -52,6 +53,7 @@ from typing import Literal
 import msgspec
 
 from baton.protocol.codec import Codec
+from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
@@ -173,6 +175,14 @@ class Progress(msgspec.Struct, tag="progress", array_like=True, frozen=True):
     """Of every later page of the tokens: the first so many layers are final (during the last chunk)."""
 
 
+class Routed(msgspec.Struct, tag="routed", array_like=True, frozen=True):
+    """For D to send to the gateway, before the tokens of the `Handoff` that follows."""
+
+    id: int
+    attempt: int
+    routes: Routes
+
+
 class Handoff(msgspec.Struct, tag="handoff", array_like=True, frozen=True):
     """All pages of prompt and `generated` are final (this implies `Progress` of everything)."""
 
@@ -225,7 +235,18 @@ class Renewed(msgspec.Struct, tag="renewed", array_like=True, frozen=True):
 
 
 PeerMessage = (
-    Reserve | Reserved | Refused | Credit | Progress | Handoff | Taken | Cancel | Cancelled | Renew | Renewed
+    Reserve
+    | Reserved
+    | Refused
+    | Credit
+    | Progress
+    | Routed
+    | Handoff
+    | Taken
+    | Cancel
+    | Cancelled
+    | Renew
+    | Renewed
 )
 
 PEER: Codec[PeerMessage] = Codec(PeerMessage)

@@ -23,6 +23,7 @@ import msgspec
 
 from baton.protocol.codec import Codec
 from baton.protocol.handover import PoolSource
+from baton.protocol.routes import Routes
 from baton.protocol.sampling import TokenLogprobs
 
 
@@ -107,6 +108,14 @@ class LayersDone(msgspec.Struct, tag="layers", array_like=True, frozen=True):
     layers: int
 
 
+class StepRoutes(msgspec.Struct, tag="routes", array_like=True, frozen=True):
+    """Rank 0, right before the `StepReport` of the same step: the experts that tokens of the step went to, of
+    requests that asked (`Sampling.routes_from`)."""
+
+    runs: list[tuple[int, int, Routes]]
+    """(slot, epoch, rows)."""
+
+
 class Fetched(msgspec.Struct, tag="fetched", array_like=True, frozen=True):
     """A `Fetch` is over on this rank: it touches its blocks no more.  Exactly one for each `Fetch`."""
 
@@ -154,6 +163,6 @@ class WorkerFailed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     message: str
 
 
-Report = StepReport | LayersDone | Fetched | WorkerReady | ControlDone | WorkerFailed
+Report = StepReport | StepRoutes | LayersDone | Fetched | WorkerReady | ControlDone | WorkerFailed
 
 REPORTS: Codec[Report] = Codec(Report)

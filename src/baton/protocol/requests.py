@@ -12,6 +12,7 @@ not for a retry: so an answer can never be taken for another attempt's.  The eng
 | `Query`     | gateway → engine | statistics, ledger; or an order: pause, resume, new weights, … |
 | `Welcome`   | engine → gateway | who the engine is and what it can hold |
 | `Outputs`   | engine → gateway | new tokens of many requests, and which have finished |
+| `Routed`    | engine → gateway | the experts that tokens went to, of requests that asked |
 | `Load`      | engine → gateway | how busy the instance is, and changes of its prefix index |
 | `QueryReply`| engine → gateway | the answer to `Query` |
 | `Failing`   | engine → gateway | the instance goes down and says why; nothing follows |
@@ -30,6 +31,7 @@ import msgspec
 from baton.protocol.codec import Codec
 from baton.protocol.handover import InstanceSource
 from baton.protocol.reports import PromptLogprobs
+from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.weights import Weights
@@ -186,6 +188,13 @@ class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):
     before the first token or with it, for who ends a request before the engine does."""
 
 
+class Routed(msgspec.Struct, tag="routed", array_like=True, frozen=True):
+    """Before the `Outputs` whose tokens follow these positions."""
+
+    runs: list[tuple[int, Routes]]
+    """(request id, rows)."""
+
+
 class Load(msgspec.Struct, tag="load", array_like=True, frozen=True):
     """How busy the instance is: after `Welcome`, and then when it has changed, at most every 50 ms."""
 
@@ -220,7 +229,7 @@ class Failing(msgspec.Struct, tag="failing", array_like=True, frozen=True):
     message: str
 
 
-FromEngine = Welcome | Outputs | Load | QueryReply | Failing
+FromEngine = Welcome | Outputs | Routed | Load | QueryReply | Failing
 
 _SUBMIT_BESIDES_PROMPT = 16 << 20
 

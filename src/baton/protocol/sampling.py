@@ -87,6 +87,8 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True):
     """Not None: no token is drawn, this is computed of the prompt instead.  `max_tokens` is 1 then, and
     counts as none."""
     constraint: Constraint | None = None
+    routes_from: int | None = None
+    """Not None: the experts that tokens go to are wanted, of positions from here on (`routes.py`)."""
 
 
 class Stopping(msgspec.Struct, array_like=True, frozen=True):

@@ -29,7 +29,8 @@ from baton.protocol.handover import (
     Reserve,
     Reserved,
 )
-from baton.protocol.reports import Fetched, LayersDone, Report, StepReport, WorkerFailed
+from baton.protocol.handover import Routed as PeerRouted
+from baton.protocol.reports import Fetched, LayersDone, Report, StepReport, StepRoutes, WorkerFailed
 from baton.protocol.requests import (
     Cancel,
     Failing,
@@ -38,6 +39,7 @@ from baton.protocol.requests import (
     Load,
     Outputs,
     QueryReply,
+    Routed,
     Submit,
     ToEngine,
     Welcome,
@@ -91,6 +93,9 @@ def from_engine(message: FromEngine) -> str:
             ]
             parts += [f"id {end.id}: {end.reason} {end.code}".strip() for end in message.finished]
             return "Outputs(" + "; ".join(parts) + ")"
+        case Routed():
+            runs = [f"id {number}: {run.first} to {run.stop}" for number, run in message.runs]
+            return f"Routed({'; '.join(runs)})"
 
 
 def peer(message: PeerMessage) -> str:
@@ -118,6 +123,8 @@ def peer(message: PeerMessage) -> str:
                 f"{name}: pages from {message.first} are {list(unpack_int32(message.blocks))}, "
                 f"tokens {list(unpack_int32(message.tokens))})"
             )
+        case PeerRouted():
+            return f"{name}: {message.routes.first} to {message.routes.stop})"
         case PeerCancel():
             return f"{name} by {'P' if message.by_p else 'D'}: {message.reason})"
     return f"{name})"
@@ -179,6 +186,9 @@ def report(report: Report) -> str:
         return f"Fetched({report.id}, rank {report.rank}{', ' * bool(report.error)}{report.error})"
     if isinstance(report, LayersDone):
         return f"LayersDone(slots {list(unpack_int32(report.slots))}, {report.layers} layers)"
+    if isinstance(report, StepRoutes):
+        runs = [f"slot {slot}/{epoch}: {run.first} to {run.stop}" for slot, epoch, run in report.runs]
+        return f"StepRoutes({'; '.join(runs)})"
     if not isinstance(report, StepReport):
         return f"{type(report).__name__}(rank {report.rank})"
     parts = [f"step {report.step}"] if report.step else ["no step"]

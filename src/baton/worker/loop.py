@@ -33,7 +33,16 @@ from baton.ipc.doorbell import Doorbell
 from baton.ipc.process import wait_any
 from baton.ipc.ring import RETRY_S, RingWriter
 from baton.protocol.commands import Admit, Command, Control, DropFetch, Fetch
-from baton.protocol.reports import REPORTS, Closed, ControlDone, Fetched, LayersDone, Report, StepReport
+from baton.protocol.reports import (
+    REPORTS,
+    Closed,
+    ControlDone,
+    Fetched,
+    LayersDone,
+    Report,
+    StepReport,
+    StepRoutes,
+)
 from baton.worker.command_log import CommandLog
 from baton.worker.outcome import Admitted
 from baton.worker.rounds import Rounds
@@ -224,6 +233,8 @@ class WorkerLoop:
             told = outcome.closings or outcome.prefill  # (the next prompt may wait for the end of this one)
             quiet = outcome.patient and not told and seconds < _QUIET_S
             self._quiet = self._quiet + 1 if quiet and self._quiet < self._quiet_steps else 0
+            if outcome.routes:
+                self.emit(StepRoutes(outcome.routes), ring=False)
             self.emit(outcome.report(batch.step, self._commands.applied, seconds), ring=self._quiet == 0)
 
     def _on_layers(self, batch: StepBatch) -> OnLayers | None:

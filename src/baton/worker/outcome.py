@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from baton.executor.base import Int32Array, StepBatch, StepResult
 from baton.protocol.reports import Closed, PromptLogprobs, StepReport
+from baton.protocol.routes import Routes
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
 
@@ -39,8 +40,22 @@ class StepOutcome:
     context: int = 0
     """Tokens of context that the decode rows read, together."""
     expert_tokens: list[int] = field(default_factory=list)
+    routes: list[tuple[int, int, Routes]] = field(default_factory=list)
+    """(slot, epoch, rows), as in `StepRoutes`."""
     patient: bool = False
     """Nobody waits for single tokens of its slots."""
+
+    def take(self, batch: StepBatch, result: StepResult, epochs: Int32Array) -> None:
+        """What the executor has to say of positions, where requests asked.  `epochs`: of each slot."""
+        index_of = np.cumsum(batch.samples) - 1
+        for row, found in sorted(result.logprobs.items()):
+            self.logprobs.append((int(index_of[row]), found))
+        for row, positions in sorted(result.prompt_logprobs.items()):
+            slot, first = int(batch.slots[row]), int(batch.starts[row]) + 1
+            self.prompt_logprobs.append(PromptLogprobs(slot, int(epochs[slot]), first, positions))
+        for row, runs in result.routes.items():
+            slot = int(batch.slots[row])
+            self.routes += [(slot, int(epochs[slot]), run) for run in runs]
 
     def drop(self, indices: Collection[int]) -> None:
         """These slots got no token."""
@@ -71,16 +86,3 @@ class StepOutcome:
             context=self.context,
             expert_tokens=self.expert_tokens,
         )
-
-
-def without_late(batch: StepBatch, result: StepResult) -> tuple[StepBatch, StepResult]:
-    """As if the last tokens of the rows that are late had not been computed."""
-    place_of = np.cumsum(batch.samples) - 1
-    counts, samples = batch.counts.copy(), batch.samples.copy()
-    counts[result.late] -= 1
-    samples[result.late] = False
-    tokens = np.delete(result.tokens, place_of[result.late])
-    return (
-        replace(batch, slots=batch.slots.copy(), counts=counts, samples=samples),
-        replace(result, tokens=tokens),
-    )

@@ -24,10 +24,6 @@ that no correct engine sends raises `ProtocolViolation`, and the worker must sto
 about the slots. Commands are applied between two steps, so the epoch's tokens are all reported before a
 closing.
 
-A row for which no token can be chosen yet (`StepResult.late`: its grammar is being compiled) has none: a
-decoding one stays where it is, of a prompt all but the last token is computed, and the next step computes
-that token again.  So nobody waits for another's grammar, and all ranks know, as the tokens say it.
-
 A step takes first a token of each slot that decodes, in the order in which they began to (a slot without a
 block for its token skips the step), then pieces of prompts: those that a `Composition` chooses, or without
 one those of the earliest admissions, `max_num_batched_tokens` in all.
@@ -48,7 +44,7 @@ import numpy.typing as npt
 from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
 from baton.protocol.codec import MalformedMessage, unpack_int32
 from baton.protocol.commands import Abort, Admit, Command, Control, Grow, Pace, Preempt, Reprioritize
-from baton.protocol.reports import Closed, CloseReason, PromptLogprobs
+from baton.protocol.reports import Closed, CloseReason
 from baton.worker.composition import Composition, Prompt
 from baton.worker.decode_set import (
     COMPUTED,
@@ -59,7 +55,7 @@ from baton.worker.decode_set import (
     UNSTOPPABLE,
     DecodeSet,
 )
-from baton.worker.outcome import Admitted, StepOutcome, without_late
+from baton.worker.outcome import Admitted, StepOutcome
 
 log = logging.getLogger(__name__)
 
@@ -112,9 +108,6 @@ class Slots:
         self._many_stops: dict[int, frozenset[int]] = {}
         self._patient: BoolArray = np.zeros(n, np.bool_)
         self._handovers: set[int] = set()  # slots that close after their first sampled token
-        self._repeated: set[int] = (
-            set()
-        )  # of these: their last chunk was computed, and they have no token yet
         self._tokens: dict[int, Int32Array] = {}  # of slots in PREFILL
         self._pooled: set[int] = set()  # slots that close when their prompt is computed, without a token
         self._num_prompt: dict[int, int] = {}  # of those in PREFILL that want prompt log-probabilities
@@ -371,9 +364,6 @@ class Slots:
         The executor releases the slots of the outcome's closings.
         """
         decode = self._decode
-        if result.late:
-            batch, result = without_late(batch, result)
-            self._repeated.update(self._handovers.intersection(batch.slots[~batch.samples].tolist()))
         plain = batch.slots is decode.slots  # one token for each row of the decode set, and nothing else
         sampled: Int32Array = batch.slots if plain else batch.slots[batch.samples]
         if len(result.tokens) != len(sampled):
@@ -402,8 +392,8 @@ class Slots:
                 patient=patient,
             )
             stops = self._stops[sampled]
-            if batch.num_decodes < len(decode.slots) or result.late:
-                decode.advance_some(batch.slots[: batch.num_decodes][batch.samples[: batch.num_decodes]])
+            if batch.num_decodes < len(decode.slots):
+                decode.advance_some(batch.slots[: batch.num_decodes])
             elif batch.num_decodes:
                 decode.advance()
             self._commit_prefill(batch, outcome)
@@ -414,8 +404,8 @@ class Slots:
                         msgspec.structs.replace(closed, pooled=result.pooled.get(row, b""))
                     )
         self._counters[sampled], outcome.expert_tokens = counters, result.expert_tokens
-        if result.logprobs or result.prompt_logprobs:
-            self._take_logprobs(batch, result, outcome)
+        if result.logprobs or result.prompt_logprobs or result.routes:
+            outcome.take(batch, result, self._epoch)
         if plain and decode.left and not stops.shape[1] and not result.failed:
             return outcome
         place_of = np.cumsum(batch.samples) - 1 if result.failed else np.empty(0, np.int64)
@@ -428,7 +418,7 @@ class Slots:
             stopped &= counters[:, UNSTOPPABLE] < 0
             over |= stopped
         if self._handovers:
-            for index in range(int(batch.samples[: batch.num_decodes].sum()), len(sampled)):
+            for index in range(batch.num_decodes, len(sampled)):
                 over[index] |= int(sampled[index]) in self._handovers
         over[list(failed)] = True
         if over.any():
@@ -459,11 +449,10 @@ class Slots:
         return bool(self._handovers)
 
     def last_chunks(self, batch: StepBatch) -> tuple[list[int], list[int]]:
-        """Slots and epochs of the batch whose last chunk before their hand-over it computes, for the first
-        time."""
+        """Slots and epochs of the batch whose last chunk before their hand-over it computes."""
         rows = range(batch.num_decodes, len(batch.slots))
         found = [int(batch.slots[row]) for row in rows if batch.samples[row]]
-        slots = [slot for slot in found if slot in self._handovers and slot not in self._repeated]
+        slots = [slot for slot in found if slot in self._handovers]
         return slots, [int(self._epoch[slot]) for slot in slots]
 
     def _commit_prefill(self, batch: StepBatch, outcome: StepOutcome) -> None:
@@ -479,15 +468,6 @@ class Slots:
                 self._leave_prefill(slot)
                 self._phase[slot] = DECODE
                 self._decode.enter(slot)
-
-    def _take_logprobs(self, batch: StepBatch, result: StepResult, outcome: StepOutcome) -> None:
-        index_of = np.cumsum(batch.samples) - 1
-        for row, found in sorted(result.logprobs.items()):
-            outcome.logprobs.append((int(index_of[row]), found))
-        for row, positions in sorted(result.prompt_logprobs.items()):
-            slot, first = int(batch.slots[row]), int(batch.starts[row]) + 1
-            epoch = int(self._epoch[slot])
-            outcome.prompt_logprobs.append(PromptLogprobs(slot, epoch, first, positions))
 
     def fail(self, slot: int, message: str) -> Closed:
         """The executor cannot run this slot's request: closes its epoch with reason `error`."""
@@ -507,7 +487,6 @@ class Slots:
         self._phase[slot] = FREE
         self._many_stops.pop(slot, None)
         self._handovers.discard(slot)
-        self._repeated.discard(slot)
         self._pooled.discard(slot)
         return Closed(slot, int(self._epoch[slot]), reason, message)
 

@@ -75,6 +75,8 @@ def check_error(response: httpx.Response, status: int, param: str | None) -> dic
         ("seed", "lucky"),
         ("min_tokens", 1000),
         ("prompt_logprobs", 100),
+        ("return_routed_experts", True),  # (no mixture, or not switched on)
+        ("routed_experts_prompt_start", -1),
         ("stream", "yes"),
         ("stream_options", {"include_usage": True}),
         ("guided_json", {"not": {}}),

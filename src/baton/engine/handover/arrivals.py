@@ -66,6 +66,7 @@ from baton.protocol.handover import (
     Renewed,
     Reserve,
     Reserved,
+    Routed,
     Taken,
 )
 from baton.protocol.reports import Fetched
@@ -276,6 +277,14 @@ class Arrivals:
                 self.fetches.ask(arrival, message.complete, message.layers)
                 self._advance(arrival, now)  # (what is final now may have come before, layer by layer)
 
+    def routed(self, peer: str, message: Routed) -> None:
+        """Rows are kept until the request is ours.  Of one that is not known here `Handoff` tells P."""
+        arrival = self._arrivals.get((peer, message.id, message.attempt))
+        if arrival is None or arrival.handed or arrival.stage is Stage.CLOSING:
+            return
+        if wrong := arrival.add_routes(message.routes):
+            self._violation(f"peer {peer}", wrong)
+
     def handoff(self, peer: str, message: Handoff, now: float) -> None:
         arrival = self._find(peer, message)
         if arrival is None or arrival.handed:
@@ -300,6 +309,7 @@ class Arrivals:
         request.num_cached = message.num_cached
         request.first_admitted, request.arrived = now, now - message.queued_s  # as it was at P
         request.begun = True
+        arrival.pass_routes_on()
         for index, logprobs in enumerate(message.logprobs):
             outbox.logprobs.append((len(outbox.ids) + index, logprobs))
         outbox.ids.extend([request.id] * len(tokens))

@@ -70,6 +70,7 @@ from baton.protocol.handover import (
     Renew,
     Renewed,
     Reserved,
+    Routed,
     Taken,
 )
 from baton.protocol.requests import Target
@@ -263,6 +264,8 @@ class Departures:
         )
         attempt.named = len(attempt.kept)
         self.attempts.enter(attempt, Phase.HANDED, now)
+        for _, routes in aside.routes:
+            self._courier.send(attempt.target, Routed(departure.id, attempt.number, routes))
         self._courier.send(attempt.target, handoff)
         self._counters.handed += 1
 

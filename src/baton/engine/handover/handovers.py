@@ -35,6 +35,7 @@ from baton.protocol.handover import (
     Renewed,
     Reserve,
     Reserved,
+    Routed,
     Taken,
 )
 from baton.protocol.reports import LayersDone
@@ -99,6 +100,8 @@ class Handovers:
                 departures.credit(peer, message, now)
             case Progress():
                 arrivals.progress(peer, message, now)
+            case Routed():
+                arrivals.routed(peer, message)
             case Handoff():
                 arrivals.handoff(peer, message, now)
             case Taken():

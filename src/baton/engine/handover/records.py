@@ -14,6 +14,7 @@ from typing import Any
 from baton.engine.request import Outbox, Request
 from baton.protocol.handover import InstanceSource
 from baton.protocol.requests import Target
+from baton.protocol.routes import Routes
 from baton.protocol.rules.silence import Silence
 
 TRUST = 0.95
@@ -156,6 +157,8 @@ class Arrival:
     """With the ranks, once they were told to end its fetches."""
     grant: bytes = b""
     """What is shown to P's page servers."""
+    routes: list[Routes] = field(default_factory=list)
+    """What P has said of the experts that its tokens went to, for the gateway; contiguous."""
     reply: Reply = Reply.NOTHING
     reason: str = ""
 
@@ -163,6 +166,21 @@ class Arrival:
     def key(self) -> tuple[str, str, int, int]:
         """Its name in the ledger."""
         return ("from", self.peer.incarnation, self.id, self.attempt)
+
+    def add_routes(self, routes: Routes) -> str:
+        """Rows from P.  Returns why they cannot be right, or "": they are kept then."""
+        expected = self.routes[-1].stop if self.routes else self.request.sampling.routes_from
+        if routes.first != expected or routes.stop > len(self.request.tokens):
+            return f"experts of tokens {routes.first} to {routes.stop}, expected from {expected} on"
+        self.routes.append(routes)
+        return ""
+
+    def pass_routes_on(self) -> None:
+        """The request is ours: its gateway is told what P has said, and the rest follows from here."""
+        request = self.request
+        if request.sampling.routes_from is not None:
+            request.routes_sent = self.routes[-1].stop if self.routes else request.sampling.routes_from
+            request.gateway.routes += [(request.id, routes) for routes in self.routes]
 
     def holds_lease(self, now: float) -> bool:
         return self.lease_from is not None and now < self.lease_from + TRUST * self.lease_s

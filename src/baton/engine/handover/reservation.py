@@ -10,7 +10,7 @@ from collections.abc import Callable
 from hmac import compare_digest
 
 from baton.engine.outbox import Outboxes
-from baton.engine.request import Request, State
+from baton.engine.request import NEVER, Request, State
 from baton.engine.scheduling.prefix import root_key
 from baton.engine.validation import Limits, Rejected, check_submit
 from baton.protocol.handover import InstanceSource, RefusalCode, Reserve
@@ -94,6 +94,7 @@ class Checker:
             state=State.ARRIVING,
         )
         request.prompt_logprobs_sent = request.num_prompt  # P has sent them, or nobody wants them
+        request.routes_sent = NEVER  # P computes them, and sends them before `Handoff`
         return request
 
 

@@ -591,8 +591,9 @@ class Scheduler:
 
     def _find(self, request: Request, limit: int) -> Shared:
         """Blocks for its leading tokens that are computed, or are being computed for another request."""
+        limit = min(limit, request.reusable // self.block_size)
         blocks = self._match(request, limit)
-        if self.prefix is None or request.needs_all:
+        if self.prefix is None:
             return Shared(blocks, "")
         found = Shared(blocks, self.prefix.origin(blocks))
         if len(blocks) < limit:
@@ -602,8 +603,9 @@ class Scheduler:
     def _match(self, request: Request, limit: int) -> list[int]:
         """Cached blocks for its leading tokens, `limit` at most: for one that is to run here never all
         tokens, since something must be computed."""
-        if self.prefix is None or request.needs_all:
+        if self.prefix is None:
             return []
+        limit = min(limit, request.reusable // self.block_size)
         extend_keys(request.keys, request.root, request.tokens, self.block_size, limit)
         return self.prefix.match(request.keys, limit, request.gateway.name or "")
 

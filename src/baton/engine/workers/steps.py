@@ -24,7 +24,7 @@ from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.workers.rows import Rows
 from baton.engine.workers.step_cost import StepCosts
 from baton.protocol.codec import INT32, MalformedMessage, unpack_int32
-from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport
+from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport, StepRoutes
 from baton.protocol.requests import FinishReason
 from baton.protocol.sampling import TokenLogprobs
 
@@ -71,8 +71,11 @@ class StepReader:
         self._rows_of: tuple[bytes, bytes] = b"", b""
         """Its slots and epochs."""
 
-    def read(self, report: StepReport, now: float = 0.0) -> None:
+    def read(self, report: StepReport | StepRoutes, now: float = 0.0) -> None:
         """Applies one report.  Raises `UnreadableReport`, before anything was applied."""
+        if isinstance(report, StepRoutes):
+            self._add_routes(report)
+            return
         rows, tokens, logprobs = self._find_rows(report)
         prefilled = pairs = finished = 0
         if report.prefill_slots or report.prefill_epochs or report.prefill_computed:
@@ -170,6 +173,23 @@ class StepReader:
             history.append(token)
             if len(history) >= request.watermark:
                 scheduler.progress(request)
+
+    def _add_routes(self, report: StepRoutes) -> None:
+        """Passes on the rows that the client has not got yet."""
+        for slot, epoch, run in report.runs:
+            request = self._occupant(slot, epoch)
+            if request is None or request.sampling.routes_from is None:
+                continue
+            if run.first > request.routes_sent:
+                expected = f"expected {request.routes_sent}"
+                self._violation(LEADER, f"experts of tokens from position {run.first}, {expected}")
+            elif (fresh := run.since(request.routes_sent)) is not None:
+                request.routes_sent = fresh.stop
+                request.outbox.routes.append((request.id, fresh))
+                self._outboxes.touch(request.outbox)
+        if self._stale:
+            self._violation(LEADER, f"experts of (slot, epoch) that are not open: {self._stale[:4]}")
+            self._stale.clear()
 
     def _add_prompt_logprobs(self, request: Request, run: PromptLogprobs) -> None:
         """Passes on the positions that the client has not got yet (a preempted prompt is computed again)."""

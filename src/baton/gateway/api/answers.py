@@ -58,6 +58,10 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Of each prompt token, by token id; of the first none."""
 
 
+RoutedExperts = str
+"""Base64 of a file of numpy (.npy) with [tokens, mixtures, chosen] ids."""
+
+
 class Embedding(Struct, forbid_unknown_fields=True):
     index: Count
     object: Literal["embedding"]
@@ -154,6 +158,7 @@ class CompletionChoice(Struct, forbid_unknown_fields=True):
     token_ids: list[int] | None
     prompt_logprobs: PromptLogprobs | None
     prompt_token_ids: list[int] | None
+    routed_experts: RoutedExperts | None = None
 
 
 class Completion(Struct, forbid_unknown_fields=True):
@@ -228,6 +233,7 @@ class ChatChoice(Struct, forbid_unknown_fields=True):
     finish_reason: ChatFinishReason
     stop_reason: int | str | None
     token_ids: list[int] | None
+    routed_experts: RoutedExperts | None = None
 
 
 class ChatCompletion(Struct, forbid_unknown_fields=True):

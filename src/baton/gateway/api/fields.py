@@ -60,6 +60,9 @@ Seed = Annotated[
     ),
 ]
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+RoutesStart = Annotated[
+    int, Meta(ge=0, le=INT32, description="Positions of the prompt before it are left out.")
+]
 Priority = Annotated[int, Meta(ge=-INT32, le=INT32, description="Lower is served earlier.")]
 CacheSalt = Annotated[
     str,

@@ -12,7 +12,6 @@ lists is refused before one is made.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -55,6 +54,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     min_tokens: f.TokenCount | None = None
     seed: f.Seed | None = None
     prompt_logprobs: f.Logprobs | None = None
+    return_routed_experts: bool | None = None
+    routed_experts_prompt_start: f.RoutesStart | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -101,6 +102,8 @@ _SAMPLING_NAMES = (
     "min_tokens",
     "seed",
     "prompt_logprobs",
+    "return_routed_experts",
+    "routed_experts_prompt_start",
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
@@ -177,9 +180,7 @@ _OTHER = (
     "truncate_prompt_tokens",
     "web_search_options",
 )
-Refusal = tuple[tuple[Any, ...], str]
-"""Of a field: (values that ask for nothing, why it is refused).  null asks for nothing too."""
-_UNSUPPORTED: dict[str, Refusal] = {
+_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": (([],), "is not supported; give tools"),
     "function_call": (("none", "auto"), "is not supported; give tools and tool_choice"),
     "messages": ((), "is for /v1/chat/completions; give the texts themselves"),
@@ -189,7 +190,7 @@ _UNSUPPORTED: dict[str, Refusal] = {
     "best_of": ((1,), "is for /v1/completions; leave it out"),
     **dict.fromkeys(_OTHER, ((), "is not supported; leave it out")),
 }
-"""Of a kind that has no table `UNSUPPORTED` of its own."""
+"""field → (values that ask for nothing, why it is refused).  null asks for nothing too."""
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
@@ -244,12 +245,11 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(body, error) from None
     reader = _reader(kind)
-    refused: Mapping[str, Refusal] = getattr(kind, "UNSUPPORTED", _UNSUPPORTED)
     changed = False
     unknown: list[str] = []
     for name, value in fields.items():
         if name not in reader.names:
-            if not _is_refused(name, value, refused) and len(unknown) < MAX_WARNED:
+            if not _is_refused(name, value) and len(unknown) < MAX_WARNED:
                 unknown.append(name)
         elif name in reader.integers and (whole := _whole(value)) is not None:
             fields[name], changed = whole, True
@@ -279,12 +279,12 @@ def _reworded(text: str) -> str:
     return f"must be {'of ' if length else ''}{_SIGNS[sign]} {limit.removesuffix('.0')} {what}".rstrip()
 
 
-def _is_refused(name: str, raw: msgspec.Raw, refused: Mapping[str, Refusal]) -> bool:
+def _is_refused(name: str, raw: msgspec.Raw) -> bool:
     """Whether the field is one that is known as not supported; it asks for nothing then.  Raises `BadRequest`
     if it does."""
-    if name not in refused:
+    if name not in _UNSUPPORTED:
         return False
-    neutral, reason = refused[name]
+    neutral, reason = _UNSUPPORTED[name]
     data = bytes(raw)
     try:
         value = msgspec.json.decode(data) if len(data) <= _NEUTRAL_BYTES else data

@@ -33,6 +33,7 @@ from baton.protocol.requests import (
     Outputs,
     QueryKind,
     QueryReply,
+    Routed,
     ToEngine,
     Welcome,
 )
@@ -190,6 +191,8 @@ class Cluster:
         member = self.members[name]
         if isinstance(message, Outputs):
             self.table.distribute(member, message, now)
+        elif isinstance(message, Routed):
+            self.table.routed(member, message)
         elif isinstance(message, Load):
             member.loaded(message, now)
         elif isinstance(message, QueryReply):

@@ -15,6 +15,7 @@ import msgspec
 from baton.gateway.errors import ApiError
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import Finished, Submit, Target
+from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.rules.silence import Silence
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
@@ -102,6 +103,8 @@ class EngineRequest:
     logprobs: list[TokenLogprobs] | None = None
     """Of the tokens that the consumer does not have; None if there are none."""
     prompt_logprobs: list[PromptLogprobs] | None = None
+    routes: list[Routes] | None = None
+    """The experts that tokens went to, of positions in a row from `sampling.routes_from` on."""
     finished: Finished | None = None
     error: ApiError | None = None
     consumer: Any = None
@@ -151,6 +154,8 @@ class EngineRequest:
             generated = self.tokens.tobytes()
             if sampling.prompt_logprobs is not None:  # they came before the first token
                 sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        if self.routes:
+            sampling = msgspec.structs.replace(sampling, routes_from=self.routes[-1].stop)
         return Submit(
             id=self.id,
             name=self.name,
@@ -178,6 +183,18 @@ class EngineRequest:
         self.prompt_logprobs.append(run)
         self.notify()
         return True
+
+    def add_routes(self, run: Routes) -> None:
+        """Takes the positions that did not come before; what does not follow on those is left."""
+        wanted = self.sampling.routes_from
+        if wanted is None:
+            return
+        if self.routes is None:
+            self.routes = []
+        known = self.routes[-1].stop if self.routes else wanted
+        fresh = run.since(known)
+        if fresh is not None and fresh.first == known:
+            self.routes.append(fresh)
 
     def renew(self) -> None:
         """It ended before it began, and may be sent again as if it never had been."""

@@ -44,7 +44,7 @@ from baton.gateway.cluster.request import Consumer, EngineRequest
 from baton.gateway.cluster.routing import Job, Plan, choose
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.protocol.codec import MalformedMessage, unpack_int32, unpack_int64
-from baton.protocol.requests import Finished, Outputs
+from baton.protocol.requests import Finished, Outputs, Routed
 from baton.protocol.rules.fair_queue import FairLine
 from baton.protocol.rules.prefix_keys import short_keys
 from baton.protocol.rules.silence import Silence
@@ -256,6 +256,13 @@ class RequestTable:
             inbox.wake()
         for finished in outputs.finished:
             self._finished(sender, finished, now)
+
+    def routed(self, sender: Member, message: Routed) -> None:
+        """Notes where tokens went; nobody is woken: the tokens that follow do that."""
+        for number, run in message.runs:
+            owner = self.running.get(number)
+            if owner is not None and sender.name in owner.plan:
+                owner.add_routes(run)
 
     # -- inside: output
 

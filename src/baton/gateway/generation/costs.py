@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from baton.gateway.api.fields import MAX_SEQUENCES
 from baton.gateway.errors import BadRequest
+from baton.gateway.served_model import ServedModel
 from baton.protocol.sampling_params import SamplingParams
 
 MAX_PROMPT_TOKENS = 1 << 24
@@ -16,6 +17,42 @@ of stop strings, stop tokens and biased tokens.  4,096 sequences with 256 of the
 take."""
 MAX_GRAMMARS = 8 << 20
 """Of one request: prompts times n times the characters of its grammar."""
+
+MAX_ROUTES = 256 << 20
+"""Of one request: bytes of the ids of experts that its answers may say."""
+
+
+def check_routes(
+    prompts: Sequence[Sequence[int]], params: SamplingParams, served: ServedModel, field: str
+) -> None:
+    """Of a request that asks which experts its tokens go to.  Raises `BadRequest`."""
+    routing, start = served.routing, params.routed_experts_prompt_start
+    if routing is None:
+        raise BadRequest(
+            "return_routed_experts: not here; start the server, of a mixture of experts, with "
+            "--enable-return-routed-experts",
+            param="return_routed_experts",
+            code="unsupported_parameter",
+        )
+    shortest = min(map(len, prompts))
+    if start >= shortest:
+        raise BadRequest(
+            f"routed_experts_prompt_start: {start} must be less than the {shortest} tokens of {field}",
+            param="routed_experts_prompt_start",
+        )
+    rows = 0
+    for prompt in prompts:
+        room = served.max_model_len - len(prompt)
+        answer = room if params.max_tokens is None else min(params.max_tokens, room)
+        rows += len(prompt) - start + params.n * answer
+    size = rows * routing.row_bytes
+    if size > MAX_ROUTES:
+        raise BadRequest(
+            f"return_routed_experts: {rows} tokens with {routing.row_bytes} bytes of ids each may come to "
+            f"{size >> 20} MiB, more than {MAX_ROUTES >> 20}; lower n or max_tokens, give "
+            "routed_experts_prompt_start, or send several requests",
+            param="return_routed_experts",
+        )
 
 
 def check_cost(

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from baton.gateway.cluster.request import Chunk, EngineRequest
 from baton.gateway.errors import ApiError, RequestCancelled
@@ -53,7 +53,6 @@ class Generation:
         "_full_since",
         "_make",
         "_metrics",
-        "_n",
         "_on_close",
         "_pending",
         "_running",
@@ -61,6 +60,7 @@ class Generation:
         "_widest",
         "_window",
         "arrived",
+        "choices",
         "held",
         "inbox",
         "request_id",
@@ -92,7 +92,7 @@ class Generation:
         self._metrics = metrics
         self._make = make
         """What is sent of a sequence; made when it is sent."""
-        self._n = n
+        self.choices = n
         self._running = 0
         self._pending: deque[Sequence] = deque()
         """Not submitted yet."""
@@ -146,7 +146,7 @@ class Generation:
     @property
     def num_prompt(self) -> int:
         """Prompt tokens, once for each prompt."""
-        return sum(len(sequence.prompt) for sequence in self.sequences[:: self._n])
+        return sum(len(sequence.prompt) for sequence in self.sequences[:: self.choices])
 
     @property
     def num_generated(self) -> int:
@@ -169,7 +169,7 @@ class Generation:
             if cached is None:
                 self._cached = number, total
                 return None
-            number, total = number + self._n, total + cached
+            number, total = number + self.choices, total + cached
         self._cached = number, total
         return total
 
@@ -274,7 +274,7 @@ class Generation:
         """Of each sequence, with nothing in it yet: for `gather`."""
         return [Completion(sequence.index) for sequence in self.sequences]
 
-    def gather(self, updates: Iterable[Update], completions: list[Completion]) -> None:
+    def gather(self, updates: list[Update], completions: list[Completion]) -> None:
         """Appends what is new."""
         for update in updates:
             completion = completions[update.index]
@@ -331,7 +331,7 @@ class Generation:
                 seconds = now - self.arrived
                 self._metrics.finished(reason, seconds=seconds, prompt=prompt, generated=0, count=count)
         if self._metrics is not None:
-            self._metrics.choices(self._n)
+            self._metrics.choices(self.choices)
         self._log(now)
 
     def _reason(self, sequence: Sequence) -> str:

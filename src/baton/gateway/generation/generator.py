@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import BadRequest, Overloaded
-from baton.gateway.generation.costs import check_cost
+from baton.gateway.generation.costs import check_cost, check_routes
 from baton.gateway.generation.generation import Generation
 from baton.gateway.generation.sequence import Sequence, Shared
 from baton.gateway.instances.client import ClusterClient, Limits
@@ -170,6 +170,8 @@ class Generator:
                     answers=pooling is None,
                 )
         check_cost(prompts, params, field, len(grammar))
+        if params.return_routed_experts and pooling is None:
+            check_routes(prompts, params, self.served, field)
         if self.logs:
             lengths = ", ".join(str(len(prompt)) for prompt in prompts[:_LOGGED])
             more = "" if len(prompts) <= _LOGGED else f" and {len(prompts) - _LOGGED} more"
@@ -212,9 +214,12 @@ class Generator:
                     keys=keys[number],
                 )
             most = min(stopping.max_tokens, rooms[number])
+            own = replace(sampling, seed=seed(index))
+            if own.routes_from is not None and index % params.n:  # (the first one of the prompt has the rest)
+                own = replace(own, routes_from=max(own.routes_from, len(prompts[number]) - 1))
             return self.client.prepare(
                 packed[number],
-                replace(sampling, seed=seed(index)),
+                own,
                 replace(stopping, max_tokens=most, min_tokens=min(stopping.min_tokens, most)),
                 inbox=inbox,
                 name=request_id if count == 1 else f"{request_id}-{index}",

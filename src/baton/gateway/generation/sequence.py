@@ -21,6 +21,7 @@ from baton.gateway.sharing import retry_after
 from baton.gateway.text.detokenizer import Detokenizer, StopStrings, StopTables
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.protocol.requests import Finished
+from baton.protocol.routes import Routes
 from baton.protocol.sampling import TokenLogprobs
 from baton.protocol.sampling_params import SamplingParams
 
@@ -130,6 +131,7 @@ class Sequence:
         "prompt_logprobs",
         "queued_s",
         "request",
+        "routes",
         "settled",
     )
 
@@ -151,6 +153,8 @@ class Sequence:
         """Tokens of which it is not known whether they belong to it, or to the marker that ends it."""
         self.pooled = b""
         """Packed float32: the end of one that wants this of its prompt, and no tokens."""
+        self.routes: list[Routes] = []
+        """With the end: the experts that its tokens went to, of positions in a row, if that is wanted."""
         self.num_cached: int | None = None
         """Prompt tokens from the prefix cache; None until the end."""
         self.queued_s: float | None = None
@@ -175,6 +179,12 @@ class Sequence:
     def has_reasoning(self) -> bool:
         parsing = self._shared.parsing
         return parsing is not None and parsing.has_reasoning
+
+    @property
+    def routes_start(self) -> int | None:
+        """The first position of the prompt whose experts are wanted; None: of none."""
+        params = self._params
+        return params.routed_experts_prompt_start if params.return_routed_experts else None
 
     def submitted(self, request: EngineRequest) -> None:
         """It is about to run, as this request."""
@@ -248,6 +258,7 @@ class Sequence:
         self.finish_reason = update.finish_reason
         if self.finish_reason is not None and self.request is not None:
             self.num_cached = min(self.request.num_cached, len(self.prompt))
+            self.routes = self.request.routes or []
         if self._parser is not None and update.finish_reason is not None:
             update.deltas = (update.deltas or []) + self._parser.finish()
             self.num_reasoning += self._held_thoughts

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from baton.gateway.api.schemas import ChatRequest
 from baton.gateway.errors import BadRequest
 from baton.gateway.generation.generation import Generation
-from baton.gateway.http.context import Gateway, check_room, identity
+from baton.gateway.http.context import Gateway, check_room, check_whole, identity
 from baton.gateway.parsing.plan import Parsing
 from baton.gateway.reading.calling import Function, functions_of, loosened, structure_of
 from baton.gateway.reading.prompts import Prompt, encode
@@ -58,8 +58,7 @@ def chat_params(gateway: Gateway, body: ChatRequest) -> SamplingParams:
     """How it is sampled.  Raises `BadRequest`, `InvalidParameter`."""
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
-    if body.stream and body.prompt_logprobs is not None:
-        raise BadRequest("prompt_logprobs: not with stream; set stream to false", param="prompt_logprobs")
+    check_whole(body)
     given = body.sampling()
     given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     if body.max_completion_tokens is not None:

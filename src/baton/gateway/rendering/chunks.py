@@ -25,6 +25,7 @@ from baton.gateway.rendering.formats import (
     event,
     prompt_logprobs,
 )
+from baton.gateway.rendering.routes import encoded_routes
 
 _END = b"}\n\n"
 
@@ -37,6 +38,7 @@ class Shape:
     prompt_logprobs: int | None
     """vLLM's field: so many alternatives.  None: no log-probabilities of the prompt."""
     token_ids: bool
+    routed_experts: bool
     include_usage: bool
     continuous_usage: bool
 
@@ -120,6 +122,11 @@ class ChunkRenderer:
         else:
             items = sequence.prompt_logprobs or [None] * len(sequence.prompt)
             yield from prompt_logprobs(items, self._names, self._shape.prompt_logprobs)
+
+    def _routes(self, completion: Completion) -> Iterator[Part]:
+        """A member with the experts that the tokens of a choice went to, if that was asked for."""
+        if self._shape.routed_experts:
+            yield from encoded_routes(self._generation, completion.index)
 
     def _prompt_ids(self, sequence: Sequence) -> bytes:
         """Of the prompt, or null."""

@@ -96,6 +96,7 @@ class CompletionRenderer(ChunkRenderer):
             yield 0, b"null"
         yield 0, b"," + encode(self._ends(completion))[1:-1] + b',"prompt_logprobs":'
         yield from self._prompt_logprobs(sequence)
+        yield from self._routes(completion)
         yield 0, b',"prompt_token_ids":' + self._prompt_ids(sequence) + b"}"
 
     def _prompt_text(self, index: int) -> str:

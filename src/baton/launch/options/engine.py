@@ -176,6 +176,11 @@ class ModelOptions(Options):
         metavar="JSON",
         unset="the checkpoint's 1_Pooling/config.json, or the last token, normalized",
     )
+    enable_return_routed_experts: bool = flag(
+        False,
+        "Answers say which experts of a mixture each token went to, if the request asks for it "
+        "(`return_routed_experts`), for trainers that replay it. `LLM` has it in every answer.",
+    )
     seed: int | None = flag(
         None,
         "Makes requests without a seed reproducible.",

@@ -95,6 +95,30 @@ class Decoder(Module):
         """Whether a step is one native call, as was seen in the first one."""
         return bool(self._program)
 
+    @property
+    def mixtures(self) -> list[Mixture]:
+        """In the order of their layers."""
+        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, Mixture)]
+
+    def record_chosen(self, record: bool) -> None:
+        """From the next step on: whether `chosen` is wanted of it.  The whole last layer is computed then."""
+        if self._program is None:
+            self._program = program_of(self) or False
+        if self._program:
+            self._program.record_chosen = record
+            return
+        for mixture in self.mixtures:
+            mixture.record = record
+
+    def chosen(self) -> npt.NDArray[np.int32]:
+        """[mixtures, T, chosen]: the experts of each token of the last step, ids ascending, if they were
+        recorded."""
+        if self._program:
+            assert self._program.chosen is not None
+            return np.asarray(self._program.chosen.numpy())
+        found = [mixture.chosen for mixture in self.mixtures if mixture.chosen is not None]
+        return np.asarray(torch.stack(found).cpu().numpy())
+
     def _int64(self, array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self.norm.weight.device)
 

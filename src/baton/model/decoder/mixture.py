@@ -151,6 +151,10 @@ class Mixture(Module):
         )
         self.tokens = torch.zeros(told.experts, dtype=torch.int64)
         """That each expert got, ever."""
+        self.record = False
+        """Whether `chosen` is to be kept."""
+        self.chosen: Tensor | None = None
+        """[T, chosen] int32: the experts of each token of the last step with `record`."""
         self._dtype = placement.dtype
         self._native: NativeMixture | Literal[False] | None = None
         """None: not made yet."""
@@ -174,6 +178,8 @@ class Mixture(Module):
         if native := self.native():
             return self._at_once(native, x)
         routed = self.router(x)
+        if self.record:
+            self.chosen = routed.ids
         taken = _Taken(x)
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         self._add_experts(total, taken, routed)
@@ -210,6 +216,8 @@ class Mixture(Module):
 
     def _at_once(self, native: NativeMixture, x: Tensor) -> Tensor:
         routed, taken = native.router(x), _Taken(x)
+        if self.record:
+            self.chosen = routed.ids
         shared = None
         if self.shared is not None:
             shared = self.ops.dequantize(self.shared(taken.all(self.shared.form, self)))

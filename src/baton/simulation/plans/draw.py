@@ -230,6 +230,9 @@ def _draw_bursts(
                     spec,
                     at=of_one[0].at + random.uniform(0.0, within),
                     prompt=tuple(prompt),
+                    sampling=spec.sampling
+                    if spec.sampling.routes_from is None
+                    else replace_in(spec.sampling, routes_from=random.randrange(len(prompt))),
                     stopping=Stopping(
                         most, min(spec.stopping.min_tokens, most), spec.stopping.stop_token_ids
                     ),
@@ -289,6 +292,9 @@ def _draw_request(
     stopping = Stopping(
         max_tokens, min_tokens=min(random.choice((0, 0, 2)), max_tokens), stop_token_ids=stops
     )
+    if "routes" in clients and random.random() < 0.8:
+        first = random.choice((0, 0, random.randrange(len(prompt))))
+        sampling = replace_in(sampling, routes_from=first)
     if "pools" in clients and random.random() < 0.8:
         kind: PoolingKind = random.choice(("last", "last", "mean", "first", "labels"))
         labels = (3, 1) if kind == "labels" else ()

@@ -96,11 +96,22 @@ PEER_FAULTS: frozenset[FaultKind] = frozenset(
 SINGLE_FAULTS: tuple[FaultKind, ...] = tuple(kind for kind in FAULT_KINDS if kind not in CLUSTER_FAULTS)
 
 ClientKind = Literal[
-    "cancels", "floods", "priorities", "prefixes", "poison", "logprobs", "slow", "huge", "alike", "pools"
+    "cancels",
+    "floods",
+    "priorities",
+    "prefixes",
+    "poison",
+    "logprobs",
+    "slow",
+    "huge",
+    "alike",
+    "pools",
+    "routes",
 ]
-CLIENT_KINDS: tuple[ClientKind, ...] = ClientKind.__args__[:-2]  # type: ignore[attr-defined]
+CLIENT_KINDS: tuple[ClientKind, ...] = ClientKind.__args__[:-3]  # type: ignore[attr-defined]
 """Those that may be mixed.  `alike`: all requests of a run are of one length, with one beginning;
-`pools`: most want a result of their prompt, and no tokens."""
+`pools`: most want a result of their prompt, and no tokens; `routes`: most want to know the experts that
+their tokens went to."""
 Burden = Literal["full", "slow", "lagging", "dying"]
 
 
@@ -131,6 +142,8 @@ class RequestSpec:
         parts = [f"request {self.number}: {len(self.prompt)} prompt + {self.stopping.max_tokens} tokens"]
         if self.sampling.pooling is not None:
             parts.append(f"pooled: {self.sampling.pooling.kind}")
+        if self.sampling.routes_from is not None:
+            parts.append(f"with experts from token {self.sampling.routes_from}")
         if self.priority:
             parts.append(f"priority {self.priority}")
         if self.flow != EVERYBODY:

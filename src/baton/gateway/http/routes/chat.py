@@ -31,6 +31,7 @@ def chat_routes(gateway: Gateway) -> list[Route]:
             short_ids=has_short_ids(gateway),
             prompt_logprobs=body.prompt_logprobs,
             token_ids=bool(body.return_token_ids),
+            routed_experts=bool(body.return_routed_experts),
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         )

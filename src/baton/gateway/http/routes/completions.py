@@ -12,7 +12,7 @@ from starlette.routing import Route
 from baton.gateway.api.schemas import CompletionRequest
 from baton.gateway.errors import BadRequest
 from baton.gateway.generation.generation import SUBMITTED_AT_ONCE
-from baton.gateway.http.context import Gateway, check_room, identity, stream_options
+from baton.gateway.http.context import Gateway, check_room, check_whole, identity, stream_options
 from baton.gateway.http.responses import GenerationResponse
 from baton.gateway.reading.prompts import encode
 from baton.gateway.reading.structured import asked_by
@@ -60,6 +60,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
             prompt_logprobs=body.prompt_logprobs,
             skip_special_tokens=params.skip_special_tokens,
             token_ids=bool(body.return_token_ids),
+            routed_experts=params.return_routed_experts,
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         )
@@ -105,8 +106,7 @@ def _check(body: CompletionRequest) -> None:
             param="best_of",
             code="unsupported_parameter",
         )
-    if body.stream and body.prompt_logprobs is not None:
-        raise BadRequest("prompt_logprobs: not with stream; set stream to false", param="prompt_logprobs")
+    check_whole(body)
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         raise BadRequest(
             "max_tokens: 0 generates nothing; give at least 1, or set echo to score the prompt",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from baton.executor.simulated_results import simulated_routes
 from baton.gateway.cluster.table import MAX_FRUITLESS, MAX_LOSSES
 from baton.gateway.errors import ApiError
 from baton.protocol.codec import unpack_int32
@@ -96,6 +97,24 @@ class ClientWatch:
                 "tokens",
                 f"request {client.spec.number}: token {wrong} is {got[wrong]}, the oracle's answer is "
                 f"{client.expected[max(0, wrong - 2) : wrong + 3]} from token {max(0, wrong - 2)}",
+            )
+
+        self._check_routes(client)
+
+    def _check_routes(self, client: Client) -> None:
+        """They come with the tokens that follow, or before."""
+        request, first = client.request, client.spec.sampling.routes_from
+        if first is None or request is None or not client.tokens:
+            return
+        tokens = [*client.spec.prompt, *client.tokens]
+        got = b"".join(run.ids for run in request.routes or ())
+        wanted = simulated_routes(first, tokens[first:-1])
+        if got[: len(wanted.ids)] != wanted.ids:
+            runs = [(run.first, run.stop) for run in request.routes or ()]
+            raise Violation(
+                "tokens",
+                f"request {client.spec.number}: experts of {len(tokens)} tokens from {first} on miss or are "
+                f"wrong; there are those of {runs}",
             )
 
     def finished(self, client: Client, finished: Finished) -> None:
