@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from baton.version import __version__
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
-    from baton.llm import LLM, SamplingParams
+    from baton.llm import LLM, AsyncLLM, SamplingParams
 
 
 def __getattr__(name: str) -> object:
     """Loads the Python API on first use, so that `import baton` costs a process nothing."""
-    if name in ("LLM", "SamplingParams"):
+    if name in ("LLM", "AsyncLLM", "SamplingParams"):
         import baton.llm
 
         return getattr(baton.llm, name)

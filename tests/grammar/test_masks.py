@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from functools import cache
 
 import jsonschema_rs
@@ -56,15 +57,22 @@ class Site:
         stopping = Stopping(100, stop_token_ids=(END, OTHER_END))
         self.masks.admit(slot, np.array(generated, np.int32), constraint, stopping)
 
+    def ready(self, slots: list[int]) -> dict[int, str]:
+        """Who failed, once none is late any more."""
+        while True:
+            self.masks.begin(np.array(slots, np.int32))
+            failed, late = self.masks.ready()
+            if not late:
+                return failed
+
     def allowed(self, slots: list[int]) -> list[list[int]]:
         """What may come next, for each."""
-        self.masks.begin(np.array(slots, np.int32))
-        assert self.masks.failures() == {}
+        assert self.ready(slots) == {}
         bits = np.unpackbits(self.bits.view(np.uint8), axis=1, bitorder="little")
         return [np.flatnonzero(bits[slot]).tolist() for slot in slots]
 
-    def choose(self, slots: list[int], tokens: list[int]) -> None:
-        self.masks.chosen(np.array(slots, np.int32), np.array(tokens, np.int32))
+    def choose(self, slots: list[int], tokens: list[int]) -> dict[int, str]:
+        return self.masks.chosen(np.array(slots, np.int32), np.array(tokens, np.int32))
 
 
 def text_of(tokens: list[int]) -> str:
@@ -158,9 +166,10 @@ def test_a_matcher_that_fails_fails_alone():
     site.masks.admit(
         3, np.array([], np.int32), Constraint(Checker({}).check(Structure(Regex("")))), Stopping(9)
     )
-    site.masks.begin(np.arange(4, dtype=np.int32))
-    failures = site.masks.failures()
-    assert sorted(failures) == [0, 2, 3]  # (the last one: nothing may follow, and nothing ends it)
+    failures = site.ready([0, 1, 2, 3])
+    assert sorted(failures) == [0, 2]
+    failures |= site.choose([1, 3], [ord("a"), 0])  # (slot 3: nothing may follow, and nothing ends it)
+    assert sorted(failures) == [0, 2, 3]
     assert all(why.startswith("structured_outputs: ") and "\n" not in why for why in failures.values())
     assert np.unpackbits(site.bits[1].view(np.uint8)).sum() == 1
 
@@ -172,8 +181,7 @@ def test_a_vocabulary_that_cannot_be_had_fails_the_requests_that_need_it():
     site = Site()
     site.masks = Masks(none, site.bits, site.masked, VOCAB, threads=1, beside=False)
     site.admit(0, Regex("ab"))
-    site.masks.begin(np.array([0], np.int32))
-    assert "it was not written" in site.masks.failures()[0]
+    assert "it was not written" in site.ready([0])[0]
 
 
 def test_equal_grammars_are_compiled_once():
@@ -195,3 +203,79 @@ def test_equal_grammars_are_compiled_once():
 def test_a_vocabulary_travels():
     vocabulary = Vocabulary(TOKENS, SPECIAL)
     assert Vocabulary.decode(vocabulary.encode()) == vocabulary
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_no_row_waits_for_the_grammar_of_another(beside):
+    """While a grammar is compiled its request is late, step after step, and the others have their masks."""
+    compile_it = threading.Event()
+    made = []
+
+    def slow() -> LLTokenizer:
+        if made:
+            assert compile_it.wait(60)
+        made.append(1)
+        return tokenizer()
+
+    site = Site()
+    now = [0.0]
+    site.masks = Masks(slow, site.bits, site.masked, VOCAB, threads=2, beside=beside, clock=lambda: now[0])
+    a, b = ord("a"), ord("b")
+    site.admit(0, Regex("ab"))
+    assert site.allowed([0]) == [[a]]
+    site.choose([0], [a])
+    site.admit(1, Regex("ba"))  # (its compiler stands)
+    site.admit(2, Regex("ab"), [a])  # known already: it does not queue behind the other
+    while True:
+        site.masks.begin(np.arange(3, dtype=np.int32))
+        found = site.masks.ready()
+        assert found.failed == {}
+        assert 1 in found.late
+        if found.late == [1]:
+            break
+    bits = np.unpackbits(site.bits.view(np.uint8), axis=1, bitorder="little")
+    assert [np.flatnonzero(bits[slot]).tolist() for slot in (0, 2)] == [[b], [b]]
+    assert site.choose([0, 2], [b, b]) == {}
+    site.masks.begin(np.array([1], np.int32))  # nobody else gets a token: waits for a moment, and is late
+    assert site.masks.ready().late == [1]
+    now[0] = 61.0
+    site.masks.begin(np.array([1], np.int32))
+    found = site.masks.ready()
+    assert "not compiled within 60 s" in found.failed[1]
+    now[0] = 0.0
+    compile_it.set()
+    assert site.allowed([1]) == [[b]]
+    site.masks.close()
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled():
+    compile_it, made = threading.Event(), []
+
+    def slow() -> LLTokenizer:
+        assert compile_it.wait(60)
+        made.append(1)
+        return tokenizer()
+
+    site = Site()
+    site.masks = Masks(slow, site.bits, site.masked, VOCAB, threads=1, beside=False)
+    for number, pattern in enumerate(("a", "b", "c", "b")):
+        site.admit(number, Regex(pattern))
+    site.masks.release(2)
+    site.masks.release(1)  # (slot 3 still wants it)
+    site.masks.release(3)
+    site.admit(1, Regex("d"))
+    compile_it.set()
+    assert site.allowed([0, 1]) == [[ord("a")], [ord("d")]]
+    assert len(made) == 2
+    site.masks.close()
+
+
+def test_a_token_that_is_not_in_its_mask_fails_its_request():
+    """Whatever chose it: such an answer would not be valid."""
+    site = Site()
+    site.admit(0, Regex("ab"))
+    site.admit(1, Regex("ab"))
+    assert site.allowed([0, 1, 3]) == [[ord("a")], [ord("a")], []]
+    failed = site.choose([0, 1, 3], [ord("a"), 0, 7])
+    assert list(failed) == [1]
+    assert failed[1].endswith("no token of the vocabulary may follow")

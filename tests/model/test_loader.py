@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baton.model import loader
 from baton.model.attention import AttentionShape, attention_backend
 from baton.model.checkpoint.config import ModelConfig
+from baton.model.cpu.library import native
 from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.placement import Placement
+from baton.model.layers.rounding import Grouping
 from baton.model.loader import LoadError, load_model
+from baton.model.weights.store import PrivateStore
 from tests.model.checkpoints import VOCAB, make_checkpoint
+from tests.model.reading.test_quantized_models import make as make_quantized
 
 
 def load(
@@ -26,13 +33,14 @@ def load(
     size: int = 1,
     dtype: torch.dtype = torch.float32,
     weights: Weights = "plain",
+    **more: Any,
 ):
     config = ModelConfig.from_directory(directory)
     device = torch.device("cpu")
     shape = AttentionShape(
         config.num_layers, 4, 2, config.head_dim, 16, 1.0, frozenset({None}), dtype, device
     )
-    placement = Placement(TensorParallel(rank, size, object()), dtype, device, weights)
+    placement = Placement(TensorParallel(rank, size, object()), dtype, device, weights, **more)
     return load_model(directory, config, placement, attention_backend(shape), 64)
 
 
@@ -147,6 +155,84 @@ def test_ranks_together_hold_each_weight_once(tmp_path: Path) -> None:
     embedding = torch.cat([rank.embedding.weight for rank in ranks])
     assert torch.equal(embedding[:VOCAB], state["model.embed_tokens.weight"])
     assert embedding[VOCAB:].abs().sum() == 0
+
+
+class Kept(PrivateStore):
+    """Remembers what was made in it, and whether other threads than the caller's made some of it."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.facts: dict[str, Any] = {}
+        self.shared_out = False
+
+    def make(self, name, shape, dtype, device):
+        self.shared_out |= threading.current_thread() is not threading.main_thread()
+        return self.tensors.setdefault(name, super().make(name, shape, dtype, device))
+
+    def note(self, name, facts):
+        return self.facts.setdefault(name, super().note(name, facts))
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(native() is None, reason="threads share out what the library packs")
+@pytest.mark.parametrize("form", ["packed", "int4", "compressed-tensors", "gpt-oss"])
+def test_what_threads_fill_is_what_one_fills(tmp_path: Path, threads, form: str) -> None:
+    more: dict[str, Any] = {"weights": "packed"}
+    if form == "compressed-tensors":
+        make_quantized(tmp_path, form, "qwen3-moe")
+        more["groups"] = True
+    else:
+        make_checkpoint(tmp_path, "gpt-oss" if form == "gpt-oss" else "ernie4_5-moe")
+    if form == "int4":
+        more |= {"groups": True, "grouping": Grouping(4, 32), "finer": Grouping(6, 32)}
+    found = []
+    for count in (1, 3):
+        threads(count)
+        store = Kept()
+        load(tmp_path, store=store, **more)
+        found.append(store)
+        assert store.shared_out == (count > 1)
+        assert list(store.facts["rounded"]) == list(found[0].facts["rounded"])
+    one, three = found
+    assert one.facts == three.facts
+    assert one.tensors.keys() == three.tensors.keys()
+    for name, tensor in one.tensors.items():
+        assert torch.equal(tensor, three.tensors[name]), name
+
+
+@pytest.mark.skipif(native() is None, reason="threads share out what the library packs")
+@pytest.mark.parametrize("bound", [1 << 12, 1 << 13, 1 << 16])
+def test_threads_fill_no_more_than_a_bound_at_once(
+    tmp_path: Path, threads, monkeypatch: pytest.MonkeyPatch, bound: int
+) -> None:
+    """What is held beside the weights is one large layer, or small ones up to the bound."""
+    make_checkpoint(tmp_path, "ernie4_5-moe")
+    fill, lock = loader._fill, threading.Lock()
+    held: list[int] = []
+    found: list[list[int]] = []
+
+    def counted(layer, *more) -> None:
+        size = loader._elements(layer)
+        with lock:
+            held.append(size)
+            found.append(list(held))
+        fill(layer, *more)
+        with lock:
+            held.remove(size)
+
+    monkeypatch.setattr(loader, "_fill", counted)
+    monkeypatch.setattr(loader, "_AT_ONCE", bound)
+    threads(8)
+    store = Kept()
+    load(tmp_path, weights="packed", store=store)
+    assert store.shared_out
+    assert all(sum(sizes) <= bound or len(sizes) == 1 for sizes in found), found
 
 
 _MEMORY = """

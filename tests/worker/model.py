@@ -53,6 +53,7 @@ class ModelSlot:
     given: int
     """Tokens that it was admitted with."""
     handover: bool = False
+    repeated: bool = False
 
 
 @dataclass
@@ -110,8 +111,8 @@ class Model:
                 left -= len(todo)
         return rows
 
-    def commit(self, rows, tokens):
-        """Returns (tokens by slot and epoch, closings by slot and epoch)."""
+    def commit(self, rows, tokens, late=()):
+        """Returns (tokens by slot and epoch, closings by slot and epoch); `late`: slots without one."""
         given, closed = [], []
         tokens = iter(tokens)
         for row in rows:
@@ -120,6 +121,10 @@ class Model:
             if not row.samples:
                 continue
             token = next(tokens)
+            if row.slot in late:
+                slot.computed -= 1
+                slot.repeated = True
+                continue
             slot.tokens.append(token)
             given.append((row.slot, slot.epoch, token))
             generated = len(slot.tokens) - slot.num_prompt

@@ -167,13 +167,21 @@ class Script:
         check_decode_set(self.slots)
         self.check_last_chunks(batch, rows)
         tokens = sample(rows, self.model)
-        outcome = self.slots.commit(batch, result_of(tokens))
-        given, closed = self.model.commit(rows, tokens)
+        sampling = [row.slot for row in rows if row.samples]
+        late = (
+            self.draw(st.sets(st.sampled_from(sampling))) if sampling and self.draw(st.booleans()) else set()
+        )
+        result = result_of(
+            [-2 if slot in late else token for slot, token in zip(sampling, tokens, strict=True)]
+        )
+        result.late = [index for index, row in enumerate(rows) if row.slot in late]
+        outcome = self.slots.commit(batch, result)
+        given, closed = self.model.commit(rows, tokens, late)
         report = outcome.report(self.step, 7, 0.5)
         columns = [array("i", packed) for packed in (report.slots, report.epochs, report.tokens)]
         assert list(zip(*columns, strict=True)) == given
         assert [(end.slot, end.epoch, end.reason.value) for end in report.closings] == closed
-        self.check_progress(report, [row for row in rows if not row.decode])
+        self.check_progress(report, [row for row in rows if not row.decode], late)
         self.stream += [("token", *entry) for entry in given]
         self.stream += [("closed", *entry) for entry in closed]
 
@@ -181,11 +189,15 @@ class Script:
         open_ = self.model.open
         assert self.slots.hands_over == any(slot.handover for slot in open_.values())
         last = [row.slot for row in rows if row.samples and open_[row.slot].handover]
+        last = [slot for slot in last if not open_[slot].repeated]
         assert self.slots.last_chunks(batch) == (last, [open_[slot].epoch for slot in last])
 
-    def check_progress(self, report, rows):
+    def check_progress(self, report, rows, late):
         packed = (report.prefill_slots, report.prefill_epochs, report.prefill_computed)
-        expected = [(row.slot, self.model.last_epoch[row.slot], row.start + len(row.tokens)) for row in rows]
+        expected = [
+            (row.slot, self.model.last_epoch[row.slot], row.start + len(row.tokens) - (row.slot in late))
+            for row in rows
+        ]
         assert list(zip(*(array("i", column) for column in packed), strict=True)) == expected
 
     def check_rules(self):
@@ -582,3 +594,30 @@ def test_a_row_without_a_token_ends_alone(decoding):
     batch = slots.compose(3)
     check_decode_set(slots)
     assert dict(zip(batch.slots.tolist(), batch.tokens.tolist(), strict=True)) == {0: 9, 2: 8}
+
+
+def test_a_row_that_is_late_makes_no_other_wait_and_is_computed_again():
+    """A prompt's last token, and the token of a row that decodes; what the others get is theirs."""
+    slots = make()
+    slots.apply(admit(0, 1, [5, 6, 7], [0, 1], max_tokens=4))
+    slots.apply(admit(1, 1, [5, 6], [2, 3], max_tokens=4, handover=True))
+    batch = slots.compose(1)
+    assert slots.last_chunks(batch) == ([1], [1])
+    outcome = slots.commit(batch, StepResult(np.array([9, -2], np.int32), late=[1]))
+    assert (outcome.slots.tolist(), outcome.tokens.tolist()) == ([0], [9])
+    assert outcome.prefill == [(0, 1, 3), (1, 1, 1)]
+    batch = slots.compose(2)
+    assert (batch.slots.tolist(), batch.starts.tolist(), batch.tokens.tolist()) == ([0, 1], [3, 1], [9, 6])
+    assert batch.samples.all()
+    assert slots.last_chunks(batch) == ([], [])  # (told before)
+    outcome = slots.commit(batch, StepResult(np.array([-2, 4], np.int32), late=[0]))
+    assert (outcome.slots.tolist(), outcome.tokens.tolist()) == ([1], [4])
+    assert outcome.closings == [Closed(1, 1, CloseReason.HANDED_OVER)]
+    batch = slots.compose(3)
+    check_decode_set(slots)
+    assert (batch.slots.tolist(), batch.starts.tolist(), batch.tokens.tolist()) == ([0], [3], [9])
+    outcome = slots.commit(batch, StepResult(np.array([-2], np.int32), late=[0]))
+    assert outcome.tokens.tolist() == []
+    batch = slots.compose(4)
+    outcome = slots.commit(batch, StepResult(np.array([8], np.int32)))
+    assert outcome.tokens.tolist() == [8]

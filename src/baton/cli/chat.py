@@ -17,6 +17,7 @@ from baton.launch.options import EngineOptions
 from baton.launch.options.sources import Chosen
 
 if TYPE_CHECKING:
+    from baton.gateway.parsing.deltas import Delta
     from baton.llm import LLM, SamplingParams
 
 _HELP = "/new starts over, /undo forgets the last exchange, /quit (or Ctrl-D) leaves; Ctrl-C stops an answer."
@@ -87,7 +88,7 @@ class _Talk:
 
         question = {"role": "user", "content": line}
         try:
-            answer = _stream(self._llm.chat_stream([*self._history, question], self._params))
+            answer = _stream(self._llm.chat_deltas([*self._history, question], self._params))
         except (ApiError, ValueError) as error:
             if isinstance(error, ApiError) and error.code == "instance_failed":
                 raise
@@ -114,17 +115,30 @@ def _ask() -> str | None:
             typer.secho(_LEAVE, dim=True)
 
 
-def _stream(pieces: Generator[str, None, None]) -> str:
-    """Prints the pieces as they come; Ctrl-C ends the answer, what came so far counts."""
+def _stream(pieces: Generator[Delta, None, None]) -> str:
+    """Prints the pieces as they come, what the model thinks dimmed and on lines of its own; Ctrl-C ends the
+    answer, what came so far counts.  Returns the answer itself, which is what the history keeps."""
+    from baton.gateway.parsing.deltas import Call, Content
+
     answer: list[str] = []
+    last: Delta | None = None
     try:
         for piece in pieces:
-            answer.append(piece)
-            typer.echo(piece, nl=False)
+            if last is not None and type(piece) is not type(last):
+                typer.echo()
+            last = piece
+            if isinstance(piece, Content):
+                text = piece.text if answer else piece.text.lstrip("\n")
+                answer.append(text)
+                typer.echo(text, nl=False)
+            elif isinstance(piece, Call):
+                typer.secho(f"{piece.name or ''}{piece.arguments}", dim=True, nl=False)
+            else:
+                typer.secho(piece.text, dim=True, nl=False)
     except KeyboardInterrupt:
         typer.secho(" [stopped]", dim=True, nl=False)
     except Exception:
-        if answer:
+        if last is not None:
             typer.echo()
         raise
     finally:

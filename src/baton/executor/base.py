@@ -89,6 +89,9 @@ class StepResult:
     failed: dict[int, str] = field(default_factory=dict)
     """row → why no token could be chosen for it, on every rank (the text is only needed from rank 0); its
     entry in `tokens` means nothing, and its request ends with this error."""
+    late: list[int] = field(default_factory=list)
+    """Rows for which no token can be chosen yet, on every rank; their entries in `tokens` mean nothing.  The
+    next step computes their last token again."""
 
 
 class ControlRefused(ValueError):

@@ -10,20 +10,22 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from llguidance import LLTokenizer
 from torch import Tensor
 
 from baton.executor.base import Int32Array, Int64Array, StepBatch, StepResult
 from baton.executor.sizes import num_threads_of
-from baton.grammar.masks import Masks, MatchingError
+from baton.grammar.compiled import MatchingError
+from baton.grammar.masks import Masks
 from baton.grammar.vocabulary import Vocabulary, matching_tokenizer
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.sampling.sampler import Sampler
 from baton.protocol.config import InstanceConfig
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
-FAILED = -1
-"""In place of a token, on its way between ranks: none could be chosen."""
+FAILED, LATE = -1, -2
+"""In place of a token, on its way between ranks: none could be chosen; none can be chosen yet."""
 _WRITTEN_S = 30.0
 """So long the launcher may take to write the vocabulary, which it does once an instance is ready."""
 
@@ -34,7 +36,6 @@ class ConstrainedSampler:
     def __init__(self, config: InstanceConfig, vocab_size: int, rank: int) -> None:
         self._sampler = sampler = Sampler(vocab_size, config.max_num_seqs, sampling_kernel())
         self._masks: Masks | None = None
-        self._failures: dict[int, str] = {}
         if rank == 0:
             threads = num_threads_of(config)
             computing = threads * config.tensor_parallel_size * config.memory_shares
@@ -67,31 +68,53 @@ class ConstrainedSampler:
     def sample(
         self, result: StepResult, logits: Tensor | None, batch: StepBatch, rows: Int64Array | None
     ) -> Int32Array:
-        """The tokens of these rows, None: of all, each of one token; `FAILED` where there is none.  Puts
-        log-probabilities into `result`.  `logits` None: some numbers."""
+        """The tokens of these rows, None: of all, each of one token; `FAILED` or `LATE` where there is none.
+        Puts log-probabilities into `result`.  `logits` None: some numbers."""
         slots, positions = batch.slots, batch.starts + batch.counts
         if rows is not None:
             slots, positions = slots[rows], positions[rows]
         if logits is None:
             return np.empty(len(slots), np.int32)
         masks = self._masks if self._masks is not None and self._masks.any else None
-        self._failures = {} if masks is None else masks.failures()
-        tokens, found = self._sampler.sample(logits, slots, positions)
-        if masks is not None:
-            masks.chosen(slots, tokens)
-        for place in np.flatnonzero(np.isin(slots, list(self._failures))).tolist() if self._failures else ():
-            tokens[place] = FAILED
-            row = place if rows is None else int(rows[place])
-            result.failed[row] = self._failures[int(slots[place])]
+        if masks is None:
+            tokens, found = self._sampler.sample(logits, slots, positions)
+        else:
+            tokens, found, failed = self._constrained(masks, logits, slots, positions)
+            for place in np.flatnonzero(np.isin(slots, list(failed))).tolist() if failed else ():
+                tokens[place] = FAILED
+                row = place if rows is None else int(rows[place])
+                result.failed[row] = failed[int(slots[place])]
         result.logprobs = {index if rows is None else int(rows[index]): one for index, one in found.items()}
         return tokens
+
+    def _constrained(
+        self, masks: Masks, logits: Tensor, slots: Int32Array, positions: Int32Array
+    ) -> tuple[Int32Array, dict[int, TokenLogprobs], dict[int, str]]:
+        """As the sampler's; then which slots failed.  What is late is not sampled."""
+        failed, late = masks.ready()
+        if not late:
+            tokens, found = self._sampler.sample(logits, slots, positions)
+            return tokens, found, failed | masks.chosen(slots, tokens)
+        there = np.flatnonzero(~np.isin(slots, late))
+        tokens = np.full(len(slots), LATE, np.int32)
+        found = {}
+        if len(there):
+            chosen = torch.from_numpy(there).to(logits.device)
+            tokens[there], of = self._sampler.sample(logits[chosen], slots[there], positions[there])
+            found = {int(there[index]): one for index, one in of.items()}
+            failed |= masks.chosen(slots[there], tokens[there])
+        return tokens, found, failed
 
     @staticmethod
     def take(result: StepResult, tokens: Int32Array, rows: Int64Array | None) -> None:
         """What every rank has of it."""
         result.tokens = tokens
-        for place in np.flatnonzero(tokens == FAILED).tolist():
-            result.failed.setdefault(place if rows is None else int(rows[place]), "")
+        for place in np.flatnonzero(tokens < 0).tolist():
+            row = place if rows is None else int(rows[place])
+            if tokens[place] == FAILED:
+                result.failed.setdefault(row, "")
+            else:
+                result.late.append(row)
 
     def prompt_logprobs_of(self, slot: int) -> int:
         """As the sampler's."""

@@ -7,40 +7,47 @@ gets the same masks.
 
 The last bit of what llguidance fills says that the answer may end here (`vocabulary.py`); then the
 request's stop tokens may come.  No row is ever empty: a request whose matcher fails, or leaves nothing to
-choose from, fails by itself (`failures`), and the rows of others do not know.
+choose from, fails by itself (`ready`, `chosen`), and the rows of others do not know.
 
-Grammars are compiled in a thread, from when their request is admitted until its prompt has been computed,
-and are kept: a copy of a compiled one costs microseconds.  Masks are filled by another thread while the
-model computes, if there is a core for it (`beside`), else by as many threads as compute, when that is
-done.  llguidance leaves the interpreter alone meanwhile.
+Grammars are compiled from when their request is admitted until its prompt has been computed (`compiled.py`).
+No step waits for one: a request whose matcher is not there when its token is due is late, and its row is
+computed again in the next step.  Only where nobody else gets a token does a step wait, a moment at a time.
+
+Masks are filled by another thread while the model computes, if there is a core for it (`beside`), else by as
+many threads as compute, when that is done.  llguidance leaves the interpreter alone meanwhile.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-from baton.grammar.limits import parser_limits
+from baton.grammar.compiled import Grammars, MatchingError, check_matcher
 from baton.protocol.sampling import Constraint, Stopping
 
-log = logging.getLogger(__name__)
-
-_KEPT = 64
-"""Compiled grammars."""
+_PATIENCE_S = 0.01
+"""So long a step waits for a matcher where nobody else gets a token of it."""
+_GIVE_UP_S = 60.0
+"""A request whose matcher is not there by then, after it was admitted, fails."""
 _LONGEST_MESSAGE = 300
 
 Int32Array = npt.NDArray[np.int32]
 Bits = npt.NDArray[np.uint32]
 
 
-class MatchingError(RuntimeError):
-    """A matcher cannot follow its request."""
+class Ready(NamedTuple):
+    """Which of the slots of a step have no mask.  All others have one."""
+
+    failed: dict[int, str]
+    """Slot → why it will never have one."""
+    late: list[int]
+    """Their matchers are still being made."""
 
 
 class Masks:
@@ -55,22 +62,26 @@ class Masks:
         *,
         threads: int,
         beside: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`masks` [slots, words of 32 bits] and `masked` [slots] are what the sampler looks at.
         `tokenizer` makes what matchers need (`vocabulary.matching_tokenizer`) when it is first called,
-        and may raise."""
+        and may raise.  `clock` shows seconds."""
         self._masks, self._masked = masks, masked
         self._vocab_size = vocab_size
-        self._tokenizer = tokenizer
+        self._grammars = Grammars(tokenizer)
         self._beside = beside
         self._threads = threads
+        self._clock = clock
         self._requests: dict[int, _Request] = {}
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._compiling: ThreadPoolExecutor | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._executor: LLExecutor | None = None
         self._filling: Future[dict[int, str]] | None = None
         self._rows: list[int] = []
+        self._alone = False
+        """Whether these are all that get a token in this step."""
+        self._without: set[int] = set()
+        """Of these: failed or late."""
 
     @property
     def any(self) -> bool:
@@ -84,143 +95,200 @@ class Masks:
         self.release(slot)
         if constraint is None:
             return
-        if self._compiling is None:
-            self._compiling = ThreadPoolExecutor(1, "grammars")
-        ends = [token for token in stopping.stop_token_ids if token < self._vocab_size]
-        matcher = self._compiling.submit(self._matcher, constraint.grammar, generated.tolist())
-        self._requests[slot] = _Request(matcher, constraint, ends, len(generated))
+        ends = tuple(token for token in stopping.stop_token_ids if token < self._vocab_size)
+        matcher = self._grammars.matcher(constraint.grammar, generated.tolist())
+        self._requests[slot] = _Request(matcher, constraint, ends, len(generated), self._clock())
         self._masked[slot] = 1
 
     def release(self, slot: int) -> None:
-        if self._requests.pop(slot, None) is not None:
+        request = self._requests.pop(slot, None)
+        if request is not None:
             self._masked[slot] = 0
+            self._grammars.release(request.constraint.grammar, request.future)
 
     def begin(self, slots: Int32Array) -> None:
         """These are sampled at the end of the step that begins."""
         self._rows = [slot for slot in slots.tolist() if slot in self._requests]
+        self._alone = len(self._rows) == len(slots)
         if self._beside and self._rows:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, "masks")
             self._filling = self._pool.submit(self._fill, self._rows)
 
-    def failures(self) -> dict[int, str]:
-        """Waits until the masks of the slots that were given to `begin` are there: slot → why it has none."""
+    def ready(self) -> Ready:
+        """Waits until the masks of the slots that were given to `begin` are filled, of those that have a
+        matcher by now."""
         if not self._rows:
-            return {}
+            return Ready({}, [])
         filling, self._filling = self._filling, None
-        return self._fill(self._rows) if filling is None else filling.result()
+        failed = {} if filling is None else filling.result()
+        left = self._rows if filling is None else self._unfilled(self._rows, failed)
+        if left:
+            if self._alone and len(left) == len(self._rows):
+                wait([self._requests[slot].future for slot in left], _PATIENCE_S, FIRST_COMPLETED)
+            failed |= self._fill(left)
+        late = self._unfilled(left, failed)
+        now = self._clock()
+        for slot in [slot for slot in late if now - self._requests[slot].since > _GIVE_UP_S]:
+            failed[slot] = _why(f"it was not compiled within {_GIVE_UP_S:g} s")
+            late.remove(slot)
+        self._without = {*failed, *late}
+        return Ready(failed, late)
 
-    def chosen(self, slots: Int32Array, tokens: Int32Array) -> None:
-        """What was sampled for slots, of those that were given to `begin`."""
+    def chosen(self, slots: Int32Array, tokens: Int32Array) -> dict[int, str]:
+        """What was sampled for slots, of those that were given to `begin`.  Returns those for which no token
+        could be chosen, and why: what was sampled is not in their mask."""
+        failed: dict[int, str] = {}
         if self._rows:
-            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+            allowed = self._masks[slots, tokens >> 5] >> (tokens & 31).astype(np.uint32) & 1
+            for slot, token, may in zip(slots.tolist(), tokens.tolist(), allowed.tolist(), strict=True):
                 request = self._requests.get(slot)
-                if request is not None:
-                    request.new.append(token)
+                if request is None or slot in self._without:
+                    continue
+                if may:
+                    request.new = token
+                else:
+                    failed[slot] = _why("no token of the vocabulary may follow")
             self._rows = []
+        return failed
 
     def close(self) -> None:
-        for pool in (self._compiling, self._pool):
-            if pool is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _unfilled(self, rows: Iterable[int], failed: dict[int, str]) -> list[int]:
+        return [slot for slot in rows if self._requests[slot].matcher is None and slot not in failed]
 
     # ---- in the threads, or in place of them
 
-    def _matcher(self, grammar: str, generated: list[int]) -> LLMatcher:
-        """Raises `MatchingError`."""
-        fresh = self._compiled.get(grammar)
-        if fresh is None:
-            fresh = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=parser_limits())
-            _check(fresh)
-            self._compiled[grammar] = fresh
-            if len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        else:
-            self._compiled.move_to_end(grammar)
-        matcher = fresh.deep_copy()
-        if generated:
-            matcher.consume_tokens(generated)
-            _check(matcher)
-        return matcher
-
     def _fill(self, rows: list[int]) -> dict[int, str]:
-        failures: dict[int, str] = {}
-        ready: list[tuple[LLMatcher, int]] = []
+        """The masks of those whose matchers are there.  Returns who failed."""
+        failed: dict[int, str] = {}
+        found: list[tuple[LLMatcher, int]] = []
+        news: list[tuple[LLMatcher, int]] = []
         for slot in rows:
-            try:
-                ready.append((self._requests[slot].advanced(), slot))
-            except Exception as error:  # (also what the vocabulary could not be made of)
-                failures[slot] = _why(error)
+            request = self._requests[slot]
+            if request.matcher is None:
+                if not request.future.done():
+                    continue
+                try:
+                    request.matcher = request.future.result()
+                except Exception as error:  # (also what the vocabulary could not be made of)
+                    failed[slot] = _why(error)
+                    continue
+            if request.new is not None:
+                news.append((request.matcher, request.new))
+                request.count += 1
+                request.new = None
+            found.append((request.matcher, slot))
+        self._consume(news)
+        filled = self._kept(found, failed)
+        self._compute(filled)
+        filled = self._kept(filled, failed)
+        if filled:
+            self._set_ends([slot for _, slot in filled])
+        return failed
+
+    def _consume(self, news: list[tuple[LLMatcher, int]]) -> None:
+        if len(news) < 2 or self._threads == 1:
+            for matcher, token in news:
+                matcher.consume_token(token)
+        else:
+            self._threaded().consume_token_par(news)
+
+    def _compute(self, rows: list[tuple[LLMatcher, int]]) -> None:
         width = 4 * self._masks.shape[1]
-        if len(ready) == 1 or self._threads == 1:
-            for matcher, slot in ready:
+        if len(rows) < 2 or self._threads == 1:
+            for matcher, slot in rows:
                 matcher.unsafe_compute_mask_ptr(self._masks.ctypes.data + slot * width, width)
-        elif ready:
-            if self._executor is None:
-                self._executor = LLExecutor(self._threads)
-            self._executor.unsafe_compute_mask_ptr(ready, self._masks.ctypes.data, width, len(self._masks))
-        for matcher, slot in ready:
-            try:
-                _check(matcher)
-                self._requests[slot].end(self._masks[slot], self._vocab_size)
-            except MatchingError as error:
-                failures[slot] = _why(error)
-        return failures
+        else:
+            executor = self._threaded()
+            executor.unsafe_compute_mask_ptr(rows, self._masks.ctypes.data, width, len(self._masks))
+
+    def _threaded(self) -> LLExecutor:
+        if self._executor is None:
+            self._executor = LLExecutor(self._threads)
+        return self._executor
+
+    @staticmethod
+    def _kept(rows: list[tuple[LLMatcher, int]], failed: dict[int, str]) -> list[tuple[LLMatcher, int]]:
+        """Those whose matchers go on; the others are noted."""
+        kept = []
+        for matcher, slot in rows:
+            if matcher.is_error():
+                try:
+                    check_matcher(matcher)
+                except MatchingError as error:
+                    failed[slot] = _why(error)
+            else:
+                kept.append((matcher, slot))
+        return kept
+
+    def _set_ends(self, slots: list[int]) -> None:
+        """Lets these answers end, or not: changes their masks."""
+        word, bit = self._vocab_size >> 5, np.uint32(1 << (self._vocab_size & 31))
+        last = self._masks[slots, word]
+        self._masks[slots, word] = last & ~bit
+        accepting = (last & bit).astype(bool).tolist()
+        staying: dict[tuple[int, ...], list[int]] = {}
+        for slot, accepts in zip(slots, accepting, strict=True):
+            request = self._requests[slot]
+            if request.stays:
+                staying.setdefault(request.ends, []).append(slot)
+            if accepts:
+                request.end(self._masks[slot])
+        for ends, group in staying.items():
+            self._keep_on(ends, group)
+
+    def _keep_on(self, ends: tuple[int, ...], slots: list[int]) -> None:
+        """Takes the ends out of these masks, where something else is left."""
+        tokens = np.array(ends, np.int64)
+        bits = np.left_shift(np.uint32(1), (tokens & 31).astype(np.uint32))
+        rows = np.array(slots, np.int64)
+        found = (self._masks[np.ix_(rows, tokens >> 5)] & bits).any(axis=1)
+        for slot in rows[found].tolist():
+            kept = self._masks[slot].copy()
+            for token in ends:
+                kept[token >> 5] &= ~np.uint32(1 << (token & 31))
+            if kept.any():
+                self._masks[slot] = kept
 
 
 class _Request:
     """One request's matcher and what ends it."""
 
-    __slots__ = ("_constraint", "_count", "_ends", "_future", "_matcher", "new")
+    __slots__ = ("constraint", "count", "ends", "future", "matcher", "new", "since")
 
     def __init__(
-        self, matcher: Future[LLMatcher], constraint: Constraint, ends: list[int], generated: int
+        self,
+        matcher: Future[LLMatcher],
+        constraint: Constraint,
+        ends: tuple[int, ...],
+        generated: int,
+        since: float,
     ) -> None:
-        self._future = matcher
-        self._matcher: LLMatcher | None = None
-        self._constraint = constraint
-        self._ends = ends
-        self._count = generated
-        self.new: list[int] = []
+        self.future = matcher
+        self.matcher: LLMatcher | None = None
+        """From when it was first needed and there."""
+        self.constraint = constraint
+        self.ends = ends
+        self.count = generated
+        """Tokens that the matcher has read."""
+        self.new: int | None = None
         """Sampled, and not given to the matcher yet."""
+        self.since = since
 
-    def advanced(self) -> LLMatcher:
-        """The matcher, with all tokens.  Raises what compiling did, and `MatchingError`."""
-        if self._matcher is None:
-            self._matcher = self._future.result()
-        if self.new:
-            self._matcher.consume_tokens(self.new)
-            self._count += len(self.new)
-            self.new = []
-            _check(self._matcher)
-        return self._matcher
+    @property
+    def stays(self) -> bool:
+        """Whether the answer goes on wherever it can."""
+        return self.constraint.goes_on or self.count < self.constraint.min_tokens
 
-    def end(self, row: Bits, vocab_size: int) -> None:
-        """Lets the answer end, or not: changes its mask.  Raises `MatchingError` if nothing may follow."""
-        word, bit = vocab_size >> 5, np.uint32(1 << (vocab_size & 31))
-        accepts = bool(row[word] & bit)
-        row[word] &= ~bit
-        row[word + 1 :] = 0
-        stays = self._constraint.goes_on or self._count < self._constraint.min_tokens
-        if stays:
-            kept = row.copy()
-            for token in self._ends:
-                kept[token >> 5] &= ~np.uint32(1 << (token & 31))
-            if kept.any():
-                row[:] = kept
-                return
-        if accepts:
-            for token in self._ends:
-                row[token >> 5] |= np.uint32(1 << (token & 31))
-        if not (accepts and self._ends) and not row.any():
-            raise MatchingError("no token of the vocabulary may follow")
+    def end(self, row: Bits) -> None:
+        """The answer may end here."""
+        for token in self.ends:
+            row[token >> 5] |= np.uint32(1 << (token & 31))
 
 
-def _check(matcher: LLMatcher) -> None:
-    """Raises `MatchingError`."""
-    if matcher.is_error():
-        raise MatchingError(" ".join(matcher.get_error().split("<state>")[0].split()))
-
-
-def _why(error: Exception) -> str:
-    return f"structured_outputs: the grammar cannot be followed any more: {error}"[:_LONGEST_MESSAGE]
+def _why(problem: Exception | str) -> str:
+    return f"structured_outputs: the grammar cannot be followed any more: {problem}"[:_LONGEST_MESSAGE]

@@ -25,6 +25,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 import weakref
 
 HUGE_PAGE = 2 << 20
@@ -56,17 +57,20 @@ class HugeMapping:
         self.bytes = memoryview(array).cast("B")
         self._address, self._size = address, size
         self._used = 0
+        self._lock = threading.Lock()
         self._stretches = size // HUGE_PAGE * HUGE_PAGE
 
     def use(self, stop: int) -> None:
         """The first `stop` bytes are about to be used: makes them huge pages, where they are not yet.
 
-        Changes no byte, so other threads and processes may write there meanwhile."""
-        stop = min(stop, self._stretches)
-        while self._used < stop:
-            self.bytes[self._used]  # reading it makes the kernel give it memory
-            _libc.madvise(self._address + self._used, HUGE_PAGE, _MADV_COLLAPSE)
-            self._used += HUGE_PAGE
+        Changes no byte, so other threads and processes may write there meanwhile.  Of threads that call it
+        each takes what those before it have not taken."""
+        with self._lock:
+            first, last = self._used, -(-min(stop, self._stretches) // HUGE_PAGE) * HUGE_PAGE
+            self._used = max(first, last)
+        for stretch in range(first, last, HUGE_PAGE):
+            self.bytes[stretch]  # reading it makes the kernel give it memory
+            _libc.madvise(self._address + stretch, HUGE_PAGE, _MADV_COLLAPSE)
 
     def protect(self, fd: int, size: int) -> None:
         """From now on the first `size` bytes can be read only, at the same addresses; the rest is let go.

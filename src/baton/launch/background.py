@@ -62,6 +62,8 @@ class Background:
         )
         self._supervising: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self.on_end: Callable[[], None] = lambda: None
+        """Called on the thread when its loop has ended, however."""
         self.tokenizer = Tokenizer.from_directory(plan.served.tokenizer)
         self.tokenizer.use_template(plan.served.chat_template)
         self.generations = Generator(plan.served, self.tokenizer, self._client)
@@ -124,9 +126,21 @@ class Background:
             self._supervisor.kill()
             self._thread.join(_KILLED_DEADLINE_S)
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def check(self) -> None:
+        """Raises `RuntimeError` where `call` would at once."""
+        self._check_usable()
+
     def together(self) -> AbstractContextManager[None]:
         """On the loop: see `ClusterClient.together`."""
         return self._client.together()
+
+    def check_ready(self) -> None:
+        """Raises `InstanceUnavailable` with the reason unless a request can be submitted now."""
+        self._client.check_ready()
 
     async def ready(self) -> None:
         """Waits, on the loop, for an instance that can serve.  Raises `InstanceUnavailable` with the reason
@@ -151,8 +165,11 @@ class Background:
 
     def _main(self) -> None:
         _on_a_loop.yes = True
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._run())
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._run())
+        finally:
+            self.on_end()
 
     async def _run(self) -> None:
         """The life of the loop: until somebody wants the end."""

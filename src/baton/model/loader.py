@@ -3,8 +3,9 @@
 Theory.  Files are mapped, not read.  Each layer has declared which slice of which checkpoint tensor fills
 which part of its parameters (`layers.Piece`); the loader visits the layers one by one, takes just these
 slices and copies them into place, converting the dtype on the way, and lets the layer bring them into the
-form that it computes with.  What is in memory besides the weights is at most one layer.  Pages of the files
-belong to the page cache, shared by all ranks.
+form that it computes with.  What is in memory besides the weights is at most one layer, which all threads
+fill together, or some small ones, as experts are, each of which one thread fills (`cpu.alone`).  Pages of the
+files belong to the page cache, shared by all ranks.
 
 A checkpoint is complete or an error: a tensor that is missing, has another shape, or is there and unknown
 to the model (so it may be another model than its config.json says) is a `LoadError` that names it.
@@ -17,7 +18,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +32,7 @@ from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError, checkpoint_files, some
 from baton.model.checkpoint.gguf import is_gguf
+from baton.model.cpu.alone import can_compute_alone, computed_alone
 from baton.model.decoder.decoder import Decoder
 from baton.model.layers.layers import Layer, Module
 from baton.model.layers.piece import Piece
@@ -46,6 +49,8 @@ Source = SafetensorsSource | GgufSource
 OnLayer = Callable[[str, float], None]
 """Called with the first tensor of a layer that is in place, and how much of the whole is."""
 _EMBEDDING = "model.embed_tokens.weight"
+_AT_ONCE = 1 << 26
+"""Elements of layers that several threads fill at once, at most."""
 
 
 def load_model(
@@ -95,28 +100,51 @@ def load_weights(
         careful = model.weights == "int8" or model.placement.grouping is not None
         layers = list(model.layers_within())
         done, whole = 0, sum(_elements(layer) for layer in layers) or 1
-        for layer in layers:
-            filled: dict[str, Tensor | InGroups] = dict(layer.open())
-            groups: dict[str, list[tuple[Piece, Grouped]]] = defaultdict(list)
-            for piece in layer.pieces:
-                part = _part(piece, source)
-                if isinstance(part, Grouped):
-                    groups[piece.parameter].append((piece, part))
-                    continue
-                if (careful or piece.source == _EMBEDDING) and not is_finite(part):
-                    raise LoadError(_not_numbers(directory, [piece.source]))
-                _put(layer, filled, piece, part)
-            for parameter, parts in groups.items():
-                _put_groups(layer, filled, parameter, parts)
-            try:
-                layer.close(filled)
-            except ValueError as error:
-                raise LoadError(f"{str(directory)!r}: {layer.pieces[0].source}: {error}") from None
+        for layer in _filled(layers, lambda layer: _fill(layer, source, directory, careful)):
             done += _elements(layer)
             if on_layer is not None and layer.pieces:
                 on_layer(layer.pieces[0].source, done / whole)
+        rounded = model.placement.rounded
         for name, relative in source.rounded.items():
-            model.placement.rounded.note(name, relative)
+            rounded.note(name, relative)
+        rounded.sort(piece.source for layer in layers for piece in layer.pieces)
+
+
+def _filled(layers: Sequence[Layer], fill: Callable[[Layer], None]) -> Iterator[Layer]:
+    """Fills all; gives each when it is in place.  Small ones are shared out to threads as they are."""
+    small = [layer for layer in layers if layer.apart and _elements(layer) <= _AT_ONCE // 2]
+    largest = max(map(_elements, small), default=0)
+    threads = min(torch.get_num_threads(), _AT_ONCE // max(largest, 1), len(small))
+    if threads < 2 or not can_compute_alone():
+        small = []
+    apart = set(map(id, small))
+    for layer in layers:
+        if id(layer) not in apart:
+            fill(layer)
+            yield layer
+    if small:
+        for number in computed_alone([partial(fill, layer) for layer in small], threads):
+            yield small[number]
+
+
+def _fill(layer: Layer, source: Source, directory: Path, careful: bool) -> None:
+    """Raises `LoadError`, also for NaN and infinity if `careful`."""
+    filled: dict[str, Tensor | InGroups] = dict(layer.open())
+    groups: dict[str, list[tuple[Piece, Grouped]]] = defaultdict(list)
+    for piece in layer.pieces:
+        part = _part(piece, source)
+        if isinstance(part, Grouped):
+            groups[piece.parameter].append((piece, part))
+            continue
+        if (careful or piece.source == _EMBEDDING) and not is_finite(part):
+            raise LoadError(_not_numbers(directory, [piece.source]))
+        _put(layer, filled, piece, part)
+    for parameter, parts in groups.items():
+        _put_groups(layer, filled, parameter, parts)
+    try:
+        layer.close(filled)
+    except ValueError as error:
+        raise LoadError(f"{str(directory)!r}: {layer.pieces[0].source}: {error}") from None
 
 
 def _elements(layer: Layer) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -33,6 +34,17 @@ class InvalidParameter(ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+
+
+class RequestOutputKind(Enum):
+    """What `AsyncLLM` gives while an answer comes."""
+
+    CUMULATIVE = 0
+    """All of it so far, each time."""
+    DELTA = 1
+    """What is new."""
+    FINAL_ONLY = 2
+    """Nothing before its end."""
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
@@ -74,6 +86,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
     """False: only token ids are wanted; `text` stays empty."""
     structured_outputs: StructuredOutputs | None = None
     """What the answer must be."""
+    thinking_token_budget: int | None = None
+    """Tokens of reasoning at most, of models whose format is known; None, -1: any number."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """Of `AsyncLLM` alone."""
     return_routed_experts: bool = False
     """Of a mixture of experts: which of them each token went to."""
     routed_experts_prompt_start: int = 0
@@ -111,6 +127,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
         ):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(name, f"{getattr(self, name)!r} must be true or false")
+        if self.thinking_token_budget is not None:
+            _int("thinking_token_budget", self.thinking_token_budget, -1, _INT32)
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise InvalidParameter("output_kind", f"{self.output_kind!r} must be a RequestOutputKind")
         _int("routed_experts_prompt_start", self.routed_experts_prompt_start, 0, _INT32)
         if self.structured_outputs is not None:
             if not isinstance(self.structured_outputs, StructuredOutputs):

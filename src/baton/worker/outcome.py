@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -86,3 +86,16 @@ class StepOutcome:
             context=self.context,
             expert_tokens=self.expert_tokens,
         )
+
+
+def without_late(batch: StepBatch, result: StepResult) -> tuple[StepBatch, StepResult]:
+    """As if the last tokens of the rows that are late had not been computed."""
+    place_of = np.cumsum(batch.samples) - 1
+    counts, samples = batch.counts.copy(), batch.samples.copy()
+    counts[result.late] -= 1
+    samples[result.late] = False
+    tokens = np.delete(result.tokens, place_of[result.late])
+    return (
+        replace(batch, slots=batch.slots.copy(), counts=counts, samples=samples),
+        replace(result, tokens=tokens),
+    )

@@ -24,6 +24,10 @@ that no correct engine sends raises `ProtocolViolation`, and the worker must sto
 about the slots. Commands are applied between two steps, so the epoch's tokens are all reported before a
 closing.
 
+A row for which no token can be chosen yet (`StepResult.late`: its grammar is being compiled) has none: a
+decoding one stays where it is, of a prompt all but the last token is computed, and the next step computes
+that token again.  So nobody waits for another's grammar, and all ranks know, as the tokens say it.
+
 A step takes first a token of each slot that decodes, in the order in which they began to (a slot without a
 block for its token skips the step), then pieces of prompts: those that a `Composition` chooses, or without
 one those of the earliest admissions, `max_num_batched_tokens` in all.
@@ -55,7 +59,7 @@ from baton.worker.decode_set import (
     UNSTOPPABLE,
     DecodeSet,
 )
-from baton.worker.outcome import Admitted, StepOutcome
+from baton.worker.outcome import Admitted, StepOutcome, without_late
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +112,9 @@ class Slots:
         self._many_stops: dict[int, frozenset[int]] = {}
         self._patient: BoolArray = np.zeros(n, np.bool_)
         self._handovers: set[int] = set()  # slots that close after their first sampled token
+        self._repeated: set[int] = (
+            set()
+        )  # of these: their last chunk was computed, and they have no token yet
         self._tokens: dict[int, Int32Array] = {}  # of slots in PREFILL
         self._pooled: set[int] = set()  # slots that close when their prompt is computed, without a token
         self._num_prompt: dict[int, int] = {}  # of those in PREFILL that want prompt log-probabilities
@@ -364,6 +371,9 @@ class Slots:
         The executor releases the slots of the outcome's closings.
         """
         decode = self._decode
+        if result.late:
+            batch, result = without_late(batch, result)
+            self._repeated.update(self._handovers.intersection(batch.slots[~batch.samples].tolist()))
         plain = batch.slots is decode.slots  # one token for each row of the decode set, and nothing else
         sampled: Int32Array = batch.slots if plain else batch.slots[batch.samples]
         if len(result.tokens) != len(sampled):
@@ -392,8 +402,8 @@ class Slots:
                 patient=patient,
             )
             stops = self._stops[sampled]
-            if batch.num_decodes < len(decode.slots):
-                decode.advance_some(batch.slots[: batch.num_decodes])
+            if batch.num_decodes < len(decode.slots) or result.late:
+                decode.advance_some(batch.slots[: batch.num_decodes][batch.samples[: batch.num_decodes]])
             elif batch.num_decodes:
                 decode.advance()
             self._commit_prefill(batch, outcome)
@@ -418,7 +428,7 @@ class Slots:
             stopped &= counters[:, UNSTOPPABLE] < 0
             over |= stopped
         if self._handovers:
-            for index in range(batch.num_decodes, len(sampled)):
+            for index in range(int(batch.samples[: batch.num_decodes].sum()), len(sampled)):
                 over[index] |= int(sampled[index]) in self._handovers
         over[list(failed)] = True
         if over.any():
@@ -449,10 +459,11 @@ class Slots:
         return bool(self._handovers)
 
     def last_chunks(self, batch: StepBatch) -> tuple[list[int], list[int]]:
-        """Slots and epochs of the batch whose last chunk before their hand-over it computes."""
+        """Slots and epochs of the batch whose last chunk before their hand-over it computes, for the first
+        time."""
         rows = range(batch.num_decodes, len(batch.slots))
         found = [int(batch.slots[row]) for row in rows if batch.samples[row]]
-        slots = [slot for slot in found if slot in self._handovers]
+        slots = [slot for slot in found if slot in self._handovers and slot not in self._repeated]
         return slots, [int(self._epoch[slot]) for slot in slots]
 
     def _commit_prefill(self, batch: StepBatch, outcome: StepOutcome) -> None:
@@ -487,6 +498,7 @@ class Slots:
         self._phase[slot] = FREE
         self._many_stops.pop(slot, None)
         self._handovers.discard(slot)
+        self._repeated.discard(slot)
         self._pooled.discard(slot)
         return Closed(slot, int(self._epoch[slot]), reason, message)
 

@@ -57,6 +57,27 @@ def test_a_prompt_that_begins_thinking_at_its_end() -> None:
     assert not begins_thinking(always, "<｜Assistant｜><think>\n\n</think>")
 
 
+@pytest.mark.parametrize(
+    ("end", "opens"),
+    [
+        ("{{- '<|im_start|>assistant\\n' }}", False),
+        ("{{- '<|im_start|>assistant\\n<think>\\n' }}", True),
+        ("{{- '<|im_start|>assistant\\n' }}{% if t %}{{ '<think>' -}}{% endif %}", True),
+        (
+            "{{- '<|im_start|>assistant\\n' }}{% if not t %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}",
+            False,
+        ),
+    ],
+)
+def test_templates_that_open_the_region_themselves(end: str, opens: bool) -> None:
+    """A model that such a template does not ask to think does not begin to."""
+    history = "{{ '<think>\\n' }}{{ reasoning }}</think>{% if add_generation_prompt %}"
+    formats = choose(history + end)
+    assert formats.template_opens == opens
+    assert formats.thinking_in(True) == THINKS["qwen3"]
+    assert (formats.thinking_in(False) is None) == opens
+
+
 def test_markers_that_may_be_special_tokens() -> None:
     assert {"<tool_call>", "</tool_call>", "<think>", "</think>"} <= choose(QWEN).markers
     assert {"[TOOL_CALLS]", "[ARGS]"} <= choose("", "mistral").markers

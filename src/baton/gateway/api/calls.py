@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import string
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -32,3 +34,15 @@ class ToolCallDelta(Struct, forbid_unknown_fields=True):
     function: FunctionDelta
     id: str | None = None
     type: Literal["function"] | None = None
+
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+def call_id(own: str | None, *, short: bool) -> str:
+    """`own`: as the model says it.  `short`: of nine letters and digits, as some templates want them."""
+    if own is not None:
+        return own
+    if short:
+        return "".join(secrets.choice(_LETTERS) for _ in range(9))
+    return f"call_{secrets.token_hex(12)}"

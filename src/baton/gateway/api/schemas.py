@@ -12,6 +12,7 @@ lists is refused before one is made.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -180,7 +181,9 @@ _OTHER = (
     "truncate_prompt_tokens",
     "web_search_options",
 )
-_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+Refusal = tuple[tuple[Any, ...], str]
+"""Of a field: (values that ask for nothing, why it is refused).  null asks for nothing too."""
+_UNSUPPORTED: dict[str, Refusal] = {
     "functions": (([],), "is not supported; give tools"),
     "function_call": (("none", "auto"), "is not supported; give tools and tool_choice"),
     "messages": ((), "is for /v1/chat/completions; give the texts themselves"),
@@ -190,7 +193,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((1,), "is for /v1/completions; leave it out"),
     **dict.fromkeys(_OTHER, ((), "is not supported; leave it out")),
 }
-"""field → (values that ask for nothing, why it is refused).  null asks for nothing too."""
+"""Of a kind that has no table `UNSUPPORTED` of its own."""
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
@@ -245,11 +248,12 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(body, error) from None
     reader = _reader(kind)
+    refused: Mapping[str, Refusal] = getattr(kind, "UNSUPPORTED", _UNSUPPORTED)
     changed = False
     unknown: list[str] = []
     for name, value in fields.items():
         if name not in reader.names:
-            if not _is_refused(name, value) and len(unknown) < MAX_WARNED:
+            if not _is_refused(name, value, refused) and len(unknown) < MAX_WARNED:
                 unknown.append(name)
         elif name in reader.integers and (whole := _whole(value)) is not None:
             fields[name], changed = whole, True
@@ -279,12 +283,12 @@ def _reworded(text: str) -> str:
     return f"must be {'of ' if length else ''}{_SIGNS[sign]} {limit.removesuffix('.0')} {what}".rstrip()
 
 
-def _is_refused(name: str, raw: msgspec.Raw) -> bool:
+def _is_refused(name: str, raw: msgspec.Raw, refused: Mapping[str, Refusal]) -> bool:
     """Whether the field is one that is known as not supported; it asks for nothing then.  Raises `BadRequest`
     if it does."""
-    if name not in _UNSUPPORTED:
+    if name not in refused:
         return False
-    neutral, reason = _UNSUPPORTED[name]
+    neutral, reason = refused[name]
     data = bytes(raw)
     try:
         value = msgspec.json.decode(data) if len(data) <= _NEUTRAL_BYTES else data

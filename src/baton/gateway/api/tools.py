@@ -29,6 +29,8 @@ class Tools(msgspec.Struct, array_like=True, frozen=True):
     named: bool = False
     strict: list[str] = []
     """Names of those whose arguments must follow their schema."""
+    bound: list[str] = []
+    """Of those that follow it if it can be kept, and else any."""
     schemas: bytes = b"{}"
     """Of those whose arguments are bound: name → schema, as JSON."""
 
@@ -37,9 +39,15 @@ class Tools(msgspec.Struct, array_like=True, frozen=True):
         """There are tools that may be called."""
         return bool(self.names) and (self.named or self.choice != "none")
 
+    @property
+    def demanded(self) -> bool:
+        """A call must come."""
+        return self.named or self.choice == "required"
 
-def read_tools(tools: object, choice: object = None) -> Tools:
-    """Raises `BadRequest` with the place of what is wrong."""
+
+def read_tools(tools: object, choice: object = None, *, bind: bool = False) -> Tools:
+    """`bind`: those that do not say whether they are strict are bound as far as that is possible.  Raises
+    `BadRequest` with the place of what is wrong."""
     if tools is None:
         tools = []
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
@@ -58,15 +66,16 @@ def read_tools(tools: object, choice: object = None) -> Tools:
         function["name"]: found for function in functions if (found := _types_of(function.get("parameters")))
     }
     strict = [function["name"] for function in functions if function.get("strict")]
+    loose = [function["name"] for function in functions if bind and function.get("strict") is None]
     if chosen == "none":
         return Tools(names, types, chosen)
-    bound = [chosen] if named else names if chosen == "required" else strict
+    bound = [chosen] if named else names if chosen == "required" else [*strict, *loose]
     schemas = {
         function["name"]: function["parameters"]
         for function in functions
         if function["name"] in bound and function.get("parameters")
     }
-    return Tools(names, types, chosen, named, strict, _encoded(schemas))
+    return Tools(names, types, chosen, named, strict, loose, _encoded(schemas))
 
 
 def _encoded(schemas: Mapping[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from baton.gateway.cluster.request import Chunk, EngineRequest
 from baton.gateway.errors import ApiError, RequestCancelled
@@ -274,7 +274,7 @@ class Generation:
         """Of each sequence, with nothing in it yet: for `gather`."""
         return [Completion(sequence.index) for sequence in self.sequences]
 
-    def gather(self, updates: list[Update], completions: list[Completion]) -> None:
+    def gather(self, updates: Iterable[Update], completions: list[Completion]) -> None:
         """Appends what is new."""
         for update in updates:
             completion = completions[update.index]

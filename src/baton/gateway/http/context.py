@@ -28,7 +28,7 @@ from baton.gateway.http.bodies import Bodies
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.reading.jobs import CONVERSATIONS, Job
-from baton.gateway.reading.reader import Found, Reader, Settings, decode_answer
+from baton.gateway.reading.reader import Found, Reader, Settings, decode_answer, with_more
 from baton.gateway.reading.structured import Asked
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import Sharing
@@ -125,12 +125,17 @@ class Gateway:
         self._unknown.warn(unknown)
         return decoded
 
-    async def read_prompted(self, request: Request, job: Job) -> tuple[Any, Found]:
+    async def read_prompted(
+        self, request: Request, job: Job, more: Callable[[Any], bytes | None] | None = None
+    ) -> tuple[Any, Found]:
         """(the body as a struct of `KINDS[job]`, or `Translated`; its prompts).  Raises `BadRequest`, or what
         `Body.receive` and `Helpers.answer` do.
 
         A conversation is read in a helper, because of the model's template, and so is every long body, and
         one whose texts take long to encode, or whose ids to decode.
+
+        `more`, of jobs in `jobs.MORE`: from what is known of the body (`Translated.body`) to what has to be
+        known before it can be read; None: nothing.
         """
         body = self.bodies.begin()
         try:
@@ -139,7 +144,11 @@ class Gateway:
             if body.size < LONG_BODY and job not in CONVERSATIONS:
                 decoded, found, unknown = self._reader.read(job, b"".join(pieces))
             if found is None or found.is_long:
-                decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, *pieces))
+                sent = pieces if more is None else with_more(b"", pieces)
+                decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, *sent))
+            if more is not None and (known := more(decoded.body)) is not None:
+                sent = with_more(known, pieces)
+                decoded, found, unknown = decode_answer(job, await self.helpers.answer(job, *sent))
         finally:
             body.end()
         self._unknown.warn(unknown)

@@ -91,9 +91,7 @@ class GenerationResponse(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                 await self._send_stream(updates, scope.get(SEND, send), scope.get(KEEP_ALIVE, 0.0))
             else:
-                completions = await self._generation.collect()
-                content = await in_turns(self._renderer.whole(completions))
-                body = Response(content, media_type="application/json")
+                body = Response(await self._whole(), media_type="application/json")
                 await body(scope, receive, send)
         except ApiError as error:
             await error_response(error, scope)(scope, receive, send)
@@ -102,6 +100,10 @@ class GenerationResponse(Response):
         finally:
             watcher.cancel()
             self._generation.close()
+
+    async def _whole(self) -> bytes:
+        """The body of an answer that is not streamed.  Raises as `Generation.collect`."""
+        return await in_turns(self._renderer.whole(await self._generation.collect()))
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -42,6 +42,8 @@ _THINK_SIGNS = (
     ("qwen3", ("</think>",)),
 )
 _KNOWS_TOOLS = re.compile(r"\btools\b")
+_OPENS = re.compile(r"""(<think>|\[THINK\]|<seed:think>)(\\n|\s)*['"]\s*-?\}\}""")
+"""A text that a template writes and that ends where reasoning begins."""
 
 
 class Formats(msgspec.Struct, frozen=True):
@@ -51,6 +53,8 @@ class Formats(msgspec.Struct, frozen=True):
     think: str = ""
     template_has_tools: bool = False
     """Its chat template has a place for tools."""
+    template_opens: bool = False
+    """Where the model shall think, its chat template opens the region: the model never does."""
 
     @property
     def calling(self) -> Calls | None:
@@ -59,6 +63,10 @@ class Formats(msgspec.Struct, frozen=True):
     @property
     def thinking(self) -> Think | None:
         return THINKS[self.think] if self.think else None
+
+    def thinking_in(self, opened: bool) -> Think | None:
+        """The format of reasoning in an answer; `opened`: it begins inside of it."""
+        return None if self.template_opens and not opened else self.thinking
 
     @property
     def is_harmony(self) -> bool:
@@ -86,6 +94,7 @@ def choose(template: str | None, calls: str = AUTO, think: str = AUTO, *, respon
         _chosen(shown, calls, _CALL_SIGNS, CALL_NAMES) or _chosen(source, calls, _CALL_SIGNS, CALL_NAMES),
         _chosen(shown, think, _THINK_SIGNS, THINK_NAMES) or _chosen(source, think, _THINK_SIGNS, THINK_NAMES),
         _KNOWS_TOOLS.search(source) is not None,
+        _OPENS.search(source, max(0, source.rfind("add_generation_prompt"))) is not None,
     )
 
 

@@ -25,7 +25,7 @@ class Parsing:
 
     @property
     def has_reasoning(self) -> bool:
-        return self.formats.thinking is not None or self.formats.is_harmony
+        return self.formats.thinking_in(self.thinking) is not None or self.formats.is_harmony
 
     @property
     def changes_anything(self) -> bool:
@@ -36,7 +36,7 @@ class Parsing:
     def parser(self) -> ResponseParser:
         """For one answer."""
         return ResponseParser(
-            self.formats.thinking,
+            self.formats.thinking_in(self.thinking),
             self.formats.calling,
             calling=self.calling,
             tools=self.tools,

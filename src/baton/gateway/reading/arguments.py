@@ -48,15 +48,12 @@ def token_ids(value: Any, where: str) -> list[int]:
     return ids
 
 
-def several_params(params: Any, count: int, *, routes: bool) -> list[SamplingParams]:
-    """Of `count` prompts; one is for all of them.  `routes`: they ask for the experts of their tokens."""
-    several = list(params) if isinstance(params, Sequence) else [params] * count
+def several_params(params: Any) -> list[SamplingParams]:
+    several = list(params) if isinstance(params, Sequence) else [params]
     for one in several:
         if not isinstance(one, SamplingParams):
             raise ValueError(f"sampling_params: {one!r} must be SamplingParams")
-    if len(several) != count:
-        raise ValueError(f"sampling_params: {len(several)} for {count} prompts; give one or one each")
-    return [one.replace(return_routed_experts=True) for one in several] if routes else several
+    return several
 
 
 def conversations_of(messages: Any, content_format: ContentFormat) -> list[list[dict[str, Any]]]:

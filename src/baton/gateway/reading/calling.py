@@ -69,8 +69,11 @@ def structure_of(
     arguments.  `content`: what binds an answer that calls nothing.  `thinking`: the answer begins inside of
     reasoning, which has `budget` tokens at most.  Raises `BadRequest` for schemas that this format cannot
     keep."""
-    demanded = tools.named or tools.choice == "required"
-    if not tools.wanted or not (demanded or tools.strict or content is not None):
+    think = formats.thinking_in(thinking)
+    if think is None and not formats.is_harmony:
+        budget = None
+    demanded = tools.demanded
+    if not tools.wanted or not (demanded or tools.strict or tools.bound or content is not None):
         answer = content
     else:
         if tools.named:
@@ -84,7 +87,7 @@ def structure_of(
         answer = Parts([Text("<|channel|>final<|message|>"), answer])
     if formats.is_harmony:
         return Structure(_after_analysis(answer, budget))
-    return Structure(_after_thoughts(formats.thinking, answer, thinking, budget))
+    return Structure(_after_thoughts(think, answer, thinking, budget))
 
 
 def _answer(

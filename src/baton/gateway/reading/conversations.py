@@ -26,11 +26,14 @@ def render_conversation(
     template: ChatTemplate,
     formats: Formats,
     defaults: Mapping[str, Any],
+    *,
+    strict: bool = True,
 ) -> tuple[str, Conversation]:
-    """`messages`: those of the request, read; `defaults`: of the template's switches.  Raises `BadRequest`,
-    `ChatTemplateError`."""
-    tools = read_tools(request.tools, request.tool_choice)
-    if tools.wanted:
+    """`messages`: those of the request, read; `defaults`: of the template's switches.  `strict`: tools are
+    refused where it is not known how the model calls, also those that need not be called.  Raises
+    `BadRequest`, `ChatTemplateError`."""
+    tools = read_tools(request.tools, request.tool_choice, bind=getattr(request, "binds_tools", False))
+    if tools.wanted and (strict or tools.demanded or not formats.template_has_tools):
         check_calling(formats)
     text = template.render(
         messages,

@@ -9,6 +9,8 @@ import msgspec
 
 from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from baton.gateway.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from baton.gateway.responses.schemas import ResponsesRequest
+from baton.gateway.responses.translation import Known, ReadResponses, translate
 
 Job = Literal[
     "completion",
@@ -19,6 +21,7 @@ Job = Literal[
     "classify",
     "rerank",
     "score",
+    "responses",
     "structure",
 ]
 KINDS: dict[Job, type[msgspec.Struct]] = {
@@ -30,29 +33,51 @@ KINDS: dict[Job, type[msgspec.Struct]] = {
     "classify": ClassifyRequest,
     "rerank": RerankRequest,
     "score": ScoreRequest,
+    "responses": ResponsesRequest,
 }
 JOBS: tuple[Job, ...] = (*KINDS, "structure")
 """`structure`: what an answer must be, and no body of a client's (`structured.py`)."""
 
 
+class Beside(NamedTuple):
+    """What a translation may depend on besides the body."""
+
+    harmony: bool = False
+    """The model writes it."""
+    keeps: bool = False
+    """The server keeps answers."""
+    more: bytes = b""
+    """What the gateway knows: sent before the body, by jobs that have a `MORE`."""
+
+
 class Translation(NamedTuple):
     """How the body of another API becomes a chat's."""
 
-    chat: Callable[[Any], ChatRequest]
-    """Raises `BadRequest` in that API's own names."""
-    apart: frozenset[str]
-    """Fields of the body that nobody needs once it is translated: what became messages and tools."""
+    chat: Callable[[Any, Beside], tuple[msgspec.Struct, ChatRequest | None]]
+    """(what the gateway gets to know of the body, the chat; None: it cannot be read yet).  Raises
+    `BadRequest` in that API's own names."""
+    kind: type[msgspec.Struct]
+    """Of the first of these."""
+    apart: frozenset[str] = frozenset()
+    """Its fields that nobody needs once it is translated: what became messages and tools."""
 
 
-TRANSLATIONS: dict[Job, Translation] = {}
+def _responses(body: ResponsesRequest, beside: Beside) -> tuple[ReadResponses, ChatRequest | None]:
+    known = msgspec.msgpack.decode(beside.more, type=Known) if beside.more else None
+    return translate(body, keeps=beside.keeps, harmony=beside.harmony, known=known)
+
+
+TRANSLATIONS: dict[Job, Translation] = {"responses": Translation(_responses, ReadResponses)}
 """A kind that is here is read as a `Translated`, and its prompt as a chat's."""
+MORE: frozenset[Job] = frozenset({"responses"})
+"""Before their bodies stands `Beside.more`, and its length as four bytes."""
 
 
 class Translated(NamedTuple):
     """A body of another API than chat's."""
 
     body: Any
-    """As a struct of `KINDS`, without its prompts."""
+    """What is known of it, as its `Translation` says."""
     chat: ChatRequest
     """What it asks for, in chat's terms, without messages and tools."""
 

@@ -17,13 +17,13 @@ import msgspec
 
 from baton.gateway.api.messages import ContentFormat, read_messages
 from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, PoolingFields, RankingFields
-from baton.gateway.api.schemas import ChatFields, decode_body, decode_prompt
+from baton.gateway.api.schemas import ChatFields, ChatRequest, decode_body, decode_prompt
 from baton.gateway.api.tools import Tools
 from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.reading.checks import check_ids, check_not_empty, check_prompt, text_too_long
 from baton.gateway.reading.conversations import render_conversation
-from baton.gateway.reading.jobs import APART, KINDS, TRANSLATIONS, Job, Translated
+from baton.gateway.reading.jobs import APART, KINDS, MORE, TRANSLATIONS, Beside, Job, Translated
 from baton.gateway.reading.pooled import inputs_of, pairs_of, prompts_of
 from baton.gateway.reading.structured import Asked
 from baton.gateway.served_model import Judge
@@ -66,6 +66,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Bytes that it may need for one ..."""
     memory_per_byte: int = 64
     """... and so many for each byte of the body: what JSON's smallest values become."""
+    keeps: bool = False
+    """Answers are kept for requests that go on from them."""
     nice: int = 10
     """By how much a helper lowers its priority once a body turns out to be costly."""
 
@@ -148,12 +150,19 @@ class Reader:
     def read(self, job: Job, body: bytes) -> tuple[Any, Found, list[str]]:
         """(the body as a struct of `KINDS[job]`, or `Translated`; its prompts; unknown names).  Raises
         `BadRequest`."""
+        more = b""
+        if job in MORE:
+            size = 4 + int.from_bytes(body[:4], "little")
+            more, body = body[4:size], body[size:]
         request, unknown = decode_body(body, KINDS[job])
         read: Any = request
         translation = TRANSLATIONS.get(job)
         if translation is not None:
-            request = translation.chat(request)
-            read = Translated(read, request)
+            settings = self.settings
+            known, chat = translation.chat(request, Beside(settings.formats.is_harmony, settings.keeps, more))
+            if chat is None:
+                return Translated(known, ChatRequest()), Found(), unknown
+            request, read = chat, Translated(known, chat)
         try:
             found = self._find(job, request)
             if self._encoding is not None and found.is_long:
@@ -337,8 +346,14 @@ def decode_answer(job: Job, data: bytes) -> tuple[Any, Found, list[str]]:
     return body, answer.found, answer.unknown
 
 
+def with_more(more: bytes, body: list[bytes]) -> list[bytes]:
+    """The pieces of a body of a job in `MORE`."""
+    return [len(more).to_bytes(4, "little") + more, *body]
+
+
 _ANSWERS = msgspec.msgpack.Decoder(Answer)
 _ASKED = msgspec.msgpack.Decoder(Asked)
 _FIELDS: dict[Job, msgspec.json.Decoder[Any]] = {
-    job: msgspec.json.Decoder(kind) for job, kind in KINDS.items()
+    job: msgspec.json.Decoder(TRANSLATIONS[job].kind if job in TRANSLATIONS else kind)
+    for job, kind in KINDS.items()
 }

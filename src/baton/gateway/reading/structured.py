@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -191,20 +192,21 @@ class CheckedGrammars:
         self._tokenizer = tokenizer
         self._checker: Checker | None = None
         self._kept: OrderedDict[bytes, str] = OrderedDict()
+        self._lock = Lock()
 
-    def of(self, wanted: StructuredOutputs) -> str:
-        """Raises `BadRequest`."""
-        asked = asked_for(wanted)
+    def of(self, asked: Asked) -> str:
+        """From any thread.  Raises `BadRequest`."""
         key = msgspec.msgpack.encode(asked)
-        found = self._kept.get(key)
-        if found is None:
-            if self._checker is None:
-                self._checker = Checker(self._tokenizer.special_names)
-            try:
-                found = self._checker.check(asked.structure)
-            except GrammarError as error:
-                raise BadRequest(f"{asked.field}: {error}", param=asked.field) from None
-            self._kept[key] = found
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return found
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                if self._checker is None:
+                    self._checker = Checker(self._tokenizer.special_names)
+                try:
+                    found = self._checker.check(asked.structure)
+                except GrammarError as error:
+                    raise BadRequest(f"{asked.field}: {error}", param=asked.field) from None
+                self._kept[key] = found
+                if len(self._kept) > _KEPT:
+                    self._kept.popitem(last=False)
+            return found

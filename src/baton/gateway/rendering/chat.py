@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
-import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from baton.gateway.api.calls import call_id
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.parsing.deltas import Call, Content, Delta, Reasoning
 from baton.gateway.rendering.chunks import ChunkRenderer, Shape
@@ -26,7 +25,6 @@ _MESSAGE: dict[str, Any] = {
     "reasoning_content": None,
 }
 """Clients look at these keys without asking whether they are there, so all are, as vLLM sends them."""
-_LETTERS = string.ascii_letters + string.digits
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -139,11 +137,7 @@ class ChatRenderer(ChunkRenderer):
 
     def _id(self, own: str | None) -> str:
         """Of a call; `own`: as the model says it."""
-        if own is not None:
-            return own
-        if self._options.short_ids:
-            return "".join(secrets.choice(_LETTERS) for _ in range(9))
-        return f"call_{secrets.token_hex(12)}"
+        return call_id(own, short=self._options.short_ids)
 
     def _choice(self, completion: Completion) -> Iterator[Part]:
         top_logprobs = self._top_logprobs

@@ -33,6 +33,8 @@ class OpenMP:
     """int omp_get_thread_num(void)"""
     max_threads: int
     """int omp_get_max_threads(void); what torch.set_num_threads has set"""
+    set_threads: int
+    """void omp_set_num_threads(int), for the thread that calls it"""
 
 
 @functools.cache
@@ -46,6 +48,7 @@ def openmp() -> OpenMP | None:
                 parallel=_address(found.GOMP_parallel),
                 thread_num=_address(found.omp_get_thread_num),
                 max_threads=_address(found.omp_get_max_threads),
+                set_threads=_address(found.omp_set_num_threads),
             )
         except (OSError, AttributeError):
             continue

@@ -65,6 +65,9 @@ class Layer(Module):
     """What `close` gets may be the mapped file itself: the layer makes its own form of it, and keeps that."""
     takes_groups = False
     """The weight that `close` gets may be in groups."""
+    apart = False
+    """What `open` and `close` do is the same, whichever thread does it beside others, and however many
+    threads it may use."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
@@ -145,6 +148,7 @@ class Matrix(Layer):
         self.bias = placement.parameter(f"{name}.bias", out_features) if bias else None
         self.copies = placement.copies
         self.takes_groups = placement.groups
+        self.apart = self.copies and placement.packs_itself
         self.weight = None if self.copies else placement.parameter(f"{name}.weight", *self._shape)
 
     @property

@@ -67,6 +67,17 @@ class Placement:
         """Whether products make a form of their own of a weight."""
         return self.weights != "plain" or self.groups
 
+    @property
+    def packs_itself(self) -> bool:
+        """Whether the library makes the form of each weight of a layer: nothing of it is found out by trying
+        PyTorch's products, whose bits depend on the threads that compute them."""
+        library = native()
+        if library is None or self.device.type != "cpu":
+            return False
+        if self.weights == "int8":
+            return serves(library, torch.int8)
+        return self.weights == "packed" or self.grouping is not None
+
     def exact(self) -> Placement:
         """For weights that are multiplied in float32, whatever others are in."""
         fast = self.device.type == "cpu" and serves(native(), torch.float32)

@@ -7,6 +7,7 @@ is noted, for the banner.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -39,6 +40,14 @@ class Rounded:
 
     def note(self, name: str, error: float) -> None:
         self.errors[name] = error
+
+    def sort(self, names: Iterable[str]) -> None:
+        """Into the order of `names`, whatever the order in which they were noted."""
+        places = {name: place for place, name in enumerate(names)}
+        last = len(places)
+        found = sorted(self.errors.items(), key=lambda item: places.get(item[0].split(" + ")[0], last))
+        self.errors.clear()
+        self.errors.update(found)
 
     def told(self) -> str:
         """In a few words; "" if nothing was rounded."""

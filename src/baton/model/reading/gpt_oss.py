@@ -8,13 +8,14 @@ Theory.  A layer's experts lie in tensors of all of them, E experts of inner siz
 * `gate_up_proj_bias` [E, 2 I] and `down_proj_bias` [E, hidden].
 
 `views` gives them the names of an MLP's, EXPERTS.7.gate_proj.weight and so on, so that whatever reads a
-checkpoint expert by expert reads these.  A part of one expert is read at a time, and remembered until another
-is: gates and ups come one after the other.
+checkpoint expert by expert reads these.  A thread reads a part of one expert at a time, and remembers it
+until it reads another: gates and ups come one after the other.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,15 +39,16 @@ class _Stack:
         found = file.get_slice(name)
         self.shape = tuple(found.get_shape())
         self.kind: str = found.get_dtype()
-        self._read: tuple[int, Tensor] | None = None
+        self._read = threading.local()
 
     def expert(self, number: int) -> Tensor:
         """[outputs, …]"""
-        if self._read is None or self._read[0] != number:
-            self._read = None  # the old one goes before the new one comes
+        last: tuple[int, Tensor] | None = getattr(self._read, "last", None)
+        if last is None or last[0] != number:
+            self._read.last = None  # the old one goes before the new one comes
             found: Tensor = self._file.get_slice(self._name)[number]
-            self._read = number, found.t() if self._transposed else found
-        return self._read[1]
+            last = self._read.last = number, found.t() if self._transposed else found
+        return last[1]
 
     def shape_of(self, rows: slice) -> list[int]:
         outputs, *others = reversed(self.shape[1:]) if self._transposed else self.shape[1:]

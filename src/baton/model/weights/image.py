@@ -16,6 +16,7 @@ import hashlib
 import math
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -62,7 +63,10 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class ImageWriter:
-    """The store of a model that is being loaded into an empty memfd.  See `store.WeightStore`."""
+    """The store of a model that is being loaded into an empty memfd.  See `store.WeightStore`.
+
+    Several threads may make tensors.  These lie in the order in which they were made.
+    """
 
     def __init__(self, fd: int, key: str, room: int) -> None:
         """`room`: more bytes than will be needed; what is not used takes no memory.  Raises `OSError`.
@@ -72,6 +76,7 @@ class ImageWriter:
         os.ftruncate(fd, room)
         self._mapping = HugeMapping(fd)
         self._size = _FIRST
+        self._lock = threading.Lock()
         self._tensors: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
         self._facts: dict[str, dict[str, int | float | str]] = {}
 
@@ -82,12 +87,13 @@ class ImageWriter:
 
     def make(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         assert device.type == "cpu"
-        assert name not in self._tensors, name
         size = math.prod(shape) * dtype.itemsize
-        offset = -(-self._size // _ALIGNED) * _ALIGNED
+        with self._lock:
+            assert name not in self._tensors, name
+            offset = -(-self._size // _ALIGNED) * _ALIGNED
+            self._tensors[name] = (_name_of(dtype), shape, offset, size)
+            self._size = offset + size
         self._mapping.use(offset + size)
-        self._tensors[name] = (_name_of(dtype), shape, offset, size)
-        self._size = offset + size
         return _tensor(self._mapping, offset, shape, dtype)
 
     def note(self, name: str, facts: Callable[[], Facts]) -> Facts:

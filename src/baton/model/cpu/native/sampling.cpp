@@ -14,7 +14,7 @@
 //                      between is so little that it is sorted
 //
 // A row may have a mask, a bit for each token: what it leaves out is as -inf.  Where 32 neighbours are left out, as is
-// most often the case, their logits are not read.
+// most often the case, their logits are not read, and chunks that are left out whole are passed over.
 //
 // Sums over the vocabulary are in float64, in an order that the row alone decides, and rows share nothing.  So a
 // row's token does not depend on the batch, on the number of threads, or on where the row lies in memory.
@@ -78,6 +78,10 @@ struct Row {
         F most = splat(kNothing);
         alignas(64) float buffer[kChunk];
         for (int64_t c = 0; c < chunks; ++c) {
+            if (left_out(c)) {
+                for (int b = 0; b < kBlocks; ++b) scratch.maxima[c * kBlocks + b] = kNothing;
+                continue;
+            }
             const bool whole = size - c * kChunk >= kChunk && !mask;
             if (!whole) read(c, buffer);
             most = max(most, whole ? find_maxima(c, logits + c * kChunk) : find_maxima(c, buffer));
@@ -137,22 +141,44 @@ struct Row {
     static void read_masked(const Logit* from, const uint32_t* words, int64_t count, float* out) {
         for (int i = 0; i < kChunk; i += 32) {
             const uint32_t word = i < count ? words[i / 32] : 0;
-            if (word == 0xFFFFFFFF && i + 32 <= count) {
-                for (int j = i; j < i + 32; j += kLanes) store(out + j, load(from + j));
+            if (i + 32 <= count && word) {
+                for (int j = 0; j < 32; j += kLanes) store(out + i + j, allowed_lanes(word >> j, load(from + i + j)));
                 continue;
             }
             for (int j = 0; j < 32; j += kLanes) store(out + i + j, splat(kNothing));
-            for (uint32_t left = word; left; left &= left - 1) {
+            for (uint32_t left = word; left; left &= left - 1) {  // where the row ends
                 const int j = i + __builtin_ctz(left);
                 if (j < count) out[j] = get(from + j);
             }
         }
     }
 
+    // The lanes whose bits are set, -inf in the others.
+    static F allowed_lanes(uint32_t bits, F logits) {
+#if defined(__AVX512F__)
+        return (F)_mm512_mask_mov_ps((__m512)splat(kNothing), (__mmask16)bits, (__m512)logits);
+#else
+        U of = {};
+        for (int lane = 0; lane < kLanes; ++lane) of[lane] = 1u << lane;
+        return select((I)((bits & of) != 0), logits, splat(kNothing));
+#endif
+    }
+
+    // Whether the mask leaves out all of chunk `c`.
+    bool left_out(int64_t c) const {
+        if (!mask) return false;
+        const uint32_t* words = mask + c * (kChunk / 32);
+        const int64_t left = (size - c * kChunk + 31) / 32, count = left < kChunk / 32 ? left : kChunk / 32;
+        uint32_t some = 0;
+        for (int64_t i = 0; i < count; ++i) some |= words[i];
+        return !some;
+    }
+
     int64_t argmax() const {
         for (int64_t b = 0; b < chunks * kBlocks; ++b) {
             if (scratch.maxima[b] != max_logit) continue;
-            for (int64_t i = b * kBlock; i < size; ++i) {
+            const int64_t end = (b + 1) * kBlock < size ? (b + 1) * kBlock : size;
+            for (int64_t i = b * kBlock; i < end; ++i) {
                 if (get(logits + i) == max_logit && allows(i)) return i;
             }
         }
@@ -227,6 +253,10 @@ struct Row {
         alignas(64) float buffer[kChunk];
         double total = 0;
         for (int64_t c = 0; c < chunks; ++c) {
+            if (left_out(c)) {  // (weights of a chunk without mass are not looked at)
+                scratch.masses[c] = 0;
+                continue;
+            }
             read(c, buffer);
             float* weights = scratch.weights + c * kChunk;
             for (int i = 0; i < kChunk; i += kLanes) {

@@ -1,0 +1,223 @@
+"""Items of a conversation as messages of a chat.
+
+What a model says in one turn comes as several items (reasoning, texts, calls) and is one message of a chat.
+Items that only this server could have given are taken as it gives them; what another one would have to read
+(files, images, calls of hosted tools) is refused by its type.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from baton.gateway.errors import BadRequest
+
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_ROLES = frozenset({"user", "assistant", "system", "developer"})
+_NO_TEXTS = {
+    "input_image": "an image",
+    "input_file": "a file",
+    "input_audio": "sound",
+    "image": "an image",
+    "file": "a file",
+    "audio": "sound",
+}
+_SEALED = "baton.reasoning.1:"
+"""What `encrypted_content` of this server begins with; what another one has sealed is left out."""
+
+Message = dict[str, Any]
+
+
+class Turns:
+    """Messages, made item by item."""
+
+    def __init__(self, *, harmony: bool = False) -> None:
+        """`harmony`: the model writes it, and its template wants thoughts before calls under a name of its
+        own."""
+        self.messages: list[Message] = []
+        self._harmony = harmony
+        self._open: Message | None = None
+        """The model's message that more items may belong to."""
+        self._called: set[str] = set()
+
+    def say(self, role: str, text: str) -> None:
+        """A message that is no item."""
+        self._open = None
+        self.messages.append({"role": role, "content": text})
+
+    def add(self, item: object, where: str) -> None:
+        """Raises `BadRequest` with the place of what is wrong."""
+        if not isinstance(item, Mapping):
+            raise _wrong(where, "must be an item, an object")
+        match item.get("type"):
+            case "message":
+                self._message(item, where)
+            case None if "role" in item:
+                self._message(item, where)
+            case "function_call":
+                self._call(item, where)
+            case "function_call_output":
+                self._output(item, where)
+            case "reasoning":
+                self._reasoning(item, where)
+            case None:
+                raise _wrong(f"{where}.type", "it is missing; give message, function_call, …")
+            case kind:
+                raise _wrong(
+                    f"{where}.type",
+                    f"{str(kind)[:50]!r} is not supported; items are message, function_call, "
+                    "function_call_output, reasoning and item_reference",
+                    code="unsupported_parameter",
+                )
+
+    def _message(self, item: Mapping[str, Any], where: str) -> None:
+        role = item.get("role")
+        if role not in _ROLES:
+            raise _wrong(f"{where}.role", f"{str(role)[:50]!r} must be user, assistant, system or developer")
+        text = text_of(item.get("content"), f"{where}.content")
+        if role != "assistant":
+            self._open = None
+            self.messages.append({"role": role, "content": text})
+            return
+        turn = self._open
+        if turn is not None and "tool_calls" in turn:
+            turn["content"] = (turn["content"] or "") + text
+        elif turn is not None and turn["content"] is None:
+            turn["content"] = text
+        else:
+            self._begin()["content"] = text
+
+    def _call(self, item: Mapping[str, Any], where: str) -> None:
+        for field in ("call_id", "name", "arguments"):
+            if not isinstance(item.get(field), str):
+                raise _wrong(f"{where}.{field}", "it is missing; give a text")
+        _check_arguments(item["arguments"], f"{where}.arguments")
+        self._called.add(item["call_id"])
+        turn = self._open or self._begin()
+        function = {"name": item["name"], "arguments": item["arguments"]}
+        turn.setdefault("tool_calls", []).append(
+            {"id": item["call_id"], "type": "function", "function": function}
+        )
+
+    def _output(self, item: Mapping[str, Any], where: str) -> None:
+        call = item.get("call_id")
+        if not isinstance(call, str):
+            raise _wrong(f"{where}.call_id", "it is missing; give that of the call that it answers")
+        if call not in self._called:
+            raise _wrong(
+                f"{where}.call_id",
+                f"no function_call before it has the call_id {call[:100]!r}; put the call before its output",
+            )
+        text = text_of(item.get("output"), f"{where}.output")
+        self._open = None
+        self.messages.append({"role": "tool", "tool_call_id": call, "content": text})
+
+    def _reasoning(self, item: Mapping[str, Any], where: str) -> None:
+        text = _thoughts(item, where)
+        turn = self._open
+        if turn is None or (turn["content"] is not None and "tool_calls" not in turn):
+            turn = self._begin()
+        if text:
+            turn["reasoning_content"] = turn["reasoning"] = turn.get("reasoning", "") + text
+
+    def _begin(self) -> Message:
+        self._open = {"role": "assistant", "content": None}
+        self.messages.append(self._open)
+        return self._open
+
+    def finished(self) -> list[Message]:
+        """All of them.  A turn of nothing but thoughts is left out: no chat has one."""
+        said = []
+        for message in self.messages:
+            calls = message.get("tool_calls")
+            if message["content"] is None and not calls:
+                continue
+            if self._harmony and calls and not message["content"] and message.get("reasoning"):
+                message = {**message, "thinking": message["reasoning"]}
+            said.append(message)
+        return said
+
+
+def _check_arguments(arguments: str, where: str) -> None:
+    try:
+        if arguments.strip():
+            msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, RecursionError):
+        raise _wrong(where, "must be JSON; leave out calls that were cut off") from None
+
+
+def text_of(content: object, where: str) -> str:
+    """Of a text, or of parts.  Raises `BadRequest`."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong(where, "must be a text or a list of parts")
+    texts = []
+    for i, part in enumerate(content):
+        place = f"{where}[{i}]"
+        if not isinstance(part, Mapping):
+            raise _wrong(place, "must be a part: {'type': 'input_text', 'text': …}")
+        kind = str(part.get("type"))
+        field = _TEXTS.get(kind)
+        if field is None:
+            what = next((what for word, what in _NO_TEXTS.items() if word in kind), "no text")
+            raise _wrong(
+                f"{place}.type",
+                f"{kind[:50]!r} is {what}, and this model takes only text; send parts of type 'input_text'",
+                code="unsupported_content",
+            )
+        if not isinstance(part.get(field), str):
+            raise _wrong(f"{place}.{field}", "must be a text")
+        texts.append(part[field])
+    return "\n".join(texts)
+
+
+def _thoughts(item: Mapping[str, Any], where: str) -> str:
+    """What the model thought: in the open, or as `sealed` here."""
+    content = item.get("content")
+    if content is not None and not isinstance(content, list):
+        raise _wrong(f"{where}.content", "must be a list of parts of type 'reasoning_text'")
+    texts = [
+        part["text"]
+        for part in content or ()
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+    ]
+    if texts:
+        return "".join(texts)
+    given = item.get("encrypted_content")
+    return unsealed(given) if isinstance(given, str) else ""
+
+
+def sealed(reasoning: str) -> str:
+    """`encrypted_content`, for clients that give back nothing else of what the model thought.  It is in the
+    answer as text, too, so it is no secret."""
+    return _SEALED + base64.b64encode(reasoning.encode()).decode("ascii")
+
+
+def unsealed(given: str) -> str:
+    """What was sealed here; "" for all else."""
+    if not given.startswith(_SEALED):
+        return ""
+    try:
+        return base64.b64decode(given[len(_SEALED) :], validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""
+
+
+def references(items: Iterable[object]) -> list[str]:
+    """Ids of items that are only named.  (One without a type is that, too, as OpenAI has it.)"""
+    return [item["id"] for item in items if is_reference(item)]  # type: ignore[index]
+
+
+def is_reference(item: object) -> bool:
+    if not isinstance(item, Mapping) or not isinstance(item.get("id"), str):
+        return False
+    return item.get("type") == "item_reference" or item.keys() <= {"id", "type"}
+
+
+def _wrong(where: str, what: str, code: str | None = None) -> BadRequest:
+    return BadRequest(f"{where}: {what}", param="input", code=code)
