@@ -21,7 +21,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import uvloop
@@ -109,8 +109,19 @@ class _Served:
     tls: ssl.SSLContext | None = None
 
 
-def run_server(chosen: Chosen[ServeOptions]) -> None:
-    """Serves until a signal.  Raises `ValueError` for wrong options, `InstanceFailed` when it gives up."""
+class Guest(Protocol):
+    """What is done with a server beside it, and ends it."""
+
+    async def run(self) -> None:
+        """From when HTTP answers."""
+
+    def on_signal(self) -> bool:
+        """The process was told to end; whether `run` will end therefore."""
+
+
+def run_server(chosen: Chosen[ServeOptions], guest: Guest | None = None) -> None:
+    """Serves until a signal, or until the guest has ended, and says nothing on stdout then.  Raises
+    `ValueError` for wrong options, `InstanceFailed` when it gives up, and what the guest raises."""
     options = chosen.options
     access = make_access(options)
     sharing = make_sharing(options, access)
@@ -126,13 +137,15 @@ def run_server(chosen: Chosen[ServeOptions]) -> None:
     served = replace(served, tls=tls)
     listener = listen(options.host, options.port) if options.uds is None else listen_unix(options.uds)
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(served, listener, started))
+        runner.run(_serve(served, listener, started, guest))
 
 
-async def _serve(served: _Served, listener: socket.socket, started: float) -> None:
+async def _serve(
+    served: _Served, listener: socket.socket, started: float, guest: Guest | None = None
+) -> None:
     options, plan = served.chosen.options, served.plan
     fatal: list[str] = []
-    end = _End(options.shutdown_grace)
+    end = _End(options.shutdown_grace, guest)
     stopping, impatient = end.stopping, end.impatient
 
     def on_fatal(reason: str) -> None:
@@ -146,12 +159,14 @@ async def _serve(served: _Served, listener: socket.socket, started: float) -> No
     instances = asyncio.create_task(fleet.run(), name="fleet")
     ending = _end_requests(client, stopping, impatient, options.shutdown_timeout)
     spawned = asyncio.create_task(fleet.spawned(), name="spawned")
-    announced = announce(plan, client, fleet.processes, _address(listener, served), started)
     others = [
         spawned,
-        asyncio.create_task(announced, name="announce"),
         asyncio.create_task(ending, name="end"),
     ]
+    if guest is None:
+        announced = announce(plan, client, fleet.processes, _address(listener, served), started)
+        others.append(asyncio.create_task(announced, name="announce"))
+    visit: list[asyncio.Task[None]] = []
     try:
         await asyncio.wait((spawned, instances), return_when=asyncio.FIRST_COMPLETED)
         http = _make_http(served, client, fleet, stopping)
@@ -159,23 +174,27 @@ async def _serve(served: _Served, listener: socket.socket, started: float) -> No
         if options.fair_weights is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, http)
         serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
-        await asyncio.wait((serving, instances), return_when=asyncio.FIRST_COMPLETED)
-        if instances.done():
+        if guest is not None:
+            visit.append(asyncio.create_task(guest.run(), name="guest"))
+        await asyncio.wait((serving, instances, *visit), return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
             stopping.set()
         await serving
         if instances.done():
             await instances
         if fatal:
             raise InstanceFailed(fatal[0])
+        for task in visit:
+            await task
     finally:
         if http is not None:
             http.close()
         await client.close()  # first: the client need not hear of instances that stop
         if impatient.is_set():
             fleet.kill()
-        for task in (*others, instances):
+        for task in (*others, *visit, instances):
             task.cancel()
-        await asyncio.gather(*others, instances, return_exceptions=True)
+        await asyncio.gather(*others, *visit, instances, return_exceptions=True)
 
 
 def _make_http(served: _Served, client: ClusterClient, fleet: Fleet, stopping: asyncio.Event) -> HttpServer:
@@ -243,7 +262,8 @@ class _End:
     the next one stops waiting for what runs.
     """
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, guest: Guest | None = None) -> None:
+        self._guest = guest
         self.stopping, self.impatient = asyncio.Event(), asyncio.Event()
         self._grace_s = grace_s
         self._notified = False
@@ -259,7 +279,10 @@ class _End:
             call()
 
     def _on_signal(self, number: int) -> None:
-        if self.stopping.is_set():
+        if self._guest is not None and self._guest.on_signal():
+            return
+        if self.stopping.is_set() or self._guest is not None:
+            self.stopping.set()
             self.impatient.set()
         elif self._notified or number == signal.SIGINT or not self._grace_s:
             self.stopping.set()
