@@ -48,6 +48,7 @@ from typing import Any, cast
 import uvloop
 
 from _attacks import attacks, controls
+from _attacks.hostile import TEMPLATE
 from _clients import Server, serving
 from _common import Table, machine, percentile, print_machine, write_json
 from baton.model.checkpoint.hub import resolve_model
@@ -64,11 +65,6 @@ _LOST_STREAM_S = 1000.0
 _GOAL, _AS_CONTROL = 2.0, 1.2
 """Times the p99 of the quiet window, and of the control."""
 _TICKS = os.sysconf("SC_CLK_TCK")
-_TEMPLATE = """\
-{%- if loops is defined %}
-{%- for i in range(loops) %}{% for j in range(10000) %}{% endfor %}{% endfor %}{% endif %}
-{%- if size is defined %}{{ 'x' * size }}{% endif %}
-{%- for message in messages %}{{ message.role + ': ' + message.content + '\\n' }}{% endfor %}"""
 _HEAD = (
     "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
 )
@@ -213,7 +209,7 @@ def _model() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="baton-attacks-") as directory:
         for file in resolve_model(None).iterdir():
             (Path(directory) / file.name).write_bytes(file.read_bytes())
-        (Path(directory) / "chat_template.jinja").write_text(_TEMPLATE)
+        (Path(directory) / "chat_template.jinja").write_text(TEMPLATE)
         yield directory
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 Attack = Callable[[str, int, float], None]
 
-MODULES = ("costs", "http", "controls")
+MODULES = ("costs", "http", "agents", "controls")
 
 
 def attacks() -> dict[str, Attack]:

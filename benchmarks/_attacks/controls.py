@@ -93,10 +93,10 @@ class _Client:
         return True
 
 
-def _ordinary(clients: int, body: dict[str, Any]) -> Attack:
+def _ordinary(clients: int, body: dict[str, Any], path: str = "completions") -> Attack:
     """As many clients at once, each with one request after the other: what an attack asks for in one."""
     content = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head = f"POST /v1/{path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n".encode()
     request = head + b"content-length: %d\r\n\r\n" % len(content) + content
 
     def attack(host: str, port: int, seconds: float) -> None:
@@ -129,6 +129,9 @@ ATTACKS: dict[str, Attack] = {
     ),
     "control: 16 x log-probabilities": _ordinary(16, {**_ANSWER, "logprobs": 5}),
     "control: 16 x streams": _ordinary(16, {**_ANSWER, "temperature": 0, "stream": True}),
+    "control: 2 x short chats": _ordinary(
+        2, {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}, "chat/completions"
+    ),
     "control: 50 x streams with log-probabilities": _ordinary(50, {**_ANSWER, "stream": True, "logprobs": 5}),
 }
 

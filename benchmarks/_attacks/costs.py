@@ -14,7 +14,7 @@ _ANSWER_S = 60.0
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
-def _post(host: str, port: int, path: str, body: bytes) -> int:
+def post(host: str, port: int, path: str, body: bytes) -> int:
     """The status; 0 without an answer."""
     connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
     try:
@@ -37,7 +37,7 @@ def _repeat(path: str, body: Any, *, clients: int = 1, pause_s: float = 0.0) -> 
 
         def one() -> None:
             while time.monotonic() < end:
-                _post(host, port, path, data)
+                post(host, port, path, data)
                 time.sleep(pause_s)
 
         threads = [threading.Thread(target=one, daemon=True) for _ in range(clients)]

@@ -203,3 +203,24 @@ def test_many_choices_are_no_burden():
     choices = Choice([f"choice number {number}" for number in range(5000)])
     assert takes(choices, "choice number 4999")
     assert not takes(choices, "choice number 5000")
+
+
+def test_a_long_refusal_says_where_and_what():
+    schema: dict = {"type": "null"}
+    for number in range(100):
+        schema = {"properties": {f"a_long_name_{number}": schema}}
+    with pytest.raises(GrammarError, match=r"^properties\.a_long_name_99\..* … .*: schemas may be 60 deep$"):
+        CHECKER.check(Structure(Json(schema)))
+    with pytest.raises(GrammarError, match=r"unclosed group$"):
+        CHECKER.check(Structure(Regex("(" * 5000)))
+
+
+def test_what_is_too_large_behind_white_space_is_seen():
+    """The lowest byte that may follow is often a new line, and forty tabs behind it."""
+    wide = {f"p{i}": {"type": "string"} for i in range(20)}
+    schema = {
+        "anyOf": [{"type": "object", "properties": wide, "required": [f"p{i % 20}"]} for i in range(200)]
+    }
+    for content in (schema, {"type": "array", "items": schema, "minItems": 1}):
+        with pytest.raises(GrammarError, match="max is 2000"):
+            CHECKER.check(Structure(Json(content)))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from baton.engine.counters import Counters
 from baton.engine.outbox import Outboxes
 from baton.engine.request import Outbox, Request
-from baton.engine.validation import Rejected
+from baton.engine.validation import RejectCode, Rejected
 from baton.protocol.requests import Finished, FinishReason
+from baton.protocol.sampling import UNFOLLOWABLE
 
 
 def finish(
@@ -19,6 +22,9 @@ def finish(
     pooled: bytes = b"",
 ) -> None:
     """Writes the one `Finished` of a request that is gone."""
+    code: RejectCode | Literal[""] = ""
+    if reason == "error":
+        code = "bad_request" if message.startswith(UNFOLLOWABLE) else "internal"
     outbox = request.gateway
     outbox.requests.pop(request.id, None)
     counters.finished[reason] += 1
@@ -27,7 +33,7 @@ def finish(
         Finished(
             request.id,
             reason,
-            code="internal" if reason == "error" else "",
+            code=code,
             message=message,
             num_cached=request.num_cached,
             num_preemptions=request.num_preemptions,

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from baton.executor.base import Int32Array, Int64Array, StepBatch, StepResult
 from baton.executor.sizes import num_threads_of
-from baton.grammar.compiled import MatchingError
 from baton.grammar.masks import Masks
 from baton.grammar.vocabulary import Vocabulary, matching_tokenizer
 from baton.model.cpu.sampling import sampling_kernel
@@ -134,11 +133,11 @@ def _tokenizer_of(path: str, vocab_size: int) -> Callable[[], LLTokenizer]:
     @cache
     def make() -> LLTokenizer:
         if not path:
-            raise MatchingError("this instance was started without a vocabulary")
+            raise OSError("this instance was started without a vocabulary")
         give_up = time.monotonic() + _WRITTEN_S
         while not Path(path).exists():
             if time.monotonic() > give_up:
-                raise MatchingError(f"the vocabulary was not written within {_WRITTEN_S:g} s")
+                raise OSError(f"the vocabulary was not written within {_WRITTEN_S:g} s")
             time.sleep(0.02)
         found = Vocabulary.decode(Path(path).read_bytes())
         return matching_tokenizer(found.tokens, found.special, vocab_size)

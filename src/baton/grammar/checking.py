@@ -17,9 +17,8 @@ from baton.grammar.description import GrammarError, Structure
 from baton.grammar.limits import MAX_CHECK_S, parser_limits
 from baton.grammar.vocabulary import matching_tokenizer
 
-_STEPS = 8
+_STEPS = 16
 """So many tokens are tried: some grammars are small, and too large only once something has been read."""
-_MAX_MESSAGE = 300
 _NOISE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?| 1 \| .*$")
 
 
@@ -29,6 +28,8 @@ class Checker:
     def __init__(self, special_tokens: Mapping[str, int]) -> None:
         self._special = dict(special_tokens)
         self._tokenizer: LLTokenizer | None = None
+        self._black = 0
+        """A mask of the tokens that are no white space."""
 
     def check(self, structure: Structure) -> str:
         """The grammar, which a worker can follow.  Raises `GrammarError`."""
@@ -49,9 +50,17 @@ class Checker:
                 raise GrammarError("no text can satisfy it")
             if time.thread_time() - began > MAX_CHECK_S:
                 raise GrammarError(f"takes more than {MAX_CHECK_S:g} s to compile; give a simpler one")
-            if message or not matcher.consume_token(_first(mask)):
+            if message:
                 break
+            if not matcher.consume_token(self._next(mask)):  # (one that it allows)
+                raise GrammarError(_one_line(matcher.get_error()))
         return grammar
+
+    def _next(self, mask: bytes) -> int:
+        """The lowest byte of a mask that is no white space, where there is one: that leads nowhere new."""
+        number = int.from_bytes(mask, "little")
+        number = number & self._black or number
+        return (number & -number).bit_length() - 1
 
     def _bytes(self) -> LLTokenizer:
         """Single bytes beside the special tokens."""
@@ -62,16 +71,11 @@ class Checker:
             free = (number for number in range(size) if number not in taken)
             for byte, number in zip(range(256), free, strict=False):
                 tokens[number] = bytes([byte])
+                self._black |= (byte > ord(" ")) << number
             self._tokenizer = matching_tokenizer(tokens, self._special, size)
         return self._tokenizer
 
 
-def _first(mask: bytes) -> int:
-    """The lowest token of a mask."""
-    number = int.from_bytes(mask, "little")
-    return (number & -number).bit_length() - 1
-
-
 def _one_line(message: str) -> str:
     """What llguidance says, without what it says of its state and of the grammar that was made."""
-    return _NOISE.sub("", " ".join(message.split("<state>")[0].split()))[:_MAX_MESSAGE]
+    return _NOISE.sub("", " ".join(message.split("<state>")[0].split()))

@@ -110,6 +110,14 @@ class Structure(msgspec.Struct, frozen=True):
     content."""
 
 
+_LONGEST_MESSAGE = 400
+
+
 class GrammarError(ValueError):
     """What is described cannot be enforced, or is not well formed.  One line, for people; it does not
     name the field of the request."""
+
+    def __init__(self, message: str) -> None:
+        if len(message) > _LONGEST_MESSAGE:  # where it is stands at the beginning, what is wrong at the end
+            message = f"{message[: _LONGEST_MESSAGE // 2]} … {message[-_LONGEST_MESSAGE // 2 :]}"
+        super().__init__(message)

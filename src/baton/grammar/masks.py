@@ -29,7 +29,7 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from baton.grammar.compiled import Grammars, MatchingError, check_matcher
-from baton.protocol.sampling import Constraint, Stopping
+from baton.protocol.sampling import UNFOLLOWABLE, Constraint, Stopping
 
 _PATIENCE_S = 0.01
 """So long a step waits for a matcher where nobody else gets a token of it."""
@@ -130,7 +130,7 @@ class Masks:
         late = self._unfilled(left, failed)
         now = self._clock()
         for slot in [slot for slot in late if now - self._requests[slot].since > _GIVE_UP_S]:
-            failed[slot] = _why(f"it was not compiled within {_GIVE_UP_S:g} s")
+            failed[slot] = f"structured_outputs: the grammar was not compiled within {_GIVE_UP_S:g} s"
             late.remove(slot)
         self._without = {*failed, *late}
         return Ready(failed, late)
@@ -174,8 +174,11 @@ class Masks:
                     continue
                 try:
                     request.matcher = request.future.result()
-                except Exception as error:  # (also what the vocabulary could not be made of)
+                except MatchingError as error:
                     failed[slot] = _why(error)
+                    continue
+                except Exception as error:  # (what the vocabulary could not be made of)
+                    failed[slot] = f"structured_outputs: {error}"[:_LONGEST_MESSAGE]
                     continue
             if request.new is not None:
                 news.append((request.matcher, request.new))
@@ -291,4 +294,4 @@ class _Request:
 
 
 def _why(problem: Exception | str) -> str:
-    return f"structured_outputs: the grammar cannot be followed any more: {problem}"[:_LONGEST_MESSAGE]
+    return f"{UNFOLLOWABLE}{problem}"[:_LONGEST_MESSAGE]

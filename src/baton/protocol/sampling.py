@@ -19,6 +19,8 @@ from baton.protocol.pooling import Pooling
 
 MAX_GRAMMAR_BYTES = 512 << 10
 """Of a constraint: it travels with each sequence of a request."""
+UNFOLLOWABLE = "structured_outputs: the grammar cannot be followed any more: "
+"""So the message of a closing begins whose request asked for what cannot be kept: its client's to change."""
 MAX_STOP_IDS = 1 << 16
 """Far more than gateways send: the engine looks at each of them between two steps."""
 

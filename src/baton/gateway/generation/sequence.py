@@ -22,7 +22,7 @@ from baton.gateway.text.detokenizer import Detokenizer, StopStrings, StopTables
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.protocol.requests import Finished
 from baton.protocol.routes import Routes
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.sampling import UNFOLLOWABLE, TokenLogprobs
 from baton.protocol.sampling_params import SamplingParams
 
 EndReason = Literal["stop", "length", "abort"]
@@ -355,7 +355,8 @@ def _failure(finished: Finished) -> ApiError | None:
         case "queue_full":
             return Overloaded(message, code="queue_full", retry_after_s=retry_after(finished.retry_after_s))
         case "never_fits" | "bad_request":
-            return BadRequest(message, code=finished.code)
+            field = "structured_outputs" if message.startswith(UNFOLLOWABLE) else None
+            return BadRequest(message, param=field, code=finished.code)
         case "shutting_down":
             return InstanceUnavailable(message, code="shutting_down", retry_after_s=5)
     return InternalError(message, code=finished.code or finished.reason)

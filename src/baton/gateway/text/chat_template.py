@@ -95,17 +95,20 @@ class ChatTemplate:
                 content[-1] = {**content[-1], "text": content[-1]["text"] + _CONTINUE_MARK}
         try:
             text = self._template.render(
-                **self._special_tokens,
-                **{k: v for k, v in (variables or {}).items() if k not in self._special_tokens},
-                messages=conversation,
-                add_generation_prompt=add_generation_prompt,
-                tools=tools,
-                documents=None,
+                {  # (not as arguments: a name may be one of the function's)
+                    **self._special_tokens,
+                    **{k: v for k, v in (variables or {}).items() if k not in self._special_tokens},
+                    "messages": conversation,
+                    "add_generation_prompt": add_generation_prompt,
+                    "tools": tools,
+                    "documents": None,
+                }
             )
         except MemoryError:
             raise
         except Exception as error:  # the template is a foreign program: whatever it raises
-            raise ChatTemplateError(f"the chat template rejects these messages: {error}") from None
+            given = "these messages" + (" and chat_template_kwargs" if variables else "")
+            raise ChatTemplateError(f"the chat template rejects {given}: {error}") from None
         if not continue_final_message:
             return text
         end = text.rfind(_CONTINUE_MARK)

@@ -1,0 +1,92 @@
+"""What careless and hostile agents send (`benchmarks/_attacks/hostile.py`): an error that names the field, or
+plain content; and the server goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+
+import pytest
+from benchmarks._attacks.hostile import CHAT, HOSTILE, TEMPLATE, Hostile, thrash
+
+from baton.model.checkpoint.hub import resolve_model
+from tests.e2e.server import Server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The embedded model with a template that shows tools."""
+    directory = tmp_path_factory.mktemp("hostile")
+    for file in resolve_model(None).iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    with Server(model=str(directory)) as server:
+        yield server
+
+
+def ask(server: Server, request: Hostile) -> None:
+    answer = server.http.post(
+        request.path, content=request.body(), headers={"content-type": "application/json"}
+    )
+    said = f"{request.body()[:300]!r}: {answer.status_code} {answer.text[:500]}"
+    assert answer.status_code == request.status, said
+    body = answer.json()
+    if request.status == 200:
+        (choice,) = body["choices"]
+        assert choice["finish_reason"] in ("stop", "length", "tool_calls"), said
+        for call in choice["message"]["tool_calls"] or ():
+            assert call["function"]["name"] == "f1", said
+    else:
+        error = body["error"]
+        assert error["type"] == "invalid_request_error", said
+        assert request.says in error["message"], said
+        assert len(error["message"]) < 700, said
+
+
+def quiet(server: Server) -> str:
+    """What somebody else is answered."""
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
+    answer = server.http.post(CHAT, json=body)
+    assert answer.status_code == 200
+    return json.dumps(answer.json()["choices"])
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_each_is_an_error_that_names_the_field_or_plain_content(server: Server, name: str) -> None:
+    before = quiet(server)
+    for request in HOSTILE[name]:
+        ask(server, request)
+    assert quiet(server) == before
+    assert server.process.poll() is None
+    assert server.warnings() == []
+
+
+def test_schemas_that_are_new_each_time(server: Server) -> None:
+    """More of them than a worker keeps compiled."""
+    before = quiet(server)
+    for request in itertools.islice(thrash(), 70):
+        ask(server, request)
+    assert quiet(server) == before
+    assert server.warnings() == []
+
+
+def test_a_grammar_that_a_worker_cannot_follow_is_its_senders_error(server: Server) -> None:
+    """Its check tries a few steps only: what fails later ends this request, also amid a stream."""
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(20)}}
+    options = [{**wide, "required": [f"p{i % 20}"]} for i in range(200)]
+    schema = {"prefixItems": [{"type": "boolean"}] * 4 + [{"anyOf": options}], "minItems": 5, "type": "array"}
+    body = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 300,
+        "temperature": 0,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+    }
+    answer = server.http.post(CHAT, json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == "structured_outputs"
+    assert "2000" in error["message"]
+    last = [line for line in server.http.post(CHAT, json=body | {"stream": True}).text.splitlines() if line]
+    assert any('"invalid_request_error"' in line for line in last[-2:]), last[-3:]
+    assert server.warnings() == []
