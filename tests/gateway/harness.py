@@ -17,6 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 from baton.gateway.access import Access
 from baton.gateway.http.app import create_app
 from baton.gateway.instances.client import ClusterClient
+from baton.gateway.responses.store import ResponseStore
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import SharingOptions
 from tests.gateway.echo_engine import Behaviour, EchoEngine
@@ -35,6 +36,7 @@ class GatewayServer:
         vocab: int,
         access: Access | None = None,
         sharing: SharingOptions | None = None,
+        responses: ResponseStore | None = None,
         retry_wait_s: float = 60.0,
         attach: bool = True,
         max_model_len: int = 256,
@@ -51,7 +53,7 @@ class GatewayServer:
             **served,
         )
         self._access = access or Access(profile_dir="/", weights_dir="/")
-        self._sharing = sharing
+        self._sharing, self._responses = sharing, responses
         self._retry_wait_s = retry_wait_s
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
@@ -77,7 +79,9 @@ class GatewayServer:
         self._loop = asyncio.get_running_loop()
         self.client = ClusterClient(retry_wait_s=self._retry_wait_s, on_fatal=self.fatal.append)
         self.instance = self.client.add("instance-0")
-        self.app = create_app(self.served, self.client, access=self._access, sharing=self._sharing)
+        self.app = create_app(
+            self.served, self.client, access=self._access, sharing=self._sharing, responses=self._responses
+        )
         config = uvicorn.Config(self.app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
         self._http = uvicorn.Server(config)
         listener = socket.create_server(("127.0.0.1", 0))

@@ -99,6 +99,19 @@ def what_the_test_server_takes() -> dict[str, Any]:
             del properties[field]  # (one of them, or response_format)
         schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
         properties["response_format"] = {"enum": [None, {"type": "text"}, {"type": "json_object"}, schema]}
+    answer = schemas["ResponsesRequest"]["properties"]
+    answer["input"] = {"anyOf": [text, {"type": "array", "items": message, "minItems": 1, "maxItems": 3}]}
+    answer["input"]["anyOf"][0]["minLength"] = 1
+    answer["model"], answer["include"] = chat["model"], {"enum": [None, ["message.output_text.logprobs"]]}
+    answer["tools"], answer["tool_choice"] = chat["tools"], chat["tool_choice"]
+    answer["thinking_token_budget"] = chat["thinking_token_budget"]
+    answer["text"] = {"enum": [None, {"format": {"type": "json_object"}}, {"verbosity": "low"}]}
+    answer["max_output_tokens"] = {"type": "integer", "minimum": 12, "maximum": 20}
+    for field in ("previous_response_id", "stream_options", "top_logprobs", "structured_outputs"):
+        answer[field] = {"type": "null"}
+    narrow(answer["stop_token_ids"], "maximum", SMALLEST_VOCABULARY - 1)
+    narrow(answer["min_tokens"], "maximum", 12)
+    narrow(answer["logit_bias"], "propertyNames", {"pattern": "^[0-9]{1,2}$"})
     del schemas["CompletionRequest"]["properties"]["best_of"]  # (must be n)
     tokenize = schemas["TokenizeRequest"]
     del tokenize["properties"]["messages"]  # (or prompt)
@@ -167,7 +180,13 @@ def test_the_requests_were_eventful() -> None:
         pytest.skip("the test of what is allowed did not run")
     answered = {name for (name, status) in seen if status == 200}
     asked = {name for (name, _) in seen}
-    assert asked - answered <= {"DELETE /cluster/instances/{name}"}  # (one that joined here may leave)
+    kept = {
+        "GET /v1/responses/{name}",
+        "DELETE /v1/responses/{name}",
+        "GET /v1/responses/{name}/input_items",
+    }
+    # (One that joined here may leave; nothing is kept.)
+    assert asked - answered <= {"DELETE /cluster/instances/{name}"} | kept
     assert len(asked) == len(ROUTES) - 1
     for name in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
         assert seen[f"POST {name}", 200] > seen[f"POST {name}", 400], seen

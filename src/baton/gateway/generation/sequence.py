@@ -44,6 +44,8 @@ class Update:
     """The stop string, or the id of a stop token that the user named; None for the end-of-text tokens."""
     deltas: list[Delta] | None = None
     """The same text taken apart, if that is wanted."""
+    marks: list[int] | None = None
+    """Of each token, with log-probabilities: how many deltas had come after it; -1: it ends a marker."""
     called: bool = False
     """With the end: there are complete calls in it."""
 
@@ -241,17 +243,18 @@ class Sequence:
     def _update(self, tokens: list[int]) -> Update:
         """What tokens bring, and the end if they complete a stop string."""
         deltas: list[Delta] | None = None
+        marks: list[int] | None = None
         if self._parser is None:
             text, taken, stop = self._take_tokens(tokens)
         else:
-            deltas = []
-            text, taken, stop = self._parse_tokens(tokens, self._parser, deltas)
+            deltas, marks = [], [] if self._params.logprobs is not None else None
+            text, taken, stop = self._parse_tokens(tokens, self._parser, deltas, marks)
         if taken < len(tokens):
             tokens = tokens[:taken]
         self.num_generated += taken
         if taken:
             self._last_token = tokens[-1]
-        return Update(self.index, text, tokens, [], None if stop is None else "stop", stop, deltas)
+        return Update(self.index, text, tokens, [], None if stop is None else "stop", stop, deltas, marks)
 
     def _given(self, update: Update) -> Update:
         """Notes the end; without output where none is wanted."""
@@ -294,7 +297,7 @@ class Sequence:
         return "".join(pieces), len(tokens), None
 
     def _parse_tokens(
-        self, tokens: list[int], parser: ResponseParser, deltas: list[Delta]
+        self, tokens: list[int], parser: ResponseParser, deltas: list[Delta], marks: list[int] | None
     ) -> tuple[str, int, str | None]:
         """`_take_tokens`, one token at a time: so what they count for does not depend on how they come."""
         pieces: list[str] = []
@@ -304,7 +307,11 @@ class Sequence:
             self.num_generated = first + number
             text, _, stop = self._take_tokens([token])
             pieces.append(text)
-            deltas += parser.push(text)
+            new = parser.push(text)
+            deltas += new
+            if marks is not None:
+                silent = not new and not parser.holds and not text.isspace() and text != ""
+                marks.append(-1 if silent else len(deltas))
             self._held_thoughts = self._held_thoughts + 1 if was_thinking and parser.thinking else 0
             if not parser.holds:
                 self.num_reasoning += self._held_thoughts

@@ -31,9 +31,11 @@ from baton.gateway.http.routes.completions import completion_routes
 from baton.gateway.http.routes.docs import docs_routes
 from baton.gateway.http.routes.embeddings import embedding_routes
 from baton.gateway.http.routes.ranking import ranking_routes
+from baton.gateway.http.routes.responses import responses_routes
 from baton.gateway.http.routes.server import server_routes
 from baton.gateway.http.routes.tokens import token_routes
 from baton.gateway.instances.client import ClusterClient, Requirements
+from baton.gateway.responses.store import ResponseStore
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import Sharing, SharingOptions
 from baton.gateway.text.chat_template import ChatTemplateError
@@ -51,12 +53,13 @@ def create_app(
     tokenizer: Tokenizer | None = None,
     root_path: str = "",
     keep_alive_s: float = 0.0,
+    responses: ResponseStore | None = None,
 ) -> Starlette:
     """The application for one served model.
 
     `access`: who may do what; None: no keys.  `sharing`: how users share the server.  `tokenizer`: if it is
     loaded already.  `root_path`: what a proxy puts before paths.  `keep_alive_s`: after so long a silence a
-    stream gets a comment; 0: none.
+    stream gets a comment; 0: none.  `responses`: where answers of /v1/responses are kept; None: nowhere.
 
     Raises `TokenizerError` or `ChatTemplateError` if it cannot be loaded, and `WeightsError`.
     """
@@ -72,6 +75,7 @@ def create_app(
         metrics=metrics,
         access=access,
         sharing=Sharing(access, sharing),
+        responses=ResponseStore() if responses is None else responses,
     )
     client.require(Requirements(served.max_model_len, served.vocab_size))
     client.cluster.start_name = served.checkpoint
@@ -84,6 +88,7 @@ def create_app(
     routes = [
         *completion_routes(gateway),
         *chat_routes(gateway),
+        *responses_routes(gateway),
         *embedding_routes(gateway),
         *ranking_routes(gateway),
         *token_routes(gateway),

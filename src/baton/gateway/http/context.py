@@ -30,6 +30,7 @@ from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.reading.jobs import CONVERSATIONS, Job
 from baton.gateway.reading.reader import Found, Reader, Settings, decode_answer, with_more
 from baton.gateway.reading.structured import Asked
+from baton.gateway.responses.store import ResponseStore
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import Sharing
 from baton.gateway.text.tokenizer import Tokenizer
@@ -72,10 +73,12 @@ class Gateway:
     _reader: Reader = field(init=False)
     _unknown: UnknownFields = field(default_factory=UnknownFields)
     sharing: Sharing = field(default_factory=Sharing)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     grammars: Grammars = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics.registry.register(self.bodies)
+        self.metrics.registry.register(self.responses)
         self.pausing = Pausing(self.client, self.generator)
         self.formats = choose(
             self.tokenizer.template_source,
@@ -94,6 +97,7 @@ class Gateway:
             template_defaults=dict(self.served.template_defaults),
             formats=self.formats,
             judge=self.served.judge,
+            keeps=self.responses.keeps,
             encoding=self.tokenizer.encoding.source(),
             special_names=self.tokenizer.special_names,
         )

@@ -8,71 +8,19 @@ what it does not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from baton.gateway.api import answers, orders, pooling, schemas, states
-from baton.gateway.generation.pausing import PAUSE_MODES
+from baton.gateway.http.described import INSTANCE, PAUSE, Route, Schema
 from baton.gateway.http.rights import RIGHTS
+from baton.gateway.responses import answers as responses
+from baton.gateway.responses.schemas import ResponsesRequest
 from baton.version import __version__
 
-_Schema = dict[str, Any]
 _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
-
-
-class Route(NamedTuple):
-    """One method of one path."""
-
-    method: str
-    path: str
-    """As it is declared; see `RIGHTS`."""
-    summary: str
-    answer: Any
-    """Type of the body of a 200; a media type if it is not JSON."""
-    body: type[msgspec.Struct] | None = None
-    errors: tuple[int, ...] = ()
-    """Statuses besides those that the path's right, and a body, bring with them."""
-    query: tuple[tuple[str, _Schema, str], ...] = ()
-    """(name, schema, what it means) of parameters of the query."""
-    events: type[msgspec.Struct] | None = None
-    """With `stream`: what the `data` of each event is."""
-    required: tuple[str, ...] = ()
-    """Fields of the body that must be given."""
-    other: Mapping[int, Any] = {}
-    """Statuses whose body is no `Error`."""
-
-
-_INSTANCE = (("instance", {"type": "string"}, "One instance; default: all."),)
-_PAUSE: tuple[tuple[str, _Schema, str], ...] = (
-    (
-        "mode",
-        {"enum": list(PAUSE_MODES), "default": "abort"},
-        "What running requests see: abort: they end at once with what they have; wait: they end first; "
-        "keep: they stand still and go on with /resume.",
-    ),
-    (
-        "clear_cache",
-        {"enum": ["true", "false", "1", "0"]},
-        "Forget the prefix cache. Default: true, with mode keep false.",
-    ),
-    (
-        "wait_for_inflight_requests",
-        {"enum": ["true", "false", "1", "0"]},
-        "true: mode wait. vLLM's older name.",
-    ),
-    (
-        "timeout_s",
-        {"type": "number", "exclusiveMinimum": 0, "maximum": 86400, "default": 1800},
-        "With mode wait: how long; nothing is paused after that.",
-    ),
-    (
-        "resume_after_s",
-        {"type": "number", "exclusiveMinimum": 0, "maximum": 86400},
-        "The pause ends by itself. Default: it lasts until /resume.",
-    ),
-)
 _GENERATION = (404, 429, 500, 503)
 
 ROUTES: tuple[Route, ...] = (
@@ -113,6 +61,46 @@ ROUTES: tuple[Route, ...] = (
         schemas.CompletionRequest,
         (404, 503),
         required=("prompt",),
+    ),
+    Route(
+        "post",
+        "/v1/responses",
+        "Answer a conversation with items",
+        responses.ResponseObject,
+        ResponsesRequest,
+        _GENERATION,
+        events=responses.ResponseEvent,
+        required=("input",),
+        marked=False,
+    ),
+    Route(
+        "post",
+        "/v1/responses/input_tokens",
+        "How many tokens a conversation has",
+        responses.InputTokens,
+        ResponsesRequest,
+        (404, 503),
+        required=("input",),
+    ),
+    Route(
+        "get",
+        "/v1/responses/{name}",
+        "An answer that is kept (--responses-store)",
+        responses.ResponseObject,
+        errors=(400, 404),
+    ),
+    Route("delete", "/v1/responses/{name}", "Keep it no more", responses.DeletedResponse, errors=(404,)),
+    Route(
+        "get",
+        "/v1/responses/{name}/input_items",
+        "What it was given to",
+        responses.ItemList,
+        errors=(400, 404),
+        query=(
+            ("after", {"type": "string"}, "Those after this id."),
+            ("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}, "So many at most."),
+            ("order", {"enum": ["asc", "desc"], "default": "desc"}, "desc: the newest first."),
+        ),
     ),
     Route(
         "post",
@@ -187,10 +175,10 @@ ROUTES: tuple[Route, ...] = (
     Route("get", "/metrics", "Prometheus: vLLM's names with the prefix baton:", "text/plain"),
     Route("get", "/openapi.json", "This document", dict[str, Any]),
     Route("get", "/docs", "This document, to be read", "text/html"),
-    Route("get", "/stats", "What engines count", dict[str, Any], errors=(404, 503), query=_INSTANCE),
-    Route("get", "/debug/ledger", "Who holds KV blocks", dict[str, Any], errors=(404, 503), query=_INSTANCE),
+    Route("get", "/stats", "What engines count", dict[str, Any], errors=(404, 503), query=INSTANCE),
+    Route("get", "/debug/ledger", "Who holds KV blocks", dict[str, Any], errors=(404, 503), query=INSTANCE),
     Route("get", "/debug/memory", "What the memory of the server's processes is used for", states.MemoryUse),
-    Route("post", "/pause", "Stop all instances", states.Paused, errors=(400, 409, 503), query=_PAUSE),
+    Route("post", "/pause", "Stop all instances", states.Paused, errors=(400, 409, 503), query=PAUSE),
     Route("post", "/resume", "Let them go on", states.Resumed, errors=(503,)),
     Route("get", "/is_paused", "Whether they stand still, and since when", states.PauseStatus),
     Route("post", "/reset_prefix_cache", "Forget cached prefixes", dict[str, Any], errors=(503,)),
@@ -292,7 +280,7 @@ def public_path(path: str) -> str:
     return path.replace("{name:path}", "{name}")
 
 
-def _describe_body(component: _Schema, required: tuple[str, ...]) -> None:
+def _describe_body(component: Schema, required: tuple[str, ...]) -> None:
     """A field that must be given is not null either; the decoder leaves that to the route, which names it."""
     component["required"] = list(required)
     for name, schema in component["properties"].items():
@@ -304,9 +292,17 @@ def _describe_body(component: _Schema, required: tuple[str, ...]) -> None:
                 component["properties"][name] = members[0]
 
 
-def _event(chunk: _Schema, error: _Schema) -> _Schema:
+def _event(chunk: Schema, error: Schema, marked: bool) -> Schema:
     """Of each event of a stream (OpenAPI before 3.2 has no word for that)."""
     name = chunk["$ref"].rsplit("/", 1)[1]
+    if not marked:
+        data = {"type": "string", "contentMediaType": _JSON, "contentSchema": chunk}
+        return {
+            "type": "object",
+            "description": f"With stream. Each event has a name, and its data is a {name}.",
+            "properties": {"event": {"type": "string"}, "data": data},
+            "required": ["event", "data"],
+        }
     return {
         "type": "object",
         "description": f"With stream. Each event's data is a {name}, or an Error, which is the last then; "
@@ -327,7 +323,7 @@ def _event(chunk: _Schema, error: _Schema) -> _Schema:
     }
 
 
-def _operation(route: Route, known: Mapping[int, _Schema]) -> dict[str, Any]:
+def _operation(route: Route, known: Mapping[int, Schema]) -> dict[str, Any]:
     right = RIGHTS[route.path]
     statuses = set(route.errors)
     if right != "open":
@@ -341,16 +337,17 @@ def _operation(route: Route, known: Mapping[int, _Schema]) -> dict[str, Any]:
     else:
         content = {_JSON: {"schema": known[id(route.answer)]}}
     if route.events is not None:
-        content["text/event-stream"] = {"schema": _event(known[id(route.events)], known[id(answers.Error)])}
-    responses: dict[str, Any] = {"200": {"description": "Done", "content": content}}
+        shape = _event(known[id(route.events)], known[id(answers.Error)], route.marked)
+        content["text/event-stream"] = {"schema": shape}
+    statuses_told: dict[str, Any] = {"200": {"description": "Done", "content": content}}
     error = known[id(answers.Error)]
     for status in sorted(statuses):
-        responses[str(status)] = {
+        statuses_told[str(status)] = {
             "description": _ERRORS[status],
             "content": {_JSON: {"schema": error}},
         }
     for status, kind in route.other.items():
-        responses[str(status)] = {
+        statuses_told[str(status)] = {
             "description": "See `reason`",
             "content": {_JSON: {"schema": known[id(kind)]}},
         }
@@ -366,7 +363,7 @@ def _operation(route: Route, known: Mapping[int, _Schema]) -> dict[str, Any]:
         "summary": route.summary,
         "operationId": f"{route.method} {public_path(route.path)}",
         "tags": [{"open": "open", "user": "users", "operator": "operators"}[right]],
-        "responses": responses,
+        "responses": statuses_told,
     }
     if parameters:
         operation["parameters"] = parameters

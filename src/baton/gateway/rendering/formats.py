@@ -237,17 +237,23 @@ def slice_size(num_top: int) -> int:
 def chat_logprobs(items: Sequence[TokenLogprobs], names: TokenNames, num_top: int) -> Iterator[Part]:
     """The `logprobs` object of /v1/chat/completions, as JSON."""
 
+    yield 0, b'{"content":'
+    yield from _listed(
+        (num_top + 1, [logprobs_entry(item, names, num_top) for item in some])
+        for some in _slices(items, num_top)
+    )
+    yield 0, b',"refusal":null}'
+
+
+def logprobs_entry(item: TokenLogprobs, names: TokenNames, num_top: int) -> dict[str, Any]:
+    """Of one token, in chats and responses."""
+
     def entry(token: int, logprob: float) -> dict[str, Any]:
         data = names.tokenizer.token_bytes(token)
         return {"token": names(token), "logprob": finite(logprob), "bytes": list(data)}
 
-    def full(item: TokenLogprobs) -> dict[str, Any]:
-        tops = [entry(token, logprob) for token, logprob in item.top[:num_top]]
-        return {**entry(item.token, item.logprob), "top_logprobs": tops}
-
-    yield 0, b'{"content":'
-    yield from _listed((num_top + 1, [full(item) for item in some]) for some in _slices(items, num_top))
-    yield 0, b',"refusal":null}'
+    tops = [entry(token, logprob) for token, logprob in item.top[:num_top]]
+    return {**entry(item.token, item.logprob), "top_logprobs": tops}
 
 
 def prompt_logprobs(items: Sequence[TokenLogprobs | None], names: TokenNames, num_top: int) -> Iterator[Part]:

@@ -72,6 +72,11 @@ class Output:
         self._before = self._after = b""
         """What stands around the text of a delta, but for its number."""
 
+    @property
+    def open(self) -> str:
+        """The kind of the open item; "": there is none."""
+        return self._kind
+
     def number(self) -> bytes:
         """The member of an event that says its number."""
         number, self.sequence = self.sequence, self.sequence + 1

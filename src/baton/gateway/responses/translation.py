@@ -117,7 +117,7 @@ def translate(
         turns.add(item, f"input[{number}]" if isinstance(given, list) else "input")
     tools = chat_tools(body.tools, body.tool_choice)
     chat = _chat(body, with_instructions(body.instructions, turns.finished()), tools)
-    read = ReadResponses(said=_said(body, tools, keeps), previous=previous)
+    read = ReadResponses(said=_said(body, tools), previous=previous)
     include = body.include or ()
     read.encrypted, read.logprobs = ENCRYPTED in include, LOGPROBS in include
     read.keeps = keeps and body.store is not False
@@ -230,8 +230,7 @@ def _one_of(field: str, value: str | None, known: Sequence[str]) -> None:
         raise BadRequest(f"{field}: {value[:50]!r} must be one of {', '.join(known)}", param=field)
 
 
-def _said(body: ResponsesRequest, tools: ChatTools, keeps: bool) -> str:
-    """What the answer repeats, in OpenAI's order."""
+def _said(body: ResponsesRequest, tools: ChatTools) -> str:
     text, reasoning = body.text or Text(), body.reasoning
     said = {
         "background": False,
@@ -245,7 +244,6 @@ def _said(body: ResponsesRequest, tools: ChatTools, keeps: bool) -> str:
         "reasoning": {"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "store": keeps and body.store is not False,
         "text": {"format": _format_said(text.format), "verbosity": text.verbosity},
         "tool_choice": tools.choice_said,
         "tools": tools.said,

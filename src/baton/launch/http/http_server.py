@@ -25,6 +25,7 @@ from baton.gateway.access import Access
 from baton.gateway.http.app import create_app
 from baton.gateway.http.context import Gateway
 from baton.gateway.instances.client import ClusterClient
+from baton.gateway.responses.store import ResponseStore
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import SharingOptions
 from baton.launch.http.accept import Acceptor
@@ -174,6 +175,9 @@ def make_http(
         sharing=sharing,
         root_path=root_path,
         keep_alive_s=limits.sse_keep_alive_interval,
+        responses=ResponseStore(
+            limits.responses_store, parse_bytes("--responses-store-memory", limits.responses_store_memory)
+        ),
     )
     app.state.gateway.generator.logs = log_requests
     app.state.gateway.bodies.limit_bytes = parse_bytes("--max-body-memory", limits.max_body_memory)

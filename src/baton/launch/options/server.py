@@ -201,6 +201,24 @@ class HttpOptions(Options):
         metavar="SIZE",
     )
 
+    responses_store: int = flag(
+        0,
+        "Answers of /v1/responses in memory at most, so that requests can go on from them "
+        "(previous_response_id); the oldest go first. 0: none.",
+        least=0,
+        most=10**7,
+        unit="a number",
+    )
+    responses_store_memory: int | str = flag(
+        "64MiB",
+        "Bytes that those answers may take, such as 1GiB.",
+        least=1 << 20,
+        most=1 << 50,
+        unit="bytes",
+        size=True,
+        metavar="SIZE",
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class UserOptions(Options):
