@@ -27,7 +27,7 @@ def test_on_one_host_nothing_listens_for_others(
     made: list[tuple[Any, bool]] = []
 
     class Recorded:
-        def __init__(self, plan: Any, options: Any, server: Any, *, private: bool) -> None:
+        def __init__(self, plan: Any, options: Any, server: Any, accepted: Any, *, private: bool) -> None:
             made.append((plan, private))
 
         async def run(self) -> None: ...

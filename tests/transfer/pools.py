@@ -47,6 +47,7 @@ class Geometry(msgspec.Struct, frozen=True):
             max_model_len=64,
             transfer=self.transfer,
             transfer_checksums=self.checksums,
+            transfer_encryption=True,
             peer_endpoint="ipc://unused",
         )
 

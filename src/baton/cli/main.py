@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from baton.cli import bench, chat, generate, model_dir, replay, run_batch, serve, simulate
+from baton.cli import bench, chat, cluster, generate, model_dir, replay, run_batch, serve, simulate
 from baton.version import __version__
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("run-batch")(run_batch.run_batch)
 app.add_typer(bench.app, name="bench")
+app.add_typer(cluster.app, name="cluster")
 app.command("simulate")(simulate.simulate)
 app.command("model-dir")(model_dir.model_dir)
 app.command("replay")(replay.replay)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets
+
 _ID_LENGTH = 12
 
 
@@ -37,6 +39,10 @@ class Access:
     """Real path of the directory below which profiles are written; None: none may be."""
     weights_dir: str | None = None
     """The same, of those from which weights are loaded."""
+    cluster_secrets: Secrets = NO_SECRETS
+    """With which members of the cluster sign what they ask."""
+    insecure_cluster: bool = False
+    """Instances of other hosts may join without a secret, if they have an admin key."""
 
     def __post_init__(self) -> None:
         for name, keys in (("api_keys", self.api_keys), ("admin_keys", self.admin_keys)):

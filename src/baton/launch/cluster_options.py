@@ -50,6 +50,7 @@ def configure(config: InstanceConfig, options: ClusterOptions, *, instances: int
         peer_endpoint=f"tcp://{bracketed(host)}:0" if host else "ipc://*",
         transfer=options.transfer,
         transfer_checksums=options.transfer_checksums,
+        transfer_encryption=options.transfer_encryption == "on",
         transfer_host=options.transfer_host or host or "127.0.0.1",
         max_preparing=options.max_preparing,
         lease_s=options.kv_lease,

@@ -56,6 +56,7 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
         "log_level": options.log_level,
         "transfer": cluster.transfer,
         "transfer_checksums": cluster.transfer_checksums,
+        "transfer_encryption": cluster.transfer_encryption == "on",
         "max_preparing": cluster.max_preparing,
         "lease_s": cluster.kv_lease,
     }

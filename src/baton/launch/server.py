@@ -29,19 +29,22 @@ import uvloop
 from baton.gateway.access import Access
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.sharing import SharingOptions, WeightsError, read_weights
+from baton.ipc.curve import Encryption
 from baton.ipc.process import process_age_s
 from baton.launch.announce import announce
 from baton.launch.cluster_options import InstancePlan, bracketed, check_cluster, plan_instances
+from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
 from baton.launch.descriptors import raise_descriptor_limit
 from baton.launch.http.listening import listen, listen_unix
 from baton.launch.http.tls import tls_context
 from baton.launch.instances.fleet import Fleet
 from baton.launch.instances.supervisor import InstanceFailed
 from baton.launch.limits import OptionError
-from baton.launch.options import RightsOptions, ServeOptions, UserOptions
+from baton.launch.options import ClusterOptions, RightsOptions, ServeOptions, UserOptions
 from baton.launch.options.sources import Chosen
 from baton.launch.plan import ServerPlan, make_plan
 from baton.observe.logs import configure_logging
+from baton.protocol.rules.cluster_secret import NO_SECRETS
 
 if TYPE_CHECKING:
     from baton.launch.http.http_server import HttpServer
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def make_access(options: RightsOptions) -> Access:
+def make_access(options: RightsOptions, members: ClusterOptions | None = None) -> Access:
     """The flags about rights, with real paths.  Raises `OptionError`."""
     profile_dir, weights_dir = options.profile_dir, options.weights_dir
     if profile_dir is not None:
@@ -72,6 +75,8 @@ def make_access(options: RightsOptions) -> Access:
             min_priority=options.min_priority,
             profile_dir=profile_dir,
             weights_dir=weights_dir,
+            cluster_secrets=read_secrets(members.cluster_secret) if members else NO_SECRETS,
+            insecure_cluster=members is not None and members.insecure_cluster,
             host_name=socket.gethostname(),
         )
     except ValueError as error:
@@ -123,11 +128,13 @@ def run_server(chosen: Chosen[ServeOptions], guest: Guest | None = None) -> None
     """Serves until a signal, or until the guest has ended, and says nothing on stdout then.  Raises
     `ValueError` for wrong options, `InstanceFailed` when it gives up, and what the guest raises."""
     options = chosen.options
-    access = make_access(options)
+    access = make_access(options, options)
     sharing = make_sharing(options, access)
     check_cluster(options)
+    check_open(options)
     started = time.monotonic() - process_age_s()
     configure_logging(options.log_level, "gateway")
+    warn_if_open(options)
     descriptors = raise_descriptor_limit()
     plan = make_plan(options)
     if options.dtype == "auto" and options.runs_none:
@@ -153,8 +160,16 @@ async def _serve(
         stopping.set()
 
     http: HttpServer | None = None
-    client = ClusterClient(on_fatal=on_fatal, disaggregation_threshold=options.disaggregation_threshold)
-    fleet = Fleet(served.instances, client, max_restarts=options.max_restarts)
+    cluster_secrets = served.access.cluster_secrets
+    encrypts = cluster_secrets and options.transfer_encryption == "on"
+    client = ClusterClient(
+        on_fatal=on_fatal,
+        disaggregation_threshold=options.disaggregation_threshold,
+        encryption=Encryption(cluster_secrets) if encrypts else None,
+    )
+    fleet = Fleet(
+        served.instances, client, max_restarts=options.max_restarts, cluster_secrets=cluster_secrets
+    )
     client.on_weights = fleet.use_weights
     instances = asyncio.create_task(fleet.run(), name="fleet")
     ending = _end_requests(client, stopping, impatient, options.shutdown_timeout)

@@ -108,6 +108,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How pages are fetched; auto: shared memory on one host, else TCP; NIXL for pools in device memory."""
     transfer_host: str = "127.0.0.1"
     """Address under which the page server of a worker can be reached by other hosts."""
+    transfer_encryption: bool
+    """Encrypt what travels over a network, if the cluster has a secret."""
     transfer_checksums: bool
     """Compare a checksum of each page after copying."""
     max_preparing: int

@@ -52,6 +52,7 @@ from baton.engine.recording.recorder import RecordingCore, create_core
 from baton.engine.shell.command_writer import CommandWriter
 from baton.engine.shell.peers import Peers
 from baton.engine.shell.sockets import Socket, bound_endpoint, listen
+from baton.ipc.curve import Doorkeeper, Encryption
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.process import Waiter, describe_exit, open_pidfd
 from baton.ipc.ring import RETRY_S, RingCorrupted, RingReader, RingWriter
@@ -101,7 +102,8 @@ class EngineLoop:
     what they ring, `worker_pids[rank]` the workers' processes.  Listens on `endpoint` (`ipc://…` or
     `tcp://…`) for gateways and on `config.peer_endpoint` for engines from the moment it is made.  Raises
     `OSError` if that is impossible, or `ProcessLookupError` if a worker is gone and was reaped already.
-    `registration_secret`: only gateways that know it are listened to ("": all).
+    `registration_secret`: only gateways that know it are listened to ("": all).  `encryption`: of connections
+    of TCP, which members of the cluster alone can make; None: they are open and in clear.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class EngineLoop:
         transfers: RingWriter | None = None,
         public: str = "",
         registration_secret: str = "",
+        encryption: Encryption | None = None,
     ) -> None:
         self._commands = CommandWriter(commands, transfers)
         self._reports = tuple(reports)
@@ -125,22 +128,27 @@ class EngineLoop:
         self._stopping = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._peers: Peers | None = None
+        self._door = Doorkeeper(self._context, encryption)
         max_bytes = max_message_bytes(config.max_model_len)
         secret = secrets.token_bytes(16)
         try:
             self._socket = listen(self._context, endpoint, max_bytes)
             self._routers = [(b"", self._socket)]
             if public:
-                self._routers.append((_PUBLIC, listen(self._context, public, max_bytes)))
+                self._routers.append(
+                    (_PUBLIC, listen(self._context, public, max_bytes, encryption=encryption))
+                )
             if config.peer_endpoint:
                 limit = max_bytes + _BESIDES_SUBMIT
-                self._peers = Peers(self._context, config.peer_endpoint, incarnation, limit, secret)
+                self._peers = Peers(
+                    self._context, config.peer_endpoint, incarnation, limit, secret, encryption=encryption
+                )
         except OSError:
             self._context.destroy(0)
             raise
         self.endpoint = bound_endpoint(self._socket)
         """Where it listens for gateways: with `tcp://…:0` the port is known only now."""
-        self.public = bound_endpoint(self._routers[-1][1]) if public else ""
+        self.public = bound_endpoint(self._routers[-1][1], encryption) if public else ""
         """The same for gateways of other hosts; "": they are to use `endpoint`."""
         self.core = create_core(
             config,
@@ -152,7 +160,7 @@ class EngineLoop:
         )
         self._pidfds = {open_pidfd(pid): rank for rank, pid in enumerate(worker_pids)}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        sockets = [router.fileno() for _, router in self._routers]
+        sockets = [*self._door.descriptors(), *(router.fileno() for _, router in self._routers)]
         if self._peers is not None:
             sockets.append(self._peers.fileno())
         others = (*sockets, self._wake_read, *self._pidfds)
@@ -207,6 +215,7 @@ class EngineLoop:
     def _turn(self, dead: set[int]) -> None:
         """Takes what has arrived, decides, sends.  `dead`: pidfds that have become readable."""
         self._doorbell.drain()
+        self._door.turn()
         self._receive()
         if self._peers is not None:
             self._peers.turn(self.core, time.monotonic(), _TURN)
@@ -226,9 +235,8 @@ class EngineLoop:
         deadline = min((at for at in deadlines if at is not None), default=None)
         if deadline is not None:
             timeout = deadline - time.monotonic()
-        if any(has_messages(router) for _, router in self._routers) or (
-            self._peers is not None and self._peers.busy()
-        ):
+        busy = self._door.busy() or (self._peers is not None and self._peers.busy())
+        if busy or any(has_messages(router) for _, router in self._routers):
             timeout = 0.0
         elif self._hasty and self.core.unhurried and not self._stopping:
             timeout = REST_S if timeout is None else min(timeout, REST_S)

@@ -52,6 +52,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from baton.engine.handover.callers import Callers
 from baton.engine.shell.sockets import Context, Socket, bound_endpoint, listen, set_tcp_options
+from baton.ipc.curve import Encryption, Place, Unprotected, protect
 from baton.ipc.zeromq import has_messages
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.handover import PEER, PeerMessage
@@ -114,16 +115,25 @@ class _Suspect:
 class Peers:
     """Listens on `endpoint` from the moment it is made.  Raises `OSError` if that is impossible.
 
-    `secret`: the engine's (`protocol/rules/passes.py`)."""
+    `secret`: the engine's (`protocol/rules/passes.py`).  `encryption`: of connections of TCP, in both
+    directions; the context has a `Doorkeeper` then."""
 
     def __init__(
-        self, context: Context, endpoint: str, incarnation: str, max_bytes: int, secret: bytes = b""
+        self,
+        context: Context,
+        endpoint: str,
+        incarnation: str,
+        max_bytes: int,
+        secret: bytes = b"",
+        *,
+        encryption: Encryption | None = None,
     ) -> None:
         self._context = context
+        self._encryption = encryption
         self._callers = Callers(incarnation, secret)
         self._max_bytes = max_bytes
-        self._router = listen(context, endpoint, max_bytes, _RECEIVE_HWM)
-        self.endpoint = bound_endpoint(self._router)
+        self._router = listen(context, endpoint, max_bytes, _RECEIVE_HWM, encryption=encryption)
+        self.endpoint = bound_endpoint(self._router, encryption)
         self._numbers = itertools.count(1)
         self._links: dict[str, _Link] = {}
         self._by_fd: dict[int, _Link] = {}
@@ -211,11 +221,14 @@ class Peers:
         dealer.setsockopt(zmq.RECONNECT_IVL, -1)
         set_tcp_options(dealer, to.endpoint)
         monitor = dealer.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        link = _Link(to.incarnation, to.endpoint, dealer, monitor, Silence(CONNECT_S, now))
+        link = _Link(
+            to.incarnation, Place.parse(to.endpoint).address, dealer, monitor, Silence(CONNECT_S, now)
+        )
         try:
-            dealer.connect(to.endpoint)
-        except zmq.ZMQError as error:
-            log.warning("peer %s: cannot connect to %s: %s", to.incarnation, to.endpoint, error.strerror)
+            dealer.connect(protect(dealer, to.endpoint, self._encryption))
+        except (zmq.ZMQError, Unprotected) as error:
+            why = error.strerror if isinstance(error, zmq.ZMQError) else error
+            log.warning("peer %s: cannot connect to %s: %s", to.incarnation, link.endpoint, why)
             _close_sockets(link, 0)
             return None
         self._links[to.incarnation] = link
@@ -232,6 +245,10 @@ class Peers:
             event = recv_monitor_message(link.monitor, zmq.NOBLOCK)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 link.connecting = None
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                reason = "it refuses this engine: it has another --cluster-secret"
+            elif reason:
+                pass  # what follows a refusal says less
             else:
                 reason = "the connection could not be made" if link.connecting else "the connection broke"
         if has_messages(link.socket):

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import zmq
+
+from baton.ipc.curve import HANDSHAKE_S, Encryption
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
 
-def listen(context: Context, endpoint: str, max_bytes: int, receive_hwm: int = 0) -> Socket:
+def listen(
+    context: Context,
+    endpoint: str,
+    max_bytes: int,
+    receive_hwm: int = 0,
+    *,
+    encryption: Encryption | None = None,
+) -> Socket:
     """A ROUTER that is bound.  A message larger than `max_bytes` costs its sender the connection; of each
     sender at most `receive_hwm` messages wait here unread (0: any number), further ones wait at the sender.
+    `encryption`: of connections of TCP; a `Doorkeeper` of this context must let them in.
 
     Raises `OSError` that names the endpoint.
     """
@@ -22,7 +33,10 @@ def listen(context: Context, endpoint: str, max_bytes: int, receive_hwm: int = 0
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     router.setsockopt(zmq.ROUTER_HANDOVER, 1)
     router.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+    router.setsockopt(zmq.HANDSHAKE_IVL, math.ceil(HANDSHAKE_S * 1000))
     set_tcp_options(router, endpoint)
+    if encryption is not None and endpoint.startswith("tcp:"):
+        encryption.serve(router)
     try:
         router.bind(endpoint)
     except zmq.ZMQError as error:
@@ -31,9 +45,12 @@ def listen(context: Context, endpoint: str, max_bytes: int, receive_hwm: int = 0
     return router
 
 
-def bound_endpoint(socket: Socket) -> str:
-    """Where it listens: with `tcp://…:0` the port is known only after binding."""
-    return cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+def bound_endpoint(socket: Socket, encryption: Encryption | None = None) -> str:
+    """Where it listens, for others: with `tcp://…:0` the port is known only after binding."""
+    address = cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+    if encryption is not None and address.startswith("tcp:"):
+        return encryption.announced(address)
+    return address
 
 
 def set_tcp_options(socket: Socket, endpoint: str) -> None:

@@ -202,7 +202,7 @@ InstanceState = Annotated[str, Meta(extra_json_schema={"enum": ["draining", "act
 Endpoint = Annotated[
     str,
     Meta(
-        description="Where this server reaches the engine: tcp://HOST:PORT or ipc:///PATH.",
+        description="Where this server reaches the engine: tcp://HOST:PORT, with ?curve=KEY, or ipc:///PATH.",
         extra_json_schema={"pattern": "^(tcp|ipc)://"},
     ),
 ]

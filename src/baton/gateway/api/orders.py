@@ -22,14 +22,18 @@ class JoinRequest(msgspec.Struct, kw_only=True):
 
     incarnation: f.Incarnation | None = None
     endpoint: f.Endpoint | None = None
-    """Of its engine's socket for gateways, as this server reaches it: `tcp://HOST:PORT`, `ipc://PATH`."""
+    """Of its engine's socket for gateways, as this server reaches it: `tcp://HOST:PORT?curve=KEY`,
+    `ipc://PATH`."""
     label: f.Label | None = None
     ttl_s: f.Ttl | None = None
     """It counts as lost if it does not register again within so many seconds."""
     model: str | None = None
     """What it serves; compared with the names of what is served here, if it is given."""
     secret: str | None = None
-    """What the engine proves itself with (`protocol/rules/proof.py`)."""
+    """What the engine proves itself with (`protocol/rules/proof.py`), of an instance without the cluster's
+    secret."""
+    salt: str | None = None
+    """Of one with it: the engine's secret is made of this and the cluster's, and travels nowhere."""
     process: str | None = None
     """Of the supervisor that registers; the same for each incarnation that it starts.  Another
     process cannot take a name while the instance that has it is there."""

@@ -1,7 +1,8 @@
 """What every HTTP request passes: a request id, its rights (`rights.py`), a counter, the last net for errors.
 
 It leaves in the scope's state: `request_id`; `key_id`, which stands for the key that was sent ("": none was
-needed); `min_priority`, the best `priority` that this caller may ask for (None: any).
+needed); `min_priority`, the best `priority` that this caller may ask for (None: any); `signed`, the signature
+of a member (None: there is none).
 
 Pure ASGI: a middleware that wraps responses in tasks and queues would cost more than all the rest.
 """
@@ -16,10 +17,12 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.gateway.access import Access
-from baton.gateway.errors import ApiError, InternalError
+from baton.gateway.errors import ApiError, BadRequest, InternalError
 from baton.gateway.http.failures import error_response
+from baton.gateway.http.members import Exchange, NoMember, Unheard, Unsigned
 from baton.gateway.http.rights import Guard
 from baton.observe.metrics import Metrics
+from baton.protocol.rules.signing import Signed
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +60,21 @@ class GatewayMiddleware:
             try:
                 caller = self._guard.check(scope, headers)
             except ApiError as error:
+                if isinstance(error, NoMember | Unsigned):
+                    _log_refusal(scope, error)
                 await error_response(error, scope)(scope, receive, send_with_id)
+            except Unheard as refused:
+                if refused.error.code != "other_server":  # (how each one begins)
+                    _log_refusal(scope, refused.error)
+                exchange = Exchange(self._guard.members, refused.secret, refused.nonce, send_with_id)
+                await error_response(refused.error, scope)(scope, receive, exchange.send)
             else:
                 state["key_id"], state["min_priority"] = caller.key, self._guard.min_priority(caller)
-                await self._app(scope, receive, send_with_id)
+                state["signed"] = caller.signed
+                if caller.signed is None:
+                    await self._app(scope, receive, send_with_id)
+                else:
+                    await self._exchange(caller.signed, scope, receive, send_with_id)
         except Exception:
             log.exception("request %s to %s failed", request_id, scope["path"])
             if status:
@@ -71,6 +85,20 @@ class GatewayMiddleware:
             await error_response(failure, scope)(scope, receive, send_with_id)
         finally:
             self._metrics.http_request(scope["method"], _route(scope), status or _CLIENT_GONE)
+
+    async def _exchange(self, signed: Signed, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(self._guard.members, signed.secret, signed.nonce, send)
+        try:
+            await exchange.run(self._app, scope, receive, signed.body)
+        except BadRequest as error:
+            _log_refusal(scope, error)
+            await error_response(error, scope)(scope, receive, exchange.send)
+
+
+def _log_refusal(scope: Scope, error: ApiError) -> None:
+    client = scope.get("client")
+    asker = client[0] if client is not None else "a local socket"
+    log.warning("%s of %s by %s is refused: %s", scope["method"], scope["path"], asker, error.message)
 
 
 def _route(scope: dict[str, Any] | Scope) -> str:

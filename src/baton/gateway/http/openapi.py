@@ -362,7 +362,7 @@ def _operation(route: Route, known: Mapping[int, Schema]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": f"{route.method} {public_path(route.path)}",
-        "tags": [{"open": "open", "user": "users", "operator": "operators"}[right]],
+        "tags": [{"open": "open", "user": "users"}.get(right, "operators")],
         "responses": statuses_told,
     }
     if parameters:

@@ -1,10 +1,11 @@
-"""Who may do what: three kinds of rights, the table that says which route needs which, and how it is proven.
+"""Who may do what: four kinds of rights, the table that says which route needs which, and how it is proven.
 
 | right | who has it | what it opens |
 | --- | --- | --- |
 | open | all clients | what load balancers, orchestrators and scrapers read; nothing of a client is in it |
 | user | clients with one of `--api-key`; all, if there is none | `/v1/*`, rankings, `/tokenize`, … |
 | operator | clients with one of `--admin-key` | everything that changes or shows the server |
+| member | instances that sign with the cluster's secret; operators, but for joining | the instances |
 
 Without an admin key operators are those on this machine: peers on loopback or on a unix socket.  A browser on
 this machine is one too, and sends what any web page tells it.  So such a request must not come from a foreign
@@ -12,6 +13,9 @@ page: its `Host` is an address, `localhost`, this machine's name or one of `--al
 name was pointed here, "DNS rebinding"), and its `Origin`, which browsers add, is this server itself or one of
 `--allowed-origins`.  A request that a proxy on this machine passed on comes from elsewhere.  The same holds
 for the routes of users where there is no API key.
+
+Joining (`PUT`) is for members.  Where the server has no secret, those on this machine may join that would be
+operators; instances of other machines need the secret, or `--insecure-cluster` and the admin key.
 
 A path that is not in the table does not exist, whatever is routed: a new route has a right, or nothing
 reaches it.
@@ -31,8 +35,10 @@ from starlette.types import Scope
 
 from baton.gateway.access import Access, key_id
 from baton.gateway.errors import ApiError, Forbidden, NotFound, Unauthorized, UnsupportedMediaType
+from baton.gateway.http.members import Members, NoMember, is_signed
+from baton.protocol.rules.signing import Signed
 
-Right = Literal["open", "user", "operator"]
+Right = Literal["open", "user", "operator", "member"]
 
 RIGHTS: dict[str, Right] = {
     "/health": "open",
@@ -71,8 +77,8 @@ RIGHTS: dict[str, Right] = {
     "/update_weights": "operator",
     "/start_profile": "operator",
     "/stop_profile": "operator",
-    "/cluster/instances": "operator",
-    "/cluster/instances/{name}": "operator",
+    "/cluster/instances": "member",
+    "/cluster/instances/{name}": "member",
 }
 """Of each route, by its path as it is declared.  All methods of a path need the same."""
 
@@ -88,6 +94,8 @@ class Caller(NamedTuple):
     right: Right
     key: str = ""
     """`key_id` of the key that was sent, if it is one of ours; "": none was needed."""
+    signed: Signed | None = None
+    """A member's signature; the body is still to be compared with it."""
 
 
 def right_of(path: str) -> Right | None:
@@ -116,14 +124,19 @@ class Guard:
         self._any_origin = "*" in access.allowed_origins
         self._origins = frozenset(origin.lower().rstrip("/") for origin in access.allowed_origins) - {"*"}
         bound = access.min_priority
+        self._insecure_cluster = access.insecure_cluster
+        self.members = Members(access.cluster_secrets)
         self._min_priority = 0 if bound is None and access.api_keys else bound
 
     def check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
-        """Who asks.  Raises `ApiError`: 401, 403, 404 or 415."""
+        """Who asks.  Raises `ApiError`: 401, 403, 404 or 415; or `Unheard`."""
         right = right_of(scope["path"])
         if right == "open":
             return Caller("open")
-        caller = self._operator(scope, headers) if right == "operator" else self._user(scope, headers)
+        if right == "member":
+            caller = self._member(scope, headers)
+        else:
+            caller = self._operator(scope, headers) if right == "operator" else self._user(scope, headers)
         if right is None:
             raise NotFound(
                 f"there is nothing at {scope['path'][:200]}; GET /docs lists the paths", code="not_found"
@@ -145,6 +158,25 @@ class Guard:
         if is_local(scope):
             self._check_no_page(headers, any_origin=self._any_origin)
         return Caller("user")
+
+    def _member(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
+        if is_signed(headers):
+            return Caller("member", signed=self.members.check(scope, headers))
+        if scope["method"] == "PUT":
+            if self.members.accepted:
+                raise NoMember(
+                    "only members of the cluster join: start the instance with the same --cluster-secret "
+                    "FILE as this server",
+                    code="member_required",
+                )
+            near = is_local(scope) and not any(name in headers for name in _FORWARDED)
+            if not near and not self._insecure_cluster:
+                raise NoMember(
+                    "an instance of another machine joins with the cluster's secret: `baton cluster secret > "
+                    "FILE`, and --cluster-secret FILE at the server and at the instance",
+                    code="member_required",
+                )
+        return self._operator(scope, headers)
 
     def _operator(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
         caller = self._keyed(headers)

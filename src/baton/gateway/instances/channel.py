@@ -7,28 +7,35 @@ future, task or copy per message, and sending never waits (queues are unbounded:
 is bounded by its own admission, what a client has not read yet is bounded by `max_tokens`).
 
 ZeroMQ connects again by itself when a connection breaks, without a word, and whatever was on its way is gone.
-So a monitor socket tells when that happens; the owner of the channel decides what it means.
+So a monitor socket tells when that happens; the owner of the channel decides what it means.  It tells as well
+when an engine refuses the key of this cluster: ZeroMQ tries that again for ever, and in silence.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from baton.ipc.curve import Encryption, Unprotected, protect
 from baton.ipc.zeromq import has_messages
+
+log = logging.getLogger(__name__)
 
 _BATCH = 64
 """Messages read before other work of the event loop gets its turn."""
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 500
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class EngineChannel:
     """Connects to `endpoint` and calls `receive` with each message, `died` if that raises, and `broke` when
-    an established connection ends, after everything that came over it."""
+    an established connection ends, after everything that came over it.  Raises `Unprotected` if the endpoint
+    encrypts and this side does not, or the reverse."""
 
     def __init__(
         self,
@@ -39,18 +46,24 @@ class EngineChannel:
         broke: Callable[[], None],
         *,
         reconnect_ms: int | None = None,
+        encryption: Encryption | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._receive = receive
         self._died = died
         self._broke = broke
         self._socket: zmq.Socket[bytes] | None = context.socket(zmq.DEALER)
+        try:
+            self._address = protect(self._socket, endpoint, encryption)
+        except Unprotected:
+            self._socket.close(0)
+            raise
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, reconnect_ms or _RECONNECT_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, max(reconnect_ms or 0, _RECONNECT_MAX_MS))
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.connect(endpoint)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _REFUSED)
+        self._socket.connect(self._address)
         self._fd = self._socket.fileno()
         self._loop.add_reader(self._fd, self._drain)
         self._loop.add_reader(self._monitor.fileno(), self._look_at_monitor)
@@ -79,7 +92,10 @@ class EngineChannel:
         broken = False
         while self._socket is not None and has_messages(self._monitor):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            broken = broken or event["event"] == zmq.EVENT_DISCONNECTED
+            if event["event"] & _REFUSED:
+                log.error("%s refuses this gateway: it has another --cluster-secret", self._address)
+            else:
+                broken = True
         while broken and self._socket is not None and has_messages(self._socket):
             self._drain()
         if broken and self._socket is not None:

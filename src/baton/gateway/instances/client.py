@@ -31,6 +31,7 @@ from baton.gateway.instances.connection import InstanceClient
 from baton.gateway.instances.inbox import Inbox, Turn
 from baton.gateway.instances.limits import Limits, check_size, limits_of
 from baton.gateway.instances.orders import Answers, ask_each, merge
+from baton.ipc.curve import Encryption, Place
 from baton.ipc.zeromq import terminate
 from baton.protocol.codec import pack_int32
 from baton.protocol.requests import QueryKind, Welcome
@@ -60,7 +61,10 @@ class ClusterClient:
         retry_wait_s: float = 120.0,
         on_fatal: Callable[[str], None] = _terminate,
         disaggregation_threshold: int | None = None,
+        encryption: Encryption | None = None,
     ) -> None:
+        """`encryption`: of connections to instances of other hosts; None: they are in clear."""
+        self.encryption = encryption
         self.cluster = Cluster(
             secrets.token_hex(16),  # who knows it could speak for it
             retry_wait_s=retry_wait_s,
@@ -150,7 +154,7 @@ class ClusterClient:
                 )
             link = self._add(self.cluster.add(name, label, joined=True))
             self._watchers[name] = asyncio.create_task(link.watch(), name=f"watch {name}")
-            log.info("instance %s joins from %s as %s", name, endpoint, label)
+            log.info("instance %s joins from %s as %s", name, Place.parse(endpoint).address, label)
         elif not link.member.joined:
             raise Conflict(f"name: {name!r} is an instance of this server; join under another name")
         elif link.state == "ready" and link.member.process != process:

@@ -25,6 +25,7 @@ from baton.gateway.cluster.member import Member, State
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.instances.channel import EngineChannel
 from baton.gateway.instances.patience import within
+from baton.ipc.curve import Encryption, Place
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, QueryKind, ToEngine, Welcome
 from baton.protocol.rules.proof import NONCE_BYTES, answer, claim
@@ -50,6 +51,7 @@ class Owner(Protocol):
     """What a connection needs of the `ClusterClient` that it belongs to."""
 
     cluster: Cluster
+    encryption: Encryption | None
 
     @property
     def context(self) -> zmq.Context[zmq.Socket[bytes]]: ...
@@ -213,6 +215,7 @@ class InstanceClient:
             self._reader_died,
             self._connection_broke,
             reconnect_ms=_PROVEN_RECONNECT_MS if self.secret else None,
+            encryption=self._owner.encryption,
         )
         self._channel, self.endpoint, self._incarnation = channel, endpoint, incarnation
         if self.secret:
@@ -259,7 +262,7 @@ class InstanceClient:
         self._owner.settle()
 
     def _unreadable(self, error: str) -> None:
-        sender = f"instance {self._incarnation or '?'} at {self.endpoint}"
+        sender = f"instance {self._incarnation or '?'} at {Place.parse(self.endpoint).address}"
         log.error("a message of %s cannot be read: %s; dropped, and the connection with it", sender, error)
         self.lost(f"a message of the instance could not be read: {error}")
         loop = asyncio.get_running_loop()

@@ -4,9 +4,11 @@ An instance registers over HTTP and names the address of its engine.  If the gat
 a sender could reach hosts through it that it cannot reach itself: the loopback of the gateway's machine, and
 what is behind its firewall (server-side request forgery).  So the gateway takes only:
 
-* `tcp://ADDRESS:PORT`, in numbers, as names may mean something else a moment later.  Loopback only for a peer
-on
-  this machine.  Without an admin key the peer is on this machine, and the address must be one of it.
+* `tcp://ADDRESS:PORT`, in numbers, as names may mean something else a moment later; `?curve=KEY` says that
+  it is encrypted (`ipc/curve.py`).  Loopback only for a peer on this machine; other addresses for members
+  that have the cluster's secret, as everybody on the network reaches what listens there.  With
+  `--insecure-cluster` no secret is needed: then a peer with an admin key may name any address, another one
+  those of this machine.
 * `ipc:///PATH`, of a peer on this machine, of a socket that this server's user owns in a directory where
   nobody else can write.
 """
@@ -20,18 +22,21 @@ import socket
 import stat
 
 from baton.gateway.errors import BadRequest
+from baton.ipc.curve import Place
 
 _TCP = re.compile(r"tcp://(?:\[([0-9a-fA-F:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})\Z")
 _IPC = re.compile(r"ipc://(/[\x21-\x7e]{1,106})\Z")
 
 
-def check_endpoint(endpoint: str | None, *, local: bool, proven: bool) -> str:
-    """Returns it.  `local`: the peer is on this machine; `proven`: it has sent an admin key.  Looks at the
-    file system and at the addresses of this machine.  Raises `BadRequest`."""
-    tcp, ipc = _TCP.match(endpoint or ""), _IPC.match(endpoint or "")
+def check_endpoint(endpoint: str | None, *, local: bool, proven: bool, far: bool = True) -> str:
+    """Returns it.  `local`: the peer is on this machine; `proven`: it has signed as a member, or sent an
+    admin key; `far`: it may name addresses that others reach.  Looks at the file system and at the addresses
+    of this machine.  Raises `BadRequest`."""
+    place = Place.parse(endpoint or "")
+    tcp, ipc = _TCP.match(place.address), _IPC.match(place.address)
     if endpoint is not None and tcp is not None and 0 < int(tcp[3]) < 65536:
-        _check_address(tcp[1] or tcp[2], local=local, proven=proven)
-    elif endpoint is not None and ipc is not None:
+        _check_address(tcp[1] or tcp[2], local=local, proven=proven, far=far)
+    elif endpoint is not None and ipc is not None and not place.key:
         _check_path(ipc[1], local=local)
     else:
         raise _wrong(
@@ -41,7 +46,7 @@ def check_endpoint(endpoint: str | None, *, local: bool, proven: bool) -> str:
     return endpoint
 
 
-def _check_address(text: str, *, local: bool, proven: bool) -> None:
+def _check_address(text: str, *, local: bool, proven: bool, far: bool) -> None:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -54,6 +59,11 @@ def _check_address(text: str, *, local: bool, proven: bool) -> None:
         return
     if address.is_unspecified or address.is_multicast or address.is_link_local or address.is_reserved:
         raise _wrong(f"{text} is no address of one machine; give one under which this server reaches it")
+    if not far:
+        raise _wrong(
+            f"{text} is an address that others reach: for instances there give this server and them the "
+            "cluster's secret, --cluster-secret FILE (`baton cluster secret > FILE` makes one)"
+        )
     if not proven and not _is_mine(str(address)):
         raise _wrong(
             f"{text} is another machine; for its instances start this server with --admin-key, and give it "

@@ -17,6 +17,7 @@ from baton.launch.cluster_options import InstancePlan
 from baton.launch.instances.starting import Starter
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
 from baton.observe.memory import child_processes
+from baton.protocol.rules.cluster_secret import Secrets
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,12 @@ class Fleet:
     """Registers the instances with the gateway's client at once, and runs them while `run` runs."""
 
     def __init__(
-        self, instances: Sequence[InstancePlan], client: ClusterClient, *, max_restarts: int
+        self,
+        instances: Sequence[InstancePlan],
+        client: ClusterClient,
+        *,
+        max_restarts: int,
+        cluster_secrets: Secrets | None = None,
     ) -> None:
         self._starters = {
             executor: Starter(executor) for executor in {one.config.executor for one in instances}
@@ -36,6 +42,7 @@ class Fleet:
                 plan.config,
                 client.add(plan.config.name, plan.label),
                 max_restarts=max_restarts,
+                cluster_secrets=cluster_secrets,
                 starter=self._starters[plan.config.executor],
             )
             for plan in instances

@@ -7,8 +7,9 @@ names no address that others reach, that is the socket in a private directory, a
 instances. Then nothing of the instance listens for anybody but this user.
 
 A registration (`registration.py`) is an HTTP request that is repeated each third of its time to live, and at
-once when there is a new incarnation.  While the server is away it is repeated with growing pauses, and
-what the instance computes goes on; when the server comes back it finds the instance again.
+once when there is a new incarnation.  With `--cluster-secret` it is signed, and so is the answer
+(`asking.py`).  While the server is away it is repeated with growing pauses, and what the instance computes
+goes on; when the server comes back it finds the instance again.
 
 How it ends:
 
@@ -46,6 +47,7 @@ from baton.gateway.cluster.member import INSTANCE_NAME
 from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.connection import InstanceClient
+from baton.ipc.curve import Place
 from baton.launch.announce import say
 from baton.launch.cluster_options import (
     bracketed,
@@ -54,12 +56,15 @@ from baton.launch.cluster_options import (
     configure,
     is_loopback,
 )
-from baton.launch.instances.registration import Refused, Registrar, Registration, Server, ServerAway
+from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
+from baton.launch.instances.asking import Refused, Server, ServerAway
+from baton.launch.instances.registration import Registrar, Registration
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
 from baton.launch.limits import OptionError
 from baton.launch.options import ServeOptions
 from baton.launch.plan import ServerPlan, make_plan
 from baton.observe.logs import configure_logging
+from baton.protocol.rules.cluster_secret import REGISTRATION, Secrets
 from baton.protocol.weights import Weights
 from baton.version import __version__
 
@@ -76,36 +81,44 @@ _TTL_S = 10.0
 
 def run_joined(options: ServeOptions) -> None:
     """Runs until a signal.  Raises `ValueError` for wrong options, `InstanceFailed` when it cannot go on."""
-    server = _check(options)
+    accepted = read_secrets(options.cluster_secret)
+    server = _check(options, accepted)
     private = is_loopback(options.host) and is_loopback(server.host)
     if not private:
         options = replace(options, peer_host=options.peer_host or options.host)
     check_cluster(options)
+    check_open(options)
     configure_logging(options.log_level, "instance")
+    warn_if_open(options)
     plan = make_plan(options)
     name = options.name or f"{options.label}-{_host_name()}-{os.getpid()}"
     config = msgspec.structs.replace(configure(plan.instance, options, instances=1), name=name)
     plan = replace(plan, instance=config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_Joined(plan, options, server, private=private).run())
+        runner.run(_Joined(plan, options, server, accepted, private=private).run())
 
 
 class _Joined:
     """The process, on its event loop."""
 
-    def __init__(self, plan: ServerPlan, options: ServeOptions, server: Server, *, private: bool) -> None:
+    def __init__(
+        self, plan: ServerPlan, options: ServeOptions, server: Server, accepted: Secrets, *, private: bool
+    ) -> None:
         self._plan = plan
         self._options = options
         self._client = ClusterClient(on_fatal=self._on_fatal)
         self._link: InstanceClient = self._client.add(plan.instance.name, options.label)
-        self._secret = self._link.secret = secrets.token_hex(32)
+        salt = secrets.token_hex(16)
+        proof = accepted.first.key(REGISTRATION, salt).hex() if accepted else secrets.token_hex(32)
+        self._link.secret = proof
         self._supervisor = Supervisor(
             plan.instance,
             self._link,
             max_restarts=options.max_restarts,
             public="" if private else f"tcp://{bracketed(options.host)}:0",
             heartbeat_idle=True,
-            secret=self._secret,
+            secret=proof,
+            cluster_secrets=accepted,
         )
         self._registrar = Registrar(server, plan.instance.name, _TTL_S)
         self._registration = Registration(
@@ -114,7 +127,8 @@ class _Joined:
             label=options.label,
             model=plan.served.name if options.served_model_name else None,
             process=secrets.token_hex(8),
-            secret=self._secret,
+            secret="" if accepted else proof,
+            salt=salt if accepted else "",
             checkpoint=plan.served.checkpoint,
             dtype=plan.served.dtype,
             angles=plan.served.angles,
@@ -174,7 +188,7 @@ class _Joined:
                 say(
                     f"  {self._plan.instance.name}  {welcome.detail if welcome else ''}",
                     f"  joined {self._registrar.server.url} as {self._options.label}; "
-                    f"it is reached at {endpoint}  (ready in {seconds:.1f} s)",
+                    f"it is reached at {Place.parse(endpoint).address}  (ready in {seconds:.1f} s)",
                 )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -249,7 +263,7 @@ class _Joined:
             loop.add_signal_handler(number, on_signal)
 
 
-def _check(options: ServeOptions) -> Server:
+def _check(options: ServeOptions, accepted: Secrets) -> Server:
     if not options.instance:
         raise OptionError("--join: only for a single instance without HTTP; give --instance as well")
     if options.join is None:
@@ -263,7 +277,7 @@ def _check(options: ServeOptions) -> Server:
             f"--name {options.name}: give 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first"
         )
     check_reachable("--host", options.host)
-    return Server.parse(options.join, options.admin_key[0] if options.admin_key else None)
+    return Server.parse(options.join, options.admin_key[0] if options.admin_key else None, accepted)
 
 
 def _host_name() -> str:

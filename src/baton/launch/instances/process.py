@@ -30,6 +30,7 @@ from baton.ipc.process import ParentGone, die_with_parent
 from baton.launch.instances.environment import worker_environment
 from baton.observe.logs import configure_logging
 from baton.protocol.config import InstanceConfig
+from baton.protocol.rules.cluster_secret import SECRETS_VARIABLE, Secrets
 from baton.protocol.rules.proof import SECRET_VARIABLE
 from baton.worker.wiring import GroupWiring, WorkerWiring, worker_argv
 
@@ -58,6 +59,7 @@ def run_instance(launch: InstanceLaunch, *, forked: bool = False) -> int:
     """Runs until SIGTERM or failure; returns the exit code.  No worker is alive afterwards.  `forked`: this
     process has imported what its workers need."""
     secret = os.environ.pop(SECRET_VARIABLE, "")  # not for the workers
+    secrets = Secrets.load(os.environ.pop(SECRETS_VARIABLE, ""))
     config = launch.config
     rendezvous = Path(launch.directory) / f"rendezvous-{launch.incarnation}"
     group = GroupWiring(config, str(rendezvous))
@@ -68,6 +70,7 @@ def run_instance(launch: InstanceLaunch, *, forked: bool = False) -> int:
             workers.append(_start(group.worker(rank, workers[0].pid), forked))
         group.close_worker_ends()
         from baton.engine.shell.loop import EngineLoop  # (now, while the workers import theirs)
+        from baton.ipc.curve import Encryption
 
         loop = EngineLoop(
             config,
@@ -80,6 +83,7 @@ def run_instance(launch: InstanceLaunch, *, forked: bool = False) -> int:
             worker_pids=[worker.pid for worker in workers],
             public=launch.public,
             registration_secret=secret,
+            encryption=Encryption(secrets) if secrets and config.transfer_encryption else None,
         )
         os.write(launch.told_fd, f"{loop.endpoint} {loop.public}\n".encode())
         os.close(launch.told_fd)

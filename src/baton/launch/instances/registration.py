@@ -1,57 +1,19 @@
-"""How an instance registers with a server: HTTP requests, when to repeat them, what an answer means.
-
-| answer | meaning |
-| --- | --- |
-| 2xx | the server knows the instance for another `ttl_s`; it connects, and says `ready` next time |
-| 400, 401, 403, 404, 405, 409 | it does not want this instance, or is no server of Baton: `Refused` |
-| anything else, or none | the server is away or starting: try again, with growing pauses |
-"""
+"""How an instance registers with a server: what it says, when to say it again (`asking.py`: how)."""
 
 from __future__ import annotations
 
 import asyncio
-import http.client
 import logging
-import re
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlsplit
-
-import msgspec
+from urllib.parse import quote
 
 from baton.gateway.cluster.member import Label
-from baton.launch.limits import OptionError
+from baton.launch.instances.asking import Refused, Server, ServerAway
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 5.0
 _FIRST_PAUSE_S = 0.25
-_REFUSALS = (400, 401, 403, 404, 405, 409)
-_HOST = r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)"
-_PLACE = re.compile(rf"{_HOST}:[0-9]{{1,5}}|https?://{_HOST}(:[0-9]{{1,5}})?/?")
-_MAX_ANSWER = 1 << 20
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The key and the secret are for the server that was named, and for nobody it names."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
-"""Never through a proxy: the server is in the same cluster."""
-
-
-class Refused(RuntimeError):
-    """The server does not want this instance; the message is its own."""
-
-
-class ServerAway(RuntimeError):
-    """No answer, or none that says anything about the instance."""
 
 
 class Registration(NamedTuple):
@@ -68,57 +30,9 @@ class Registration(NamedTuple):
     dtype: str = ""
     angles: str = ""
     secret: str = ""
-    """With which the engine proves that the endpoint is its own."""
-
-
-@dataclass(frozen=True)
-class Server:
-    """Where the server is.  Blocking calls, for threads."""
-
-    url: str
-    admin_key: str | None = None
-
-    @property
-    def host(self) -> str:
-        """Its name or address, without brackets."""
-        return urlsplit(self.url).hostname or ""
-
-    @classmethod
-    def parse(cls, text: str, admin_key: str | None) -> Server:
-        """HOST:PORT, or a URL.  Raises `OptionError`."""
-        if not _PLACE.fullmatch(text):
-            raise OptionError(f"--join {text}: give HOST:PORT of a running server, such as 127.0.0.1:8000")
-        url = text if "://" in text else f"http://{text}"
-        return cls(url.rstrip("/"), admin_key)
-
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Raises `Refused` or `ServerAway`."""
-        request = urllib.request.Request(self.url + path, method=method)
-        if body is not None:
-            request.data = msgspec.json.encode(body)
-            request.add_header("Content-Type", "application/json")
-        if self.admin_key is not None:
-            request.add_header("Authorization", f"Bearer {self.admin_key}")
-        try:
-            with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
-                data = answer.read(_MAX_ANSWER)
-        except urllib.error.HTTPError as error:
-            if 300 <= error.code < 400:
-                error.close()
-                place = (error.headers.get("location") or "elsewhere")[:200]
-                raise Refused(f"{self.url} sends on to {place}; is that the server to --join?") from None
-            with error:
-                message = _message(error.read(_MAX_ANSWER)) or str(error)
-            if error.code in _REFUSALS:
-                raise Refused(message) from None
-            raise ServerAway(message) from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise ServerAway(f"{self.url} does not answer: {reason}") from None
-        try:
-            return msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError:
-            raise Refused(f"{self.url}{path} answers something else than JSON; is it a Baton?") from None
+    """With which the engine proves that the endpoint is its own; "": it is made of `salt`."""
+    salt: str = ""
+    """And of the cluster's secret."""
 
 
 class Registrar:
@@ -168,8 +82,8 @@ class Registrar:
             "checkpoint": registration.checkpoint,
             "dtype": registration.dtype,
             "angles": registration.angles,
-            "secret": registration.secret,
             "ttl_s": self._ttl_s,
+            **({"salt": registration.salt} if registration.salt else {"secret": registration.secret}),
         }
         try:
             answer = await self._ask("PUT", self._path, body)
@@ -221,11 +135,3 @@ class Registrar:
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         self._latest = asyncio.ensure_future(asyncio.to_thread(self.server.ask, method, path, body))
         return await asyncio.shield(self._latest)
-
-
-def _message(data: bytes) -> str:
-    """Of an error in OpenAI's shape; "" if it has another."""
-    try:
-        return str(msgspec.json.decode(data)["error"]["message"])
-    except (msgspec.DecodeError, LookupError, TypeError):
-        return ""

@@ -50,6 +50,7 @@ from baton.launch.instances.runtime_dir import RuntimeDirectory
 from baton.launch.instances.starting import Starter, exit_of
 from baton.launch.instances.vocabulary import write_vocabulary
 from baton.protocol.config import InstanceConfig
+from baton.protocol.rules.cluster_secret import NO_SECRETS, SECRETS_VARIABLE, Secrets
 from baton.protocol.rules.proof import SECRET_VARIABLE
 from baton.protocol.rules.silence import Silence
 from baton.protocol.weights import Weights
@@ -86,13 +87,16 @@ class Supervisor:
         public: str = "",
         heartbeat_idle: bool = False,
         secret: str = "",
+        cluster_secrets: Secrets | None = None,
         starter: Starter | None = None,
     ) -> None:
         """`public`: where gateways of other hosts reach the engine, "" if none shall; this process uses a
-        socket in a private directory.  `heartbeat_idle`: it is asked for its statistics also
-        while nothing is in flight here, because others send to it as well.  `secret`: with which the engine
-        proves itself to those it registers with.  `starter`: one that others use as well, and close."""
+        socket in a private directory.  `heartbeat_idle`: it is asked for its statistics also while nothing
+        is in flight here, because others send to it as well.  `secret`: with which the engine proves itself
+        to those it registers with.  `cluster_secrets`: of which it makes its keys.  `starter`: one that
+        others use as well, and close."""
         self._secret = secret
+        self._cluster_secrets = cluster_secrets or NO_SECRETS
         self._starter = starter or Starter(config.executor)
         self._owns_starter = starter is None
         self._config = config
@@ -200,7 +204,11 @@ class Supervisor:
             launch = InstanceLaunch(
                 config, incarnation, endpoint, str(directory), os.getpid(), told_fd, self._public
             )
-            environment = {**engine_environment(), SECRET_VARIABLE: self._secret}
+            environment = {
+                **engine_environment(),
+                SECRET_VARIABLE: self._secret,
+                SECRETS_VARIABLE: self._cluster_secrets.dump(),
+            }
             argument = msgspec.json.encode(launch).decode()
             self.spawned.set()  # (it is read when this task waits)
             self._process = await self._starter.start(_MODULE, argument, environment, [told_fd])

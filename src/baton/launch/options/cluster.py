@@ -65,8 +65,7 @@ class ClusterOptions(Options):
     transfer_checksums: bool = flag(False, "Compare a checksum of each page after copying.")
     peer_host: str | None = flag(
         None,
-        "Address of this machine at which instances on other hosts reach those here. Nothing is encrypted: "
-        "trusted networks only.",
+        "Address of this machine at which instances on other hosts reach those here; needs --cluster-secret.",
         metavar="HOST",
         unset="this machine only; with --instance, --host",
     )
@@ -75,6 +74,26 @@ class ClusterOptions(Options):
         "Address at which KV pages are fetched.",
         metavar="HOST",
         unset="that of --peer-host",
+    )
+
+    cluster_secret: tuple[str, ...] = flag(
+        (),
+        "File with the cluster's secret (`baton cluster secret > FILE`): only who has it joins, and "
+        "connections between hosts are encrypted. Given twice, both are accepted and the first is used, "
+        "so that a secret can be exchanged.",
+        metavar="FILE",
+        variable="BATON_CLUSTER_SECRET_FILE",
+        unset="none: nothing of other hosts joins",
+    )
+    insecure_cluster: bool = flag(
+        False,
+        "Listen for other hosts without a secret: whoever reaches this machine may read all prompts and give "
+        "answers.",
+    )
+    transfer_encryption: Literal["on", "off"] = flag(
+        "on",
+        "Encrypt connections between hosts, if there is a --cluster-secret. off: members still prove "
+        "themselves, but the network can read and change what passes; the same at all members.",
     )
 
     @property
@@ -91,8 +110,8 @@ class JoinOptions(Options):
     join: str | None = flag(
         None,
         "The server to join. On this machine it reaches the instance by a socket that only this user can "
-        "open, else at --host; nothing is encrypted there: trusted networks only. The first --admin-key is "
-        "sent to it.",
+        "open, else at --host, which needs --cluster-secret. Without one the first --admin-key is sent to "
+        "the server.",
         metavar="HOST:PORT",
         unset="none",
     )

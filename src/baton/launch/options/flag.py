@@ -49,6 +49,8 @@ class Declared:
     short: str = ""
     """A second name on the command line, such as `-tp`."""
     metavar: str = ""
+    variable: str = ""
+    """In the environment, where that is another name than the flag's."""
     check: Callable[[Any], object] | None = None
     """Raises `ValueError` with what to give instead, for texts with a form of their own."""
 
@@ -82,7 +84,7 @@ class Flag:
     @property
     def variable(self) -> str:
         """In the environment."""
-        return f"BATON_{self.name.upper()}"
+        return self.declared.variable or f"BATON_{self.name.upper()}"
 
     @property
     def is_switch(self) -> bool:

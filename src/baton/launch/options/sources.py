@@ -26,6 +26,7 @@ OTHER_VARIABLES = {
     "BATON_CPU_ISA": "Use the kernels of this instruction set, for tests: `avx512_bf16`, `avx512`, `avx2`, …",
     "BATON_SPIN_US": "Microseconds that a compute thread looks for more work before it sleeps.",
     "BATON_INSTANCE_SECRET": "Set by the supervisor for the instances that it starts.",
+    "BATON_CLUSTER_SECRETS": "The same, with what is in the files of `--cluster-secret`.",
 }
 """Variables that are no flags."""
 

@@ -305,6 +305,7 @@ def simulated_config(**fields: Any) -> InstanceConfig:
         "startup_timeout_s": 600.0,
         "transfer": "auto",
         "transfer_checksums": False,
+        "transfer_encryption": True,
         "record_max_bytes": 1 << 30,
         "log_level": "info",
     }

@@ -31,11 +31,15 @@ from baton.gateway.http.context import Gateway
 from baton.gateway.http.rights import is_local
 from baton.gateway.instances.endpoints import check_endpoint
 from baton.gateway.rendering.formats import encode
+from baton.ipc.curve import Place
+from baton.protocol.rules.cluster_secret import REGISTRATION
 from baton.protocol.rules.proof import MAX_SECRET, MIN_SECRET, SECRET_VARIABLE
+from baton.protocol.rules.signing import Signed
 
 log = logging.getLogger(__name__)
 
 _SECRET = re.compile(rf"[\x21-\x7e]{{{MIN_SECRET},{MAX_SECRET}}}\Z")
+_SALT = re.compile(r"[0-9a-f]{32}\Z")
 _INCARNATION = re.compile(r"[\x21-\x7e]{1,64}\Z")
 
 
@@ -65,16 +69,10 @@ def cluster_routes(gateway: Gateway) -> list[Route]:
         link = client.instances.get(name)
         renewal = link is not None and link.incarnation == body.incarnation
         if link is None or link.endpoint != body.endpoint:
-            local, proven = is_local(request.scope), bool(request.state.key_id)
-            endpoint = check_endpoint(body.endpoint, local=local, proven=proven)
+            endpoint = _check_endpoint(gateway, request, body.endpoint)
         else:
             endpoint = link.endpoint  # (its socket may be gone when it renews)
-        if not body.secret or not _SECRET.match(body.secret):
-            raise BadRequest(
-                f"secret: give {MIN_SECRET} to {MAX_SECRET} random characters, which the engine knows "
-                f"({SECRET_VARIABLE})",
-                param="secret",
-            )
+        secret = _secret(body, request.state.signed)
         _check_fit(gateway, body, renewal)
         ttl_s = _within("ttl_s", body.ttl_s, MIN_TTL_S, MAX_TTL_S)
         label = _label(body.label or "mixed")
@@ -85,7 +83,7 @@ def cluster_routes(gateway: Gateway) -> list[Route]:
             label,
             ttl_s,
             process=body.process or "",
-            secret=body.secret,
+            secret=secret,
         )
         return _json({**client.describe(name)[0], "decided_weights": client.cluster.weights.describe()})
 
@@ -123,6 +121,38 @@ def cluster_routes(gateway: Gateway) -> list[Route]:
         Route("/cluster/instances/{name}", change, methods=["POST"]),
         Route("/cluster/instances/{name}", leave, methods=["DELETE"]),
     ]
+
+
+def _secret(body: JoinRequest, signed: Signed | None) -> str:
+    """Which the engine and this server prove themselves with."""
+    if signed is not None:
+        if not body.salt or not _SALT.match(body.salt):
+            raise BadRequest("salt: give 32 random hexadecimal digits", param="salt")
+        return signed.secret.key(REGISTRATION, body.salt).hex()
+    if not body.secret or not _SECRET.match(body.secret):
+        raise BadRequest(
+            f"secret: give {MIN_SECRET} to {MAX_SECRET} random characters, which the engine knows "
+            f"({SECRET_VARIABLE})",
+            param="secret",
+        )
+    return body.secret
+
+
+def _check_endpoint(gateway: Gateway, request: Request, endpoint: str | None) -> str:
+    signed, local = request.state.signed is not None, is_local(request.scope)
+    proven = signed or bool(request.state.key_id)
+    far = signed or gateway.access.insecure_cluster
+    checked = check_endpoint(endpoint, local=local, proven=proven, far=far)
+    place = Place.parse(checked)
+    encrypted = gateway.client.encryption is not None
+    if place.address.startswith("tcp:") and bool(place.key) != encrypted:
+        here, there = ("", "not ") if encrypted else ("not ", "")
+        raise _misfit(
+            "endpoint",
+            f"the instance does {there}encrypt its connections, and this server does {here}so; start both "
+            "with the same --cluster-secret and --transfer-encryption",
+        )
+    return checked
 
 
 def _check_fit(gateway: Gateway, body: JoinRequest, renewal: bool) -> None:

@@ -1,0 +1,174 @@
+"""CURVE between members of a cluster: who is let in, what strangers get, what a wire shows."""
+
+from __future__ import annotations
+
+import socket as sockets
+import threading
+from collections.abc import Iterator
+
+import pytest
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from baton.ipc.curve import Doorkeeper, Encryption, Place, Unprotected, protect
+from baton.ipc.zeromq import terminate
+from baton.protocol.rules.cluster_secret import ClusterSecret, Secrets
+from tests.conftest import GENEROUS_S
+
+NEW, OLD, STRANGE = (ClusterSecret.make(bytes([number] * 32)) for number in range(3))
+GENEROUS_MS = int(GENEROUS_S * 1000)
+
+
+class Listener:
+    """A ROUTER that echoes, and its doorkeeper, in a thread, as an engine's loop has them."""
+
+    def __init__(self, *accepted: ClusterSecret) -> None:
+        encryption = Encryption(Secrets(accepted))
+        self.context = zmq.Context()
+        self.door = Doorkeeper(self.context, encryption)
+        self.router = self.context.socket(zmq.ROUTER)
+        encryption.serve(self.router)
+        self.router.bind("tcp://127.0.0.1:0")
+        address = self.router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        self.endpoint = encryption.announced(address)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self.router, zmq.POLLIN)
+        for fd in self.door.descriptors():
+            poller.register(fd, zmq.POLLIN)
+        while not self._stop.is_set():
+            self.door.turn()
+            while self.router.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                self.router.send_multipart(self.router.recv_multipart())
+            if not self.door.busy():
+                poller.poll(10)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        terminate(self.context, GENEROUS_S)
+
+
+class Caller:
+    def __init__(self, endpoint: str, encryption: Encryption | None) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, 600_000)
+        self.monitor = self.socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_DISCONNECTED
+        )
+        self.socket.connect(protect(self.socket, endpoint, encryption))
+        self.socket.send(b"hello")
+
+    def outcome(self) -> zmq.Event:
+        assert self.monitor.poll(GENEROUS_MS)
+        return recv_monitor_message(self.monitor)["event"]
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        terminate(self.context, GENEROUS_S)
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    made = Listener(NEW, OLD)
+    yield made
+    made.close()
+
+
+def call(endpoint: str, encryption: Encryption | None) -> tuple[zmq.Event, bytes]:
+    """How the handshake ended, and what was answered."""
+    caller = Caller(endpoint, encryption)
+    try:
+        outcome = caller.outcome()
+        if outcome != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            assert not caller.socket.poll(0)
+            return outcome, b""
+        assert caller.socket.poll(GENEROUS_MS)
+        return outcome, caller.socket.recv()
+    finally:
+        caller.close()
+
+
+def test_members_are_let_in_with_each_secret_that_is_accepted(listener: Listener):
+    for accepted in ((NEW,), (OLD,), (NEW, OLD), (OLD, NEW)):
+        assert call(listener.endpoint, Encryption(Secrets(accepted))) == (
+            zmq.EVENT_HANDSHAKE_SUCCEEDED,
+            b"hello",
+        )
+    assert listener.door.refused == 0
+
+
+def test_a_stranger_is_told_nothing_but_no(listener: Listener, caplog: pytest.LogCaptureFixture):
+    """With the public key of who listens, which is no secret."""
+    assert call(listener.endpoint, Encryption(Secrets((STRANGE,)))) == (zmq.EVENT_HANDSHAKE_FAILED_AUTH, b"")
+    assert listener.door.refused == 1
+    assert "a connection from 127.0.0.1 is refused" in caplog.text
+    assert call(listener.endpoint, Encryption(Secrets((NEW,))))[1] == b"hello"
+
+
+def test_who_listens_is_the_one_that_was_named(listener: Listener):
+    """A member that has taken the address of another one is not spoken to."""
+    place = Place.parse(listener.endpoint)
+    other = Encryption(Secrets((NEW,))).announced(place.address)
+    assert call(other, Encryption(Secrets((NEW,))))[0] != zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+def test_a_plain_socket_is_not_heard(listener: Listener):
+    address = Place.parse(listener.endpoint).address
+    outcome, answer = call(address, None)
+    assert (outcome == zmq.EVENT_HANDSHAKE_SUCCEEDED, answer) == (False, b"")
+
+
+def test_no_side_speaks_in_clear_because_the_other_one_does():
+    context = zmq.Context()
+    encryption = Encryption(Secrets((NEW,)))
+    with context.socket(zmq.DEALER) as socket:
+        with pytest.raises(Unprotected, match="here there is no --cluster-secret"):
+            protect(socket, encryption.announced("tcp://127.0.0.1:1"), None)
+        with pytest.raises(Unprotected, match="is not encrypted, and here everything is"):
+            protect(socket, "tcp://127.0.0.1:1", encryption)
+        assert protect(socket, "ipc:///x", encryption) == "ipc:///x"
+        assert protect(socket, "tcp://127.0.0.1:1", None) == "tcp://127.0.0.1:1"
+    context.destroy(0)
+
+
+def test_places():
+    key = bytes(range(32))
+    place = Place("tcp://[::1]:5", key)
+    assert Place.parse(str(place)) == place
+    assert Place.parse("ipc:///a/b") == Place("ipc:///a/b", b"")
+    assert Place.parse("tcp://1.2.3.4:5?curve=12") == Place("tcp://1.2.3.4:5?curve=12", b"")
+    encryption = Encryption(Secrets((NEW,)))
+    assert len(Place.parse(encryption.announced("tcp://1.2.3.4:5")).key) == 32
+    assert z85.decode(encryption._public) in encryption.allowed
+    with pytest.raises(ValueError):
+        Encryption(Secrets())
+
+
+def test_garbage_and_silence_disturb_nobody(listener: Listener):
+    """Half-open connections and random bytes, while a member connects."""
+    _, _, port = Place.parse(listener.endpoint).address.rpartition(":")
+    strange: list[sockets.socket] = []
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(15) + b"\0" + bytes(31)
+    for number, sent in enumerate(
+        (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(500), greeting, b"\xff" * 70_000) * 8
+    ):
+        one = sockets.create_connection(("127.0.0.1", int(port)))
+        strange.append(one)
+        try:
+            one.sendall(sent)
+        except OSError:
+            assert number % 5 != 0, "who is silent is not sent away at once"
+    assert call(listener.endpoint, Encryption(Secrets((NEW,))))[1] == b"hello"
+    for one in strange:
+        one.close()
