@@ -45,6 +45,7 @@ from typing import Any
 from _clients import Server, long_model, random_prompt, stream
 from _common import Table, machine, percentile, print_machine, write_json
 from _ideal import Timed
+from baton.protocol.rules.cluster_secret import SECRET_BYTES, ClusterSecret
 
 HERE, THERE = "10.99.0.1", "10.99.0.2"
 _MTU = 60_000
@@ -236,6 +237,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         model = stack.enter_context(long_model(4096))
         near, far = relay.names
         common = [*FLAGS, *([] if options.no_key else ["--admin-key", key])]
+        if not options.no_secret:
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w", prefix="baton-secret-"))
+            file.write(ClusterSecret.make(secrets.token_bytes(SECRET_BYTES)).file())
+            file.flush()
+            common += ["--cluster-secret", file.name]
         server = ["--port", str(port), "--host", HERE, "--peer-host", HERE, "--prefill", "1", *common]
         server += ["--disaggregation-threshold", "0"]
         stack.enter_context(process(near, options.python, model, *server))
@@ -279,6 +285,7 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="of another checkout, to compare with")
     parser.add_argument("--out")
     parser.add_argument("--no-key", action="store_true", help="for a checkout that knows no --admin-key")
+    parser.add_argument("--no-secret", action="store_true", help="for one that knows no --cluster-secret")
     for hidden in ("--port", "--model", "--run"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--client", action="store_true", help=argparse.SUPPRESS)
