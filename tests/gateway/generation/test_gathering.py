@@ -85,7 +85,7 @@ def test_cached_tokens_are_counted_once_each():
             return self._cached
 
     generation = Generation.__new__(Generation)
-    generation._n, generation._cached = 2, (0, 0)
+    generation.choices, generation._cached = 2, (0, 0)
     generation.sequences = [Sequence(i, 3 if i < 100 else None) for i in range(200)]  # type: ignore[misc]
     assert [generation.num_cached for _ in range(50)] == [None] * 50
     assert len(looked) == 50 + 50, "those that are known once, the next one each time"
