@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from baton.protocol.sampling import Sampling
 from tests.executor.driver import Driver
 from tests.executor.test_pooling import KINDS, pooled
 from tests.executor.test_torch_parity import config_for, prompt_of
-from tests.model.checkpoints import make_checkpoint
+from tests.model.checkpoints import MIXTURES, make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,72 +51,102 @@ def vectors_of(executor) -> list[list[float]]:
 
 
 def main() -> None:
-    """One rank, in a process of its own."""
-    directory, rendezvous, rank, size, timeout, kv = sys.argv[1:]
-    config = config_for(
-        Path(directory), tensor_parallel_size=int(size), step_timeout_s=float(timeout), num_blocks=None,
-        kv_cache_memory_bytes=(8 << 20) + int(rank), kv_cache_dtype=kv or None,
-    )  # fmt: skip
-    executor = create_executor(config, int(rank), rendezvous)
-    result = play(executor)
-    result["blocks"] = executor.info.num_blocks
-    executor.close()
-    print(json.dumps(result))
+    """One rank, in a process of its own, for one checkpoint after the other; a line for each."""
+    rank, size, timeout, *directories = sys.argv[1:]
+    for place in directories:
+        directory = Path(place)
+        config = config_for(
+            directory, tensor_parallel_size=int(size), step_timeout_s=float(timeout), num_blocks=None,
+            kv_cache_memory_bytes=(8 << 20) + int(rank), kv_cache_dtype=kv_of(directory),
+        )  # fmt: skip
+        executor = create_executor(config, int(rank), str(directory / "meet"))
+        result = play(executor)
+        result["blocks"] = executor.info.num_blocks
+        executor.close()
+        print(json.dumps(result), flush=True)
 
 
-def start(
-    directory: Path, meet: Path, rank: int, size: int, timeout: float = 60, kv: str = ""
-) -> subprocess.Popen[str]:
+def kv_of(directory: Path) -> str | None:
+    return "int8" if directory.name.endswith("-int8") else None
+
+
+def start(directories: list[Path], rank: int, size: int, timeout: float = 60) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.executor.test_torch_parallel"]
-    arguments = [str(directory), str(meet), str(rank), str(size), str(timeout), kv]
+    arguments = [str(rank), str(size), str(timeout), *map(str, directories)]
     return subprocess.Popen(
         command + arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
-# Two KV heads on two and four ranks: one each, then one shared by two; biases; an odd vocabulary.
-@pytest.mark.parametrize(
-    ("variant", "size", "kv"),
-    [
-        *(("qwen2", 2, ""), ("qwen3", 4, ""), ("llama-biased-linear", 2, ""), ("qwen3", 2, "int8")),
-        *((family, 2, "") for family in ("smollm3", "granite", "phi3", "glm4", "ministral3")),
-        *((family, 2, "") for family in ("gemma2", "gemma3", "olmo3")),
-        *((family, 2, "") for family in ("ernie4_5-moe", "qwen3-moe", "gpt-oss")),
-        ("gpt-oss", 2, "int8"),
-        ("olmo2", 4, ""),  # norms of all heads together, of which ranks share some
-    ],
-)
-def test_ranks_together_give_the_tokens_of_one(variant: str, size: int, kv: str, tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, variant)
-    alone = create_executor(config_for(tmp_path, kv_cache_dtype=kv or None), 0, "")
-    expected = play(alone)
-    alone.close()
-    ranks = [start(tmp_path, tmp_path / "meet", rank, size, kv=kv) for rank in range(size)]
-    found = []
+# Two KV heads on two and four ranks: one each, then one shared by two; biases; an odd vocabulary; norms of
+# all heads together, of which four ranks share some.  Each family is there.
+BY_SIZE = {
+    2: (
+        *("qwen2", "llama-biased-linear", "qwen3-int8", "smollm3", "granite", "phi3", "glm4", "ministral3"),
+        *("gemma2", "gemma3", "olmo3", "mistral", "ernie4_5-biased", "granite4", "glm", "gemma"),
+        *(
+            "ernie4_5-moe",
+            "qwen3-moe",
+            "gpt-oss",
+            "gpt-oss-int8",
+            "glm4-moe",
+            "mixtral",
+            "granite-moe",
+            "olmoe",
+        ),
+    ),
+    4: ("qwen3", "olmo2"),
+}
+
+
+@pytest.fixture(scope="module", params=BY_SIZE)
+def played(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+    """Of each checkpoint: its name, what one process finds, and what each of several ranks finds."""
+    size = request.param
+    place = tmp_path_factory.mktemp(f"ranks-{size}")
+    directories = [place / name for name in BY_SIZE[size]]
+    expected = []
+    for directory in directories:
+        make_checkpoint(directory, directory.name.removesuffix("-int8"))
+        alone = create_executor(config_for(directory, kv_cache_dtype=kv_of(directory)), 0, "")
+        expected.append(play(alone))
+        alone.close()
+    ranks = [start(directories, rank, size) for rank in range(size)]
+    found: list[list[dict[str, Any]]] = []
     try:
         for process in ranks:
-            out, errors = process.communicate(timeout=200)
+            out, errors = process.communicate(timeout=900)
             assert process.returncode == 0, errors
-            found.append(json.loads(out.splitlines()[-1]))
+            found.append([json.loads(line) for line in out.splitlines() if line.startswith("{")])
     finally:
         for process in ranks:
             process.kill()
-    for result in found:
-        assert result["tokens"] == expected["tokens"]
-        assert result["blocks"] == found[0]["blocks"] > 0
-    assert found[0]["ranks"] == expected["ranks"]
-    assert found[0]["logprobs"] == pytest.approx(expected["logprobs"], abs=2e-3)
-    assert all(result["logprobs"] == [] for result in found[1:])
-    assert found[0]["routes"] == expected["routes"]
-    assert all(result["routes"] == [] for result in found[1:])
-    for vector, alone_gave in zip(found[0]["pooled"], expected["pooled"], strict=True):
-        assert vector == pytest.approx(alone_gave, abs=5e-3 if not kv else 5e-2)
-    assert all(result["pooled"] == [[]] * len(KINDS) for result in found[1:])
+    return list(zip(BY_SIZE[size], expected, map(list, zip(*found, strict=True)), strict=True))
+
+
+def test_ranks_together_give_the_tokens_of_one(
+    played: list[tuple[str, dict[str, Any], list[dict[str, Any]]]],
+) -> None:
+    for name, expected, found in played:
+        for result in found:
+            assert result["tokens"] == expected["tokens"], name
+            assert result["blocks"] == found[0]["blocks"] > 0, name
+        assert found[0]["ranks"] == expected["ranks"], name
+        assert found[0]["logprobs"] == pytest.approx(expected["logprobs"], abs=2e-3), name
+        assert all(result["logprobs"] == [] for result in found[1:]), name
+        assert found[0]["routes"] == expected["routes"], name
+        assert bool(expected["routes"]) == (name.removesuffix("-int8") in MIXTURES), name
+        assert all(result["routes"] == [] for result in found[1:]), name
+        for vector, alone_gave in zip(found[0]["pooled"], expected["pooled"], strict=True):
+            assert vector == pytest.approx(alone_gave, abs=5e-2 if name.endswith("int8") else 5e-3), name
+        assert all(result["pooled"] == [[]] * len(KINDS) for result in found[1:]), name
 
 
 def test_a_rank_that_never_comes_is_noticed(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen2")
-    process = start(tmp_path, tmp_path / "meet", 0, 2, timeout=2)
+    process = start([tmp_path], 0, 2, timeout=2)
     try:
         _, errors = process.communicate(timeout=150)
     finally:

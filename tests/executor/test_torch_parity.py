@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from baton.launch.instance_config import instance_config
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, TokenLogprobs
 from tests.executor.driver import Driver, Request
+from tests.executor.handing import handed_over
 from tests.model.checkpoints import (
     MAX_POSITIONS,
     MIXTURES,
@@ -25,6 +27,8 @@ from tests.model.checkpoints import (
 )
 
 BLOCK = 16
+ONE_OF_EACH = list({family: name for name, (family, _) in VARIANTS.items()}.values())
+"""Of the variants of each family, the last."""
 ALL = Sampling(seed=0, temperature=0.0, logprobs=VOCAB, prompt_logprobs=VOCAB)
 
 
@@ -159,6 +163,18 @@ def test_experts_are_those_of_the_reference(pair: Any, native: bool) -> None:
     assert again.tokens == first.tokens
     assert routes_of(again, start).tolist() == expected[start:].tolist()
     assert not next(iter(driver.requests.values())).routes
+
+
+@pytest.mark.parametrize("pair", ONE_OF_EACH, indirect=True)
+def test_handed_over(pair: Any) -> None:
+    """To another executor, through the transport of shared memory."""
+    executor, model = pair
+    config = config_for(Path(executor._config.model), peer_endpoint="ipc://unused", transfer="shared_memory")
+    asks = msgspec.structs.replace(ALL, routes_from=0) if executor._model.mixtures else ALL
+    request = handed_over(executor, config, prompt_of(3 * BLOCK + 5), 12, asks)
+    check(request, model)
+    if executor._model.mixtures:
+        assert routes_of(request).tolist() == reference_routes(model, request.all_tokens[:-1]).tolist()
 
 
 def test_prefix_hit_reads_the_other_requests_blocks(pair: Any) -> None:

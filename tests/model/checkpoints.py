@@ -372,6 +372,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-odd": ("Gemma3Text", {**_ODD, "sliding_window": 11, "sliding_window_pattern": 2}),
 }
 
+MORE_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-odd": ("Llama", _ODD),
+    "mistral-odd": ("Mistral", {**_ODD, "sliding_window": 19}),
+    "qwen2-odd": ("Qwen2", {**_ODD, "head_dim": 12}),
+    "qwen3-odd": ("Qwen3", _ODD),
+    "ernie4_5-odd": ("Ernie4_5", {**_ODD, "use_bias": True}),
+    "granite4-odd": (
+        "GraniteMoeHybrid",
+        {**_GRANITE4, **_ODD, "head_dim": 12, "shared_intermediate_size": 107},
+    ),
+    "glm-odd": ("Glm", {**_ODD, "partial_rotary_factor": 0.25}),
+    "gemma-odd": ("Gemma", _ODD),
+    "ministral-even": (
+        "Ministral",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "sliding_window": 24,
+            "layer_types": [_SLIDING, _FULL, _SLIDING],
+        },
+    ),
+    "ministral3-odd": ("Ministral3", {**VARIANTS["ministral3"][1], **_ODD}),
+}
+"""For benchmarks/family_parity.py: shapes whose code other variants run in the tests."""
 MIXTURES = [name for name in VARIANTS if "moe" in name or "mixtral" in name or "gpt-oss" in name]
 """Of experts."""
 _GPT2: dict[str, Any] = {
@@ -420,7 +444,7 @@ def make_checkpoint(
     """Saves a random model to `directory` and returns it, for reference."""
     import transformers
 
-    family, settings = (VARIANTS | ADAPTED)[variant]
+    family, settings = (VARIANTS | ADAPTED | MORE_SHAPES)[variant]
     common = {key: _COMMON[key] for key in _TOKENS} if family == "GPT2" else _COMMON
     settings = {**common, **settings, **changes}
     images = settings.pop("images", None)
