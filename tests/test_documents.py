@@ -37,6 +37,7 @@ NOT_RUN = {
     "python -m venv": "installs another engine over the network",
     "pip": "installs over the network; tests/launch and CI install from pyproject.toml",
     "git": "a step of a release",
+    "export": "a step of the reader's shell",
     "twine": "uploads a release",
 }
 """Commands by their first words, and why nothing looks at them."""

@@ -44,13 +44,16 @@ class ContextTooLong(BadRequest):
     """More tokens than the model's context holds.  Begins with OpenAI's words, by which clients (LiteLLM,
     LangChain) know that they should shorten the conversation or take another model."""
 
-    def __init__(self, limit: int, however: str, fix: str, *, param: str) -> None:
-        """`limit`: the context in tokens; `however`: what was sent; `fix`: what helps."""
+    def __init__(self, limit: int, however: str, fix: str, *, param: str, tokens: int | None = None) -> None:
+        """`limit`: the context in tokens; `however`: what was sent; `fix`: what helps; `tokens`: of the
+        prompt, if that alone is too long."""
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, {however}. {fix}.",
             param=param,
             code="context_length_exceeded",
         )
+        self.limit = limit
+        self.tokens = tokens
 
 
 class TooLarge(BadRequest):

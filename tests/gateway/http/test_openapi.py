@@ -15,6 +15,7 @@ from schemathesis import GenerationMode
 from schemathesis import checks as general
 from schemathesis.config import GenerationConfig, ProjectConfig, ProjectsConfig, SchemathesisConfig
 
+from baton.gateway.anthropic import answers as anthropic
 from baton.gateway.api import answers, states
 from baton.gateway.api.schemas import ChatRequest, CompletionRequest, decode_body
 from baton.gateway.errors import BadRequest
@@ -53,6 +54,8 @@ def what_the_test_server_takes() -> dict[str, Any]:
         "ClassifyRequest",
         "TokenizeRequest",
         "DetokenizeRequest",
+        "MessagesRequest",
+        "CountTokensRequest",
     ):
         properties = schemas[name]["properties"]
         properties["model"] = {"enum": ["tiny", "alias", None]}
@@ -89,6 +92,17 @@ def what_the_test_server_takes() -> dict[str, Any]:
     chat["tools"] = {"enum": [None, []]}  # (this server's template has no place for them)
     chat["tool_choice"] = {"enum": [None, "none", "auto"]}
     chat["thinking_token_budget"] = {"enum": [None, -1]}  # (nor for reasoning)
+    turn = {**message, "properties": {"role": {"enum": ["user", "system"]}, "content": text}}
+    asks = {**message, "properties": {"role": {"const": "user"}, "content": text}}
+    for name in ("MessagesRequest", "CountTokensRequest"):
+        properties = schemas[name]["properties"]
+        properties["messages"] = {"type": "array", "prefixItems": [asks], "items": turn, "minItems": 1}
+        properties["messages"]["maxItems"] = 3
+        properties["system"], properties["tools"] = text, {"enum": [None, []]}
+        properties["thinking"] = {"enum": [None, {"type": "enabled", "budget_tokens": 5}]}
+        properties["tool_choice"] = {"enum": [None, {"type": "none"}]}
+        for field in ("output_config", "output_format"):
+            properties.pop(field, None)
     for name in ("ChatRequest", "CompletionRequest"):
         properties = schemas[name]["properties"]
         properties["stream_options"] = properties["prompt_logprobs"] = {
@@ -188,7 +202,7 @@ def test_the_requests_were_eventful() -> None:
     # (One that joined here may leave; nothing is kept.)
     assert asked - answered <= {"DELETE /cluster/instances/{name}"} | kept
     assert len(asked) == len(ROUTES) - 1
-    for name in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+    for name in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/messages"):
         assert seen[f"POST {name}", 200] > seen[f"POST {name}", 400], seen
 
 
@@ -237,6 +251,27 @@ def test_events_have_the_shape_that_is_described(server: GatewayServer, extra: d
         assert last == "[DONE]"
         chunks = [msgspec.json.decode(event, type=kind) for event in events]
         assert chunks[-1].usage.completion_tokens == 6
+
+
+def test_messages_have_the_shape_that_is_described(server: GatewayServer) -> None:
+    body = {"max_tokens": 3, "messages": [{"role": "user", "content": "a"}]}
+    with server.http() as http:
+        whole = http.post("/v1/messages", json=body)
+        streamed = http.post("/v1/messages", json={**body, "stream": True})
+        refused = http.post("/v1/messages", json={**body, "container": "x"})
+        counted = http.post("/v1/messages/count_tokens", json={"messages": body["messages"]})
+    message = msgspec.json.decode(whole.content, type=anthropic.MessageAnswer)
+    assert message.usage.output_tokens == 3
+    lines = [event.split("\n") for event in streamed.text.split("\n\n") if event]
+    events = [msgspec.json.decode(data[6:], type=anthropic.MessageEvent) for _, data in lines]
+    kinds = [type(event).__struct_config__.tag for event in events]
+    assert [name.removeprefix("event: ") for name, _ in lines] == kinds
+    assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    assert events[-2].usage == message.usage
+    error = msgspec.json.decode(refused.content, type=anthropic.MessagesError)
+    assert error.request_id == refused.headers["request-id"]
+    count = msgspec.json.decode(counted.content, type=anthropic.TokensCounted)
+    assert count.input_tokens == message.usage.input_tokens + message.usage.cache_read_input_tokens
 
 
 def test_an_instance_that_joins_is_described(server: GatewayServer) -> None:

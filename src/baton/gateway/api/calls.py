@@ -39,10 +39,10 @@ class ToolCallDelta(Struct, forbid_unknown_fields=True):
 _LETTERS = string.ascii_letters + string.digits
 
 
-def call_id(own: str | None, *, short: bool) -> str:
+def call_id(own: str | None, *, short: bool, prefix: str = "call_") -> str:
     """`own`: as the model says it.  `short`: of nine letters and digits, as some templates want them."""
     if own is not None:
         return own
     if short:
         return "".join(secrets.choice(_LETTERS) for _ in range(9))
-    return f"call_{secrets.token_hex(12)}"
+    return f"{prefix}{secrets.token_hex(12)}"

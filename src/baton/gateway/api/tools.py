@@ -85,6 +85,18 @@ def _encoded(schemas: Mapping[str, Any]) -> bytes:
         raise BadRequest(f"tools: parameters must be a JSON schema: {error}", param="tools") from None
 
 
+def check_name(name: object, where: str) -> None:
+    """Of a function.  Raises `BadRequest`."""
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"{where}: it is missing; give the function a name", param="tools")
+    if not _NAME.match(name):
+        raise BadRequest(
+            f"{where}: {name[:140]!r} must be of letters, digits, '_', '-', '.', ':' and '/', "
+            "at most 128 of them",
+            param="tools",
+        )
+
+
 def _function(tool: object, where: str) -> Mapping[str, Any]:
     if not isinstance(tool, Mapping):
         raise BadRequest(f"{where}: must be an object with type and function", param="tools")
@@ -96,15 +108,7 @@ def _function(tool: object, where: str) -> Mapping[str, Any]:
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise BadRequest(f"{where}.function: give an object with at least a name", param="tools")
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        raise BadRequest(f"{where}.function.name: it is missing; give the function a name", param="tools")
-    if not _NAME.match(name):
-        raise BadRequest(
-            f"{where}.function.name: {name[:140]!r} must be of letters, digits, '_', '-', '.', ':' and '/', "
-            "at most 128 of them",
-            param="tools",
-        )
+    check_name(function.get("name"), f"{where}.function.name")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise BadRequest(f"{where}.function.parameters: must be a JSON schema, an object", param="tools")

@@ -270,6 +270,7 @@ class Sequence:
         if self._drop_output:
             self.num_generated = 0
             update.text, update.token_ids, update.logprobs, update.stop_reason = "", [], [], None
+            update.deltas, update.called = None if update.deltas is None else [], False
             if self.finish_reason == "stop":
                 update.finish_reason = self.finish_reason = "length"
         return update

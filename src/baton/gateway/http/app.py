@@ -30,6 +30,7 @@ from baton.gateway.http.routes.cluster import cluster_routes
 from baton.gateway.http.routes.completions import completion_routes
 from baton.gateway.http.routes.docs import docs_routes
 from baton.gateway.http.routes.embeddings import embedding_routes
+from baton.gateway.http.routes.messages import message_routes
 from baton.gateway.http.routes.ranking import ranking_routes
 from baton.gateway.http.routes.responses import responses_routes
 from baton.gateway.http.routes.server import server_routes
@@ -89,6 +90,7 @@ def create_app(
         *completion_routes(gateway),
         *chat_routes(gateway),
         *responses_routes(gateway),
+        *message_routes(gateway),
         *embedding_routes(gateway),
         *ranking_routes(gateway),
         *token_routes(gateway),

@@ -7,6 +7,8 @@ generation here; how the answer looks is its renderer's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.requests import Request
 
 from baton.gateway.api.schemas import ChatRequest
@@ -30,11 +32,15 @@ async def start_chat(
     arrived: float,
     limit: str | None = None,
     source: str = "messages",
+    shorten: bool = False,
+    drop_output: bool = False,
 ) -> Generation:
     """Submits it.  The caller answers with the generation, and closes it (`GenerationResponse` does).
 
     `arrived`: `time.monotonic()` when the request came.  `limit`, `source`: the API's own names of the field
-    that bounds the answer, if chat's have others, and of the one that the prompt comes from.
+    that bounds the answer, if chat's have others, and of the one that the prompt comes from.  `shorten`: an
+    answer for which the context has no room ends with the context, and is not refused.  `drop_output`: only
+    the prompt is to be computed.
 
     Raises `ApiError`, `InvalidParameter`.
     """
@@ -42,7 +48,7 @@ async def start_chat(
     params = chat_params(gateway, body)
     gateway.client.check_ready()
     grammar = await _grammar(gateway, body, found)
-    prompt = chat_prompt(gateway, body, found, limit=limit, source=source)
+    prompt = chat_prompt(gateway, body, found, limit=limit, source=source, shorten=shorten)
     return gateway.generator.start(
         [prompt.ids],
         params,
@@ -51,6 +57,7 @@ async def start_chat(
         arrived=arrived,
         parsing=_parsing(gateway, body, found),
         grammar=grammar,
+        drop_output=drop_output,
     )
 
 
@@ -67,17 +74,35 @@ def chat_params(gateway: Gateway, body: ChatRequest) -> SamplingParams:
 
 
 def chat_prompt(
-    gateway: Gateway, body: ChatRequest, found: Found, *, limit: str | None = None, source: str = "messages"
+    gateway: Gateway,
+    body: ChatRequest,
+    found: Found,
+    *,
+    limit: str | None = None,
+    source: str = "messages",
+    shorten: bool = False,
 ) -> Prompt:
     """What is generated from; the context has room for it and for the answer.  Raises `BadRequest`.
 
-    `limit`, `source`: as of `start_chat`.
+    `limit`, `source`, `shorten`: as of `start_chat`.
     """
     (prompt,) = encode(found, gateway.tokenizer, add_special_tokens=bool(body.add_special_tokens))
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    asked: int | None = getattr(body, name)
+    asked: int | None = None if shorten else getattr(body, name)
     check_room(asked, limit or name, len(prompt.ids), gateway.served.max_model_len, source)
     return prompt
+
+
+def renamed(error: BadRequest, names: Mapping[str, str]) -> BadRequest:
+    """An error about a chat's field in the words of an API that has other names: chat's name → its own."""
+    param = error.param or ""
+    for name, own in names.items():
+        if param == name or param.startswith(f"{name}."):
+            message = error.message
+            if message.startswith(name):
+                message = own + message[len(name) :]
+            return BadRequest(message, param=own + param[len(name) :], code=error.code)
+    return error
 
 
 def has_short_ids(gateway: Gateway) -> bool:

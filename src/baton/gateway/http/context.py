@@ -230,6 +230,7 @@ def check_room(asked: int | None, field_name: str, longest: int, max_model_len: 
             f"your {source} resulted in {longest} tokens, which leaves no room for an answer",
             f"Please reduce the length of the {source}, to at most {max_model_len - 1} tokens",
             param=source,
+            tokens=longest,
         )
     if asked is not None and asked > room:
         raise ContextTooLong(

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from baton.gateway.api import answers
 from baton.gateway.generation.pausing import PAUSE_MODES
 
 Schema = dict[str, Any]
+JSON = "application/json"
 
 
 class Route(NamedTuple):
@@ -34,6 +36,8 @@ class Route(NamedTuple):
     """Statuses whose body is no `Error`."""
     marked: bool = True
     """With `events`: after the last one comes [DONE], and errors are events in their own shape."""
+    error: Any = answers.Error
+    """Type of the body of its errors."""
 
 
 INSTANCE = (("instance", {"type": "string"}, "One instance; default: all."),)
@@ -65,3 +69,34 @@ PAUSE: tuple[tuple[str, Schema, str], ...] = (
         "The pause ends by itself. Default: it lasts until /resume.",
     ),
 )
+
+
+def event_schema(chunk: Schema, error: Schema, marked: bool) -> Schema:
+    """Of each event of a stream (OpenAPI before 3.2 has no word for that)."""
+    if not marked:
+        data = {"type": "string", "contentMediaType": JSON, "contentSchema": chunk}
+        return {
+            "type": "object",
+            "description": "With stream. Each event has the name that its data has as type.",
+            "properties": {"event": {"type": "string"}, "data": data},
+            "required": ["event", "data"],
+        }
+    name = chunk["$ref"].rsplit("/", 1)[1]
+    return {
+        "type": "object",
+        "description": f"With stream. Each event's data is a {name}, or an Error, which is the last then; "
+        "after the last chunk it is [DONE].",
+        "properties": {
+            "data": {
+                "anyOf": [
+                    {"const": "[DONE]"},
+                    {
+                        "type": "string",
+                        "contentMediaType": JSON,
+                        "contentSchema": {"anyOf": [chunk, error]},
+                    },
+                ]
+            }
+        },
+        "required": ["data"],
+    }

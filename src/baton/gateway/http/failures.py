@@ -6,7 +6,15 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Scope
 
+from baton.gateway.anthropic.shapes import error_body
 from baton.gateway.errors import ApiError, Unauthorized
+
+_MESSAGES = "/v1/messages"
+
+
+def is_messages(path: str) -> bool:
+    """Of Anthropic's API."""
+    return path.startswith(_MESSAGES) and path[len(_MESSAGES) :][:1] in ("", "/")
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
@@ -17,6 +25,8 @@ def error_response(error: ApiError, scope: Scope) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    return Response(
-        msgspec.json.encode(error.body()), error.status, headers=headers, media_type="application/json"
-    )
+    if is_messages(scope["path"]):
+        body = error_body(error, scope["state"]["request_id"])
+    else:
+        body = error.body()
+    return Response(msgspec.json.encode(body), error.status, headers=headers, media_type="application/json")

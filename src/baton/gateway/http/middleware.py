@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.gateway.access import Access
 from baton.gateway.errors import ApiError, BadRequest, InternalError
-from baton.gateway.http.failures import error_response
+from baton.gateway.http.failures import error_response, is_messages
 from baton.gateway.http.members import Exchange, NoMember, Unheard, Unsigned
 from baton.gateway.http.rights import Guard
 from baton.observe.metrics import Metrics
@@ -53,7 +53,10 @@ class GatewayMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                own = [(b"x-request-id", request_id.encode())]
+                if is_messages(scope["path"]):
+                    own.append((b"request-id", request_id.encode()))  # (Anthropic's name of it)
+                message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         try:

@@ -12,15 +12,16 @@ from typing import Any
 
 import msgspec
 
+from baton.gateway.anthropic import answers as anthropic
+from baton.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
 from baton.gateway.api import answers, orders, pooling, schemas, states
-from baton.gateway.http.described import INSTANCE, PAUSE, Route, Schema
+from baton.gateway.http.described import INSTANCE, JSON, PAUSE, Route, Schema, event_schema
 from baton.gateway.http.rights import RIGHTS
 from baton.gateway.responses import answers as responses
 from baton.gateway.responses.schemas import ResponsesRequest
 from baton.version import __version__
 
 _REF = "#/components/schemas/{name}"
-_JSON = "application/json"
 _GENERATION = (404, 429, 500, 503)
 
 ROUTES: tuple[Route, ...] = (
@@ -104,6 +105,28 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "post",
+        "/v1/messages",
+        "Answer a conversation: Anthropic's Messages API",
+        anthropic.MessageAnswer,
+        MessagesRequest,
+        _GENERATION,
+        events=anthropic.MessageEvent,
+        required=("max_tokens", "messages"),
+        marked=False,
+        error=anthropic.MessagesError,
+    ),
+    Route(
+        "post",
+        "/v1/messages/count_tokens",
+        "Tokens of a conversation, without an answer",
+        anthropic.TokensCounted,
+        CountTokensRequest,
+        (404, 503),
+        required=("messages",),
+        error=anthropic.MessagesError,
+    ),
+    Route(
+        "post",
         "/v1/embeddings",
         "Vectors of texts",
         answers.Embeddings,
@@ -143,7 +166,12 @@ ROUTES: tuple[Route, ...] = (
         )
         for path in ("/v1/score", "/score")
     ),
-    Route("get", "/v1/models", "The names under which the model is served", answers.ModelList),
+    Route(
+        "get",
+        "/v1/models",
+        "The names under which the model is served; with a header anthropic-version in Anthropic's shape",
+        answers.ModelList,
+    ),
     Route("get", "/v1/models/{name:path}", "One of them", answers.ModelCard, errors=(404,)),
     Route(
         "post",
@@ -246,8 +274,9 @@ _ERRORS = {
 
 def make_document() -> dict[str, Any]:
     """OpenAPI 3.1."""
-    kinds: list[Any] = [answers.Error]
+    kinds: list[Any] = []
     for route in ROUTES:
+        kinds.append(route.error)
         kinds += [kind for kind in (route.body, route.events, *route.other.values()) if kind is not None]
         if not isinstance(route.answer, str):
             kinds.append(route.answer)
@@ -265,7 +294,8 @@ def make_document() -> dict[str, Any]:
             "version": __version__,
             "description": "OpenAI's API with vLLM's extensions. Fields that are null were not given; those "
             "that are not listed are ignored, with a line in the server's log, or refused by name if they "
-            "would change the answer. Every answer has the header X-Request-Id.",
+            "would change the answer. Every answer has the header X-Request-Id. A key is sent as a bearer or "
+            "in the header x-api-key.",
         },
         "paths": paths,
         "components": {
@@ -292,37 +322,6 @@ def _describe_body(component: Schema, required: tuple[str, ...]) -> None:
                 component["properties"][name] = members[0]
 
 
-def _event(chunk: Schema, error: Schema, marked: bool) -> Schema:
-    """Of each event of a stream (OpenAPI before 3.2 has no word for that)."""
-    name = chunk["$ref"].rsplit("/", 1)[1]
-    if not marked:
-        data = {"type": "string", "contentMediaType": _JSON, "contentSchema": chunk}
-        return {
-            "type": "object",
-            "description": f"With stream. Each event has a name, and its data is a {name}.",
-            "properties": {"event": {"type": "string"}, "data": data},
-            "required": ["event", "data"],
-        }
-    return {
-        "type": "object",
-        "description": f"With stream. Each event's data is a {name}, or an Error, which is the last then; "
-        "after the last chunk it is [DONE].",
-        "properties": {
-            "data": {
-                "anyOf": [
-                    {"const": "[DONE]"},
-                    {
-                        "type": "string",
-                        "contentMediaType": _JSON,
-                        "contentSchema": {"anyOf": [chunk, error]},
-                    },
-                ]
-            }
-        },
-        "required": ["data"],
-    }
-
-
 def _operation(route: Route, known: Mapping[int, Schema]) -> dict[str, Any]:
     right = RIGHTS[route.path]
     statuses = set(route.errors)
@@ -335,21 +334,21 @@ def _operation(route: Route, known: Mapping[int, Schema]) -> dict[str, Any]:
     if isinstance(route.answer, str):
         content: dict[str, Any] = {route.answer: {"schema": {"type": "string"}}}
     else:
-        content = {_JSON: {"schema": known[id(route.answer)]}}
+        content = {JSON: {"schema": known[id(route.answer)]}}
     if route.events is not None:
-        shape = _event(known[id(route.events)], known[id(answers.Error)], route.marked)
+        shape = event_schema(known[id(route.events)], known[id(route.error)], route.marked)
         content["text/event-stream"] = {"schema": shape}
     statuses_told: dict[str, Any] = {"200": {"description": "Done", "content": content}}
-    error = known[id(answers.Error)]
+    error = known[id(route.error)]
     for status in sorted(statuses):
         statuses_told[str(status)] = {
             "description": _ERRORS[status],
-            "content": {_JSON: {"schema": error}},
+            "content": {JSON: {"schema": error}},
         }
     for status, kind in route.other.items():
         statuses_told[str(status)] = {
             "description": "See `reason`",
-            "content": {_JSON: {"schema": known[id(kind)]}},
+            "content": {JSON: {"schema": known[id(kind)]}},
         }
     parameters = [
         {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
@@ -370,7 +369,7 @@ def _operation(route: Route, known: Mapping[int, Schema]) -> dict[str, Any]:
     if route.body is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": {_JSON: {"schema": known[id(route.body)]}},
+            "content": {JSON: {"schema": known[id(route.body)]}},
         }
     if right != "open":
         operation["security"] = [{"key": []}, {}]

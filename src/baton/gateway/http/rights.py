@@ -57,6 +57,8 @@ RIGHTS: dict[str, Right] = {
     "/v1/responses/input_tokens": "user",
     "/v1/responses/{name}": "user",
     "/v1/responses/{name}/input_items": "user",
+    "/v1/messages": "user",
+    "/v1/messages/count_tokens": "user",
     "/v1/embeddings": "user",
     "/classify": "user",
     "/v1/rerank": "user",
@@ -189,7 +191,7 @@ class Guard:
             )
         if self._operators:
             raise _unauthorized("the admin key")
-        if self._users and headers.get(b"authorization"):
+        if self._users and (headers.get(b"authorization") or headers.get(b"x-api-key")):
             raise _unauthorized("the key")
         if not is_local(scope) or any(name in headers for name in _FORWARDED):
             raise Forbidden(
@@ -205,12 +207,15 @@ class Guard:
         if not self._known:
             return None
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        key = key.strip()
+        given = [key.strip()] if scheme.lower() == b"bearer" else []
+        if b"x-api-key" in headers:  # (Anthropic's way)
+            given.append(headers[b"x-api-key"].strip())
         found = None
-        for known, caller in self._known:
-            if hmac.compare_digest(key, known):
-                found = caller
-        return found if scheme.lower() == b"bearer" else None
+        for key in given:
+            for known, caller in self._known:
+                if hmac.compare_digest(key, known):
+                    found = found or caller
+        return found
 
     def _check_no_page(self, headers: Mapping[bytes, bytes], *, any_origin: bool) -> None:
         """Raises `Forbidden` if a browser sent this for a page of another site."""
@@ -301,5 +306,6 @@ def _table(keys: Sequence[str], right: Right) -> list[tuple[bytes, Caller]]:
 
 def _unauthorized(what: str) -> ApiError:
     return Unauthorized(
-        f"{what} is missing or wrong; send it as 'Authorization: Bearer KEY'", code="invalid_api_key"
+        f"{what} is missing or wrong; send it as 'Authorization: Bearer KEY', or as 'x-api-key: KEY'",
+        code="invalid_api_key",
     )

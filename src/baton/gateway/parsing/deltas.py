@@ -57,21 +57,57 @@ class Called:
 
 
 @dataclass(slots=True)
+class Said:
+    """A stretch of the answer's text, or of reasoning."""
+
+    reasoning: bool
+    pieces: list[str]
+
+
+@dataclass(slots=True)
 class Parsed:
     """All of an answer: deltas put together."""
 
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[Called] = field(default_factory=list)
+    parts: list[Said | Called] = field(default_factory=list)
+    """In their order; two texts that follow each other are one."""
+
+    @property
+    def content(self) -> list[str]:
+        return self._pieces(False)
+
+    @property
+    def reasoning(self) -> list[str]:
+        return self._pieces(True)
+
+    @property
+    def calls(self) -> list[Called]:
+        return [part for part in self.parts if isinstance(part, Called)]
 
     def add(self, deltas: list[Delta]) -> None:
         for delta in deltas:
             match delta:
                 case Content(text):
-                    self.content.append(text)
+                    self._say(False, text)
                 case Reasoning(text):
-                    self.reasoning.append(text)
+                    self._say(True, text)
                 case Call(_, name, arguments, id):
                     if name is not None:
-                        self.calls.append(Called(name, id=id))
-                    self.calls[-1].arguments.append(arguments)
+                        self.parts.append(Called(name, id=id))
+                    called = self.parts[-1]
+                    assert isinstance(called, Called)  # (a call is through before anything else comes)
+                    called.arguments.append(arguments)
+
+    def _say(self, reasoning: bool, text: str) -> None:
+        last = self.parts[-1] if self.parts else None
+        if isinstance(last, Said) and last.reasoning is reasoning:
+            last.pieces.append(text)
+        else:
+            self.parts.append(Said(reasoning, [text]))
+
+    def _pieces(self, reasoning: bool) -> list[str]:
+        return [
+            piece
+            for part in self.parts
+            if isinstance(part, Said) and part.reasoning is reasoning
+            for piece in part.pieces
+        ]

@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from baton.gateway.anthropic import translation as anthropic
+from baton.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
 from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from baton.gateway.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from baton.gateway.responses.schemas import ResponsesRequest
@@ -22,6 +24,8 @@ Job = Literal[
     "rerank",
     "score",
     "responses",
+    "messages",
+    "count_tokens",
     "structure",
 ]
 KINDS: dict[Job, type[msgspec.Struct]] = {
@@ -34,6 +38,8 @@ KINDS: dict[Job, type[msgspec.Struct]] = {
     "rerank": RerankRequest,
     "score": ScoreRequest,
     "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+    "count_tokens": CountTokensRequest,
 }
 JOBS: tuple[Job, ...] = (*KINDS, "structure")
 """`structure`: what an answer must be, and no body of a client's (`structured.py`)."""
@@ -67,7 +73,15 @@ def _responses(body: ResponsesRequest, beside: Beside) -> tuple[ReadResponses, C
     return translate(body, keeps=beside.keeps, harmony=beside.harmony, known=known)
 
 
-TRANSLATIONS: dict[Job, Translation] = {"responses": Translation(_responses, ReadResponses)}
+def _messages(body: CountTokensRequest, _: Beside) -> tuple[CountTokensRequest, ChatRequest]:
+    return body, anthropic.chat_of(body)
+
+
+TRANSLATIONS: dict[Job, Translation] = {
+    "responses": Translation(_responses, ReadResponses),
+    "messages": Translation(_messages, MessagesRequest, anthropic.APART),
+    "count_tokens": Translation(_messages, CountTokensRequest, anthropic.APART),
+}
 """A kind that is here is read as a `Translated`, and its prompt as a chat's."""
 MORE: frozenset[Job] = frozenset({"responses"})
 """Before their bodies stands `Beside.more`, and its length as four bytes."""

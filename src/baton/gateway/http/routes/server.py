@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from baton.gateway.anthropic.shapes import model_body, models_body
 from baton.gateway.api.orders import StartProfileRequest, UpdateWeightsRequest
 from baton.gateway.directories import below
 from baton.gateway.errors import BadRequest, InstanceUnavailable
@@ -23,6 +24,8 @@ from baton.observe.memory import memory_of_all, sum_of
 from baton.observe.metrics import CONTENT_TYPE, InstanceSample
 from baton.version import __version__
 
+_VERSION = "anthropic-version"
+"""A header of Anthropic's clients, which know their own shapes."""
 _SCRAPE_DEADLINE_S = 1.0
 _SWITCH_DEADLINE_S = 10.0
 _ORDER_DEADLINE_S = 1800.0
@@ -43,12 +46,17 @@ def server_routes(gateway: Gateway) -> list[Route]:
             "max_model_len": served.max_model_len,
         }
 
-    async def models(_: Request) -> Response:
+    async def models(request: Request) -> Response:
+        if _VERSION in request.headers:
+            cards = [model_body(name, served.created, served.max_model_len) for name in served.names]
+            return _json(models_body(cards))
         return _json({"object": "list", "data": [model_card(name) for name in served.names]})
 
     async def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        return _json(model_card(gateway.model_name(name)))
+        name = gateway.model_name(request.path_params["name"])
+        if _VERSION in request.headers:
+            return _json(model_body(name, served.created, served.max_model_len))
+        return _json(model_card(name))
 
     async def health(_: Request) -> Response:
         """The server is alive, whether or not it can serve."""

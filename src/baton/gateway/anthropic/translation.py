@@ -1,0 +1,159 @@
+"""A request to the Messages API as one for a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baton.gateway.anthropic.conversations import conversation_of
+from baton.gateway.anthropic.schemas import (
+    CountTokensRequest,
+    MessagesRequest,
+    MessagesToolChoice,
+    OutputFormat,
+    Thinking,
+)
+from baton.gateway.api.formats import JsonSchemaFormat, ResponseFormat
+from baton.gateway.api.schemas import ChatRequest
+from baton.gateway.api.tools import check_name
+from baton.gateway.errors import BadRequest
+
+APART = frozenset({"messages", "system", "tools", "tool_choice", "output_config", "output_format"})
+"""Fields of a body that nobody needs once it is translated."""
+NAMES = {
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+}
+"""Fields of a chat by the names that they have here: for errors."""
+
+
+def chat_of(body: CountTokensRequest) -> ChatRequest:
+    """Raises `BadRequest`."""
+    if body.messages is None:
+        raise _wrong("messages", "it is missing; give a list with at least one message")
+    conversation = conversation_of(body.system, body.messages)
+    chat = ChatRequest(
+        model=body.model,
+        messages=conversation.messages,
+        continue_final_message=conversation.prefilled,
+        add_generation_prompt=not conversation.prefilled,
+        tools=None if body.tools is None else [_tool(tool, i) for i, tool in enumerate(body.tools)],
+        response_format=_form(body),
+        reasoning_effort=None if body.output_config is None else body.output_config.effort,
+    )
+    _choose(chat, body.tool_choice)
+    switches = _think(chat, body.thinking, after_tools=conversation.after_tools)
+    chat.chat_template_kwargs = {**switches, **(body.chat_template_kwargs or {})} or None
+    if isinstance(body, MessagesRequest):
+        _set_sampling(chat, body)
+    return chat
+
+
+def _set_sampling(chat: ChatRequest, body: MessagesRequest) -> None:
+    chat.max_tokens = body.max_tokens
+    chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
+    chat.stop = body.stop_sequences
+    chat.stream = body.stream
+    chat.seed, chat.priority, chat.cache_salt = body.seed, body.priority, body.cache_salt
+    chat.user = None if body.metadata is None else body.metadata.user_id
+    budget = chat.thinking_token_budget
+    if budget is not None and body.max_tokens is not None and budget >= body.max_tokens:
+        chat.thinking_token_budget = None  # (`max_tokens` ends it first)
+
+
+def _tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
+    where, kind = f"tools[{number}]", tool.get("type")
+    if kind not in (None, "custom"):
+        raise BadRequest(
+            f"{where}.type: {str(kind)[:50]!r} is a tool of Anthropic's, which this server does not have; "
+            "give one of your own, with name and input_schema",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    check_name(tool.get("name"), f"{where}.name")
+    schema, description = tool.get("input_schema"), tool.get("description")
+    if not isinstance(schema, Mapping):
+        raise _wrong(f"{where}.input_schema", "must be a JSON schema, an object")
+    if not isinstance(description, str | None):
+        raise _wrong(f"{where}.description", "must be a text")
+    if not isinstance(tool.get("strict"), bool | None):
+        raise _wrong(f"{where}.strict", "must be true or false")
+    function = {"name": tool["name"], "parameters": schema}
+    if description is not None:
+        function["description"] = description
+    if tool.get("strict"):
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _choose(chat: ChatRequest, choice: MessagesToolChoice | None) -> None:
+    if choice is None:
+        return
+    match choice.type:
+        case "auto" | "none":
+            chat.tool_choice = choice.type
+        case "any" | "tool" if not chat.tools:
+            raise _wrong("tool_choice", f"{choice.type!r} needs tools; give some")
+        case "any":
+            chat.tool_choice = "required"
+        case "tool":
+            if choice.name not in _names(chat.tools or ()):
+                raise _wrong(
+                    "tool_choice.name",
+                    f"there is no tool {str(choice.name)[:140]!r} in tools; give one's name",
+                )
+            chat.tool_choice = {"type": "function", "function": {"name": choice.name}}
+        case _:
+            raise _wrong(
+                "tool_choice.type", f"{str(choice.type)[:50]!r} must be 'auto', 'any', 'tool' or 'none'"
+            )
+    if choice.disable_parallel_tool_use:
+        chat.parallel_tool_calls = False
+
+
+def _names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [tool["function"]["name"] for tool in tools]
+
+
+def _think(chat: ChatRequest, thinking: Thinking | None, *, after_tools: bool) -> dict[str, Any]:
+    """Sets what the chat has for it; the template's switches.  Without the field a model does as it does."""
+    if thinking is None:
+        return {}
+    on = thinking.type != "disabled"
+    match thinking.type:
+        case "enabled":
+            chat.thinking_token_budget = thinking.budget_tokens
+        case "between_tools":
+            on = after_tools
+        case "adaptive" | "disabled":
+            pass
+        case _:
+            raise _wrong(
+                "thinking.type",
+                f"{str(thinking.type)[:50]!r} must be 'enabled', 'adaptive', 'between_tools' or 'disabled'",
+            )
+    if thinking.display not in (None, "summarized", "omitted"):
+        raise _wrong("thinking.display", f"{thinking.display[:50]!r} must be 'summarized' or 'omitted'")
+    chat.include_reasoning = on
+    return {"enable_thinking": on, "thinking": on}
+
+
+def _form(body: CountTokensRequest) -> ResponseFormat | None:
+    config = body.output_config
+    form: OutputFormat | None = body.output_format
+    if config is not None and config.format is not None:
+        form = config.format
+    if form is None:
+        return None
+    if form.type != "json_schema":
+        raise _wrong("output_config.format.type", f"{str(form.type)[:50]!r} must be 'json_schema'")
+    if not isinstance(form.schema, Mapping):
+        raise _wrong("output_config.format.schema", "must be a JSON schema, an object")
+    return ResponseFormat("json_schema", JsonSchemaFormat("answer", form.schema))
+
+
+def _wrong(where: str, what: str) -> BadRequest:
+    return BadRequest(f"{where}: {what}", param=where)
