@@ -12,10 +12,10 @@ import torch
 
 from baton.model.cpu import grouped
 from baton.model.cpu.grouped import NativeGroupedProduct
-from baton.model.cpu.library import POINTER, instruction_sets, load
+from baton.model.cpu.library import instruction_sets, load
 from baton.model.layers.grouped import TorchGroupedProduct
 from baton.model.weights.group_rows import GroupRows, dequantize_blocks, quantize_in_blocks
-from baton.model.weights.grouped import Grouped, joined
+from baton.model.weights.grouped import Grouped, as_one, joined, runs_of
 
 DTYPES = [torch.float32, torch.bfloat16]
 KINDS = {
@@ -93,14 +93,105 @@ def test_nibbles_are_packed_as_bytes_are(isa: str) -> None:
     torch.manual_seed(8)
     for out, inputs, group in ((1, 32, 32), (70, 160, 32), (33, 192, 64), (64, 384, 128)):
         weight = a_weight(out, inputs, group, 4)
-        packed = NativeGroupedProduct(load(isa), weight, None, torch.float32).parts[0]
-        expected = packed.elements.clone()
-        packed.elements.zero_()
-        nibbles = weight.codes[:, ::2] | weight.codes[:, 1::2] << 4
-        scales = torch.ldexp(weight.scales, torch.tensor(-math.log2(packed.twin.scale)))
-        pack = load(isa).function("pack_nibbles", *[POINTER] * 4)
-        pack(packed.address, nibbles.data_ptr(), scales.data_ptr(), weight.zeros.data_ptr())
-        assert torch.equal(packed.elements, expected)
+        nibbles = replace(weight, codes=weight.codes[:, ::2] | weight.codes[:, 1::2] << 4, nibbles=True)
+        one, two = (
+            NativeGroupedProduct(load(isa), each, None, torch.float32).parts[0] for each in (weight, nibbles)
+        )
+        assert torch.equal(one.elements, two.elements)
+
+
+@cases
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_parts_that_are_kept_alike_are_packed_as_one_weight(isa: str, kind: str) -> None:
+    torch.manual_seed(9)
+    for outs, inputs, group, bits in (
+        ((32, 64), 128, 64, 4),
+        ((1, 30, 40, 3), 96, 32, 8),
+        ((33, 7), 384, 128, 6),
+    ):
+        of_bits = "whole" if kind in ("eighths", "word") and bits != 4 else kind
+        parts = [a_weight(out, inputs, group, bits, of_bits) for out in outs]
+        whole = joined(parts)
+        (run,) = runs_of(whole)
+        together, one = (
+            NativeGroupedProduct(load(isa), each, None, torch.float32) for each in (whole, as_one(run))
+        )
+        assert len(together.parts) == 1
+        assert torch.equal(together.parts[0].elements, one.parts[0].elements)
+
+
+def kind_in_pytorch(weight: Grouped) -> tuple[int, int]:
+    """How scales and zeros can be stored, and the exponent that scales are stored without."""
+    scales, zeros = weight.scales, weight.zeros
+    largest = float(scales.abs().max())
+    exponent = math.frexp(largest)[1] - 15 if largest else 0
+    stored = scales.double() * 2.0**-exponent
+    if not torch.equal(stored.half().double(), stored):
+        return grouped._FULL, 0
+    least, most = float(zeros.min()), float(zeros.max())
+    if least == most:
+        return grouped._HALF, exponent
+    if least >= 0 and most <= (16 if weight.bits == 4 else 255) and torch.equal(zeros.round(), zeros):
+        return grouped._HALF_BYTE, exponent
+    if weight.bits == 4 and least >= 0 and most <= 15 and torch.equal((zeros * 8).round(), zeros * 8):
+        bits = (stored * 2.0**-14).half()
+        if torch.equal(bits.double(), stored * 2.0**-14) and not (bits.view(torch.int16) & ~0x3FE0).any():
+            return grouped._WORD, exponent + 14
+        return grouped._HALF_EIGHTHS, exponent
+    if torch.equal(zeros.half().float(), zeros):
+        return grouped._HALF_HALF, exponent
+    return grouped._FULL, 0
+
+
+@cases
+def test_scales_and_zeros_take_the_fewest_bytes_that_hold_them(isa: str) -> None:
+    """As PyTorch finds it, of numbers at the ends of what each way of storing them holds."""
+    torch.manual_seed(10)
+    finest = 2.0**-24  # of float16
+    in_words = [0.0, 1.0, 31 / 16, 33 / 32, 2.0**-10, 5 * 2.0**-16]
+    ends = [*in_words, finest, 65 / 64, 1023 * finest, 2047 / 1024]
+    eighths = [0.125, 7.375, 14.875]
+    several = [*eighths, 0.0625, 8.0, 15.0, 15.125, 16.0, 17.0, 200.5, 2049.0, 70000.0, -1.0, 1e-9]
+    seen = set()
+    for number in range(400):
+        some = random.Random(number)
+        of = ends[: some.choice([6, 7, 8, 10])]
+        scales = torch.tensor(of)[torch.randint(0, len(of), (6, 3))] * 2.0 ** some.choice([-30, -8, 0, 9, 40])
+        if some.random() < 0.1:
+            scales[2, 1] *= -1
+        if some.random() < 0.1:
+            scales[5, 2] *= 1 + 2.0**-20
+        zeros = torch.randint(0, 16, (6, 3)).float()
+        if some.random() < 0.2:
+            zeros.fill_(float(number % 16))
+        if some.random() < 0.7:
+            zeros[some.randrange(6), some.randrange(3)] = some.choice(several)
+        bits = some.choice([4, 4, 6, 8])
+        codes = torch.zeros((6, 96), dtype=torch.uint8)
+        weight = Grouped(codes, scales, zeros, 32, bits)
+        twin = NativeGroupedProduct(load(isa), weight, None, torch.float32).parts[0].twin
+        kind, exponent = kind_in_pytorch(weight)
+        assert (twin.meta, twin.scale) == (kind, 2.0**exponent), (number, scales, zeros)
+        assert twin.zero == float(zeros.min())
+        seen.add(kind)
+    assert seen == {
+        grouped._FULL,
+        grouped._HALF,
+        grouped._HALF_BYTE,
+        grouped._HALF_EIGHTHS,
+        grouped._HALF_HALF,
+        grouped._WORD,
+    }
+
+
+@cases
+def test_scales_beyond_any_power_of_two_that_float32_holds(isa: str) -> None:
+    for size in (1e-40, 3e38):
+        codes = torch.arange(64, dtype=torch.uint8).view(2, 32) % 16
+        weight = Grouped(codes, torch.full((2, 1), size), torch.full((2, 1), 8.0), 32, 4)
+        product = NativeGroupedProduct(load(isa), weight, None, torch.float32)
+        assert product.parts[0].twin.meta == grouped._FULL
+        assert torch.equal(product.rows(torch.arange(2)), weight.dequantized())
 
 
 @cases

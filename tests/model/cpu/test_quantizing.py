@@ -113,10 +113,10 @@ def test_a_group_of_zeros_costs_no_memory(library: Native) -> None:
     weight[3] = 0
     weight[7, 64:] = 0
     for found in (quantize_natively(library, weight)[0], quantize(weight)):
-        assert PackedGroups(library, found, Shelf()).twin.meta == _WORD
+        assert PackedGroups(library, [found], Shelf()).twin.meta == _WORD
         assert not found.dequantized()[3].any()
         assert not found.dequantized()[7, 64:].any()
-        sizes = [PackedGroups(library, one, Shelf()).nbytes for one in (plain, found)]
+        sizes = [PackedGroups(library, [one], Shelf()).nbytes for one in (plain, found)]
         assert sizes[0] == sizes[1]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 
 import pytest
 import torch
 
-from baton.model.weights.grouped import Grouped, Stacked, joined
+from baton.model.weights.grouped import Grouped, Stacked, as_one, joined, runs_of
 
 
 def a_weight(out=6, inputs=128, group=32, bits=4, order=None, seed=0) -> Grouped:
@@ -59,15 +60,17 @@ def test_parts_of_other_groups_and_bits_are_joined_exactly():
     assert torch.equal(whole.dequantized(), torch.cat([part.dequantized() for part in parts]))
 
 
-def test_neighbours_of_the_same_groups_and_bits_are_one_weight():
-    parts = [a_weight(3), a_weight(2, seed=1), a_weight(4, bits=8)]
+def test_neighbours_of_the_same_groups_and_bits_are_one_run():
+    parts = [a_weight(3), a_weight(2, seed=1), a_weight(4, bits=8), a_weight(1)]
     whole = joined(parts)
-    assert isinstance(whole, Stacked)
-    assert [(part.out_features, part.bits) for part in whole.parts] == [(5, 4), (4, 8)]
+    runs = runs_of(whole)
+    assert [len(run) for run in runs] == [2, 1, 1]
+    assert all(part is given for part, given in zip(itertools.chain(*runs), parts, strict=True))
     assert torch.equal(whole.dequantized(), torch.cat([part.dequantized() for part in parts]))
-    alike = joined(parts[:2])
-    assert isinstance(alike, Grouped)
-    assert alike.out_features == 5
+    alike = as_one(runs[0])
+    assert torch.equal(alike.dequantized(), whole.dequantized()[:5])
+    assert joined(parts[:1]) is parts[0]
+    assert runs_of(parts[0]) == [(parts[0],)]
 
 
 def test_parts_in_another_order_are_not_joined():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,9 +13,10 @@ import torch
 from torch import Tensor
 
 from baton.model.cpu.library import INT, POINTER, Native
+from baton.model.cpu.packing import Laid, Survey
 from baton.model.ops.fused import Activations, Form
 from baton.model.weights.group_rows import GroupRows
-from baton.model.weights.grouped import Grouped, InGroups, parts_of
+from baton.model.weights.grouped import Grouped, InGroups, runs_of
 from baton.model.weights.store import Facts, Shelf
 
 _HALF, _HALF_BYTE, _HALF_HALF, _FULL, _HALF_EIGHTHS, _E2M1, _WORD = range(7)
@@ -53,25 +53,28 @@ class PackedGroups:
     word of 16 bits.  Numbers of MXFP4 take four bits, and their scales, powers of two, a byte.
     """
 
-    def __init__(self, library: Native, weight: Grouped | None, shelf: Shelf) -> None:
+    def __init__(self, library: Native, weights: Sequence[Grouped] | None, shelf: Shelf) -> None:
+        """`weights` are kept alike: one weight, whose outputs come in their order."""
         panel = 2 * library.lanes
-        scales: Tensor | None = None
-        if weight is not None and weight.e2m1 and not _are_powers_of_two(weight.scales):
-            weight = weight.in_bytes()
+        laid: Laid | None = None
+        if weights is not None:
+            if weights[0].e2m1 and not all(_are_powers_of_two(weight.scales) for weight in weights):
+                weights = [weight.in_bytes() for weight in weights]
+            laid = Laid.of(weights)
 
         def described() -> Facts:
-            nonlocal scales
-            assert weight is not None
-            padded = -(-weight.out_features // panel) * panel
-            kind, exponent, scales = _kind_of(weight)
+            assert laid is not None
+            weight, outputs = laid.parts[0], laid.out_features
+            padded = -(-outputs // panel) * panel
+            kind, exponent, zero = _kind_of(library, laid)
             groups = weight.in_features // weight.group
             return {
                 "bits": weight.bits,
                 "group": weight.group,
                 "meta": kind,
-                "n": weight.out_features,
+                "n": outputs,
                 "k": weight.in_features,
-                "zero": float(weight.zeros.flatten()[0]) if weight.zeros.numel() else 0.0,
+                "zero": zero,
                 "scale": 2.0**exponent,
                 "bytes": padded * (weight.in_features * weight.bits // 8 + groups * _META_BYTES[kind]),
             }
@@ -82,10 +85,8 @@ class PackedGroups:
         self.out_features, self.in_features = int(facts["n"]), int(facts["k"])
         self.group, self.bits = int(facts["group"]), int(facts["bits"])
         self.address = ctypes.addressof(self.twin)
-        if weight is not None and scales is not None:
-            parts = [part.contiguous() for part in (weight.codes, scales, weight.zeros)]
-            pack = library.function("pack_nibbles" if weight.nibbles else "pack_grouped", *[POINTER] * 4)
-            pack(self.address, *(part.data_ptr() for part in parts))
+        if laid is not None and not shelf.complete:
+            laid.pack(library, self.address, self.twin.scale)
         self._rows = library.function("grouped_rows", INT, POINTER, POINTER, POINTER, INT)
 
     @property
@@ -115,7 +116,7 @@ class NativeGroupedProduct:
         shelf: Shelf | None = None,
     ) -> None:
         shelf = shelf or Shelf()
-        self.parts = [PackedGroups(library, part, own) for part, own in shelved(weight, shelf)]
+        self.parts = [PackedGroups(library, run, own) for run, own in shelved(weight, shelf)]
         for part, following in itertools.pairwise(self.parts):
             part.twin.next = following.address
         self.out_features = sum(part.out_features for part in self.parts)
@@ -158,13 +159,13 @@ class NativeGroupedProduct:
         return out
 
 
-def shelved(weight: InGroups | None, shelf: Shelf) -> list[tuple[Grouped | None, Shelf]]:
-    """The parts of a weight, None if the shelf has them, each with a shelf of its own."""
-    parts: Sequence[Grouped | None] = () if weight is None else parts_of(weight)
-    count = int(shelf.note("parts", lambda: {"count": len(parts)})["count"])
-    parts = parts or [None] * count
+def shelved(weight: InGroups | None, shelf: Shelf) -> list[tuple[Sequence[Grouped] | None, Shelf]]:
+    """The runs of a weight, None if the shelf has them, each with a shelf of its own."""
+    runs: Sequence[Sequence[Grouped] | None] = () if weight is None else runs_of(weight)
+    count = int(shelf.note("parts", lambda: {"count": len(runs)})["count"])
+    runs = runs or [None] * count
     shelves = [shelf, *(replace(shelf, name=f"{shelf.name}/{number}") for number in range(1, count))]
-    return list(zip(parts, shelves, strict=True))
+    return list(zip(runs, shelves, strict=True))
 
 
 def rows_of_parts(rows: Tensor, parts: Sequence[tuple[int, Callable[[Tensor], Tensor]]]) -> Tensor:
@@ -195,34 +196,32 @@ def _are_powers_of_two(scales: Tensor) -> bool:
     return bool(((scales.contiguous().view(torch.int32) & ~_EXPONENT) == 0).all())
 
 
-def _kind_of(weight: Grouped) -> tuple[int, int, Tensor]:
-    """(How scales and zeros are stored; the exponent of the power of two that scales are stored without; such
-    scales [out, groups] float32)"""
-    scales, zeros = weight.scales, weight.zeros
-    if not scales.numel():
-        return _HALF, 0, scales
+def _kind_of(library: Native, laid: Laid) -> tuple[int, int, float]:
+    """How scales and zeros are stored; the exponent of the power of two that scales are stored without; the
+    zero point, if all are the same."""
+    weight = laid.parts[0]
+    if not sum(part.scales.numel() for part in laid.parts):
+        return _HALF, 0, 0.0
     if weight.e2m1:  # (the kernel has twice the numbers)
-        return _E2M1, -1, scales
-    least, most = (float(end) for end in torch.aminmax(scales))
-    largest = max(-least, most)
-    exponent = math.frexp(largest)[1] - _LARGEST_HALF if largest else 0
-    stored = torch.ldexp(scales, torch.tensor(-exponent))
-    if torch.equal(stored.half().float(), stored):
-        least, most = (float(end) for end in torch.aminmax(zeros))
-        if least == most:
-            return _HALF, exponent, stored
+        return _E2M1, -1, 0.0
+    found = laid.survey(library)
+    return *_kind_by(found, weight.bits), found.least
+
+
+def _kind_by(found: Survey, bits: int) -> tuple[int, int]:
+    """As `_kind_of`"""
+    if found.halves:
+        if found.least == found.most:
+            return _HALF, found.exponent
         # (of 4 bits, zero points above 16 do not fit into what codes are unpacked to)
-        largest_zero = 16 if weight.bits == 4 else 255
-        if least >= 0 and most <= largest_zero and torch.equal(zeros.to(torch.uint8).float(), zeros):
-            return _HALF_BYTE, exponent, stored
-        eighths = zeros * 8
-        if weight.bits == 4 and least >= 0 and most <= 15 and torch.equal(eighths.round(), eighths):
-            in_words = torch.ldexp(stored, torch.tensor(_LARGEST_IN_WORD - _LARGEST_HALF))
-            halves = in_words.half()
+        largest_zero = 16 if bits == 4 else 255
+        if found.least >= 0 and found.most <= largest_zero and found.whole:
+            return _HALF_BYTE, found.exponent
+        if bits == 4 and found.least >= 0 and found.most <= 15 and found.eighths:
             # (sign, the exponent's first bit, the mantissa's last five: a word has no room for them)
-            if torch.equal(halves.float(), in_words) and not (halves.view(torch.int16) & ~0x3FE0).any():
-                return _WORD, exponent + _LARGEST_HALF - _LARGEST_IN_WORD, in_words
-            return _HALF_EIGHTHS, exponent, stored
-        if torch.equal(zeros.half().float(), zeros):
-            return _HALF_HALF, exponent, stored
-    return _FULL, 0, scales
+            if found.words:
+                return _WORD, found.exponent + _LARGEST_HALF - _LARGEST_IN_WORD
+            return _HALF_EIGHTHS, found.exponent
+        if found.half_zeros:
+            return _HALF_HALF, found.exponent
+    return _FULL, 0

@@ -9,7 +9,7 @@ from baton.model.cpu.grouped import NativeGroupedProduct, kept_order, rows_of_pa
 from baton.model.cpu.library import native
 from baton.model.ops.fused import Activations, Form
 from baton.model.weights.group_rows import BLOCK, GroupRows, sums_at
-from baton.model.weights.grouped import Grouped, InGroups
+from baton.model.weights.grouped import Grouped, InGroups, as_one
 from baton.model.weights.store import Facts, Shelf
 
 
@@ -25,7 +25,7 @@ class TorchGroupedProduct:
         self, weight: InGroups | None, bias: Tensor | None, dtype: torch.dtype, shelf: Shelf | None = None
     ) -> None:
         shelf = shelf or Shelf()
-        self.parts = [_Part(part, own) for part, own in shelved(weight, shelf)]
+        self.parts = [_Part(None if run is None else as_one(run), own) for run, own in shelved(weight, shelf)]
         self._dtype = dtype
         self.out_features = sum(part.out_features for part in self.parts)
         self.bias = bias

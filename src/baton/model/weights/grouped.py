@@ -162,8 +162,8 @@ class Grouped:
 
 @dataclass(frozen=True, eq=False)
 class Stacked:
-    """Weights [out, in] of one product, the outputs of one after those of the other, each in bits and groups
-    of its own.
+    """Weights [out, in] of one product, the outputs of one after those of the other; each may be in bits and
+    groups of its own.
 
     Raises `ValueError` (one line) if they have different inputs, or these in different orders.
     """
@@ -197,30 +197,32 @@ class Stacked:
 InGroups = Grouped | Stacked
 
 
-def parts_of(weight: InGroups) -> tuple[Grouped, ...]:
-    return weight.parts if isinstance(weight, Stacked) else (weight,)
-
-
 def joined(parts: Sequence[Grouped]) -> InGroups:
-    """The outputs of all parts, one after the other: one weight, or as many as there are changes of bits or
-    group from one part to the next.
+    """The outputs of all parts, one after the other; nothing is copied.
 
     Raises `ValueError` if they have different inputs, or these in different orders.
     """
-    check_inputs(parts)
-    runs = [tuple(run) for _, run in itertools.groupby(parts, key=_kept_alike)]
-    found = tuple(
-        run[0]
-        if len(run) == 1
-        else replace(
-            run[0],
-            codes=torch.cat([part.codes for part in run]),
-            scales=torch.cat([part.scales for part in run]),
-            zeros=torch.cat([part.zeros for part in run]),
-        )
-        for run in runs
+    return parts[0] if len(parts) == 1 else Stacked(tuple(parts))
+
+
+def runs_of(weight: InGroups) -> list[tuple[Grouped, ...]]:
+    """The parts in their order, those side by side that are kept alike together: bits and groups change from
+    one run to the next."""
+    if isinstance(weight, Grouped):
+        return [(weight,)]
+    return [tuple(run) for _, run in itertools.groupby(weight.parts, key=_kept_alike)]
+
+
+def as_one(run: Sequence[Grouped]) -> Grouped:
+    """A run of `runs_of`, copied if it is more than one part."""
+    if len(run) == 1:
+        return run[0]
+    return replace(
+        run[0],
+        codes=torch.cat([part.codes for part in run]),
+        scales=torch.cat([part.scales for part in run]),
+        zeros=torch.cat([part.zeros for part in run]),
     )
-    return found[0] if len(found) == 1 else Stacked(found)
 
 
 def _kept_alike(part: Grouped) -> tuple[int, int, bool, bool]:

@@ -25,7 +25,6 @@
 #include "int8.h"
 #include "kernels.h"
 #include "panels.h"
-#include "transpose.h"
 
 namespace {
 
@@ -408,122 +407,6 @@ BATON_EXPORT(grouped_batches)(int64_t to_bf16, const Batch* batches, int64_t cou
                            (char*)out + batch.first * w.n * element, w.n, batch.rows, to_bf16 != 0};
         multiply_item(task, item, b + 1 < count ? (const char*)batches[b + 1].product->groups->packed : nullptr);
     });
-}
-
-namespace {
-
-// kLanes words of each of kLanes rows from row n on, of which `bytes` are there, as vectors of one word of each row.
-// With nibbles, two inputs lie in a byte, the first in its lower half.
-template <bool nibbles>
-INLINE void words_of(const GroupedWeight& w, const uint8_t* codes, int64_t n, int64_t first, int64_t bytes, F* words) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-        words[lane] = F{};
-        if (n + lane >= w.n) continue;
-        const int64_t place = (n + lane) * w.k + first;
-        if constexpr (nibbles) {
-            H fours = {};
-            __builtin_memcpy(&fours, codes + place / 2, bytes / 2);
-            const U four = widen(fours);
-            words[lane] = as_f((four & 0xfu) | (four & 0xf0u) << 4 | (four & 0xf00u) << 8 | (four & 0xf000u) << 12);
-        } else {
-            __builtin_memcpy(&words[lane], codes + place, bytes);
-        }
-    }
-    transpose(words);
-}
-
-// kLanes numbers, of outputs from n on, as they are stored; returns what comes behind them.
-INLINE char* store_halves(char* to, const F& numbers) {
-#if defined(__AVX512F__)
-    _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)numbers, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__F16C__)
-    _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)numbers, _MM_FROUND_TO_NEAREST_INT));
-#else
-    const U bits = as_u(numbers), rest = as_u(as_f(bits & 0x7fffffffu) * 1.925929944387236e-34f);  // 2^-112
-    const H halves = narrow(((bits >> 16) & 0x8000u) | (rest >> 13));  // float16 holds them exactly
-    __builtin_memcpy(to, &halves, sizeof halves);
-#endif
-    return to + 2 * kLanes;
-}
-
-// Step `s` of a unit of 6 bits; steps come in their order.
-INLINE void put_six(char* unit, int64_t s, U low, U high) {
-    float* const upper = (float*)(unit + (kUnit + s / 2) * kLanes * 4);
-    const U two = (low >> 4 & 0x03030303u) | (high >> 2 & 0x0c0c0c0cu);
-    store((float*)(unit + s * kLanes * 4), as_f((low & 0x0f0f0f0fu) | (high << 4 & 0xf0f0f0f0u)));
-    store(upper, as_f(s % 2 ? as_u(load(upper)) | two << 4 : two));
-}
-
-template <bool nibbles>
-void pack(const GroupedWeight* w, const uint8_t* codes, const float* scales, const float* zeros) {
-    const int64_t groups = w->k / w->group, step = step_bytes_of(w->bits);
-    parallel_for(parts_of(w->n, kPanel), [&](int64_t p, int) {
-        char* to = (char*)w->packed + p * groups * group_bytes(*w);
-        const auto column = [&](const float* from, int64_t g, int half) {
-            F found = {};
-            const int64_t n = p * kPanel + half * kLanes;
-            for (int64_t lane = 0; lane < kLanes && n + lane < w->n; ++lane) found[lane] = from[(n + lane) * groups + g];
-            return found;
-        };
-        for (int64_t g = 0; g < groups; ++g) {
-            for (int64_t first = 0; first < w->group; first += 4 * kLanes) {
-                const int64_t bytes = w->group - first < 4 * kLanes ? w->group - first : 4 * kLanes;
-                F low[kLanes], high[kLanes];
-                words_of<nibbles>(*w, codes, p * kPanel, g * w->group + first, bytes, low);
-                words_of<nibbles>(*w, codes, p * kPanel + kLanes, g * w->group + first, bytes, high);
-                for (int64_t s = 0; s < bytes / 4; ++s, to += step) {
-                    if (w->bits == 6) {
-                        const int64_t of_unit = (first / 4 + s) % kUnit;
-                        put_six(to - of_unit * step, of_unit, as_u(low[s]), as_u(high[s]));
-                    } else if (w->bits == 4) {
-                        store((float*)to, as_f(as_u(low[s]) | as_u(high[s]) << 4));
-                    } else {
-                        store((float*)to, low[s]);
-                        store((float*)to + kLanes, high[s]);
-                    }
-                }
-            }
-            const bool one = w->meta == kHalf || w->meta == kE2m1 || w->meta == kWord;
-            for (int part = 0; part < (one ? 1 : 2); ++part)
-                for (int half = 0; half < 2; ++half) {
-                    const F numbers = column(part ? zeros : scales, g, half);
-                    if (w->meta == kWord) {
-                        const F eighths = column(zeros, g, half) * 8.0f;
-                        char* const end = store_halves(to, numbers);
-                        for (int lane = 0; lane < kLanes; ++lane, to += 2) {
-                            uint16_t word;
-                            __builtin_memcpy(&word, to, 2);
-                            word = (uint16_t)(word << 2 | (uint8_t)eighths[lane]);
-                            __builtin_memcpy(to, &word, 2);
-                        }
-                        to = end;
-                    } else if (w->meta == kFull) {
-                        store((float*)to, numbers);
-                        to += 4 * kLanes;
-                    } else if (w->meta == kE2m1) {
-                        const U exponents = as_u(numbers) >> 23;
-                        for (int lane = 0; lane < kLanes; ++lane) *to++ = (char)(uint8_t)exponents[lane];
-                    } else if (part && (w->meta == kHalfByte || w->meta == kHalfEighths)) {
-                        const F bytes = w->meta == kHalfByte ? numbers : numbers * 8.0f;
-                        for (int lane = 0; lane < kLanes; ++lane) *to++ = (char)(uint8_t)bytes[lane];
-                    } else {
-                        to = store_halves(to, numbers);
-                    }
-                }
-        }
-    });
-}
-
-}  // namespace
-
-// codes [n, k], a byte each; scales, already without w->scale, and zeros [n, k / group] → w->packed.
-BATON_EXPORT(pack_grouped)(const GroupedWeight* w, const uint8_t* codes, const float* scales, const float* zeros) {
-    pack<false>(w, codes, scales, zeros);
-}
-
-// The same of codes of 4 bits [n, k / 2], the first of two in the lower half of a byte.
-BATON_EXPORT(pack_nibbles)(const GroupedWeight* w, const uint8_t* codes, const float* scales, const float* zeros) {
-    pack<true>(w, codes, scales, zeros);
 }
 
 // out [count, k] = the rows of the weight.
