@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ WRITTEN = [
     for name, (family, _) in VARIANTS.items()
     if f"{family.removesuffix('Text')}ForCausalLM" in ARCHITECTURES
     and name not in ("qwen2-window", "smollm3-odd", "gemma3-odd", "mistral-images", "gemma3-images")
-    and name not in ("gpt-oss-odd", "qwen3-moe-odd", "ernie4_5-moe-odd")
+    and name not in ("gpt-oss-odd", "qwen3-moe-odd", "ernie4_5-moe-odd", "olmoe-odd")
 ]
 """llama.cpp's converter does not say where these have windows or no experts; what sees images is a file of
 its own."""
@@ -98,6 +99,30 @@ def test_the_metadata_say_what_config_json_says(tmp_path: Path, variant: str) ->
     assert (attention.qkv_bias, attention.output_bias) == (like.qkv_bias, like.output_bias)
     assert [layer.mlp for layer in found.layers] == [layer.mlp for layer in expected.layers]
     assert found.norm_eps == pytest.approx(expected.norm_eps)
+
+
+def test_blocks_that_predict_more_tokens_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of GLM 4.5: one behind the model's layers, which the file counts with them."""
+
+    def change(writer: Any) -> None:
+        writer.add_block_count(layers + 1)
+        writer.add_nextn_predict_layers(1)
+        for name in ("nextn.eh_proj", "nextn.enorm", "attn_q", "ffn_gate_exps", "exp_probs_b"):
+            last = "bias" if name == "exp_probs_b" else "weight"
+            writer.add_tensor(f"blk.{layers}.{name}.{last}", np.zeros((2, 4, 4), np.float32))
+
+    source, path = tmp_path / "source", tmp_path / "model.gguf"
+    source.mkdir()
+    make_checkpoint(source, "glm4-moe", num_hidden_layers=2)
+    layers = 2
+    write_gguf(source, path, "F32", change=change)
+    with caplog.at_level(logging.INFO):
+        executor = TorchExecutor.from_config(config_for(path), 0, "")
+    assert len(executor._model.layers) == layers
+    assert "tensors for more than one token a step are not read" in caplog.text
+    executor.close()
 
 
 def test_experts_in_mxfp4(tmp_path: Path) -> None:

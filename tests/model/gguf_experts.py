@@ -6,18 +6,31 @@ import re
 from typing import Any
 
 import torch
+from gguf import ExpertGatingFuncType
 from torch import Tensor
 
 _ALL = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(|_bias)")
+_GRANITE = re.compile(r"model\.layers\.(\d+)\.block_sparse_moe\.(input|output)_linear\.weight")
 _ONE = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def describe_experts(writer: Any, config: dict[str, Any]) -> None:
     """By a `gguf.GGUFWriter`."""
-    count = config.get("moe_num_experts") or config.get("num_experts") or config["num_local_experts"]
-    writer.add_expert_count(count)
+    counts = ("moe_num_experts", "num_experts", "n_routed_experts", "num_local_experts")
+    writer.add_expert_count(next(config[name] for name in counts if name in config))
     writer.add_expert_used_count(config.get("moe_k") or config["num_experts_per_tok"])
-    writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
+    if size := config.get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(size)
+    elif config["model_type"] == "gpt_oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if "n_routed_experts" in config:
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
     if "moe_k" in config:
         writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
         writer.add_leading_dense_block_count(config["moe_layer_start_index"])
@@ -36,6 +49,11 @@ def take_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             parts = {"gate": tensor[:, ::2], "up": tensor[:, 1::2]}
             for part, rows in (parts if matrix == "gate_up" else {"down": tensor}).items():
                 found[f"blk.{layer}.ffn_{part}_exps.{last}"] = rows.contiguous()
+        elif of_all := _GRANITE.fullmatch(name):
+            layer, which = of_all.groups()
+            parts = tensors.pop(name).chunk(2 if which == "input" else 1, dim=1)
+            for part, rows in zip(("gate", "up") if which == "input" else ("down",), parts, strict=True):
+                found[f"blk.{layer}.ffn_{part}_exps.weight"] = rows.contiguous()
         elif of_one := _ONE.fullmatch(name):
             layer, expert, part = of_one.groups()
             stack = apart.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", {})
@@ -45,7 +63,7 @@ def take_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def put_back(stacks: dict[str, Tensor], gpt_oss: bool) -> dict[str, Tensor]:
+def put_back(stacks: dict[str, Tensor], arch: str) -> dict[str, Tensor]:
     """Likewise → what transformers' model has."""
     found: dict[str, Tensor] = {}
     for name, gate in stacks.items():
@@ -54,7 +72,9 @@ def put_back(stacks: dict[str, Tensor], gpt_oss: bool) -> dict[str, Tensor]:
         up, down = (stacks[name.replace("gate", part)] for part in ("up", "down"))
         experts = f"model.layers.{name.split('.')[1]}.mlp.experts."
         last = "_bias" if name.endswith("bias") else ""
-        if gpt_oss:
+        if arch == "granitemoe":
+            experts = experts.replace("mlp.", "block_sparse_moe.")
+        if arch == "gpt-oss":
             gate_up = torch.stack((gate, up), dim=2).flatten(1, 2)
             found[f"{experts}gate_up_proj{last}"] = gate_up if last else gate_up.transpose(1, 2)
             found[f"{experts}down_proj{last}"] = down if last else down.transpose(1, 2)

@@ -41,8 +41,12 @@ ARCHITECTURES = {
     "GptOssForCausalLM": "gpt-oss",
     "Qwen3MoeForCausalLM": "qwen3moe",
     "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
+    "OlmoeForCausalLM": "olmoe",
+    "GraniteMoeForCausalLM": "granitemoe",
+    "Glm4MoeForCausalLM": "glm4moe",
 }
-PAIRED = ("llama", "smollm3", "granite")
+ODD_NAMES = {"granitemoe": "GRANITE_MOE", "glm4moe": "GLM4_MOE"}
+PAIRED = ("llama", "smollm3", "granite", "granitemoe")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
 K_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Bytes of a block where there is a float16"""
@@ -108,7 +112,7 @@ def write_gguf(
     if change is not None:
         change(writer)
     names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH[arch.upper().replace("-", "_")], config["num_hidden_layers"]
+        gguf.MODEL_ARCH[ODD_NAMES.get(arch, arch.upper().replace("-", "_"))], config["num_hidden_layers"]
     )
     shift = 1.0 if arch in PLUS_ONE else 0.0
     found: dict[str, Tensor] = {}
@@ -119,7 +123,7 @@ def write_gguf(
         data = quantized(stack.float().flatten(0, -2).numpy(), kind)
         writer.add_tensor(theirs, data.reshape(*stack.shape[:-1], -1), raw_dtype=GGMLQuantizationType[kind])
         stacks[theirs] = torch.from_numpy(dequantized(data, kind)).view(stack.shape)
-    found |= put_back(stacks, arch == "gpt-oss")
+    found |= put_back(stacks, arch)
     for number, (name, tensor) in enumerate(sorted(tensors.items())):
         part = name.replace("e_score_correction_bias", "e_score_correction.bias")
         theirs = names.get_name(part, try_suffixes=(".weight", ".bias"))
@@ -140,7 +144,7 @@ def write_gguf(
         exact = unpermuted(exact, heads) if turned else exact
         if name.endswith("norm.weight"):
             exact = exact - np.float32(shift)
-        usual = name.replace("mlp.moe_statics.", "mlp.gate.moe_statics.")
+        usual = name.replace("mlp.moe_statics.", "mlp.gate.moe_statics.").replace("router.layer", "router")
         found[usual] = torch.from_numpy(np.ascontiguousarray(exact)).view(tensor.shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -179,12 +183,12 @@ def _describe(writer: Any, config: dict[str, Any], arch: str) -> None:
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if config.get("final_logit_softcapping"):
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if arch == "granite":
+    if arch in ("granite", "granitemoe"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
-    if arch in ("qwen3moe", "gpt-oss", "ernie4_5-moe"):
+    if arch.endswith("moe") or arch == "gpt-oss":
         describe_experts(writer, config)
     if arch == "olmo2" and window:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])

@@ -81,7 +81,9 @@ def test_awq_has_its_outputs_in_its_own_order():
 
 def test_awq_of_random_values(weight):
     made = files.rounded(weight, 4, 64, False, torch.float16)
-    assert the_same(read(Scheme("awq", 4, 64, False), files.awq(made), SHAPE), made)
+    found = read(Scheme("awq", 4, 64, False), files.awq(made), SHAPE)
+    assert the_same(found, made)
+    assert found.codes.shape == (SHAPE[0], SHAPE[1] // 2)
 
 
 @pytest.mark.parametrize(("version", "stored"), [(1, 0x77777777), (2, -0x77777778)])

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baton.model.architectures.reading import Family, describe, read_experts, read_mlp, read_rope, read_sizes
 from baton.model.description.fields import Fields
 from baton.model.description.model import (
@@ -38,9 +40,13 @@ def _granite_moe(fields: Fields) -> Description:
     names = MixtureNames(
         router="block_sparse_moe.router.layer",
         experts="block_sparse_moe.experts",
-        gate_up_of_all="block_sparse_moe.input_linear",
-        down_of_all="block_sparse_moe.output_linear",
     )
+    if not fields.flag("experts_apart"):  # (as GGUF files have them, `checkpoint.gguf_families`)
+        names = replace(
+            names,
+            gate_up_of_all="block_sparse_moe.input_linear",
+            down_of_all="block_sparse_moe.output_linear",
+        )
     return _of(fields, mixture, Names(mixture=names), turned=True)
 
 

@@ -33,6 +33,7 @@ _ENDS: Final = frozenset(
 _CONTROL: Final = 3
 _OURS: Final = re.compile(r"(?:model\.layers\.(?P<layer>\d+)\.)?(?P<module>.+)\.(?P<last>weight|bias)\Z")
 _BLOCK: Final = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<last>weight|bias)\Z")
+_MORE_TOKENS: Final = re.compile(r"blk\.(\d+\.nextn\.)")
 
 
 def gguf_name(name: str, family: GgufFamily) -> str:
@@ -49,7 +50,7 @@ def usual_names(names: Iterable[str], family: GgufFamily) -> dict[str, str]:
     odd = ((".sinks.weight", ".sinks"), (".e_score_correction.bias", ".e_score_correction_bias"))
     for end, usual in odd:
         found = {name: ours.replace(end, usual) for name, ours in found.items()}
-    return found
+    return {name: _MORE_TOKENS.sub(r"model.layers.\1", ours) for name, ours in found.items()}
 
 
 def family_of_file(file: GgufFile) -> GgufFamily | None:

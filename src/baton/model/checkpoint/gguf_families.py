@@ -35,6 +35,8 @@ _RESULT_NORMS: Final = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+EXPERTS_APART: Final = "experts_apart"
+"""In a configuration: each expert's matrices have names of their own; config.json means tensors of all."""
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 Config = dict[str, Any]
 
@@ -182,6 +184,41 @@ def _ernie4_5_moe(file: GgufFile, fields: Fields, kind: str, config: Config) -> 
     }
 
 
+def _olmoe(file: GgufFile, fields: Fields, kind: str, config: Config) -> Config:
+    """Weights of experts are not normalized; the file has their size as that of the MLP."""
+    return {**_experts(fields, kind), "num_experts": fields.integer(f"{kind}.expert_count")}
+
+
+def _granite_moe(file: GgufFile, fields: Fields, kind: str, config: Config) -> Config:
+    """As OLMoE's size; gates and ups are tensors of their own."""
+    return {
+        **_granite(file, fields, kind, config),
+        **_experts(fields, kind),
+        "num_local_experts": fields.integer(f"{kind}.expert_count"),
+        EXPERTS_APART: True,
+    }
+
+
+def _glm4_moe(file: GgufFile, fields: Fields, kind: str, config: Config) -> Config:
+    """The last blocks, if there are some that predict more tokens, are none of the model's layers."""
+    layers = config["num_hidden_layers"]
+    more = fields.integer(f"{kind}.nextn_predict_layers", 0, least=0, most=layers - 1)
+    return {
+        "num_hidden_layers": layers - more,
+        "num_experts_per_tok": fields.integer(f"{kind}.expert_used_count"),
+        "n_routed_experts": fields.integer(f"{kind}.expert_count"),
+        "n_shared_experts": fields.integer(f"{kind}.expert_shared_count", 1),
+        "moe_intermediate_size": fields.integer(f"{kind}.expert_feed_forward_length"),
+        "first_k_dense_replace": fields.integer(f"{kind}.leading_dense_block_count", 0, least=0),
+        "norm_topk_prob": fields.flag(f"{kind}.expert_weights_norm", True),
+        "routed_scaling_factor": fields.number(f"{kind}.expert_weights_scale", 1.0)
+        or 1.0,  # (0: none is given)
+        "n_group": fields.integer(f"{kind}.expert_group_count", 1),
+        "topk_group": fields.integer(f"{kind}.expert_group_used_count", 1),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+    }
+
+
 def _experts(fields: Fields, kind: str) -> Config:
     scale = fields.number(f"{kind}.expert_weights_scale", 1.0)
     if scale not in (0.0, 1.0):  # (0: none is given)
@@ -204,6 +241,11 @@ _EXPERTS: Final = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
+}
+_SHARED: Final = {
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
 GGUF_FAMILIES: Final[Mapping[str, GgufFamily]] = {
     "llama": GgufFamily("LlamaForCausalLM", paired=True, more=_llama),
@@ -254,13 +296,37 @@ GGUF_FAMILIES: Final[Mapping[str, GgufFamily]] = {
         {
             "mlp.gate": "ffn_gate_inp",
             "mlp.moe_statics.e_score_correction": "exp_probs_b",
-            "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-            "mlp.shared_experts.up_proj": "ffn_up_shexp",
-            "mlp.shared_experts.down_proj": "ffn_down_shexp",
+            **_SHARED,
             **_EXPERTS,
         },
         mixture=True,
         more=_ernie4_5_moe,
+    ),
+    "olmoe": GgufFamily(
+        "OlmoeForCausalLM", {"mlp.gate": "ffn_gate_inp", **_EXPERTS}, mixture=True, more=_olmoe
+    ),
+    "granitemoe": GgufFamily(
+        "GraniteMoeForCausalLM",
+        {
+            "block_sparse_moe.router.layer": "ffn_gate_inp",
+            **{ours.replace("mlp.", "block_sparse_moe."): theirs for ours, theirs in _EXPERTS.items()},
+        },
+        paired=True,
+        mixture=True,
+        more=_granite_moe,
+    ),
+    "glm4moe": GgufFamily(
+        "Glm4MoeForCausalLM",
+        {
+            "post_attention_layernorm": "post_attention_norm",
+            "mlp.gate": "ffn_gate_inp",
+            "mlp.gate.e_score_correction": "exp_probs_b",
+            **_SHARED,
+            **_EXPERTS,
+        },
+        mixture=True,
+        partial=True,
+        more=_glm4_moe,
     ),
 }
 """By `general.architecture`."""

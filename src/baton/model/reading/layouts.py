@@ -160,13 +160,21 @@ def _int(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) 
 
 
 def _awq(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Parts:
-    codes, zeros = (_awq_codes(tensors[name])[:, : shape[0]].t() for name in ("qweight", "qzeros"))
-    return codes, tensors["scales"].t(), zeros.float()
+    zeros = unpacked(tensors["qzeros"], 4).view(-1, tensors["qzeros"].shape[1], 8)
+    zeros = zeros[:, :, list(_AWQ_PLACES)].flatten(1)[:, : shape[0]].t()
+    return _awq_nibbles(tensors["qweight"])[: shape[0]], tensors["scales"].t(), zeros.float()
 
 
-def _awq_codes(words: Tensor) -> Tensor:
-    found = unpacked(words, 4).view(len(words), -1, 8)
-    return found[:, :, list(_AWQ_PLACES)].flatten(1)
+def _awq_nibbles(words: Tensor) -> Tensor:
+    """int32 [in, out / 8] → uint8 [out, in / 2], two codes of an output in a byte, without more room."""
+    stored = _in_bytes(words)
+    first, second = stored[::2], stored[1::2]
+    # of two inputs, those outputs that stand in lower halves of bytes, and those in upper ones
+    halves = first & 15 | second << 4, first >> 4 | second & 0xF0
+    found = torch.empty((words.shape[1], 8, len(words) // 2), dtype=torch.uint8)
+    for output, place in enumerate(_AWQ_PLACES):
+        found[:, output] = halves[place % 2][:, place // 2 :: 4].t()
+    return found.flatten(0, 1)
 
 
 def _gptq(scheme: Scheme, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Parts:
