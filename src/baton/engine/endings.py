@@ -9,7 +9,7 @@ from baton.engine.outbox import Outboxes
 from baton.engine.request import Outbox, Request
 from baton.engine.validation import RejectCode, Rejected
 from baton.protocol.requests import Finished, FinishReason
-from baton.protocol.sampling import UNFOLLOWABLE
+from baton.protocol.sampling import NOTHING_LEFT, UNFOLLOWABLE
 
 
 def finish(
@@ -24,7 +24,7 @@ def finish(
     """Writes the one `Finished` of a request that is gone."""
     code: RejectCode | Literal[""] = ""
     if reason == "error":
-        code = "bad_request" if message.startswith(UNFOLLOWABLE) else "internal"
+        code = "bad_request" if message.startswith((UNFOLLOWABLE, NOTHING_LEFT)) else "internal"
     outbox = request.gateway
     outbox.requests.pop(request.id, None)
     counters.finished[reason] += 1

@@ -127,6 +127,11 @@ def _check_sampling(submit: Submit, limits: Limits) -> None:
         )
     if sampling.logit_bias is not None:
         _check_bias(sampling.logit_bias, limits.vocab_size)
+    for name, ids in (("allowed", sampling.allowed), ("logprob_ids", sampling.logprob_ids)):
+        _check_tokens(name, ids, limits.vocab_size)
+    for word in sampling.bad_words:
+        if not _check_tokens("bad_words", word, limits.vocab_size):
+            raise Rejected("bad_request", "bad_words: a sequence is empty; send at least one token id")
 
 
 def _check_pooling(submit: Submit, pooling: Pooling, limits: Limits) -> None:

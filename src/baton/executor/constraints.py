@@ -21,7 +21,7 @@ from baton.grammar.vocabulary import Vocabulary, matching_tokenizer
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.sampling.sampler import Sampler
 from baton.protocol.config import InstanceConfig
-from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.protocol.sampling import NOTHING_LEFT, Sampling, Stopping, TokenLogprobs
 
 FAILED, LATE = -1, -2
 """In place of a token, on its way between ranks: none could be chosen; none can be chosen yet."""
@@ -75,14 +75,17 @@ class ConstrainedSampler:
         if logits is None:
             return np.empty(len(slots), np.int32)
         masks = self._masks if self._masks is not None and self._masks.any else None
+        failed: dict[int, str] = {}
         if masks is None:
             tokens, found = self._sampler.sample(logits, slots, positions)
         else:
             tokens, found, failed = self._constrained(masks, logits, slots, positions)
-            for place in np.flatnonzero(np.isin(slots, list(failed))).tolist() if failed else ():
-                tokens[place] = FAILED
-                row = place if rows is None else int(rows[place])
-                result.failed[row] = failed[int(slots[place])]
+        if self._sampler.dead:
+            failed = dict.fromkeys(self._sampler.dead, NOTHING_LEFT) | failed
+        for place in np.flatnonzero(np.isin(slots, list(failed))).tolist() if failed else ():
+            tokens[place] = FAILED
+            row = place if rows is None else int(rows[place])
+            result.failed[row] = failed[int(slots[place])]
         result.logprobs = {index if rows is None else int(rows[index]): one for index, one in found.items()}
         return tokens
 

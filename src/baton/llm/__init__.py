@@ -19,6 +19,7 @@ from baton.gateway.generation.outputs import (
 )
 from baton.llm.asynchronous import AsyncLLM
 from baton.llm.blocking import LLM
+from baton.protocol.repetition import RepetitionDetection
 from baton.protocol.sampling_params import RequestOutputKind, SamplingParams
 from baton.protocol.structured_outputs import StructuredOutputs
 
@@ -29,6 +30,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "RepetitionDetection",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",

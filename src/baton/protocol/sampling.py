@@ -21,6 +21,12 @@ MAX_GRAMMAR_BYTES = 512 << 10
 """Of a constraint: it travels with each sequence of a request."""
 UNFOLLOWABLE = "structured_outputs: the grammar cannot be followed any more: "
 """So the message of a closing begins whose request asked for what cannot be kept: its client's to change."""
+NOTHING_LEFT = (
+    "allowed_token_ids, bad_words: with what else binds the answer they leave no token that may follow"
+)
+"""The same."""
+MAX_BAD_SEQUENCES = 4096
+"""Several for each bad word: the engine looks at each of them once."""
 MAX_STOP_IDS = 1 << 16
 """Far more than gateways send: the engine looks at each of them between two steps."""
 
@@ -62,9 +68,9 @@ class Constraint(msgspec.Struct, array_like=True, frozen=True):
 class Sampling(msgspec.Struct, array_like=True, frozen=True):
     """How the next token is drawn.
 
-    The order of application, as in vLLM: logit bias, `min_tokens` mask, repetition, frequency and
-    presence penalties, the constraint, temperature, min-p, top-k, top-p, then one draw keyed by (seed,
-    position).
+    The order of application, as in vLLM: logit bias, `min_tokens` mask, bad words and allowed tokens,
+    repetition, frequency and presence penalties, the constraint, temperature, min-p, top-k, top-p, then
+    one draw keyed by (seed, position).
     """
 
     seed: int
@@ -89,6 +95,13 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True):
     """Not None: no token is drawn, this is computed of the prompt instead.  `max_tokens` is 1 then, and
     counts as none."""
     constraint: Constraint | None = None
+    allowed: bytes = b""
+    """Packed int32: no other token may be drawn; empty: any."""
+    bad_words: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MAX_BAD_SEQUENCES)] = ()
+    """Packed int32, each a sequence of tokens: its last one is not drawn where the others were generated
+    right before."""
+    logprob_ids: bytes = b""
+    """Packed int32: with `logprobs`, these tokens are reported instead of the most likely ones."""
     routes_from: int | None = None
     """Not None: the experts that tokens go to are wanted, of positions from here on (`routes.py`)."""
 

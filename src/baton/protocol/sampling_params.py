@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from baton.protocol.codec import pack_int32
+from baton.protocol.repetition import RepetitionDetection
 from baton.protocol.sampling import Constraint, LogitBias, Sampling, Stopping
 from baton.protocol.structured_outputs import StructuredOutputs
 
@@ -24,6 +26,10 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 4096
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 16_384
+MAX_ALLOWED_TOKEN_IDS = 65_536
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_LENGTH = 256
+MAX_LOGPROB_TOKEN_IDS = 128
 _UINT64 = (1 << 64) - 1
 _INT32 = (1 << 31) - 1
 
@@ -86,6 +92,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
     """False: only token ids are wanted; `text` stays empty."""
     structured_outputs: StructuredOutputs | None = None
     """What the answer must be."""
+    bad_words: Sequence[str] | None = None
+    """Words that do not come, as the tokenizer writes them at the beginning of a text and after a space."""
+    allowed_token_ids: Sequence[int] | None = None
+    """No other tokens come."""
+    logprob_token_ids: Sequence[int] | None = None
+    """With `logprobs`: of these tokens instead of the most likely ones, at each position."""
+    repetition_detection: RepetitionDetection | None = None
+    """When an answer ends because it repeats itself, with the finish reason `repetition`."""
     thinking_token_budget: int | None = None
     """Tokens of reasoning at most, of models whose format is known; None, -1: any number."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -151,10 +165,48 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
         for token in ids:
             _int("stop_token_ids", token, 0, _INT32)
         msgspec.structs.force_setattr(self, "stop_token_ids", ids)
+        self._check_tokens()
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping):
                 raise InvalidParameter("logit_bias", "must map token ids to numbers")
             msgspec.structs.force_setattr(self, "logit_bias", _logit_bias(self.logit_bias))
+
+    def _check_tokens(self) -> None:
+        """What names tokens and words."""
+        for name, most in (
+            ("allowed_token_ids", MAX_ALLOWED_TOKEN_IDS),
+            ("logprob_token_ids", MAX_LOGPROB_TOKEN_IDS),
+        ):
+            given = getattr(self, name)
+            if given is None:
+                continue
+            ids = _sequence(name, given)
+            if not ids:
+                raise InvalidParameter(name, "the list is empty; give at least one id, or leave it out")
+            if len(ids) > most:
+                raise InvalidParameter(name, f"at most {most} ids, not {len(ids)}")
+            for token in ids:
+                _int(name, token, 0, _INT32)
+            msgspec.structs.force_setattr(self, name, tuple(dict.fromkeys(ids)))
+        if self.logprob_token_ids is not None and self.logprobs is None:
+            raise InvalidParameter("logprob_token_ids", "set logprobs as well")
+        words = _sequence("bad_words", self.bad_words)
+        if len(words) > MAX_BAD_WORDS:
+            raise InvalidParameter("bad_words", f"at most {MAX_BAD_WORDS} words, not {len(words)}")
+        for word in words:
+            if not isinstance(word, str) or not word.strip():
+                raise InvalidParameter("bad_words", f"{word!r} must be a text with more than spaces in it")
+            if len(word) > MAX_BAD_WORD_LENGTH:
+                raise InvalidParameter(
+                    "bad_words", f"at most {MAX_BAD_WORD_LENGTH} characters each, not {len(word)}"
+                )
+        msgspec.structs.force_setattr(self, "bad_words", words)
+        if self.repetition_detection is not None:
+            if not isinstance(self.repetition_detection, RepetitionDetection):
+                raise InvalidParameter("repetition_detection", "must be RepetitionDetection")
+            problem = self.repetition_detection.problem()
+            if problem is not None:
+                raise InvalidParameter("repetition_detection", problem)
 
     def replace(self, **changes: Any) -> SamplingParams:
         """A validated copy with these fields changed."""
@@ -195,6 +247,7 @@ def resolve(
     eos_token_ids: Collection[int],
     vocab_size: int,
     grammar: str = "",
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> tuple[Sampling, Stopping]:
     """The wire's form for one sequence; the others of a request differ in `seed` and `max_tokens` alone.
 
@@ -202,14 +255,16 @@ def resolve(
     is the grammar's: it has an end token also with `ignore_eos`, and `min_tokens` is looked at together
     with it.
 
-    `seed` as `choice_seed` gives it, `room` is how many tokens the context holds after the prompt
-    (>= 1), `vocab_size` 0 if unknown.  Raises `InvalidParameter` for token ids outside the vocabulary,
-    and for a grammar where nothing could end an answer.
+    `bad_words`: those of `params` as tokens.  `seed` as `choice_seed` gives it, `room` is how many tokens
+    the context holds after the prompt (>= 1), `vocab_size` 0 if unknown.  Raises `InvalidParameter` for
+    token ids outside the vocabulary, and for a grammar where nothing could end an answer.
     """
     if vocab_size:
         for name, ids in (
             ("stop_token_ids", params.stop_token_ids),
             ("logit_bias", params.logit_bias),
+            ("allowed_token_ids", params.allowed_token_ids),
+            ("logprob_token_ids", params.logprob_token_ids),
         ):
             token = max(ids or (0,))
             if token >= vocab_size:
@@ -237,6 +292,9 @@ def resolve(
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
         constraint=Constraint(grammar, params.min_tokens, params.ignore_eos) if grammar else None,
+        allowed=pack_int32(params.allowed_token_ids or ()),
+        bad_words=tuple(map(pack_int32, bad_words)),
+        logprob_ids=pack_int32(params.logprob_token_ids or ()),
         routes_from=params.routed_experts_prompt_start if params.return_routed_experts else None,
     )
     stopping = Stopping(

@@ -11,8 +11,8 @@ from msgspec import Meta, Struct
 
 from baton.gateway.api.calls import ToolCall, ToolCallDelta
 
-FinishReason = Literal["stop", "length", "abort"]
-ChatFinishReason = Literal["stop", "length", "abort", "tool_calls"]
+FinishReason = Literal["stop", "length", "abort", "repetition"]
+ChatFinishReason = Literal["stop", "length", "abort", "repetition", "tool_calls"]
 Count = Annotated[int, Meta(ge=0)]
 AnyObject = dict[str, Any]
 

@@ -12,8 +12,12 @@ from msgspec import Meta
 
 from baton.gateway.api.tools import MAX_TOOLS
 from baton.protocol.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
@@ -49,6 +53,23 @@ StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 Stop = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32)]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+AllowedTokenIds = Annotated[
+    list[TokenId],
+    Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, description="No other tokens come."),
+]
+LogprobTokenIds = Annotated[
+    list[TokenId],
+    Meta(
+        min_length=1,
+        max_length=MAX_LOGPROB_TOKEN_IDS,
+        description="With logprobs: of these tokens instead of the most likely ones.",
+    ),
+]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
+BadWords = Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS, description="Words that do not come.")]
+Documents = Annotated[
+    list[dict[str, Any]], Meta(max_length=1024, description="For templates that know documents.")
+]
 TokenCount = Annotated[int, Meta(ge=0)]
 AtLeastOne = Annotated[int, Meta(ge=1)]
 Seed = Annotated[
@@ -175,11 +196,11 @@ Prompt = Annotated[
 ]
 RankedText = Annotated[str, Meta(min_length=1)]
 RankedTexts = RankedText | Annotated[list[RankedText], Meta(min_length=1, max_length=MAX_SEQUENCES)]
-Truncation = Annotated[int, Meta(ge=-1, le=INT32, description="-1: to the model's context.")]
+Truncation = Annotated[int, Meta(ge=-1, le=INT32, description="-1: to what the context has room for.")]
 # (What the routes check themselves, to say more than that it is wrong.)
 TruncationSide = Annotated[
     str,
-    Meta(description="Which end is cut off; default: right.", extra_json_schema={"enum": ["left", "right"]}),
+    Meta(description="Which end is cut off.", extra_json_schema={"enum": ["left", "right"]}),
 ]
 EncodingFormat = Annotated[
     str,

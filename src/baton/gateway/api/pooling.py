@@ -32,6 +32,8 @@ class EmbeddingRequest(PoolingFields, kw_only=True):
     encoding_format: f.EncodingFormat | None = None
     normalize: bool | None = None
     """Each vector is divided by its length."""
+    use_activation: bool | None = None
+    """vLLM's newer name of `normalize`."""
 
 
 class ClassifyRequest(PoolingFields, kw_only=True):

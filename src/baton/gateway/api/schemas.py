@@ -24,6 +24,7 @@ from baton.gateway.api.formats import ResponseFormat
 from baton.gateway.api.messages import refuse_parts
 from baton.gateway.api.unknown import MAX_WARNED
 from baton.gateway.errors import BadRequest
+from baton.protocol.repetition import RepetitionDetection
 from baton.protocol.structured_outputs import StructuredOutputs
 
 _NEUTRAL_BYTES = 64
@@ -77,9 +78,23 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     structural_tag: f.Anything | None = None
+    bad_words: f.BadWords | None = None
+    allowed_token_ids: f.AllowedTokenIds | None = None
+    logprob_token_ids: f.LogprobTokenIds | None = None
+    repetition_detection: RepetitionDetection | None = None
+    truncate_prompt_tokens: f.Truncation | None = None
+    """A longer prompt is cut to so many tokens; -1: to what the context has room for."""
+    truncation_side: f.TruncationSide | None = None
+    """Default: left."""
     metadata: f.Ignored = f.nothing()
     service_tier: f.Ignored = f.nothing()
     store: f.Ignored = f.nothing()
+    session_id: f.Ignored = f.nothing()
+    vllm_xargs: f.Ignored = f.nothing()
+    length_penalty: f.Ignored = f.nothing()
+    stream_interval: f.Ignored = f.nothing()
+    mm_payload: f.Ignored = f.nothing()
+    return_mm_kwargs: f.Ignored = f.nothing()
 
     def sampling(self) -> dict[str, Any]:
         """The fields that `SamplingParams` knows by the same names."""
@@ -108,6 +123,10 @@ _SAMPLING_NAMES = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
+    "bad_words",
+    "allowed_token_ids",
+    "logprob_token_ids",
+    "repetition_detection",
 )
 
 
@@ -129,6 +148,7 @@ class ChatFields(Protocol):
     tools: list[dict[str, Any]] | None
     tool_choice: str | dict[str, Any] | None
     reasoning_effort: str | None
+    documents: list[dict[str, Any]] | None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -145,6 +165,9 @@ class ChatRequest(SamplingFields, kw_only=True):
     reasoning_effort: f.ReasoningEffort | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: f.Budget | None = None
+    documents: f.Documents | None = None
+    echo: bool | None = None
+    """The answer begins with the last message's text, if that is of the same role."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -156,6 +179,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     tools: f.Tools | None = None
     tool_choice: f.ToolChoice | None = None
     reasoning_effort: f.ReasoningEffort | None = None
+    documents: f.Documents | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -167,18 +191,16 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 _OTHER = (
-    "allowed_token_ids",
     "audio",
-    "bad_words",
-    "chat_template",
     "documents",
+    "ec_transfer_params",
     "kv_transfer_params",
     "logits_processors",
+    "media_io_kwargs",
     "mm_processor_kwargs",
     "prediction",
     "prompt_embeds",
     "suffix",
-    "truncate_prompt_tokens",
     "web_search_options",
 )
 Refusal = tuple[tuple[Any, ...], str]
@@ -189,7 +211,14 @@ _UNSUPPORTED: dict[str, Refusal] = {
     "messages": ((), "is for /v1/chat/completions; give the texts themselves"),
     "modalities": ((["text"],), "only text is generated; leave it out"),
     "use_beam_search": ((False,), "beam search is not supported; leave it out"),
-    "echo": ((False,), "is for /v1/completions; leave it out"),
+    "chat_template": ((), "requests cannot bring one; start the server with --chat-template"),
+    "thinking_token_budget": ((-1,), "is for /v1/chat/completions; leave it out"),
+    "watermarking": ((False,), "texts are not watermarked; leave it out"),
+    "return_token_offsets": ((False,), "offsets of tokens are not told; leave it out"),
+    "return_prompt_text": ((False,), "is not supported; ask /v1/chat/completions/render"),
+    "padding": (("do_not_pad",), "prompts are not padded; leave it out"),
+    "embed_dtype": (("float32",), "vectors are of 32-bit floats; leave it out"),
+    "endianness": (("native", "little"), "base64 is little-endian; leave it out"),
     "best_of": ((1,), "is for /v1/completions; leave it out"),
     **dict.fromkeys(_OTHER, ((), "is not supported; leave it out")),
 }

@@ -83,13 +83,15 @@ def check_cost(
         "stop": sum(map(len, params.stop_strings)),
         "stop_token_ids": len(params.stop_token_ids or ()),
         "logit_bias": len(params.logit_bias or ()),
+        "bad_words": sum(map(len, params.bad_words or ())),
+        "allowed_token_ids": len(params.allowed_token_ids or ()),
     }
     cost = sequences * sum(parts.values())
     if cost > MAX_BESIDE_PROMPTS:
         raise BadRequest(
-            f"prompt, n, stop, stop_token_ids, logit_bias: {sequences} sequences with {parts['stop']} "
-            f"characters of stop strings, {parts['stop_token_ids']} stop tokens and {parts['logit_bias']} "
-            f"biased tokens each cost {cost}, more than {MAX_BESIDE_PROMPTS}; send several requests, or less "
-            "of these",
+            f"prompt, n, {', '.join(parts)}: {sequences} sequences with {parts['stop']} characters of stop "
+            f"strings, {parts['stop_token_ids']} stop tokens, {parts['logit_bias']} biased tokens, "
+            f"{parts['bad_words']} characters of bad words and {parts['allowed_token_ids']} allowed tokens "
+            f"each cost {cost}, more than {MAX_BESIDE_PROMPTS}; send several requests, or less of these",
             param=max(parts, key=lambda name: parts[name]),
         )

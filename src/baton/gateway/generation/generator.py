@@ -30,6 +30,7 @@ from baton.gateway.parsing.plan import Parsing
 from baton.gateway.reading.checks import check_prompt
 from baton.gateway.reading.prompts import is_packed
 from baton.gateway.served_model import ServedModel
+from baton.gateway.text.bad_words import bad_sequences
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
 from baton.protocol.codec import pack_int32
@@ -180,7 +181,8 @@ class Generator:
         seed = self._seeds(params, count)
         arrived = time.monotonic() if arrived is None else arrived
         limits = self.client.limits
-        patient = patient and not params.stop_strings and parsing is None
+        looked_at = params.stop_strings or parsing is not None or params.repetition_detection is not None
+        patient = patient and not looked_at
         sampling, stopping = resolve(
             params,
             seed=0,
@@ -188,6 +190,7 @@ class Generator:
             eos_token_ids=self.served.eos_token_ids,
             vocab_size=self.served.vocab_size,
             grammar=grammar,
+            bad_words=bad_sequences(params.bad_words, self.tokenizer) if params.bad_words else (),
         )
         if pooling is not None:
             sampling = Sampling(0, 0.0, pooling=pooling)

@@ -25,7 +25,7 @@ from baton.protocol.routes import Routes
 from baton.protocol.sampling import UNFOLLOWABLE, TokenLogprobs
 from baton.protocol.sampling_params import SamplingParams
 
-EndReason = Literal["stop", "length", "abort"]
+EndReason = Literal["stop", "length", "abort", "repetition"]
 """`abort`: the server ended it; see `pausing.py`."""
 
 
@@ -118,6 +118,7 @@ class Sequence:
         "_last_token",
         "_params",
         "_parser",
+        "_repeating",
         "_shared",
         "_stop_ids",
         "_stops",
@@ -176,6 +177,8 @@ class Sequence:
         self._detokenizer: Detokenizer | None = None
         self._stops: StopStrings | None = None
         self._parser: ResponseParser | None = None
+        self._repeating: list[int] = []
+        """The last tokens, where an end by repetition is wanted."""
 
     @property
     def has_reasoning(self) -> bool:
@@ -244,6 +247,9 @@ class Sequence:
         """What tokens bring, and the end if they complete a stop string."""
         deltas: list[Delta] | None = None
         marks: list[int] | None = None
+        repeats = False
+        if self._params.repetition_detection is not None:
+            tokens, repeats = self._until_repeated(tokens)
         if self._parser is None:
             text, taken, stop = self._take_tokens(tokens)
         else:
@@ -254,7 +260,25 @@ class Sequence:
         self.num_generated += taken
         if taken:
             self._last_token = tokens[-1]
-        return Update(self.index, text, tokens, [], None if stop is None else "stop", stop, deltas, marks)
+        update = Update(self.index, text, tokens, [], None if stop is None else "stop", stop, deltas, marks)
+        if stop is None and repeats:
+            self._flush(update)
+            update.finish_reason, update.stop_reason = "repetition", "repetition_detected"
+        return update
+
+    def _until_repeated(self, tokens: list[int]) -> tuple[list[int], bool]:
+        """(as far as it does not repeat itself, whether it does).  What ends there anyway does not."""
+        detection, seen = self._params.repetition_detection, self._repeating
+        assert detection is not None
+        for number, token in enumerate(tokens, 1):
+            seen.append(token)
+            count = self.num_generated + number
+            if token in self._stop_ids or count == self._params.max_tokens or count < self._params.min_tokens:
+                continue
+            if detection.found(seen):
+                return tokens[:number], True
+        del seen[: -detection.reach]
+        return tokens, False
 
     def _given(self, update: Update) -> Update:
         """Notes the end; without output where none is wanted."""
@@ -326,10 +350,14 @@ class Sequence:
         return "".join(pieces), len(tokens), stop
 
     def _end(self, finished: Finished, update: Update) -> None:
-        """The engine says that it is over: gives what was held back and the reason."""
+        """The engine says that it is over: gives the reason, and what was held back."""
         update.finish_reason = _END_REASONS[finished.reason]
         if finished.reason == "stop" and (self._params.ignore_eos or self._last_token not in self._eos):
             update.stop_reason = self._last_token
+        self._flush(update)
+
+    def _flush(self, update: Update) -> None:
+        """Gives what was held back."""
         if self._detokenizer is not None:
             held = self._detokenizer.finish()
             if self._stops is not None:

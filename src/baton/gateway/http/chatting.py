@@ -20,6 +20,7 @@ from baton.gateway.reading.calling import Function, functions_of, loosened, stru
 from baton.gateway.reading.prompts import Prompt, encode
 from baton.gateway.reading.reader import Found
 from baton.gateway.reading.structured import asked_by, described
+from baton.gateway.reading.truncation import truncated
 from baton.protocol.sampling_params import SamplingParams, make_params
 
 
@@ -86,9 +87,18 @@ def chat_prompt(
 
     `limit`, `source`, `shorten`: as of `start_chat`.
     """
-    (prompt,) = encode(found, gateway.tokenizer, add_special_tokens=bool(body.add_special_tokens))
+    special = bool(body.add_special_tokens)
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     asked: int | None = None if shorten else getattr(body, name)
+    (prompt,) = truncated(
+        encode(found, gateway.tokenizer, add_special_tokens=special),
+        body.truncate_prompt_tokens,
+        body.truncation_side,
+        gateway.tokenizer,
+        limit=gateway.served.max_model_len,
+        answer=asked or 0,
+        special=special,
+    )
     check_room(asked, limit or name, len(prompt.ids), gateway.served.max_model_len, source)
     return prompt
 

@@ -40,10 +40,18 @@ def render_conversation(
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
         tools=request.tools if tools.wanted else None,
+        documents=request.documents,
         variables={**defaults, **_variables(request.chat_template_kwargs, request.reasoning_effort)},
     )
     continued = _text_of(messages[-1]) if request.continue_final_message else None
     return text, Conversation(tools, begins_thinking(formats.thinking, text, continued=continued))
+
+
+def echo_of(request: ChatFields, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the last message, if who answers has written it."""
+    last = messages[-1]
+    answers = last.get("role") == "assistant" or request.add_generation_prompt is False
+    return _text_of(last) if answers else ""
 
 
 def _variables(given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 
 from baton.gateway.api.messages import ContentFormat, read_messages
-from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, PoolingFields, RankingFields
+from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, RankingFields
 from baton.gateway.api.schemas import ChatFields, ChatRequest, decode_body, decode_prompt
 from baton.gateway.api.tools import Tools
 from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.reading.checks import check_ids, check_not_empty, check_prompt, text_too_long
-from baton.gateway.reading.conversations import render_conversation
+from baton.gateway.reading.conversations import echo_of, render_conversation
 from baton.gateway.reading.jobs import APART, KINDS, MORE, TRANSLATIONS, Beside, Job, Translated
 from baton.gateway.reading.pooled import inputs_of, pairs_of, prompts_of
 from baton.gateway.reading.structured import Asked
@@ -107,6 +107,8 @@ class Found(msgspec.Struct, array_like=True):
     """Of a conversation."""
     thinking: bool = False
     """Of a conversation: the answer begins inside of reasoning."""
+    echo: str = ""
+    """Of a conversation: the last message's text, with which the answer is to begin."""
 
     @property
     def is_long(self) -> bool:
@@ -202,7 +204,7 @@ class Reader:
     def _find(self, job: Job, request: Any) -> Found:
         match job:
             case "completion":
-                return self._prompts(decode_prompt(request.prompt))
+                return self._prompts(decode_prompt(request.prompt), cut=_cuts(request))
             case "embedding" | "classify":
                 return self._inputs(request)
             case "rerank" | "score":
@@ -228,7 +230,7 @@ class Reader:
             asked = judge is not None and not judge.head and job in ("rerank", "score")
             special = found.field != "messages" and not asked  # (a template writes them itself)
         limit = self.settings.max_model_len
-        if isinstance(request, PoolingFields) and request.truncate_prompt_tokens is not None:
+        if _cuts(request):
             limit = max(map(len, found.texts))  # (so many tokens it has at most: none is refused)
         try:
             rows = encoding.encode_all(found.texts, add_special_tokens=special, limit=limit)
@@ -240,7 +242,10 @@ class Reader:
                 check_ids(found.field, row, self.settings.vocab_size)
         found.ids = [pack_int32(row) for row in rows]
 
-    def _prompts(self, prompt: str | list[str] | list[int] | list[list[int]] | None) -> Found:
+    def _prompts(
+        self, prompt: str | list[str] | list[int] | list[list[int]] | None, *, cut: bool = False
+    ) -> Found:
+        """`cut`: those that are too long are not refused."""
         if isinstance(prompt, str):
             prompt = [prompt]
         if not prompt:
@@ -250,17 +255,18 @@ class Reader:
             )
         many: list[Any] = prompt  # (what its first item is, all are)
         if isinstance(many[0], str):
-            for text in many:
+            for text in many if not cut else ():
                 self._check_text("prompt", text)
             return Found(texts=many)
         rows = many if isinstance(many[0], list) else [many]
         for row in rows:
-            check_prompt(row, self.settings.max_model_len, self.settings.vocab_size)
+            longest = len(row) + 1 if cut else self.settings.max_model_len
+            check_prompt(row, longest, self.settings.vocab_size)
         return Found(ids=[pack_int32(row) for row in rows])
 
     def _inputs(self, request: EmbeddingRequest | ClassifyRequest) -> Found:
         """Those that are too long are refused, unless they are to be cut."""
-        inputs, cut = inputs_of(request), request.truncate_prompt_tokens is not None
+        inputs, cut = inputs_of(request), _cuts(request)
         ids, texts = [], []
         for one in inputs:
             if isinstance(one, str):
@@ -276,7 +282,7 @@ class Reader:
     def _pairs(self, request: RankingFields) -> Found:
         queries, documents = pairs_of(request)
         texts = prompts_of(queries, documents, self.settings.judge, request.instruction)
-        if request.truncate_prompt_tokens is None:
+        if not _cuts(request):
             for text in texts:
                 self._check_text("documents", text)
         return Found(texts, field="documents", documents=documents, num_queries=len(queries))
@@ -302,8 +308,15 @@ class Reader:
         text, found = render_conversation(
             request, messages, self._template, self.settings.formats, self.settings.template_defaults
         )
-        self._check_text("messages", text)
-        return Found(texts=[text], field="messages", tools=found.tools, thinking=found.thinking)
+        if not _cuts(request):
+            self._check_text("messages", text)
+        return Found(
+            texts=[text],
+            field="messages",
+            tools=found.tools,
+            thinking=found.thinking,
+            echo=echo_of(request, messages) if getattr(request, "echo", None) else "",
+        )
 
     def _compile(self) -> ChatTemplate:
         if self.settings.template is None:
@@ -325,6 +338,11 @@ def _given(request: msgspec.Struct, apart: frozenset[str]) -> bytes:
         and not isinstance(value, msgspec.Raw)
     }
     return msgspec.json.encode(fields)
+
+
+def _cuts(request: Any) -> bool:
+    """Prompts that are too long are to be cut."""
+    return getattr(request, "truncate_prompt_tokens", None) is not None
 
 
 def decode_grammar(data: bytes) -> str:

@@ -32,6 +32,8 @@ class ChatOptions(Shape):
     top_logprobs: int | None
     """None: no log-probabilities."""
     include_reasoning: bool = True
+    echo: str = ""
+    """What each answer begins with."""
     short_ids: bool = False
     """Calls' ids have nine letters and digits, as the model's template wants them."""
 
@@ -75,6 +77,9 @@ class ChatRenderer(ChunkRenderer):
             + self._usage.in_chunk()
             + b"}\n\n"
         )
+        if self._options.echo:
+            echo = b'{"content":' + encode(self._options.echo) + _PLAIN
+            return b"".join(opening + rest + opening + echo for opening in self._openings)
         return b"".join(opening + rest for opening in self._openings)
 
     def chunk(self, update: Update) -> bytes:
@@ -157,8 +162,8 @@ class ChatRenderer(ChunkRenderer):
     def _message(self, completion: Completion) -> dict[str, Any]:
         parsed = completion.parsed
         if parsed is None:
-            return {"content": completion.text}
-        content = "".join(parsed.content)
+            return {"content": self._options.echo + completion.text}
+        content = self._options.echo + "".join(parsed.content)
         reasoning = "".join(parsed.reasoning) if self._options.include_reasoning else ""
         calls = [
             {

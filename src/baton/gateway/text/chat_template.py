@@ -69,6 +69,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text.
@@ -101,7 +102,7 @@ class ChatTemplate:
                     "messages": conversation,
                     "add_generation_prompt": add_generation_prompt,
                     "tools": tools,
-                    "documents": None,
+                    "documents": documents,
                 }
             )
         except MemoryError:

@@ -1,4 +1,4 @@
-"""What changes logits before they are a distribution: bias, the `min_tokens` mask, penalties.
+"""What changes logits before they are a distribution: bias, masks, penalties.
 
 Only slots whose request asks for one of these have a `SlotEdits`.  Each is sparse: a bias and a mask name
 a few tokens, and penalties concern the tokens that a request has seen.  All rows of a step are edited
@@ -6,11 +6,15 @@ together, through one flat index into the logits.
 
 * logit bias: added;
 * min_tokens: stop tokens are impossible (-inf) until so many tokens have been generated;
+* allowed tokens: all others are impossible; bad words: so is the last token of a sequence whose others are
+  the last ones that were generated;
 * repetition penalty r, tokens of prompt and output: a positive logit is divided by r, another multiplied;
 * frequency f, presence p, tokens of the output only: logit - f * (how often) - p.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +48,12 @@ class SlotEdits:
         self.presence = sampling.presence_penalty
         self.penalizes = self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
         self.seen: _Seen | None = _Seen(tokens, num_prompt) if self.penalizes else None
+        self.left_out = _left_out(sampling, vocab_size)
+        self.bad: _BadWords | None = None
+        if sampling.bad_words:
+            self.bad = _BadWords(sampling.bad_words, tokens[num_prompt:].tolist(), vocab_size)
+        self.bans = self.left_out is not None or self.bad is not None
+        """It makes tokens impossible that no grammar knows of."""
 
     @classmethod
     def of(
@@ -57,12 +67,49 @@ class SlotEdits:
         """The request's edits, or None if it asks for none."""
         edits = cls(tokens, num_prompt, sampling, stopping, vocab_size)
         masks = len(edits.stop_ids) > 0 and edits.first_stop > len(tokens)
-        return edits if masks or len(edits.bias_ids) or edits.penalizes else None
+        return edits if masks or len(edits.bias_ids) or edits.penalizes or edits.bans else None
 
     def append(self, token: int) -> None:
         """`token` was generated."""
         if self.seen is not None:
             self.seen.append(token)
+        if self.bad is not None:
+            self.bad.append(token)
+
+
+class _BadWords:
+    """Sequences of which the last token must not follow the others."""
+
+    def __init__(self, words: Iterable[bytes], generated: list[int], vocab_size: int) -> None:
+        self._single: set[int] = set()
+        self._longer: dict[int, list[tuple[list[int], int]]] = {}
+        """The token before the last one → (those before the last one, the last one)."""
+        self._reach = 0
+        """Tokens that matter of what was generated."""
+        for data in words:
+            *before, last = np.frombuffer(data, np.int32).tolist()
+            if not 0 <= last < vocab_size:
+                continue
+            if before:
+                self._longer.setdefault(before[-1], []).append((before, last))
+                self._reach = max(self._reach, len(before))
+            else:
+                self._single.add(last)
+        self._tail = generated[-self._reach :] if self._reach else []
+
+    def append(self, token: int) -> None:
+        if self._reach:
+            self._tail.append(token)
+            if len(self._tail) > 2 * self._reach:
+                del self._tail[: -self._reach]
+
+    def now(self) -> Int64Array:
+        """Tokens that must not come next."""
+        found, tail = set(self._single), self._tail
+        for before, last in self._longer.get(tail[-1], ()) if tail else ():
+            if tail[-len(before) :] == before:
+                found.add(last)
+        return np.array(sorted(found), np.int64)
 
 
 class _Seen:
@@ -107,6 +154,10 @@ def edit_logits(logits: Tensor, rows: list[tuple[int, int, SlotEdits]]) -> None:
         index = _tensor(np.concatenate([base + edits.bias_ids for base, edits in biased]), logits)
         flat.index_add_(0, index, _tensor(np.concatenate([edits.bias for _, edits in biased]), logits))
     masked = [row * vocab + edits.stop_ids for row, position, edits in rows if position < edits.first_stop]
+    masked += [row * vocab + edits.bad.now() for row, _, edits in rows if edits.bad is not None]
+    for row, _, edits in rows:
+        if edits.left_out is not None:
+            logits[row].masked_fill_(edits.left_out.to(logits.device), float("-inf"))
     if masked:
         flat.index_fill_(0, _tensor(np.concatenate(masked), logits), float("-inf"))
     penalized = [(row * vocab, edits, edits.seen) for row, _, edits in rows if edits.seen is not None]
@@ -134,6 +185,16 @@ def _bias_of(sampling: Sampling, vocab_size: int) -> tuple[Int64Array, Float32Ar
     ids, values = np.frombuffer(bias.ids, np.int32), np.frombuffer(bias.values, np.float32)
     known = (ids >= 0) & (ids < vocab_size)
     return ids[known].astype(np.int64), values[known]
+
+
+def _left_out(sampling: Sampling, vocab_size: int) -> Tensor | None:
+    """[vocab]: whether a token is not allowed; None: all are."""
+    if not sampling.allowed:
+        return None
+    ids = np.frombuffer(sampling.allowed, np.int32)
+    out = torch.ones(vocab_size, dtype=torch.bool)
+    out[torch.from_numpy(ids[(ids >= 0) & (ids < vocab_size)].astype(np.int64))] = False
+    return out
 
 
 def _tensor(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:

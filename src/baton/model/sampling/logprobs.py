@@ -10,15 +10,18 @@ from torch import Tensor
 from baton.protocol.sampling import TokenLogprobs
 
 
-def token_logprobs(logits: Tensor, chosen: Tensor, count: int) -> list[TokenLogprobs]:
-    """Raw logits [n, vocab] and chosen tokens [n] → a report for each row, with the `count` best.
+def token_logprobs(
+    logits: Tensor, chosen: Tensor, count: int, these: Tensor | None = None
+) -> list[TokenLogprobs]:
+    """Raw logits [n, vocab] and chosen tokens [n] → a report for each row, with the `count` best, or with
+    `these` tokens [m], best first.
 
     Natural logarithms, in float32.  Among equals the smaller id comes first; what cannot be is left out.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     own = logprobs.gather(1, chosen.unsqueeze(1))
     ranks = ((logprobs > own).sum(dim=-1) + 1).tolist()
-    tops = _best(logprobs, min(count, logprobs.shape[1]))
+    tops = _best(logprobs, min(count, logprobs.shape[1])) if these is None else _of(logprobs, these)
     return [
         TokenLogprobs(token, logprob, rank, top)
         for token, logprob, rank, top in zip(
@@ -39,6 +42,14 @@ def _best(logprobs: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
     return [
         tuple(sorted(_possible(row_ids, row_values), key=lambda pair: (-pair[1], pair[0])))
         for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
+
+
+def _of(logprobs: Tensor, these: Tensor) -> list[tuple[tuple[int, float], ...]]:
+    ids = these.tolist()
+    return [
+        tuple(sorted(_possible(ids, values), key=lambda pair: (-pair[1], pair[0])))
+        for values in logprobs[:, these.to(logprobs.device)].tolist()
     ]
 
 

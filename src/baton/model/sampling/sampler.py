@@ -40,6 +40,8 @@ _RANDOM = 1
 _EDIT = 2
 _LOGPROBS = 4
 _MASKED = 8
+_BANS = 16
+"""Of edits: they make tokens impossible."""
 _MIN_TEMPERATURE = 1e-5
 """Below it a distribution has one token anyway; treated as greedy."""
 _SHORT = 64
@@ -78,7 +80,10 @@ class Sampler:
         self._have = SlotParameters.of_greedy(num_slots, vocab_size)
         self._kernel = None if kernel is None else KernelSampling(kernel, self._have, vocab_size)
         self._edits: dict[int, SlotEdits] = {}
-        self._logprobs: dict[int, int] = {}
+        self._logprobs: dict[int, tuple[int, bytes]] = {}
+        """Slot → how many of the most likely tokens, or which ones."""
+        self.dead: list[int] = []
+        """Of the last call of `sample`: slots of which no token was possible; what was drawn is none."""
         self._prompt_logprobs: dict[int, int] = {}
 
     def admit(
@@ -99,13 +104,13 @@ class Sampler:
             have.streams[slot] = stream_starts(seed)[0]
         edits = SlotEdits.of(tokens, num_prompt, sampling, stopping, self.vocab_size)
         if edits is not None:
-            flags |= _EDIT
+            flags |= _EDIT | (_BANS if edits.bans else 0)
             self._edits[slot] = edits
         if sampling.constraint is not None:
             flags |= _MASKED
         if sampling.logprobs is not None:
             flags |= _LOGPROBS
-            self._logprobs[slot] = sampling.logprobs
+            self._logprobs[slot] = sampling.logprobs, sampling.logprob_ids
         if sampling.prompt_logprobs is not None:
             self._prompt_logprobs[slot] = sampling.prompt_logprobs
         self._flags[slot] = flags
@@ -143,6 +148,7 @@ class Sampler:
         `positions`: [n] of the new tokens, that is, how many tokens each request has so far.
         The dictionary has the indices, 0 to n-1, of the rows that asked.
         """
+        self.dead = []
         if not self._special:
             return self._choose(logits, slots, positions), {}
         flags = self._flags[slots]
@@ -150,6 +156,7 @@ class Sampler:
         masked = logits
         if wishes & _MASKED:
             applies = self._kernel is not None and self._kernel.takes(logits)  # the masks, by itself
+            applies = applies and not (flags & (_MASKED | _BANS) == _MASKED | _BANS).any()
             if not applies or (flags & (_MASKED | _LOGPROBS) == _MASKED | _LOGPROBS).any():
                 masked = self._masked(logits, slots, flags)
             if not applies:
@@ -172,6 +179,11 @@ class Sampler:
         copy = logits[torch.from_numpy(edited).to(logits.device)].float()
         each = [self._edits[slot] for slot in slots[edited].tolist()]
         edit_logits(copy, list(zip(range(len(edited)), positions[edited].tolist(), each, strict=True)))
+        banned = np.flatnonzero(flags[edited] & _BANS)
+        if len(banned):
+            dead = banned[torch.isneginf(copy[torch.from_numpy(banned)].amax(dim=1)).cpu().numpy()]
+            self.dead = slots[edited[dead]].tolist()
+            copy[torch.from_numpy(dead)] = 0.0
         tokens[edited] = self._choose(copy, slots[edited], positions[edited])
         for edits, token in zip(each, tokens[edited].tolist(), strict=True):
             edits.append(token)
@@ -210,11 +222,13 @@ class Sampler:
     ) -> dict[int, TokenLogprobs]:
         chosen = torch.from_numpy(tokens.astype(np.int64)).to(logits.device)
         found: dict[int, TokenLogprobs] = {}
-        by_count: dict[int, list[int]] = {}
+        by_count: dict[tuple[int, bytes], list[int]] = {}
         for row in np.flatnonzero(flags & _LOGPROBS):
             by_count.setdefault(self._logprobs[int(slots[row])], []).append(int(row))
-        for count, rows in by_count.items():
-            found.update(zip(rows, token_logprobs(logits[rows], chosen[rows], count), strict=True))
+        for (count, data), rows in by_count.items():
+            these = torch.from_numpy(np.frombuffer(data, np.int32).astype(np.int64)) if data else None
+            reports = token_logprobs(logits[rows], chosen[rows], count, these)
+            found.update(zip(rows, reports, strict=True))
         return found
 
     def _draw(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Tensor:

@@ -26,7 +26,10 @@ def chat_routes(gateway: Gateway) -> list[Route]:
         generation = await start_chat(gateway, request, body, found, arrived=arrived)
         shape = ChatOptions(
             model=model,
-            top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            top_logprobs=len(body.logprob_token_ids or ()) or body.top_logprobs or 0
+            if body.logprobs
+            else None,
+            echo=found.echo,
             include_reasoning=body.include_reasoning is not False,
             short_ids=has_short_ids(gateway),
             prompt_logprobs=body.prompt_logprobs,

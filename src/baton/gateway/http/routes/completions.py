@@ -14,8 +14,9 @@ from baton.gateway.errors import BadRequest
 from baton.gateway.generation.generation import SUBMITTED_AT_ONCE
 from baton.gateway.http.context import Gateway, check_room, check_whole, identity, stream_options
 from baton.gateway.http.responses import GenerationResponse
-from baton.gateway.reading.prompts import encode
+from baton.gateway.reading.prompts import Prompt, encode
 from baton.gateway.reading.structured import asked_by
+from baton.gateway.reading.truncation import truncated
 from baton.gateway.rendering.completion import CompletionOptions, CompletionRenderer
 from baton.gateway.rendering.formats import TokenNames
 from baton.gateway.rendering.formats import encode as encode_json
@@ -39,6 +40,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
             gateway.tokenizer,
             add_special_tokens=body.add_special_tokens is not False,
         )
+        prompts = _truncated(gateway, body, prompts)
         if len(prompts) > SUBMITTED_AT_ONCE:
             await asyncio.sleep(0)  # reading that many was a turn's work, and so is what follows
         longest = max(len(prompt.ids) for prompt in prompts)
@@ -56,7 +58,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
             model=model,
             n=params.n,
             echo=bool(body.echo),
-            logprobs=body.logprobs,
+            logprobs=body.logprobs and (len(body.logprob_token_ids or ()) or body.logprobs),
             prompt_logprobs=body.prompt_logprobs,
             skip_special_tokens=params.skip_special_tokens,
             token_ids=bool(body.return_token_ids),
@@ -75,6 +77,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
         _check(body)
         params = _params(gateway, body)
         prompts = encode(found, gateway.tokenizer, add_special_tokens=body.add_special_tokens is not False)
+        prompts = _truncated(gateway, body, prompts)
         limit = gateway.served.max_model_len
         check_room(body.max_tokens, "max_tokens", max(len(one.ids) for one in prompts), limit, "prompt")
         request_id = body.request_id or request.state.request_id
@@ -97,6 +100,20 @@ def completion_routes(gateway: Gateway) -> list[Route]:
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/completions/render", render, methods=["POST"]),
     ]
+
+
+def _truncated(gateway: Gateway, body: CompletionRequest, prompts: list[Prompt]) -> list[Prompt]:
+    return list(
+        truncated(
+            prompts,
+            body.truncate_prompt_tokens,
+            body.truncation_side,
+            gateway.tokenizer,
+            limit=gateway.served.max_model_len,
+            answer=16 if body.max_tokens is None else body.max_tokens,
+            special=body.add_special_tokens is not False,
+        )
+    )
 
 
 def _check(body: CompletionRequest) -> None:

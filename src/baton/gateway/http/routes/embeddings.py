@@ -126,8 +126,9 @@ def pooling_of(body: EmbeddingRequest, served: ServedModel) -> Pooling:
                 param="dimensions",
             )
         pooling = replace(pooling, dimensions=body.dimensions)
-    if body.normalize is not None:
-        pooling = replace(pooling, normalize=body.normalize)
+    normalize = body.use_activation if body.normalize is None else body.normalize
+    if normalize is not None:
+        pooling = replace(pooling, normalize=normalize)
     return pooling
 
 
