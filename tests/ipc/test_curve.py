@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket as sockets
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
@@ -12,6 +13,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from baton.ipc.curve import Doorkeeper, Encryption, Place, Unprotected, protect
+from baton.ipc.half_open import MAX_HALF_OPEN, _borrowed, sent
 from baton.ipc.zeromq import terminate
 from baton.protocol.rules.cluster_secret import ClusterSecret, Secrets
 from tests.conftest import GENEROUS_S
@@ -27,11 +29,16 @@ class Listener:
         encryption = Encryption(Secrets(accepted))
         self.context = zmq.Context()
         self.door = Doorkeeper(self.context, encryption)
+        self.door.half_open._clock = lambda: 0.0  # what is new stays so
+        self.asks = True
+        """The doorkeeper answers."""
         self.router = self.context.socket(zmq.ROUTER)
-        encryption.serve(self.router)
+        self.router.setsockopt(zmq.HANDSHAKE_IVL, 0)  # who is silent stays
+        self.door.guard(self.router)
         self.router.bind("tcp://127.0.0.1:0")
         address = self.router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
-        self.endpoint = encryption.announced(address)
+        self.endpoint = self.door.announced(address)
+        self.port = int(address.rpartition(":")[2])
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -42,10 +49,13 @@ class Listener:
         for fd in self.door.descriptors():
             poller.register(fd, zmq.POLLIN)
         while not self._stop.is_set():
-            self.door.turn()
+            if self.asks:
+                self.door.turn()
+            else:
+                self.door.half_open.turn()
             while self.router.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 self.router.send_multipart(self.router.recv_multipart())
-            if not self.door.busy():
+            if not self.door.busy() or not self.asks:
                 poller.poll(10)
 
     def close(self) -> None:
@@ -157,18 +167,81 @@ def test_places():
 
 def test_garbage_and_silence_disturb_nobody(listener: Listener):
     """Half-open connections and random bytes, while a member connects."""
-    _, _, port = Place.parse(listener.endpoint).address.rpartition(":")
     strange: list[sockets.socket] = []
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(15) + b"\0" + bytes(31)
-    for number, sent in enumerate(
+    for number, words in enumerate(
         (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(500), greeting, b"\xff" * 70_000) * 8
     ):
-        one = sockets.create_connection(("127.0.0.1", int(port)))
+        one = sockets.create_connection(("127.0.0.1", listener.port))
         strange.append(one)
         try:
-            one.sendall(sent)
+            one.sendall(words)
         except OSError:
             assert number % 5 != 0, "who is silent is not sent away at once"
     assert call(listener.endpoint, Encryption(Secrets((NEW,))))[1] == b"hello"
     for one in strange:
         one.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + GENEROUS_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def is_closed(connection: sockets.socket) -> bool:
+    """By the other end; waits for that."""
+    connection.settimeout(GENEROUS_S)
+    try:
+        while connection.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def test_half_open_connections_are_limited_and_lock_no_member_out(listener: Listener):
+    """The oldest strangers make room; a member that came before them all stays."""
+    member = Caller(listener.endpoint, Encryption(Secrets((NEW,))))
+    strange: list[sockets.socket] = []
+    try:
+        assert member.outcome() == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        assert member.socket.poll(GENEROUS_MS)
+        address = ("127.0.0.1", listener.port)
+        strange += [sockets.create_connection(address) for _ in range(MAX_HALF_OPEN + 30)]
+        assert all(map(is_closed, strange[:30])), "they made room"
+        assert listener.door.half_open.ended >= 30
+        assert len(listener.door.half_open._new) <= MAX_HALF_OPEN
+        assert call(listener.endpoint, Encryption(Secrets((NEW,))))[1] == b"hello"
+        member.socket.recv()
+        member.socket.send(b"still there")
+        assert member.socket.poll(GENEROUS_MS)
+        assert member.socket.recv() == b"still there"
+        assert not member.monitor.poll(0)
+    finally:
+        member.close()
+        for one in strange:
+            one.close()
+
+
+def test_the_kernel_tells_who_has_authenticated(listener: Listener):
+    """Whom nobody has let in yet has been sent less than a member."""
+    listener.asks = False
+    caller = Caller(listener.endpoint, Encryption(Secrets((NEW,))))
+    new = listener.door.half_open._new
+    until(lambda: len(new) == 1)
+    (descriptor,) = new
+
+    def told() -> int:
+        with _borrowed(descriptor) as connection:
+            return sent(connection)
+
+    until(lambda: told() >= 234)
+    assert told() == 234
+    listener.asks = True
+    assert caller.outcome() == zmq.EVENT_HANDSHAKE_SUCCEEDED
+    until(lambda: told() > 270)
+    caller.close()

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils import z85
 
+from baton.ipc.half_open import HalfOpen
 from baton.ipc.zeromq import has_messages
 from baton.protocol.rules.cluster_secret import CURVE_CLIENT, Secrets
 
@@ -119,7 +120,9 @@ class Doorkeeper:
 
     def __init__(self, context: zmq.Context[Any], encryption: Encryption | None) -> None:
         """`encryption` None: nothing is asked here."""
+        self.encryption = encryption
         self._allowed = encryption.allowed if encryption is not None else frozenset()
+        self.half_open = HalfOpen(HANDSHAKE_S + 1)
         self._socket: Socket | None = None
         if encryption is not None:
             self._socket = context.socket(zmq.ROUTER)
@@ -130,12 +133,26 @@ class Doorkeeper:
 
     def descriptors(self) -> tuple[int, ...]:
         """Readable when `turn` has something to do; ask `busy` before sleeping on them."""
-        return () if self._socket is None else (self._socket.fileno(),)
+        asked = () if self._socket is None else (self._socket.fileno(),)
+        return (*asked, *self.half_open.descriptors())
 
     def busy(self) -> bool:
-        return self._socket is not None and has_messages(self._socket)
+        return (self._socket is not None and has_messages(self._socket)) or self.half_open.busy()
+
+    def guard(self, socket: Socket) -> None:
+        """Of TCP, before it is bound: who connects to it must be let in here."""
+        if self.encryption is not None:
+            self.encryption.serve(socket)
+            self.half_open.watch(socket)
+
+    def announced(self, address: str) -> str:
+        """The endpoint of a socket that is bound there, for others."""
+        if self.encryption is None or not address.startswith("tcp:"):
+            return address
+        return self.encryption.announced(address)
 
     def turn(self, limit: int = 64) -> None:
+        self.half_open.turn()
         while limit > 0 and self._socket is not None and has_messages(self._socket):
             self._answer(self._socket, self._socket.recv_multipart(zmq.NOBLOCK))
             limit -= 1

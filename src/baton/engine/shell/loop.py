@@ -135,20 +135,18 @@ class EngineLoop:
             self._socket = listen(self._context, endpoint, max_bytes)
             self._routers = [(b"", self._socket)]
             if public:
-                self._routers.append(
-                    (_PUBLIC, listen(self._context, public, max_bytes, encryption=encryption))
-                )
+                self._routers.append((_PUBLIC, listen(self._context, public, max_bytes, door=self._door)))
             if config.peer_endpoint:
                 limit = max_bytes + _BESIDES_SUBMIT
                 self._peers = Peers(
-                    self._context, config.peer_endpoint, incarnation, limit, secret, encryption=encryption
+                    self._context, config.peer_endpoint, incarnation, limit, secret, door=self._door
                 )
         except OSError:
             self._context.destroy(0)
             raise
         self.endpoint = bound_endpoint(self._socket)
         """Where it listens for gateways: with `tcp://…:0` the port is known only now."""
-        self.public = bound_endpoint(self._routers[-1][1], encryption) if public else ""
+        self.public = bound_endpoint(self._routers[-1][1], self._door) if public else ""
         """The same for gateways of other hosts; "": they are to use `endpoint`."""
         self.core = create_core(
             config,

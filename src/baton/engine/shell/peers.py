@@ -52,7 +52,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from baton.engine.handover.callers import Callers
 from baton.engine.shell.sockets import Context, Socket, bound_endpoint, listen, set_tcp_options
-from baton.ipc.curve import Encryption, Place, Unprotected, protect
+from baton.ipc.curve import Doorkeeper, Place, Unprotected, protect
 from baton.ipc.zeromq import has_messages
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.handover import PEER, PeerMessage
@@ -115,8 +115,8 @@ class _Suspect:
 class Peers:
     """Listens on `endpoint` from the moment it is made.  Raises `OSError` if that is impossible.
 
-    `secret`: the engine's (`protocol/rules/passes.py`).  `encryption`: of connections of TCP, in both
-    directions; the context has a `Doorkeeper` then."""
+    `secret`: the engine's (`protocol/rules/passes.py`).  `door`: of connections of TCP, in both
+    directions; its owner calls it."""
 
     def __init__(
         self,
@@ -126,14 +126,14 @@ class Peers:
         max_bytes: int,
         secret: bytes = b"",
         *,
-        encryption: Encryption | None = None,
+        door: Doorkeeper | None = None,
     ) -> None:
         self._context = context
-        self._encryption = encryption
+        self._encryption = None if door is None else door.encryption
         self._callers = Callers(incarnation, secret)
         self._max_bytes = max_bytes
-        self._router = listen(context, endpoint, max_bytes, _RECEIVE_HWM, encryption=encryption)
-        self.endpoint = bound_endpoint(self._router, encryption)
+        self._router = listen(context, endpoint, max_bytes, _RECEIVE_HWM, door=door)
+        self.endpoint = bound_endpoint(self._router, door)
         self._numbers = itertools.count(1)
         self._links: dict[str, _Link] = {}
         self._by_fd: dict[int, _Link] = {}

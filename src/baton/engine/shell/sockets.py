@@ -7,7 +7,7 @@ from typing import cast
 
 import zmq
 
-from baton.ipc.curve import HANDSHAKE_S, Encryption
+from baton.ipc.curve import HANDSHAKE_S, Doorkeeper
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -19,11 +19,11 @@ def listen(
     max_bytes: int,
     receive_hwm: int = 0,
     *,
-    encryption: Encryption | None = None,
+    door: Doorkeeper | None = None,
 ) -> Socket:
     """A ROUTER that is bound.  A message larger than `max_bytes` costs its sender the connection; of each
     sender at most `receive_hwm` messages wait here unread (0: any number), further ones wait at the sender.
-    `encryption`: of connections of TCP; a `Doorkeeper` of this context must let them in.
+    `door`: lets in who connects by TCP.
 
     Raises `OSError` that names the endpoint.
     """
@@ -35,8 +35,8 @@ def listen(
     router.setsockopt(zmq.MAXMSGSIZE, max_bytes)
     router.setsockopt(zmq.HANDSHAKE_IVL, math.ceil(HANDSHAKE_S * 1000))
     set_tcp_options(router, endpoint)
-    if encryption is not None and endpoint.startswith("tcp:"):
-        encryption.serve(router)
+    if door is not None and endpoint.startswith("tcp:"):
+        door.guard(router)
     try:
         router.bind(endpoint)
     except zmq.ZMQError as error:
@@ -45,12 +45,10 @@ def listen(
     return router
 
 
-def bound_endpoint(socket: Socket, encryption: Encryption | None = None) -> str:
+def bound_endpoint(socket: Socket, door: Doorkeeper | None = None) -> str:
     """Where it listens, for others: with `tcp://…:0` the port is known only after binding."""
     address = cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-    if encryption is not None and address.startswith("tcp:"):
-        return encryption.announced(address)
-    return address
+    return address if door is None else door.announced(address)
 
 
 def set_tcp_options(socket: Socket, endpoint: str) -> None:

@@ -1,0 +1,131 @@
+"""Connections that somebody has made and not authenticated yet: so many at most.
+
+Theory.  ZeroMQ takes every connection and gives it `HANDSHAKE_S` to say who it is.  Each costs a descriptor
+and memory, and ZeroMQ has no limit for them: a stranger that opens some thousands takes all descriptors of
+the process, and an engine that cannot open another one fails.  So the owner of a listening socket reads its
+monitor, knows by it which connections are new, and when there are more than `MAX_HALF_OPEN` ends the oldest
+ones of those that have not authenticated.  A member needs some milliseconds for its handshake: it is sent
+away only while strangers come faster than that, and then connects again.
+
+Which have authenticated ZeroMQ does not tell, but the kernel does: who listens has sent a stranger its
+greeting and a welcome, 234 bytes, or 12 more to refuse it; only a member gets the next part of the
+handshake.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from baton.ipc.zeromq import has_messages
+
+log = logging.getLogger(__name__)
+
+MAX_HALF_OPEN = 64
+_AUTHENTICATED_BYTES = 270
+_BYTES_ACKED = 120
+"""Where `tcpi_bytes_acked` is in Linux's `struct tcp_info`."""
+_EVENTS = 64
+"""Of one socket that are read in one turn."""
+
+Socket = zmq.Socket[bytes]
+
+
+class _New(NamedTuple):
+    peer: Any
+    """Its address, by which it is recognized: the descriptor's number may be another one's soon."""
+    since: float
+
+
+class HalfOpen:
+    """Of the listening sockets of one loop.  `patience_s`: after that ZeroMQ has closed what did not
+    authenticate."""
+
+    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience_s = patience_s
+        self._clock = clock
+        self._monitors: list[Socket] = []
+        self._new: dict[int, _New] = {}
+        """Descriptor → connection, the oldest first."""
+        self.ended = 0
+        """Connections that made room for newer ones."""
+
+    def watch(self, listener: Socket) -> None:
+        """Before it is bound."""
+        self._monitors.append(listener.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
+
+    def descriptors(self) -> tuple[int, ...]:
+        return tuple(monitor.fileno() for monitor in self._monitors)
+
+    def busy(self) -> bool:
+        return any(map(has_messages, self._monitors))
+
+    def turn(self) -> None:
+        for monitor in self._monitors:
+            limit = _EVENTS
+            while limit and has_messages(monitor):
+                event = recv_monitor_message(monitor, zmq.NOBLOCK)
+                self._note(event["event"], event["value"])
+                limit -= 1
+        if len(self._new) > MAX_HALF_OPEN:
+            self._make_room()
+
+    # -- inside
+
+    def _note(self, event: int, descriptor: int) -> None:
+        self._new.pop(descriptor, None)
+        if event == zmq.EVENT_ACCEPTED:
+            with suppress(OSError), _borrowed(descriptor) as connection:  # (else it is gone already)
+                self._new[descriptor] = _New(connection.getpeername(), self._clock())
+
+    def _make_room(self) -> None:
+        now = self._clock()
+        for descriptor, one in list(self._new.items()):
+            if now - one.since > self._patience_s or _is_authenticated(descriptor, one.peer):
+                del self._new[descriptor]
+        while len(self._new) > MAX_HALF_OPEN:
+            descriptor = next(iter(self._new))
+            peer = self._new.pop(descriptor).peer
+            self.ended += 1
+            with suppress(OSError), _borrowed(descriptor) as connection:
+                if connection.getpeername() == peer:
+                    log.warning(
+                        "%s and others open connections and do not say who they are; the oldest is closed",
+                        peer[0],
+                    )
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _borrowed(descriptor: int) -> socket.socket:
+    """Another handle of ZeroMQ's connection, to be closed soon."""
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
+def _is_authenticated(descriptor: int, peer: Any) -> bool:
+    try:
+        with _borrowed(descriptor) as connection:
+            if connection.getpeername() != peer:
+                return True  # (another connection by now, of which there will be an event)
+            return sent(connection) > _AUTHENTICATED_BYTES
+    except OSError:
+        return True  # it is gone
+
+
+def sent(connection: socket.socket) -> int:
+    """Bytes that the other end has acknowledged."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
+    return int(struct.unpack_from("=Q", info, _BYTES_ACKED)[0]) if len(info) >= _BYTES_ACKED + 8 else 0
