@@ -63,7 +63,7 @@ soak-cuts: $(VENV)/.installed-dev
 # Structured outputs of a model of random weights: REQUESTS over 100 schemas, then again beside preemptions, hand-overs, kills.
 REQUESTS ?= 2000
 soak-structured: $(VENV)/.installed-dev
-	BATON_STRUCTURED=$(REQUESTS) nice -n 10 $(BIN)/pytest -q -s --timeout=0 tests/e2e/test_structured_faults.py
+	BATON_STRUCTURED=$(REQUESTS) nice -n 10 $(BIN)/pytest -q -s --timeout=0 --basetemp=build/soak-structured tests/e2e/test_structured_faults.py
 
 # In dist/: a source distribution, and the wheel that is built of it, with the compiled library (docs/releasing.md).
 # auditwheel fails if the library needs a newer glibc than the tag says.

@@ -14,7 +14,7 @@ from baton.executor.loading import create_executor
 from baton.executor.simulated import SimulatedExecutor, WrongBlock, simulated_next_token, simulated_tokens
 from baton.launch.instance_config import instance_config
 from baton.protocol.config import CostModel
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.sampling import Constraint, Sampling, Stopping
 
 VOCAB = 1000
 GREEDY = Sampling(seed=1, temperature=0.0)
@@ -223,3 +223,26 @@ def test_made_from_a_configuration():
     exact = msgspec.structs.replace(config, num_blocks=4)
     info = create_executor(exact, 0, "").info
     assert (info.num_blocks, info.block_size, info.block_bytes, info.vocab_size) == (4, 16, 64, 50)
+
+
+def test_a_constraint_of_its_own_kind_and_no_other():
+    """Late as often as it says, then of the residue that the tokens so far decide; also after a restart."""
+
+    def answer(count, generated=()):
+        executor, tokens, late, start = make(), [1, 2, *generated], 0, 0
+        sampling = Sampling(seed=0, temperature=0.0, constraint=Constraint("residues 3, late 2"))
+        executor.admit(0, np.array(tokens, np.int32), 2, sampling, Stopping(50, stop_token_ids=(7,)))
+        while len(tokens) < 2 + count:
+            result = executor.execute(batch([(0, start, tokens[start:], True, [3, 4, 5])]))
+            if result.late:
+                late, start = late + 1, len(tokens) - 1
+            else:
+                start = len(tokens)
+                tokens.append(int(result.tokens[0]))
+        return late, tokens[2:]
+
+    late, whole = answer(6)
+    assert late == 2
+    assert answer(6, whole[:4]) == (2, whole)
+    with pytest.raises(ValueError, match="not with the simulated executor"):
+        admit(make(), 0, Sampling(seed=0, constraint=Constraint("start: x")))

@@ -14,6 +14,7 @@ from baton.simulation.plans.scenarios import SCENARIOS
 from baton.simulation.runner import run_seed
 from tests.simulation import (  # noqa: F401  (they add to the table)
     coming_mutations,
+    constrained_mutations,
     fair_mutations,
     follow_mutations,
     handover_mutations,

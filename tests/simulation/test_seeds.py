@@ -46,6 +46,7 @@ FIXED = {
     "weights": range(0, 20),
     "pooled": range(0, 30),
     "routes": range(0, 40),
+    "constrained": range(0, 60),
 }
 assert FIXED.keys() == SCENARIOS.keys()
 

@@ -124,6 +124,13 @@ class Composition:
         """Its prompt is computed, or its epoch over."""
         self.prompts.pop(slot, None)
 
+    def again(self, slot: int) -> None:
+        """The last token that was computed is to be computed again.  Harmless for a slot that decodes."""
+        prompt = self.prompts.get(slot)
+        if prompt is not None:
+            prompt.start -= 1
+            prompt.left += 1
+
     def computed(self, pieces: list[tuple[int, int]], rows: int, context: int) -> None:
         """A step was run with these (slot, tokens); to be called before those that are through `leave`."""
         counts = dict(pieces)

@@ -406,7 +406,7 @@ class Slots:
                 decode.advance_some(batch.slots[: batch.num_decodes][batch.samples[: batch.num_decodes]])
             elif batch.num_decodes:
                 decode.advance()
-            self._commit_prefill(batch, outcome)
+            self._commit_prefill(batch, outcome, result.late)
             for row, ends in batch.pooled.items():
                 if ends:
                     closed = self._close(int(batch.slots[row]), CloseReason.POOLED)
@@ -466,12 +466,16 @@ class Slots:
         slots = [slot for slot in found if slot in self._handovers and slot not in self._repeated]
         return slots, [int(self._epoch[slot]) for slot in slots]
 
-    def _commit_prefill(self, batch: StepBatch, outcome: StepOutcome) -> None:
-        """Notes the progress of prefill rows; those that sampled decode from now on."""
+    def _commit_prefill(self, batch: StepBatch, outcome: StepOutcome, late: list[int]) -> None:
+        """Notes the progress of prefill rows; those that sampled decode from now on.  `late`: rows."""
         if self._composition is not None and batch.num_decodes < len(batch.slots):
+            counts = batch.counts.copy()
+            counts[late] += 1
             prompts = slice(batch.num_decodes, None)
-            pieces = list(zip(batch.slots[prompts].tolist(), batch.counts[prompts].tolist(), strict=True))
+            pieces = list(zip(batch.slots[prompts].tolist(), counts[prompts].tolist(), strict=True))
             self._composition.computed(pieces, batch.num_decodes, outcome.context)
+            for slot in batch.slots[late].tolist():
+                self._composition.again(slot)
         for row in range(batch.num_decodes, len(batch.slots)):
             slot = int(batch.slots[row])
             outcome.prefill.append((slot, int(self._epoch[slot]), int(self._computed[slot])))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from baton.protocol.pooling import Pooling
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.sampling import Constraint, Sampling, Stopping
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _LENGTH_MIX = 0xD6E8FEB86659FD93
@@ -37,11 +37,17 @@ def expected_tokens(
         power = power * _MULTIPLIER & _MASK
     length = len(prompt) + len(begun)
     answer = list(begun)
+    constraint = sampling.constraint
     while len(answer) < stopping.max_tokens:
         x = ((total + length * _LENGTH_MIX) ^ salt) & _MASK
         x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-        token = (x ^ (x >> 31)) % vocab_size
+        x ^= x >> 31
+        token = (
+            _chosen(x, constraint, answer, stopping.stop_token_ids, vocab_size)
+            if constraint
+            else x % vocab_size
+        )
         answer.append(token)
         if token in stopping.stop_token_ids and len(answer) > stopping.min_tokens:
             return answer, "stop"
@@ -49,6 +55,21 @@ def expected_tokens(
         power = power * _MULTIPLIER & _MASK
         length += 1
     return answer, "length"
+
+
+def _chosen(
+    x: int, constraint: Constraint, answer: Sequence[int], stops: Sequence[int], vocab_size: int
+) -> int:
+    """The token of a constrained answer, which has these tokens so far."""
+    modulus = int(constraint.grammar.split()[1].rstrip(","))
+    state = 0
+    for token in answer:
+        state = (31 * state + token + 1) % 1_000_003
+    ends = {stop for stop in stops if stop < vocab_size}
+    may = [token for token in range(vocab_size) if token % modulus == state % modulus and token not in ends]
+    if not may or (state % 3 == 0 and len(answer) >= constraint.min_tokens and not constraint.goes_on):
+        may += sorted(ends)
+    return may[x % len(may)]
 
 
 def expected_vector(prompt: Sequence[int], pooling: Pooling, weights: str = "") -> bytes:

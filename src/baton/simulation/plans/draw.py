@@ -19,7 +19,7 @@ from msgspec.structs import replace as replace_in
 from baton.gateway.cluster.member import Label
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.pooling import Pooling, PoolingKind
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.sampling import Constraint, Sampling, Stopping
 from baton.simulation.plans.plan import (
     CLUSTER_DRIFT,
     GATEWAY_FAULTS,
@@ -295,6 +295,12 @@ def _draw_request(
     if "routes" in clients and random.random() < 0.8:
         first = random.choice((0, 0, random.randrange(len(prompt))))
         sampling = replace_in(sampling, routes_from=first)
+    if "constrained" in clients and random.random() < 0.8:
+        least, late = stopping.min_tokens, random.choice((0, 0, 0, 1, 3, 12))
+        grammar = f"residues {random.choice((1, 2, 3))}, late {late}"
+        sampling = replace_in(sampling, constraint=Constraint(grammar, least, random.random() < 0.2))
+        more = random.sample(range(POISON), random.choice((0, 2, 8)))
+        stopping = Stopping(max_tokens, 0, tuple(sorted({*stops, *more})))
     if "pools" in clients and random.random() < 0.8:
         kind: PoolingKind = random.choice(("last", "last", "mean", "first", "labels"))
         labels = (3, 1) if kind == "labels" else ()

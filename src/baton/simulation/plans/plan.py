@@ -107,11 +107,12 @@ ClientKind = Literal[
     "alike",
     "pools",
     "routes",
+    "constrained",
 ]
-CLIENT_KINDS: tuple[ClientKind, ...] = ClientKind.__args__[:-3]  # type: ignore[attr-defined]
+CLIENT_KINDS: tuple[ClientKind, ...] = ClientKind.__args__[:-4]  # type: ignore[attr-defined]
 """Those that may be mixed.  `alike`: all requests of a run are of one length, with one beginning;
 `pools`: most want a result of their prompt, and no tokens; `routes`: most want to know the experts that
-their tokens went to."""
+their tokens went to; `constrained`: most answers are bound to a grammar."""
 Burden = Literal["full", "slow", "lagging", "dying"]
 
 
@@ -144,6 +145,8 @@ class RequestSpec:
             parts.append(f"pooled: {self.sampling.pooling.kind}")
         if self.sampling.routes_from is not None:
             parts.append(f"with experts from token {self.sampling.routes_from}")
+        if self.sampling.constraint is not None:
+            parts.append(f"bound to {self.sampling.constraint}")
         if self.priority:
             parts.append(f"priority {self.priority}")
         if self.flow != EVERYBODY:

@@ -1,0 +1,47 @@
+"""What a grammar is to the simulated executor: which tokens may follow those that were generated.
+
+`residues M, late N`: the next token has a certain residue modulo M, which depends on every token before it;
+where another condition on these holds the answer may end, by one of its stop tokens.  In each slot the first
+N times that a token is due the matcher is not there yet (`StepResult.late`).  So an answer shows whether the
+matcher has read all of its tokens, whether it was asked at all, and which of its conditions it knew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from baton.protocol.sampling import Constraint
+
+_FORM = re.compile(r"residues (\d{1,4}), late (\d{1,4})")
+
+
+class SimulatedMatcher:
+    """Of one request in one slot.  Raises `ValueError` for another grammar."""
+
+    def __init__(
+        self, constraint: Constraint, generated: Iterable[int], stops: Iterable[int], vocab_size: int
+    ) -> None:
+        found = _FORM.fullmatch(constraint.grammar)
+        if found is None:
+            raise ValueError("structured_outputs: not with the simulated executor; leave it out")
+        self._modulus, self.late = int(found[1]), int(found[2])
+        self._constraint = constraint
+        self._stops = sorted({stop for stop in stops if stop < vocab_size})
+        self._vocab_size = vocab_size
+        self._state = self._count = 0
+        for token in generated:
+            self.read(token)
+
+    def read(self, token: int) -> None:
+        self._state = (self._state * 31 + token + 1) % 1_000_003
+        self._count += 1
+
+    def choose(self, seen: int) -> int:
+        """The token that the hash of all tokens decides on, of those that may come."""
+        residue = self._state % self._modulus
+        allowed = [one for one in range(residue, self._vocab_size, self._modulus) if one not in self._stops]
+        stays = self._constraint.goes_on or self._count < self._constraint.min_tokens
+        if (self._state % 3 == 0 and not stays) or not allowed:
+            allowed += self._stops
+        return allowed[seen % len(allowed)]
