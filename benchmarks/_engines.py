@@ -59,7 +59,7 @@ class Engine:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=_environment(python),
+                env=engine_environment(python),
                 start_new_session=True,
             )
         try:
@@ -123,7 +123,7 @@ class Engine:
         return found
 
 
-def _environment(python: Path) -> dict[str, str]:
+def engine_environment(python: Path) -> dict[str, str]:
     """Of an engine: that of its virtual environment, with Intel's OpenMP runtime if it is installed there."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     environment["PATH"] = f"{python.parent}:{environment.get('PATH', '')}"

@@ -12,9 +12,8 @@ mixed in and finished as in splitmix64; the next token is that modulo the vocabu
 for all rows at once.  It is computed from scratch each step: no state of a step saves the next one from
 reading its blocks.
 
-Of the sampling parameters only these have an effect: `seed` when `temperature` is above 0 (the salt),
-`logprobs`, `prompt_logprobs` (invented, but always the same for the same tokens), and constraints of a kind
-of its own (`simulated_grammar.py`); others are refused.
+Only these sampling parameters have an effect: `seed` when `temperature` is above 0 (the salt), `logprobs`,
+`prompt_logprobs` (invented), and constraints of a kind of its own (`simulated_grammar.py`).
 A pooled vector is made of the same hash; with `mean` and `first` it is right only if every token of the
 prompt was computed in the slot.
 
@@ -32,16 +31,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from baton.executor.base import (
-    ControlRefused,
-    ExecutorInfo,
-    Int32Array,
-    Int64Array,
-    OnLayers,
-    StepBatch,
-    StepResult,
-)
-from baton.executor.simulated_grammar import SimulatedMatcher
+from baton.executor.base import ControlRefused, ExecutorInfo, Int32Array, OnLayers, StepBatch, StepResult
+from baton.executor.simulated_grammar import SimulatedMatchers
 from baton.executor.simulated_pool import TokenPool
 from baton.executor.simulated_results import InventedRoutes, invented_logprobs, powers, simulated_vector
 from baton.model.sampling.counter_random import mix
@@ -108,7 +99,7 @@ class SimulatedExecutor:
         self._wanted_logprobs: dict[int, int] = {}
         self._wanted_prompt_logprobs: dict[int, int] = {}
         self._routes = InventedRoutes()
-        self._matchers: dict[int, SimulatedMatcher] = {}
+        self._matchers = SimulatedMatchers(vocab_size)
         self._pooling: dict[int, Pooling] = {}
         self._seen: dict[int, int] = {}
         """Of slots that pool: tokens of the prompt that were computed."""
@@ -164,9 +155,7 @@ class SimulatedExecutor:
         self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
     ) -> None:
         self.release(slot)
-        if (constraint := sampling.constraint) is not None:
-            generated, stops = tokens[num_prompt:].tolist(), stopping.stop_token_ids
-            self._matchers[slot] = SimulatedMatcher(constraint, generated, stops, self.info.vocab_size)
+        self._matchers.admit(slot, tokens[num_prompt:], sampling.constraint, stopping)
         if sampling.logprobs is not None:
             self._wanted_logprobs[slot] = sampling.logprobs
         if sampling.prompt_logprobs is not None:
@@ -181,7 +170,7 @@ class SimulatedExecutor:
         self._wanted_logprobs.pop(slot, None)
         self._wanted_prompt_logprobs.pop(slot, None)
         self._pooling.pop(slot, None)
-        self._matchers.pop(slot, None)
+        self._matchers.release(slot)
         self._admitted[slot] = False
 
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
@@ -283,27 +272,13 @@ class SimulatedExecutor:
         else:
             hashes = self._hashes(tables, lengths, salts)
         result = StepResult(tokens=(hashes % np.uint64(self.info.vocab_size)).astype(np.int32))
-        if self._matchers:
-            self._constrain(result, batch, rows, hashes)
+        self._matchers.choose(result, batch, rows, hashes)
         if self._wanted_logprobs:
             for row, seen in zip(rows.tolist(), hashes.tolist(), strict=True):
                 k = self._wanted_logprobs.get(int(batch.slots[row]))
                 if k is not None and row not in result.late:
                     result.logprobs[row] = invented_logprobs(seen, None, k, self.info.vocab_size)
         return result
-
-    def _constrain(self, result: StepResult, batch: StepBatch, rows: Int64Array, hashes: UInt64Array) -> None:
-        """Chooses again for rows that may not have any token."""
-        for place, (row, seen) in enumerate(zip(rows.tolist(), hashes.tolist(), strict=True)):
-            matcher = self._matchers.get(int(batch.slots[row]))
-            if matcher is None:
-                continue
-            if matcher.late:
-                matcher.late -= 1
-                result.late.append(row)
-                continue
-            result.tokens[place] = token = matcher.choose(seen)
-            matcher.read(token)
 
     def _hashes(self, tables: Int32Array, lengths: Int32Array, salts: UInt64Array) -> UInt64Array:
         """[R] of what the rows' blocks hold."""

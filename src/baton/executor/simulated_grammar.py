@@ -11,7 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from baton.protocol.sampling import Constraint
+import numpy as np
+import numpy.typing as npt
+
+from baton.executor.base import Int32Array, Int64Array, StepBatch, StepResult
+from baton.protocol.sampling import Constraint, Stopping
 
 _FORM = re.compile(r"residues (\d{1,4}), late (\d{1,4})")
 
@@ -45,3 +49,40 @@ class SimulatedMatcher:
         if (self._state % 3 == 0 and not stays) or not allowed:
             allowed += self._stops
         return allowed[seen % len(allowed)]
+
+
+class SimulatedMatchers:
+    """Those of all slots."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._of: dict[int, SimulatedMatcher] = {}
+
+    def admit(
+        self, slot: int, generated: Int32Array, constraint: Constraint | None, stopping: Stopping
+    ) -> None:
+        """Raises `ValueError` for a grammar that is none of its kind."""
+        if constraint is not None:
+            stops = stopping.stop_token_ids
+            self._of[slot] = SimulatedMatcher(constraint, generated.tolist(), stops, self._vocab_size)
+
+    def release(self, slot: int) -> None:
+        self._of.pop(slot, None)
+
+    def choose(
+        self, result: StepResult, batch: StepBatch, rows: Int64Array, hashes: npt.NDArray[np.uint64]
+    ) -> None:
+        """Chooses again for those of the rows that may not have any token: changes the result's tokens, and
+        notes who is late."""
+        if not self._of:
+            return
+        for place, (row, seen) in enumerate(zip(rows.tolist(), hashes.tolist(), strict=True)):
+            matcher = self._of.get(int(batch.slots[row]))
+            if matcher is None:
+                continue
+            if matcher.late:
+                matcher.late -= 1
+                result.late.append(row)
+            else:
+                result.tokens[place] = token = matcher.choose(seen)
+                matcher.read(token)

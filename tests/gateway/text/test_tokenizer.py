@@ -237,6 +237,16 @@ def test_clients_cannot_replace_the_messages():
         ChatTemplate("{{ messages }}").render(USER, variables={"messages": []})
 
 
+def test_a_variable_may_have_any_name():
+    """Also that of an argument of Jinja's function."""
+    variables = {"self": 1, "args": 2, "loop": 3}
+    assert (
+        ChatTemplate("{{ args }}{{ loop }}{{ messages | length }}").render(USER, variables=variables) == "231"
+    )
+    with pytest.raises(ChatTemplateError, match="rejects these messages and chat_template_kwargs"):
+        ChatTemplate("{{ range(n) }}").render(USER, variables={"n": "a"})
+
+
 def test_messages_are_read_as_templates_want_them():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
