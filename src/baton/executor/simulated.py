@@ -15,10 +15,9 @@ reading its blocks.
 Only these sampling parameters have an effect: `seed` when `temperature` is above 0 (the salt), `logprobs`,
 `prompt_logprobs` (invented), and constraints of a kind of its own (`simulated_grammar.py`).
 A pooled vector is made of the same hash; with `mean` and `first` it is right only if every token of the
-prompt was computed in the slot.
-
-A step takes what `CostModel` says: slept in real time, or only added to `virtual_seconds`.  Where a
-decoding instance fetches layer by layer, layers are written one by one, spread over that time.
+prompt was computed in the slot.  A step takes what `CostModel` says: slept in real time, or only added to
+`virtual_seconds`.  Where a decoding instance fetches layer by layer, layers are written one by one, spread
+over that time.
 """
 
 from __future__ import annotations
