@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,7 +18,9 @@ from safetensors.torch import load_file, save_file
 from baton.model import loader
 from baton.model.attention import AttentionShape, attention_backend
 from baton.model.checkpoint.config import ModelConfig
+from baton.model.cpu import quantizing
 from baton.model.cpu.library import native
+from baton.model.layers import placement
 from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.placement import Placement
@@ -233,6 +237,38 @@ def test_threads_fill_no_more_than_a_bound_at_once(
     load(tmp_path, weights="packed", store=store)
     assert store.shared_out
     assert all(sum(sizes) <= bound or len(sizes) == 1 for sizes in found), found
+
+
+@pytest.mark.skipif(native() is None, reason="of weights that the library quantizes")
+@pytest.mark.parametrize("variant", ["ernie4_5-moe", "granite-moe"])
+def test_a_mixture_is_quantized_matrix_by_matrix(
+    tmp_path: Path, threads, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    """Beside the weights there are one matrix as it was read, and its codes, a byte each."""
+    make_checkpoint(tmp_path, variant)
+    live = most = ever = 0
+
+    def gone(size: int) -> None:
+        nonlocal live
+        live -= size
+
+    def counted(elements: int, dtype: torch.dtype) -> torch.Tensor:
+        nonlocal live, most, ever
+        memory = np.zeros(elements * dtype.itemsize, np.uint8)
+        weakref.finalize(memory, gone, len(memory))
+        live, ever = live + len(memory), ever + len(memory)
+        most = max(most, live)
+        return torch.from_numpy(memory).view(dtype)
+
+    for module in (placement, quantizing):
+        monkeypatch.setattr(module, "own_memory", counted)
+    threads(1)
+    more = {"groups": True, "grouping": Grouping(4, 32), "finer": Grouping(6, 32)}
+    model = load(tmp_path, dtype=torch.bfloat16, weights="packed", head_grouping=Grouping(8, 32), **more)
+    largest = max(map(loader._elements, model.layers_within()))
+    assert 0 < most <= (2 + 1) * largest
+    assert ever > 5 * most
+    assert live == 0
 
 
 _MEMORY = """
