@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.ipc.half_open import MAX_HALF_OPEN
 from baton.protocol.codec import pack_int32
 from baton.protocol.rules.cluster_secret import ClusterSecret
 from tests.e2e.server import Server, child_pids, is_engine
@@ -215,8 +216,10 @@ def test_what_passes_is_found_where_nothing_is_encrypted(host: str, secret: str)
 
 def test_garbage_and_silence_at_the_ports_disturb_nobody(pair: tuple[Server, Elsewhere]) -> None:
     server, _ = pair
-    ports = listening_ports(next(filter(is_engine, child_pids(server.process.pid))))
+    engine = next(filter(is_engine, child_pids(server.process.pid)))
+    ports = listening_ports(engine)
     assert ports, "the engine listens for others"
+    descriptors = len(os.listdir(f"/proc/{engine}/fd"))
     (expected, _), strange = complete(server, max_tokens=300), []
     request = InBackground(lambda: complete(server, max_tokens=300))
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(47)
@@ -224,8 +227,11 @@ def test_garbage_and_silence_at_the_ports_disturb_nobody(pair: tuple[Server, Els
         for sent in (b"", b"GET / HTTP/1.1\r\n\r\n", greeting, random.Random(1).randbytes(5000)) * 20:
             strange.append(socket.create_connection((HERE, port)))
             strange[-1].sendall(sent)
+        strange += [socket.create_connection((HERE, port)) for _ in range(4 * MAX_HALF_OPEN)]
     assert request.result()[0] == expected
     assert complete(server, max_tokens=300)[0] == expected
+    many = MAX_HALF_OPEN + 30
+    until(lambda: len(os.listdir(f"/proc/{engine}/fd")) < descriptors + many, "the others are sent away")
     for one in strange:
         one.close()
     until(lambda: nothing_is_held(server), "every block is free or cached")

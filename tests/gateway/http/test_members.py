@@ -211,9 +211,16 @@ def test_both_ends_encrypt_or_none(site: Site):
 # -- the table
 
 
-def status(guard: Guard, method: str, client: tuple[str, int], authorization: str = "", **more: str) -> int:
+def status(
+    guard: Guard,
+    method: str,
+    client: tuple[str, int],
+    authorization: str = "",
+    path: str = f"{PATH}/x",
+    **more: str,
+) -> int:
     headers = {"host": "127.0.0.1", "authorization": authorization, **more}
-    scope: dict[str, Any] = {"path": f"{PATH}/x", "method": method, "client": client, "server": ("", 1)}
+    scope: dict[str, Any] = {"path": path, "method": method, "client": client, "server": ("", 1)}
     try:
         guard.check(scope, {name.encode(): value.encode() for name, value in headers.items() if value})
     except ApiError as error:
@@ -221,9 +228,9 @@ def status(guard: Guard, method: str, client: tuple[str, int], authorization: st
     return 200
 
 
-def signed_for(guard: Guard, method: str, secret: ClusterSecret = NEW) -> str:
+def signed_for(guard: Guard, method: str, secret: ClusterSecret = NEW, path: str = f"{PATH}/x") -> str:
     server, nonce = guard.members._verifier.server, time.monotonic_ns().to_bytes(16, "big")
-    return sign_request(secret, server, time.time(), nonce, method, f"{PATH}/x", b"").header
+    return sign_request(secret, server, time.time(), nonce, method, path, b"").header
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
@@ -254,3 +261,29 @@ def test_who_may_use_the_routes_of_members(method: str):
     assert status(insecure, method, FAR, "Bearer admin") == 200
     assert status(insecure, method, FAR, "Bearer user") == 403
     assert status(insecure, method, FAR) == 401
+
+
+MAY: dict[str, dict[str, set[str]]] = {
+    "open": {"all": {"nobody", "user", "operator", "member"}},
+    "user": {"all": {"user", "operator"}},
+    "operator": {"all": {"operator"}},
+    "member": {"all": {"operator", "member"}, "PUT": {"member"}},
+}
+"""Right of a route → method → who may, of a server with keys and a secret, as `docs/security.md` has it."""
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+@pytest.mark.parametrize("route", RIGHTS)
+def test_who_may_do_what_of_all_routes(route: str, method: str):
+    guard = Guard(Access(("user",), ("admin",), cluster_secrets=Secrets((NEW,))))
+    path = route.replace("{name:path}", "x").replace("{name}", "x")
+    for client in (LOCAL, FAR):
+        shown = {
+            "nobody": "",
+            "user": "Bearer user",
+            "operator": "Bearer admin",
+            "member": signed_for(guard, method, path=path),
+        }
+        may = {who for who, header in shown.items() if status(guard, method, client, header, path) == 200}
+        rights = MAY[RIGHTS[route]]
+        assert may == rights.get(method, rights["all"]), (route, method, client)
