@@ -29,7 +29,8 @@ def calling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("calling") / "model"
     shutil.copytree(resolve_model(None), directory)
     (directory / "chat_template.jinja").write_text(TEMPLATE)
-    with Server("--served-model-name", "tiny", "--dtype", "float32", model=str(directory)) as server:
+    flags = ("--served-model-name", "tiny", "--dtype", "float32", "--responses-store", "8")
+    with Server(*flags, model=str(directory)) as server:
         yield server
 
 
