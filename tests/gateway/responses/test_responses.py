@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -417,3 +418,52 @@ def test_bytes_that_are_no_json_are_refused(server: GatewayServer) -> None:
     with server.http() as http:
         for body in (b"\0\0\0\0{}", b"\xff" * 8, b"[]", json.dumps({"input": 5}).encode()):
             assert http.post("/v1/responses", content=body, headers=headers).status_code == 400
+
+
+def test_the_oldest_messages_are_left_out(server: GatewayServer, tokenizer: Tokenizer) -> None:
+    """As few as possible; the instructions and the last message stay, and no result without its call."""
+    answer_with(server, tokenizer, "ok")
+    turns: list[Any] = []
+    for number in range(40):
+        call = {"type": "function_call", "call_id": f"c{number}", "name": "time", "arguments": "{}"}
+        turns += [
+            {"role": "user", "content": f"{number}? " + "the fox " * 8},
+            call,
+            {"type": "function_call_output", "call_id": f"c{number}", "output": f"<{number}>"},
+        ]
+    fields = {"input": [*turns, {"role": "user", "content": "So?"}], "instructions": "Be kind."}
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        ask(server, **fields)
+    done = ask(server, **fields, truncation="auto", max_output_tokens=100)
+    assert done.truncation == "auto"
+    assert 1024 - 100 - 80 < done.usage.input_tokens <= 1024 - 100
+    prompt = prompt_of(server, tokenizer)
+    assert re.search(
+        r"<tools>.*</tool_call><\|start\|>system\nBe kind\.<\|end\|><\|start\|>(user|assist)", prompt
+    )
+    assert prompt.endswith("<39><|end|><|start|>user\nSo?<|end|><|start|>assistant\n")
+    short = {**fields, "input": "hello"}
+    whole = ask(server, **short).usage.input_tokens
+    assert ask(server, **short, truncation="auto").usage.input_tokens == whole
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        ask(server, input="x" * 5000, truncation="auto")
+
+
+def test_the_program_of_the_document(
+    server: GatewayServer, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = (Path(__file__).parents[3] / "docs" / "responses.md").read_text()
+    program = document.partition("```python\n")[2].partition("```")[0]
+    program = program.replace("http://127.0.0.1:8000", server.url).replace("MODEL", "tiny")
+    call = [*tokenizer.encode(ONE, add_special_tokens=False), 2]
+    text = [*tokenizer.encode("Sunny.", add_special_tokens=False), 2]
+    scripts = iter([call, text])
+
+    def answer(_: list[int]) -> Any:
+        script = next(scripts)
+        return lambda i: script[i]
+
+    server.engine.behaviour.answer = answer
+    exec(program.replace('"none"', '"one"'), {})
+    assert capsys.readouterr().out == "Sunny."
+    assert "Sunny in Paris, é😀." in prompt_of(server, tokenizer)

@@ -23,6 +23,7 @@ from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.reading.checks import check_ids, check_not_empty, check_prompt, text_too_long
 from baton.gateway.reading.conversations import echo_of, render_conversation
+from baton.gateway.reading.fitting import fitting
 from baton.gateway.reading.jobs import APART, KINDS, MORE, TRANSLATIONS, Beside, Job, Translated
 from baton.gateway.reading.pooled import inputs_of, pairs_of, prompts_of
 from baton.gateway.reading.structured import Asked
@@ -166,6 +167,8 @@ class Reader:
                 return Translated(known, ChatRequest()), Found(), unknown
             request, read = chat, Translated(known, chat)
         try:
+            if getattr(request, "drops_oldest", False) and self._encoding is not None:
+                self._drop_oldest(request, self._encoding)
             found = self._find(job, request)
             if self._encoding is not None and found.is_long:
                 self._convert(job, request, found, self._encoding)
@@ -317,6 +320,22 @@ class Reader:
             thinking=found.thinking,
             echo=echo_of(request, messages) if getattr(request, "echo", None) else "",
         )
+
+    def _drop_oldest(self, request: Any, encoding: Encoding) -> None:
+        """Of its messages, until the context has room for them and for the answer."""
+        room = self.settings.max_model_len - (request.max_completion_tokens or 1)
+
+        def fits(messages: list[dict[str, Any]]) -> bool:
+            request.messages = messages
+            text = self._conversation(request).texts[0]
+            return (
+                not encoding.is_longer(text, room)
+                and len(encoding.encode(text, add_special_tokens=False)) <= room
+            )
+
+        messages = list(request.messages or ())
+        fitting(messages, fits)
+        request.messages = messages
 
     def _compile(self) -> ChatTemplate:
         if self.settings.template is None:

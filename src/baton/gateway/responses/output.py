@@ -101,6 +101,11 @@ class Output:
 
     def text(self, text: str, logprobs: Sequence[bytes] = ()) -> bytes:
         """More of the answer's text."""
+        if self._kind == "message" and self._tells and not logprobs:
+            # What happens for nearly every token.
+            self._pieces.append(text)
+            number, self.sequence = self.sequence, self.sequence + 1
+            return self._before + encode(text) + self._after % number
         opening = self._open("message") if self._kind != "message" else b""
         if not logprobs:
             return opening + self._grow(text)

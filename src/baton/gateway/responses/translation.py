@@ -63,6 +63,8 @@ class BoundChat(ChatRequest, kw_only=True):
     """A chat whose tools' schemas are kept wherever they can be."""
 
     binds_tools: ClassVar[bool] = True
+    drops_oldest: bool = False
+    """Its oldest messages are left out until the rest fits."""
 
 
 class Known(msgspec.Struct, array_like=True):
@@ -185,6 +187,7 @@ def _chat(body: ResponsesRequest, messages: list[dict[str, Any]], tools: ChatToo
         chat_template_kwargs=variables or None,
         reasoning_effort=None if reasoning is None else reasoning.effort,
         response_format=_format(text.format),
+        drops_oldest=body.truncation == "auto",
         model=body.model,
     )
     _one_of("truncation", body.truncation, ("auto", "disabled"))
