@@ -132,6 +132,8 @@ def test_block_bytes_and_detail(checkpoint: Path) -> None:
     assert "bfloat16" in info.tile
     for word in ("bfloat16", "1 threads", "MB", "200 blocks"):
         assert word in info.detail
+    assert ("a step is one native call" in info.detail) == executor._model.is_program
+    assert ("in PyTorch: " in info.detail) != executor._model.is_program
     executor.close()
 
 

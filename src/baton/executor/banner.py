@@ -9,6 +9,8 @@ from baton.executor.weights.forms import form_told
 from baton.executor.weights.images import WeightMemory
 from baton.model.adapted.decoder import AdaptedDecoder
 from baton.model.attention import CpuAttention
+from baton.model.decoder.coverage import in_pytorch, why_apart
+from baton.model.decoder.decoder import Decoder
 from baton.model.loader import AnyDecoder
 from baton.protocol.config import InstanceConfig
 
@@ -30,6 +32,8 @@ def banner(
         computed = (
             f", all else by {model.config.architecture} of transformers, which is slower than a native family"
         )
+    elif device.type == "cpu":
+        computed = f", {_steps_told(model)}"
     return (
         f"torch {torch.__version__} on {device}, {config.dtype}{threads}, "
         f"weights {model.weight_bytes() / 1e6:.0f} MB ({form_told(config, model)}; "
@@ -37,3 +41,12 @@ def banner(
         f"{rounded + ', ' if rounded else ''}KV {kv / 1e6:.0f} MB "
         f"({cells}{pool.num_blocks} blocks of {config.block_size} tokens), attention by {attention}{computed}"
     )
+
+
+def _steps_told(model: Decoder) -> str:
+    """Whether a step is one native call, and what has no kernel."""
+    slow = in_pytorch(model)
+    if slow:
+        return f"in PyTorch: {', '.join(slow)}"
+    why = why_apart(model)
+    return f"layers one by one ({why})" if why else "a step is one native call"

@@ -15,8 +15,11 @@ from baton.model.attention import AttentionStep
 from baton.model.cpu import kernels
 from baton.model.cpu.library import native
 from baton.model.cpu.linear import serves
+from baton.model.decoder.coverage import in_pytorch, why_apart
+from baton.model.decoder.decoder import Decoder
 from baton.model.decoder.mixture import Mixture
-from baton.model.decoder.program import Program
+from baton.model.decoder.program import Program, program_of
+from baton.model.layers.packed import PlainProduct
 from baton.model.ops.routing import Routed
 from tests.executor.test_torch_parity import config_for
 from tests.model.checkpoints import VARIANTS, VOCAB, make_checkpoint
@@ -231,3 +234,21 @@ def test_measured_nanoseconds_are_of_the_operations(tmp_path: Path) -> None:
     assert [name for name in found if not found[name]] == ["quantize"]
     assert not any(program.take_nanoseconds().values())
     executor.close()
+
+
+def test_what_has_no_kernel_is_told(tmp_path: Path) -> None:
+    """In words for the banner.  A step is no program then: PyTorch computes these between native ones."""
+    make_checkpoint(tmp_path, "qwen3-moe")
+    model = make(tmp_path, "float32", None)._model
+    assert isinstance(model, Decoder)
+    assert (in_pytorch(model), why_apart(model)) == ([], "")
+    first, second, *_ = model.mixtures
+    second._native = False
+    assert in_pytorch(model) == ["experts of layer 1"]
+    first._native = False
+    model.layers[2].attention.qkv.product = PlainProduct(torch.zeros(3, 64), None)
+    assert in_pytorch(model) == ["experts of layers 0-1", "products of layer 2"]
+    assert program_of(model) is None
+    model.weights_change()
+    model.rotaries *= 3
+    assert why_apart(model) == "more than 2 rotary embeddings"

@@ -13,27 +13,24 @@ import ctypes
 import functools
 import operator
 import time
-from collections.abc import Callable, Iterator
-from typing import Protocol, cast
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton.model.attention import AttentionBackend, AttentionStep, CpuAttention
-from baton.model.checkpoint.config import ModelConfig
+from baton.model.attention import AttentionStep, CpuAttention
 from baton.model.cpu.experts import MixtureTwin
 from baton.model.cpu.kernels import address_of
 from baton.model.cpu.library import INT, POINTER, Native, native
 from baton.model.cpu.native_kernels import NativeKernels
-from baton.model.cpu.products import NativeWeight, ProductTwin, twin_of
-from baton.model.cpu.steps import NativeOps
+from baton.model.cpu.products import ProductTwin, twin_of
 from baton.model.decoder.blocks import Block
+from baton.model.decoder.coverage import MAX_ROTARIES, MAX_WINDOWS, Whole, in_pytorch, products, why_apart
 from baton.model.decoder.mixture import MLP, Mixture
-from baton.model.layers.layers import RMSNorm, VocabParallelEmbedding
-from baton.model.layers.rotary import Rotary
-from baton.model.ops.fused import ACTIVATIONS, FusedOps
+from baton.model.layers.layers import RMSNorm
+from baton.model.ops.fused import ACTIVATIONS
 
 OPERATIONS = (
     "embedding",
@@ -56,11 +53,6 @@ OPERATIONS = (
 """`Operation` of native/program.cpp."""
 
 Int32Array = npt.NDArray[np.int32]
-
-_WINDOWS = 2
-"""Of different layers, at most."""
-_ROTARIES = 2
-"""Likewise."""
 
 
 class _Layer(ctypes.Structure):
@@ -100,9 +92,9 @@ class _Model(ctypes.Structure):
         ("geometry", POINTER),
         ("tile_positions", INT),
         ("num_windows", INT),
-        ("windows", INT * _WINDOWS),
-        ("cos", POINTER * _ROTARIES),
-        ("sin", POINTER * _ROTARIES),
+        ("windows", INT * MAX_WINDOWS),
+        ("cos", POINTER * MAX_ROTARIES),
+        ("sin", POINTER * MAX_ROTARIES),
         ("rotary_stride", INT),
         ("query_factors", POINTER),
         ("layers", POINTER),
@@ -136,26 +128,12 @@ class _Step(ctypes.Structure):
         ("nanoseconds", POINTER),
         ("clock", INT),
         ("num_runs", INT),
-        ("num_items", INT * _WINDOWS),
+        ("num_items", INT * MAX_WINDOWS),
         ("num_last_items", INT),
         ("slots", INT),
         ("partials", POINTER),
         ("finished", POINTER),
     )
-
-
-class Whole(Protocol):
-    """What of a model (`Decoder`) is described."""
-
-    config: ModelConfig
-    backend: AttentionBackend
-    ops: FusedOps
-    embedding: VocabParallelEmbedding
-    embedding_factor: float
-    rotaries: list[Rotary]
-    layers: list[Block]
-    norm: RMSNorm
-    head: VocabParallelEmbedding
 
 
 class Program:
@@ -183,7 +161,7 @@ class Program:
         embedding, row_places, column_places = (None,) * 3 if groups else model.embedding.addresses()
         self._model = _Model(
             is_bf16=dtype == torch.bfloat16,
-            forms=functools.reduce(operator.or_, (1 << product.form.number for product in _products(model))),
+            forms=functools.reduce(operator.or_, (1 << product.form.number for product in products(model))),
             num_layers=len(model.layers),
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -196,7 +174,7 @@ class Program:
             geometry=kernels.geometry_address,
             tile_positions=backend.tile_positions,
             num_windows=len(windows),
-            windows=(INT * _WINDOWS)(*(window or 0 for window in windows)),
+            windows=(INT * MAX_WINDOWS)(*(window or 0 for window in windows)),
             rotary_stride=model.rotaries[0].cos.stride(0),
             layers=ctypes.addressof(self._layers),
             mixture=next(map(ctypes.addressof, self._mixtures.values()), None),
@@ -304,35 +282,12 @@ class Program:
 def program_of(model: Whole) -> Program | None:
     """Where all of the model is native code, on one rank; None elsewhere."""
     library, backend = native(), model.backend
-    if library is None or not isinstance(backend, CpuAttention) or not isinstance(model.ops, NativeOps):
+    if in_pytorch(model) or why_apart(model):
         return None
-    if not isinstance(backend.kernels, NativeKernels) or model.embedding.parallel.size > 1:
-        return None
-    if len({block.attention.window for block in model.layers}) > _WINDOWS:
-        return None
-    if len(model.rotaries) > _ROTARIES:
-        return None
-    mixtures = [block.mlp.native() for block in model.layers if isinstance(block.mlp, Mixture)]
-    if None in mixtures or len({mixture.sizes for mixture in mixtures if mixture is not None}) > 1:
-        return None
-    if not all(isinstance(product, NativeWeight) for product in _products(model)):
-        return None
+    assert library is not None
+    assert isinstance(backend, CpuAttention)
+    assert isinstance(backend.kernels, NativeKernels)
     return Program(library, model, backend, backend.kernels)
-
-
-def _products(model: Whole) -> Iterator[NativeWeight]:
-    """All of them, of experts the first's; of which kind is for the caller to see."""
-    for block in model.layers:
-        matrices = [block.attention.qkv, block.attention.output]
-        mixture = block.mlp if isinstance(block.mlp, Mixture) else None
-        if mixture is not None:
-            matrices += [mixture.gate_up[0], mixture.down[0]]
-        mlp = block.mlp if isinstance(block.mlp, MLP) else block.mlp.shared
-        if mlp is not None:
-            matrices += [mlp.gate_up, mlp.down]
-        for matrix in matrices:
-            yield cast(NativeWeight, matrix.product)
-    yield cast(NativeWeight, model.head.product)
 
 
 def _mixtures(model: Whole) -> dict[int, MixtureTwin]:
