@@ -45,10 +45,12 @@ def test_bad_words_and_allowed_tokens_hold_wherever_it_runs(
 ) -> None:
     """With n, seeds and penalties, streamed; preempted and handed over the same."""
     free = ids_of(ask(server, **LONG, n=4, seed=3))
-    words = [tokenizer.decode(one[3:5]).strip() or "the" for one in free]
-    sequences = [
-        tokenizer.encode(text, add_special_tokens=False) for word in words for text in (word, f" {word}")
-    ]
+    words, sequences = [], []
+    for two in (one[i : i + 2] for one in free for i in range(0, 58, 6)):
+        text = tokenizer.decode(two)
+        if text.strip() and two in (tokens := _as_tokens(text.lstrip(), tokenizer)):
+            words.append(text.lstrip())
+            sequences += tokens
     bound = {**LONG, "n": 4, "seed": 3, "bad_words": words, "frequency_penalty": 0.3}
     found = ids_of(ask(server, **bound))
     assert any(_has(one, word) for one in free for word in sequences), "else the test shows nothing"
@@ -67,6 +69,10 @@ def test_bad_words_and_allowed_tokens_hold_wherever_it_runs(
                 for one in json.loads(line[6:])["choices"]:
                     streamed[one["index"]] += one["token_ids"] or []
     assert streamed == found
+
+
+def _as_tokens(word: str, tokenizer: Tokenizer) -> list[list[int]]:
+    return [tokenizer.encode(text, add_special_tokens=False) for text in (word, f" {word}")]
 
 
 def _has(tokens: list[int], word: list[int]) -> bool:

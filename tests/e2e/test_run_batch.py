@@ -138,7 +138,27 @@ def test_a_line_is_known_again() -> None:
 def test_every_url_of_a_batch_is_served_to_users() -> None:
     from baton.batch.lines import URLS
 
-    assert {RIGHTS.get(url) for url in URLS - {"/v1/responses", "/v1/messages"}} == {"user"}
+    assert {RIGHTS.get(url) for url in URLS} == {"user"}
+
+
+def test_other_apis_are_asked_too(server: Server, tmp_path: Path) -> None:
+    bodies = {
+        "/v1/responses": {"input": "Hi", "max_output_tokens": 5, "store": False},
+        "/v1/messages": {
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": 5,
+            "model": "baton-tiny",
+        },
+        "/v1/embeddings": {"input": "Hi"},
+    }
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies.items()]
+    source.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    assert "3 lines: 2 answered, 1 errors" in run(source, target, "--url", server.url)
+    found = {one["custom_id"]: one for one in answers(target).values()}
+    assert found["/v1/responses"]["response"]["body"]["object"] == "response"
+    assert found["/v1/messages"]["response"]["body"]["type"] == "message"
+    assert found["/v1/embeddings"]["error"]["code"] == "unsupported_task"
 
 
 # -- going on
@@ -167,7 +187,7 @@ def test_an_output_of_something_else_is_refused(source: Path, whole: Any, tmp_pa
 def test_a_batch_survives_a_kill(source: Path, whole: dict[int, Any], tmp_path: Path, who: str) -> None:
     """Of the command itself too, at several places, with a line torn in its middle."""
     target = tmp_path / "answers.jsonl"
-    cost, places = ("0.02", (1, 8, 16)) if who == "run-batch" else ("0.005", (2,))
+    cost, places = ("0.01", (1, 8, 16)) if who == "run-batch" else ("0.005", (2,))
     flags = (*SIMULATED, "--simulated-cost", cost, "--max-concurrency", "3")
     for enough in places:
         process = subprocess.Popen(command(source, target, *flags), stderr=subprocess.PIPE, text=True)
