@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -116,6 +118,16 @@ def test_errors(client: Any) -> None:
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long") as long:
         client.messages.create(**{**ASK, "messages": [{"role": "user", "content": "word " * 20_000}]})
     assert long.value.type == "invalid_request_error"
+
+
+def test_the_program_of_the_document(base_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "messages.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    url = base_url.removesuffix("/v1")
+    exec(program.replace("http://127.0.0.1:8000", url).replace("MODEL", "tiny"), {})
+    shown = capsys.readouterr().out
+    assert re.match(r"[0-9]+ tokens\n", shown)
+    assert "output_tokens=" in shown.splitlines()[-1]
 
 
 @pytest.mark.parametrize("beta", [False, True])

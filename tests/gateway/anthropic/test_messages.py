@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from baton.gateway.access import Access
@@ -151,6 +152,25 @@ def test_why_an_answer_ends(server: GatewayServer, tokenizer: Tokenizer) -> None
     assert ends(stop_sequences=["Par"]) == ("stop_sequence", "Par")
     answer_with(server, tokenizer, "on and on", end=None)
     assert ends(max_tokens=1_000_000) == ("model_context_window_exceeded", None)
+
+
+def test_an_answer_is_no_longer_than_the_pool(server: GatewayServer, tokenizer: Tokenizer) -> None:
+    """Clients always ask for many tokens, and mean no demand by it."""
+    answer_with(server, tokenizer, "on and on", end=None)
+
+    async def resize(blocks: int) -> int:
+        welcome = server.instance.welcome
+        server.instance.member.welcome = msgspec.structs.replace(welcome, num_blocks=blocks)
+        return welcome.num_blocks
+
+    before = server.call(resize(512 // server.instance.welcome.block_size))
+    try:
+        message = ask(server, max_tokens=32_000)
+    finally:
+        server.call(resize(before))
+    counts = message["usage"]
+    assert counts["input_tokens"] + counts["output_tokens"] == 513
+    assert message["stop_reason"] == "model_context_window_exceeded"
 
 
 def test_no_tokens_fill_the_cache(server: GatewayServer, tokenizer: Tokenizer) -> None:

@@ -114,6 +114,19 @@ def test_users(path: str):
     assert ask(Guard(Access(allowed_origins=("*",))), path, origin="http://evil.example") == 200
 
 
+@pytest.mark.parametrize("path", [*USER, "/pause"])
+def test_a_key_may_come_as_anthropics_clients_send_it(path: str):
+    guard = Guard(Access(("user",), ("admin",)))
+    right = 200 if path in USER else 403
+    for key, status in (("admin", 200), ("user", right), ("wrong", 401)):
+        assert ask(guard, path, x_api_key=key, client=FAR) == status
+    assert ask(guard, path, x_api_key="admin", key="wrong") == 200
+    assert ask(guard, path, x_api_key="wrong", key="admin") == 200
+    assert ask(guard, path, x_api_key="", authorization="Basic admin") == 401
+    # (Whose key is wrong is no neighbour.)
+    assert ask(Guard(Access(("user",))), "/pause", x_api_key="wrong") == 401
+
+
 def test_bodies_are_json():
     guard = Guard(Access())
     for path in ("/v1/completions", "/pause", "/cluster/instances/x"):

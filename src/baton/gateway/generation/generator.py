@@ -129,6 +129,7 @@ class Generator:
         flow: Flow = EVERYBODY,
         drop_output: bool = False,
         patient: bool = False,
+        shorten: bool = False,
         arrived: float | None = None,
         pooling: Pooling | None = None,
         field: str = "prompt",
@@ -142,10 +143,10 @@ class Generator:
 
         `pooling`: this is wanted of each prompt, and no tokens (`Sequence.pooled`).  `field`: where the
         prompts stood, for errors.  `drop_output`: only the prompt is of interest.  `patient`: only the end of
-        each sequence is, so tokens may come late, unless something has to be looked for in them.  `parsing`:
-        how the texts are taken apart (`Update.deltas`).  Raises
-        `BadRequest`, `InvalidParameter`, `InstanceUnavailable`, or `Overloaded` if too many are held back
-        already.
+        each sequence is, so tokens may come late, unless something has to be looked for in them.
+        `shorten`: an answer of `max_tokens` for which there is no room ends earlier, and is not refused.
+        `parsing`: how the texts are taken apart (`Update.deltas`).  Raises `BadRequest`, `InvalidParameter`,
+        `InstanceUnavailable`, or `Overloaded` if too many are held back already.
         """
         self.client.check_ready()
         if self._holding and self.num_held >= MAX_HELD:
@@ -196,7 +197,7 @@ class Generator:
             sampling = Sampling(0, 0.0, pooling=pooling)
             stopping, patient = Stopping(1), True
         packed = [pack_int32(prompt) for prompt in prompts]
-        rooms = [self._room(len(prompt), params, limits) for prompt in prompts]
+        rooms = [self._room(len(prompt), params, limits, shorten=shorten) for prompt in prompts]
         self.client.check_size(max(map(len, packed)), sampling, stopping, request_id, cache_salt)
 
         keys: list[dict[int, array[int]]] = [{} for _ in packed]
@@ -258,10 +259,11 @@ class Generator:
         generation.feed()
         return generation
 
-    def _room(self, num_prompt: int, params: SamplingParams, limits: Limits | None) -> int:
-        """Tokens that may follow the prompt; without `max_tokens`, also no more than the KV pool holds."""
+    def _room(self, num_prompt: int, params: SamplingParams, limits: Limits | None, *, shorten: bool) -> int:
+        """Tokens that may follow the prompt; without `max_tokens`, or where those are no demand, also no more
+        than the KV pool holds."""
         room = self.served.max_model_len - num_prompt
-        if params.max_tokens is not None or limits is None:
+        if (params.max_tokens is not None and not shorten) or limits is None:
             return room
         # The last token is never fed to the model, so it needs no KV.
         pool = limits.kv_tokens + 1 - num_prompt

@@ -59,6 +59,7 @@ async def start_chat(
         parsing=_parsing(gateway, body, found),
         grammar=grammar,
         drop_output=drop_output,
+        shorten=shorten,
     )
 
 
