@@ -16,12 +16,12 @@ JOBS ?= 2
 KILLS ?= 0
 NATIVE := hatch_build.py $(wildcard src/baton/model/cpu/native/*)
 
-.PHONY: serve test lint types imports pytest soak soak-server soak-cuts clients wheel check-wheel install install-dev clean
+.PHONY: serve test lint types imports pytest soak soak-server soak-cuts clients deploy-check wheel check-wheel install install-dev clean
 
 serve: $(VENV)/.installed
 	$(BIN)/baton serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
 
-test: lint types imports pytest
+test: lint types imports pytest deploy-check
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -55,6 +55,11 @@ clients: $(VENV)/.installed-dev
 	test -d $(VENV)-clients || $(PYTHON) -m venv $(VENV)-clients
 	$(VENV)-clients/bin/pip install -q -c constraints.txt -e '.[dev,clients]'
 	$(VENV)-clients/bin/pytest -q tests/clients
+
+# The Helm chart, rendered and validated offline, and its containers' commands run as processes.
+deploy-check: $(VENV)/.installed-deploy
+	$(BIN)/python tools/check_deploy.py
+	$(BIN)/pytest -q tests/deploy
 
 # CUTS random prompts on all backends, cut at random, with prefix hits, preemptions and hand-overs: the same bits?
 soak-cuts: $(VENV)/.installed-dev
@@ -99,6 +104,10 @@ $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt $(NATI
 $(VENV)/.installed-release: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
 	$(PIP) install --quiet -c constraints.txt -e '.[release]'
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-deploy: $(VENV)/.installed-dev
+	$(PIP) install --quiet -c constraints.txt -e '.[dev,deploy]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

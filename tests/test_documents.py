@@ -39,6 +39,10 @@ NOT_RUN = {
     "git": "a step of a release",
     "export": "a step of the reader's shell",
     "twine": "uploads a release",
+    "kubectl": "needs a cluster",
+    "helm": "needs a cluster; tests/deploy render the chart",
+    "docker": "needs a daemon and the network",
+    "PREFILL=1": "a job of Slurm",
 }
 """Commands by their first words, and why nothing looks at them."""
 FOREIGN = {"--json", "--no-compile"}

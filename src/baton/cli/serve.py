@@ -41,10 +41,11 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
 
         run_joined(options)
         return
-    for name in ("label", "name"):
+    for name in ("label", "name", "probe_port"):
         if chosen.given(name, "command line"):
+            flag = name.replace("_", "-")
             raise OptionError(
-                f"--{name} {getattr(options, name)}: of an instance that joins a server (--instance --join "
+                f"--{flag} {getattr(options, name)}: of an instance that joins a server (--instance --join "
                 "HOST:PORT); the instances of this one are given with --prefill, --decode, --mixed"
             )
     if not options.runs_none:

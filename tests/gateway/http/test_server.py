@@ -52,6 +52,18 @@ def test_version_and_health(server: GatewayServer):
             assert (head.status_code, head.content) == (200, b"")
 
 
+def test_what_will_never_serve_again_is_not_alive(own: GatewayServer):
+    """As when the last instance that joined is gone, and the server's own ones have been given up."""
+    with own.http() as http:
+        cluster = own.app.state.gateway.client.cluster
+        (name,) = cluster.members
+        cluster.failed(name, "it died too often", time.monotonic())
+        answer = http.get("/health")
+        assert answer.status_code == 503
+        assert answer.json()["status"] == "failed"
+        assert "it died too often" in answer.json()["reason"]
+
+
 def test_how_the_server_was_started(server: GatewayServer):
     with server.http() as http:
         info = http.get("/server_info").json()

@@ -58,6 +58,7 @@ from baton.launch.cluster_options import (
 )
 from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
 from baton.launch.instances.asking import Refused, Server, ServerAway
+from baton.launch.instances.probes import Probes
 from baton.launch.instances.registration import Registrar, Registration
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
 from baton.launch.limits import OptionError
@@ -137,10 +138,17 @@ class _Joined:
         self._leaving = asyncio.Event()
         self._impatient = asyncio.Event()
         self._fatal: str | None = None
+        self._probes: Probes | None = None
+        if options.probe_port is not None:
+            self._probes = Probes(
+                options.host, options.probe_port, unhealthy=self._unhealthy, unready=self._unready
+            )
 
     async def run(self) -> None:
         started = time.monotonic()
         self._stop_on_signals()
+        if self._probes is not None:
+            await self._probes.start()
         await self._unless_refused(self._registrar.look())
         if self._registrar.weights.generation and self._registrar.checkpoint == self._plan.served.checkpoint:
             # The same weights, from a directory of its own: pages of them are of use to the others.
@@ -170,6 +178,18 @@ class _Joined:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self._probes is not None:
+                self._probes.close()
+
+    def _unhealthy(self) -> str:
+        return self._fatal or ""
+
+    def _unready(self) -> str:
+        if self._fatal or self._leaving.is_set():
+            return self._fatal or "leaving the cluster"
+        if self._link.state != "ready":
+            return f"the instance is {self._link.state}"
+        return "" if self._registrar.connected else f"{self._registrar.server.url} has not taken it yet"
 
     async def _register(self, started: float) -> None:
         """Keeps the server informed.  Raises `InstanceFailed` when it does not want this instance."""

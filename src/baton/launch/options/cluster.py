@@ -119,3 +119,11 @@ class JoinOptions(Options):
         "mixed", "What the server sends to the instance at first."
     )
     name: str | None = flag(None, "Name of the instance in its cluster.", unset="LABEL-HOSTNAME-PID")
+    probe_port: int | None = flag(
+        None,
+        "Port at --host where /health and /ready of the instance answer, for Kubernetes' probes.",
+        least=1,
+        most=65535,
+        unit="a number",
+        unset="none",
+    )

@@ -59,7 +59,10 @@ def server_routes(gateway: Gateway) -> list[Route]:
         return _json(model_card(name))
 
     async def health(_: Request) -> Response:
-        """The server is alive, whether or not it can serve."""
+        """200 while the server may serve again, be it ready or not; 503 once it never will: an instance of
+        its own was given up, and the process is about to end."""
+        if client.state == "failed":
+            return _json({"status": "failed", "reason": client.cluster.unavailable().message}, 503)
         return _json({"status": "alive"})
 
     async def ready(_: Request) -> Response:

@@ -1,0 +1,204 @@
+"""The Helm chart: what it renders is valid, mistakes are found, what it starts is a cluster that answers."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from baton.version import __version__
+
+pytest.importorskip("helm_python", reason="`make deploy-check` installs it")
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+import helm_python as helm
+
+import check_deploy as deploy
+
+SMALL = yaml.safe_load((deploy.VALUES / "small.yaml").read_text())
+FULL = yaml.safe_load((deploy.VALUES / "disaggregated.yaml").read_text())
+Objects = list[dict[str, Any]]
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in deploy.VALUES.glob("*.yaml")))
+def test_what_the_chart_renders_is_valid(file: str) -> None:
+    assert deploy.check(yaml.safe_load((deploy.VALUES / file).read_text()))
+
+
+def test_the_chart_is_of_this_version() -> None:
+    assert yaml.safe_load((deploy.CHART / "Chart.yaml").read_text())["appVersion"] == __version__
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"instances": {"mixed": {}}}, "auth: give existingSecret"),
+        ({"auth": {"existingSecret": "x"}}, "instances: name at least one label"),
+        ({**SMALL, "instances": {"decoder": {}}}, "decoder"),
+        ({**SMALL, "gateway": {"replcas": 2}}, "replcas"),
+        ({**SMALL, "model": "--host"}, "model"),
+        ({**SMALL, "httpRoute": {"enabled": True}}, "httpRoute.parentRefs"),
+    ],
+)
+def test_wrong_values_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm.HelmError, match=message):
+        deploy.render(values)
+
+
+def test_two_gateways_are_never_disrupted_together() -> None:
+    kinds = [(one["kind"], one["metadata"]["name"]) for one in deploy.render(FULL)]
+    assert ("PodDisruptionBudget", "demo-baton-gateway") in kinds
+    kinds = [(one["kind"], one["metadata"]["name"]) for one in deploy.render(SMALL)]
+    assert ("PodDisruptionBudget", "demo-baton-gateway") not in kinds, (
+        "one that may not go would block a node"
+    )
+
+
+def test_what_grows_by_itself_has_no_number() -> None:
+    """An upgrade of the release would set it back."""
+    sets = {
+        one["metadata"]["name"]: one["spec"] for one in deploy.render(FULL) if one["kind"] == "StatefulSet"
+    }
+    assert sets["demo-baton-prefill"]["replicas"] == 2
+    assert "replicas" not in sets["demo-baton-decode"]
+
+
+def test_kubernetes_waits_longer_than_the_server() -> None:
+    for workload, container in deploy.containers(deploy.render(FULL)):
+        args = container["args"]
+        waits = [
+            int(args[i + 1])
+            for i, arg in enumerate(args)
+            if arg in ("--shutdown-grace", "--shutdown-timeout")
+        ]
+        assert workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > sum(waits) + 5
+
+
+def kind(objects: Objects, name: str) -> dict[str, Any]:
+    return next(one for one in objects if one["kind"] == name)
+
+
+def pod(objects: Objects) -> dict[str, Any]:
+    found: dict[str, Any] = kind(objects, "StatefulSet")["spec"]["template"]["spec"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda all: pod(all).update(restartpolicy="Always"),
+        lambda all: pod(all)["containers"][0]["args"].append("--no-such-flag"),
+        lambda all: pod(all)["containers"][0]["args"].append("$(NODE_IP)"),
+        lambda all: pod(all)["containers"][0]["readinessProbe"]["httpGet"].update(port="http"),
+        lambda all: pod(all)["containers"][0]["volumeMounts"].append({"name": "x", "mountPath": "/x"}),
+        lambda all: pod(all)["containers"][0]["args"].remove("--instance"),
+        lambda all: kind(all, "Service")["spec"]["selector"].update(app="x"),
+        lambda all: kind(all, "ScaledObject")["spec"].update(minReplicas=1),
+        lambda all: kind(all, "ScaledObject")["spec"]["scaleTargetRef"].update(name="x"),
+        lambda all: kind(all, "PodMonitor")["spec"]["podMetricsEndpoints"][0].update(port="metrics"),
+        lambda all: kind(all, "StatefulSet")["spec"].update(serviceName="x"),
+    ],
+)
+def test_mistakes_are_found(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Objects], None]) -> None:
+    objects = copy.deepcopy(deploy.render(FULL))
+    monkeypatch.setattr(deploy, "render", lambda values: objects)
+    spoil(objects)
+    with pytest.raises(deploy.Wrong):
+        deploy.check(FULL)
+
+
+# --- what the chart starts, started here ---------------------------------------------------------------
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Callable[[str, list[str], dict[str, str]], subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, args: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+        """As a pod runs it: with these variables only, a home that is not there, a /tmp of its own."""
+        tmp = tmp_path / name
+        (tmp / "cache").mkdir(parents=True)
+        inside = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "TMPDIR": str(tmp)}
+        inside |= {key: value for key, value in variables.items() if value}
+        inside |= {"XDG_CACHE_HOME": str(tmp / "cache"), "HF_HOME": str(tmp / "cache")}
+        command = [sys.executable, "-m", "baton.cli.main", *args]
+        with (tmp / "log").open("wb") as log:
+            process = subprocess.Popen(command, env=inside, cwd="/", stdout=log, stderr=log)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in taken]
+    for one in taken:
+        one.close()
+    return ports
+
+
+def until_ok(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        assert process.poll() is None, log.read_text()
+        try:
+            if httpx.get(url, timeout=5, trust_env=False).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        assert time.monotonic() < deadline, f"{url}: {log.read_text()}"
+        time.sleep(0.1)
+
+
+def test_the_pods_of_a_release_are_a_cluster(pods: Any, tmp_path: Path) -> None:
+    """Each container's own command and variables; probes by HTTP; SIGTERM ends all within their time."""
+    port, probe = free_ports(2)
+    values = {
+        **SMALL,
+        "gateway": {"port": port, "shutdownGrace": 0, "shutdownTimeout": 5},
+        "probePort": probe,
+        "instanceDefaults": {"shutdownTimeout": 5},
+    }
+    command = [sys.executable, "-m", "baton.cli.main", "cluster", "secret"]
+    (tmp_path / "cluster-secret").write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
+    (tmp_path / "cluster-secret").chmod(0o440)
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    for workload, container in deploy.containers(deploy.render(values)):
+        name = container["name"]
+        variables = deploy.environment(workload, container, "127.0.0.1", deploy.SECRET)
+        variables["BATON_CLUSTER_SECRET_FILE"] = str(tmp_path / "cluster-secret")
+        args = [
+            arg.replace("demo-baton-gateways", "127.0.0.1") for arg in deploy.arguments(container, variables)
+        ]
+        running[name] = pods(name, args, variables)
+    until_ok(f"http://127.0.0.1:{port}/health", running["gateway"], tmp_path / "gateway/log")
+    until_ok(f"http://127.0.0.1:{probe}/ready", running["instance"], tmp_path / "instance/log")
+    until_ok(f"http://127.0.0.1:{port}/ready", running["gateway"], tmp_path / "gateway/log")
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http:
+        body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+        assert http.post("/v1/chat/completions", json=body).status_code == 401
+        key = {"authorization": "Bearer user"}
+        answer = http.post("/v1/chat/completions", json=body, headers=key)
+        assert answer.json()["usage"]["completion_tokens"] > 0
+        shown = http.get("/cluster/instances", headers={"authorization": "Bearer operator"}).json()
+        (instance,) = shown["instances"]
+        assert (instance["name"], instance["label"]) == ("demo-baton-mixed-0", "mixed")
+    for name in ("instance", "gateway"):
+        running[name].send_signal(signal.SIGTERM)
+        assert running[name].wait(30) == 0, (tmp_path / name / "log").read_text()
