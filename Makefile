@@ -106,7 +106,7 @@ $(VENV)/.installed-release: $(VENV)/bin/python pyproject.toml constraints.txt $(
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-deploy: $(VENV)/.installed-dev
-	$(PIP) install --quiet -c constraints.txt -e '.[dev,deploy]'
+	$(PIP) install --quiet -c constraints.txt -e '.[dev,deploy,ray]'
 	touch $@
 
 clean:

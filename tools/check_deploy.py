@@ -32,6 +32,7 @@ import yaml
 
 from baton.cli.main import app
 from baton.launch.instances import joined
+from baton.protocol.rules.cluster_secret import NO_SECRETS
 
 Object = dict[str, Any]
 
@@ -206,7 +207,9 @@ def _nothing_runs() -> Iterator[list[Any]]:
     ran: list[Any] = []
     with (
         mock.patch("baton.launch.server.run_server", ran.append),
-        mock.patch.object(joined, "run_joined", lambda options: ran.append(joined._check(options))),
+        mock.patch.object(
+            joined, "run_joined", lambda options: ran.append(joined._check(options, NO_SECRETS))
+        ),
         mock.patch("baton.launch.instances.starting.begin"),
     ):
         yield ran

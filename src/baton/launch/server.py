@@ -42,6 +42,8 @@ from baton.launch.instances.supervisor import InstanceFailed
 from baton.launch.limits import OptionError
 from baton.launch.options import ClusterOptions, RightsOptions, ServeOptions, UserOptions
 from baton.launch.options.sources import Chosen
+from baton.launch.placing.placement import Placement, check_ray, make_placing
+from baton.launch.placing.spec import Placed
 from baton.launch.plan import ServerPlan, make_plan
 from baton.observe.logs import configure_logging
 from baton.protocol.rules.cluster_secret import NO_SECRETS
@@ -112,6 +114,8 @@ class _Served:
     sharing: SharingOptions
     descriptors: int
     tls: ssl.SSLContext | None = None
+    placed: tuple[Placed, ...] = ()
+    """By Ray; then `instances` are none."""
 
 
 class Guest(Protocol):
@@ -139,7 +143,13 @@ def run_server(chosen: Chosen[ServeOptions], guest: Guest | None = None) -> None
     plan = make_plan(options)
     if options.dtype == "auto" and options.runs_none:
         plan = replace(plan, served=replace(plan.served, dtype=""))  # "auto" is for the others' machines
-    served = _Served(chosen, plan, plan_instances(plan, options), access, sharing, descriptors)
+    instances = plan_instances(plan, options)
+    placed: tuple[Placed, ...] = ()
+    if options.ray is not None:
+        check_ray(options)
+        placed = tuple(Placed(one.config.name, one.label) for one in instances)
+        instances = ()
+    served = _Served(chosen, plan, instances, access, sharing, descriptors, placed=placed)
     tls = tls_context(options.ssl_certfile, options.ssl_keyfile)
     served = replace(served, tls=tls)
     listener = listen(options.host, options.port) if options.uds is None else listen_unix(options.uds)
@@ -171,7 +181,9 @@ async def _serve(
         served.instances, client, max_restarts=options.max_restarts, cluster_secrets=cluster_secrets
     )
     client.on_weights = fleet.use_weights
-    instances = asyncio.create_task(fleet.run(), name="fleet")
+    placement = _placement(served, listener)
+    running = fleet.run() if placement is None else placement.run()
+    instances = asyncio.create_task(running, name="fleet")
     ending = _end_requests(client, stopping, impatient, options.shutdown_timeout)
     spawned = asyncio.create_task(fleet.spawned(), name="spawned")
     others = [
@@ -184,7 +196,7 @@ async def _serve(
     visit: list[asyncio.Task[None]] = []
     try:
         await asyncio.wait((spawned, instances), return_when=asyncio.FIRST_COMPLETED)
-        http = _make_http(served, client, fleet, stopping)
+        http = _make_http(served, client, fleet, stopping, placement)
         end.on_notice(http.leave)
         if options.fair_weights is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, http)
@@ -212,7 +224,21 @@ async def _serve(
         await asyncio.gather(*others, *visit, instances, return_exceptions=True)
 
 
-def _make_http(served: _Served, client: ClusterClient, fleet: Fleet, stopping: asyncio.Event) -> HttpServer:
+def _placement(served: _Served, listener: socket.socket) -> Placement | None:
+    """Of the instances that Ray places."""
+    if not served.placed:
+        return None
+    port, secrets = listener.getsockname()[1], served.access.cluster_secrets
+    return Placement(make_placing(served.chosen.options, served.placed, port, secrets))
+
+
+def _make_http(
+    served: _Served,
+    client: ClusterClient,
+    fleet: Fleet,
+    stopping: asyncio.Event,
+    placement: Placement | None,
+) -> HttpServer:
     """While the instances load, on their cores.  Raises as `create_app`."""
     from baton.launch.http.http_server import make_http
 
@@ -228,6 +254,7 @@ def _make_http(served: _Served, client: ClusterClient, fleet: Fleet, stopping: a
         sharing=served.sharing,
         shutdown_timeout_s=options.shutdown_timeout,
         processes=fleet.processes,
+        placing=None if placement is None else placement.describe,
         tls=served.tls,
         root_path=options.root_path,
         log_requests=options.enable_log_requests,

@@ -87,8 +87,20 @@ class Instance(Struct):
     """Those that it has; None while it is not ready."""
 
 
+class Unplaced(Struct, forbid_unknown_fields=True):
+    """An instance for which Ray has no node."""
+
+    name: str
+    label: Literal["prefill", "decode", "mixed"]
+    state: Literal["waiting", "moving"]
+    """moving: its node was lost."""
+    needs: dict[str, float]
+    """What a node must have free, as Ray counts it, such as {"CPU": 8}."""
+
+
 class Instances(Struct):
     instances: list[Instance]
+    unplaced: list[Unplaced]
     weights: InstanceWeights
     """Those that all are to have."""
     checkpoint: str

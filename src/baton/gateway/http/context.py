@@ -68,6 +68,8 @@ class Gateway:
     """What /server_info says besides the model: `flags`, `given`, `instance` (`answers.ServerInfo`)."""
     processes: Callable[[], Mapping[str, int]] = field(init=False, default_factory=lambda: _this_one)
     """Process ids of the server's processes on this host, by what they are."""
+    placing: Callable[[], list[dict[str, Any]]] = field(init=False, default_factory=lambda: list)
+    """Instances that have no place yet, or none any more (`states.Unplaced`)."""
     formats: Formats = field(init=False)
     """How the model writes calls and reasoning."""
     _reader: Reader = field(init=False)

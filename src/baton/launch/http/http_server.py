@@ -163,11 +163,12 @@ def make_http(
     shutdown_timeout_s: float,
     started_with: Mapping[str, Any],
     processes: Callable[[], Mapping[str, int]] | None = None,
+    placing: Callable[[], list[dict[str, Any]]] | None = None,
     tls: ssl.SSLContext | None = None,
     root_path: str = "",
     log_requests: bool = False,
 ) -> HttpServer:
-    """Raises as `create_app`.  `started_with`, `processes`: see `Gateway`; `tls` None: HTTP."""
+    """Raises as `create_app`.  `started_with`, `processes`, `placing`: see `Gateway`; `tls` None: HTTP."""
     app = create_app(
         served,
         client,
@@ -194,5 +195,6 @@ def make_http(
     gateway = app.state.gateway
     gateway.started_with = started_with
     gateway.processes = processes or gateway.processes
+    gateway.placing = placing or gateway.placing
     gateway.helpers.start()  # its imports take a moment, which the model's loading hides
     return HttpServer(config, gateway, stopping, limits, descriptors, tls)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.launch.options.cluster import ClusterOptions, JoinOptions
+from baton.launch.options.cluster import ClusterOptions, JoinOptions, PlacingOptions
 from baton.launch.options.engine import EngineOptions
 from baton.launch.options.flag import Options, flags_of
 from baton.launch.options.server import HttpOptions, RightsOptions, ServerOptions, UserOptions
@@ -28,6 +28,7 @@ __all__ = [
     "HttpOptions",
     "JoinOptions",
     "Options",
+    "PlacingOptions",
     "RightsOptions",
     "ServeOptions",
     "ServerOptions",
@@ -38,6 +39,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ServeOptions(
-    EngineOptions, ClusterOptions, JoinOptions, ServerOptions, RightsOptions, HttpOptions, UserOptions
+    EngineOptions,
+    ClusterOptions,
+    PlacingOptions,
+    JoinOptions,
+    ServerOptions,
+    RightsOptions,
+    HttpOptions,
+    UserOptions,
 ):
     """Every flag of `baton serve`, and so every flag there is."""
+
+    @property
+    def runs_none(self) -> bool:
+        return self.ray is not None or super().runs_none

@@ -103,6 +103,31 @@ class ClusterOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlacingOptions(Options):
+    title: ClassVar[str] = "Instances that Ray places"
+
+    ray: str | None = flag(
+        None,
+        "Have Ray place the instances of --prefill, --decode and --mixed on its nodes, and start them again "
+        "elsewhere when a node is lost. auto: this machine's Ray cluster; local: one of its own, on this "
+        "machine alone; or its address. Needs baton-llm[ray], here and on the nodes.",
+        metavar="auto|local|HOST:PORT",
+        unset="none: instances run here",
+    )
+    instance_cpus: float = flag(
+        4.0, "CPUs of each instance, and its threads.", least=0.01, most=65536, unit="a number"
+    )
+    instance_gpus: float = flag(0.0, "GPUs of each instance.", least=0, most=1024, unit="a number")
+    instance_memory: int | None = flag(
+        None,
+        "Memory that Ray counts for each instance, such as 20GiB. It limits nothing: size the KV cache by "
+        "--kv-cache-memory-bytes.",
+        size=True,
+        unset="none is counted",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class JoinOptions(Options):
     title: ClassVar[str] = "An instance that joins another server"
 

@@ -49,7 +49,7 @@ def cluster_routes(gateway: Gateway) -> list[Route]:
     async def instances(_: Request) -> Response:
         # What all are to have; an instance that is about to join looks at it.
         facts = {"weights": client.cluster.weights.describe(), "checkpoint": gateway.checkpoint}
-        return _json({"instances": client.describe(), **facts})
+        return _json({"instances": client.describe(), "unplaced": gateway.placing(), **facts})
 
     async def instance(request: Request) -> Response:
         name = request.path_params["name"]

@@ -1,0 +1,11 @@
+"""`baton serve --ray`: Ray chooses where instances run, starts them there, and again when a node is lost.
+
+Ray carries nothing of a request: it starts processes that join the server (`launch/instances/joined.py`).
+
+| file | where it runs |
+| --- | --- |
+| `spec.py` | what is placed, and what is said of it |
+| `placement.py` | in the server: the child process with Ray's driver, and what it reports |
+| `driver.py` | in that child: placement groups, actors, what earlier servers left behind |
+| `actor.py` | on the node: a process of `baton serve --instance --join`, which dies with its actor |
+"""

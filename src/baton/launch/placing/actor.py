@@ -1,0 +1,83 @@
+"""What Ray runs on a node: an actor that owns the resources of one instance, and its process.
+
+The constructor starts the process, from a thread that lives as long as the actor's process: the kernel ends
+the instance when that is gone, however it ended (`die_with_parent`), so no instance outlives its resources.
+The instance restarts its engine by itself; if it gives up, or ends without being told to, the actor's process
+exits, and Ray makes the actor again, on this node or on another one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import ray
+
+from baton.ipc.process import die_with_parent
+
+_SOON_S = 30.0
+_PAUSE_S = 5.0
+"""Before an instance that lived for less than `_SOON_S` is tried again."""
+
+
+class InstanceActor:
+    """One instance.  A method runs beside the constructor's thread (`max_concurrency` 2)."""
+
+    def __init__(
+        self, arguments: list[str], *, loopback: bool, secrets: tuple[str, ...], stop_after_s: float
+    ) -> None:
+        self._stop_after_s = stop_after_s
+        self._stopping = False
+        host = "127.0.0.1" if loopback else ray.util.get_node_ip_address()
+        parent = os.getpid()
+        files = [_without_name(secret) for secret in secrets]
+        given = [word for file in files for word in ("--cluster-secret", f"/proc/self/fd/{file}")]
+        command = [sys.executable, "-m", "baton.cli.main", "serve", "--instance", *arguments, "--host", host]
+        self._process = subprocess.Popen(
+            [*command, *given],
+            pass_fds=files,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent),
+        )
+        for file in files:
+            os.close(file)
+        threading.Thread(target=self._watch, name="instance", daemon=True).start()
+
+    def place(self) -> str:
+        """Where it runs, for people; returns once the process has been started."""
+        return str(ray.util.get_node_ip_address())
+
+    def stop(self) -> int:
+        """Drains the instance, and ends it after `stop_after_s` at the latest.  Returns its exit code."""
+        self._stopping = True
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(self._stop_after_s)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            return self._process.wait()
+
+    def _watch(self) -> None:
+        started = time.monotonic()
+        code = self._process.wait()
+        if self._stopping:
+            return
+        print(f"the instance ended with {code}; it is started again", file=sys.stderr, flush=True)
+        if time.monotonic() - started < _SOON_S:
+            time.sleep(_PAUSE_S)
+        os._exit(1)
+
+
+def _without_name(secret: str) -> int:
+    """A file with the secret, for the child alone: arguments and variables can be read by others."""
+    file = os.memfd_create("cluster-secret", 0)
+    os.write(file, secret.encode())
+    os.fchmod(file, 0o400)
+    return file

@@ -1,0 +1,162 @@
+"""The server's side of `--ray`: a child process with Ray's driver, and what it says of the instances."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import socket
+import sys
+from typing import Any
+
+import msgspec
+
+from baton.launch.cluster_options import is_loopback
+from baton.launch.instances.supervisor import InstanceFailed
+from baton.launch.limits import OptionError
+from baton.launch.options import EngineOptions, ServeOptions, flags_of
+from baton.launch.placing.spec import Placed, Placing, Report, Standing
+from baton.protocol.rules.cluster_secret import Secrets
+
+log = logging.getLogger(__name__)
+
+_MORE_S = 15.0
+"""What the driver may take to end, beyond what its instances get."""
+_PASSED_ON = {one.name for one in flags_of(EngineOptions)} | {
+    "transfer",
+    "transfer_checksums",
+    "transfer_encryption",
+    "insecure_cluster",
+    "max_preparing",
+    "kv_lease",
+    "log_level",
+    "max_restarts",
+    "shutdown_timeout",
+    "served_model_name",
+}
+_NOT = {"model", "config", "num_threads"}
+"""Said by other means: by position, by every flag that the file has, by the resources."""
+
+
+def check_ray(options: ServeOptions) -> None:
+    """Raises `OptionError` if Ray is not installed or flags do not go together."""
+    if importlib.util.find_spec("ray") is None:
+        raise OptionError("--ray: Ray is not installed; pip install 'baton-llm[ray]'")
+    if options.uds is not None:
+        raise OptionError("--uds: instances on Ray's nodes join over TCP; give --host and --port with --ray")
+    if not options.prefill and not options.decode and not options.mixed:
+        raise OptionError("--ray: say how many to place, such as --prefill 2 --decode 4 or --mixed 3")
+
+
+def arguments_of(options: ServeOptions) -> tuple[str, ...]:
+    """The flags of each instance as the server was given them, on the command line or elsewhere."""
+    found: list[str] = [] if options.model is None else [str(options.model)]
+    for one in flags_of(ServeOptions):
+        value = getattr(options, one.name)
+        if one.name not in _PASSED_ON or one.name in _NOT or value == one.read(one.default):
+            continue
+        if one.is_switch:
+            found.append(one.option if value else f"--no-{one.option[2:]}")
+        else:
+            for item in value if one.many else (value,):
+                found += [one.option, str(item)]
+    return tuple(found)
+
+
+def make_placing(
+    options: ServeOptions, instances: tuple[Placed, ...], port: int, secrets: Secrets
+) -> Placing:
+    """`port`: where the server listens."""
+    loopback = is_loopback(options.host)
+    host = options.host if options.host not in ("0.0.0.0", "::") else options.peer_host or _own_address()
+    threads = options.num_threads or max(1, int(options.instance_cpus) // options.tensor_parallel_size)
+    join = ("--join", f"{host}:{port}", "--num-threads", str(threads))
+    return Placing(
+        address=options.ray or "auto",
+        cluster=f"baton-{socket.gethostname().split('.')[0]}-{port}",
+        instances=instances,
+        cpus=options.instance_cpus,
+        gpus=options.instance_gpus,
+        memory=options.instance_memory or 0,
+        arguments=(*arguments_of(options), *join),
+        loopback=loopback,
+        secrets=tuple(one.file() for one in secrets.accepted),
+        stop_after_s=options.shutdown_timeout + 10,
+    )
+
+
+class Placement:
+    """The driver while `run` runs."""
+
+    def __init__(self, placing: Placing) -> None:
+        self._placing = placing
+        self.standing: tuple[Standing, ...] = ()
+        """How the instances stand with Ray, as last told."""
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Those that have no node, for `/cluster/instances`."""
+        return [
+            {"name": one.name, "label": one.label, "state": one.state, "needs": one.needs}
+            for one in self.standing
+            if one.state != "placed"
+        ]
+
+    async def run(self) -> None:
+        """Until cancelled; then the instances drain and end.  Raises `InstanceFailed` if the driver ends."""
+        driver = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "baton.launch.placing.driver",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env={key: value for key, value in os.environ.items() if not key.startswith("BATON_")},
+        )
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        driver.stdin.write(msgspec.json.encode(self._placing) + b"\n")
+        try:
+            while line := await driver.stdout.readline():
+                self._read(msgspec.json.decode(line, type=Report))
+            code = await driver.wait()
+            raise InstanceFailed(
+                f"--ray {self._placing.address}: Ray's driver ended with {code}; is a Ray cluster there "
+                "(`ray status`)?"
+            )
+        finally:
+            driver.stdin.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._placing.stop_after_s + _MORE_S):
+                    await asyncio.shield(driver.wait())
+            if driver.returncode is None:
+                driver.kill()
+
+    def _read(self, report: Report) -> None:
+        if report.error:
+            raise InstanceFailed(f"--ray {self._placing.address}: {report.error}")
+        if report.note:
+            log.warning("%s", report.note)
+            return
+        before = {one.name: one.state for one in self.standing}
+        self.standing = report.instances
+        for one in report.instances:
+            if one.state == before.get(one.name):
+                continue
+            if one.state == "placed":
+                log.info("%s: placed by Ray on node %s", one.name, one.node[:12])
+            else:
+                needs = ", ".join(f"{key} {amount:g}" for key, amount in one.needs.items())
+                why = "its node is lost; " if one.state == "moving" else ""
+                log.warning("%s: %sno node has %s free", one.name, why, needs)
+
+
+def _own_address() -> str:
+    """By which other machines reach this one, as the system's routes say.  Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
