@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +197,12 @@ def test_a_batch_survives_a_kill(source: Path, whole: dict[int, Any], tmp_path: 
             assert time.monotonic() < end, "nothing was answered in time"
             time.sleep(0.01)
         if who != "run-batch" and process.poll() is None:
-            victim = next(pid for pid in child_pids(process.pid) if is_engine(pid))
-            os.kill(child_pids(victim)[0] if who == "worker" else victim, signal.SIGKILL)
+            found = [pid for pid in child_pids(process.pid) if is_engine(pid)]
+            if who == "worker":
+                found = [pid for engine in found for pid in child_pids(engine)]
+            for pid in found:  # (none, if the run has ended meanwhile)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         if who != "run-batch":
             _, said = process.communicate(timeout=180)
             assert process.returncode == 0, said
