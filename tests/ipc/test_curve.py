@@ -13,7 +13,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from baton.ipc.curve import Doorkeeper, Encryption, Place, Unprotected, protect
-from baton.ipc.half_open import MAX_HALF_OPEN, _borrowed, sent
+from baton.ipc.half_open import MAX_HALF_OPEN, _borrowed, passed
 from baton.ipc.zeromq import terminate
 from baton.protocol.rules.cluster_secret import ClusterSecret, Secrets
 from tests.conftest import GENEROUS_S
@@ -237,7 +237,7 @@ def test_the_kernel_tells_who_has_authenticated(listener: Listener):
 
     def told() -> int:
         with _borrowed(descriptor) as connection:
-            return sent(connection)
+            return passed(connection)[0]
 
     until(lambda: told() >= 234)
     assert told() == 234
@@ -245,3 +245,13 @@ def test_the_kernel_tells_who_has_authenticated(listener: Listener):
     assert caller.outcome() == zmq.EVENT_HANDSHAKE_SUCCEEDED
     until(lambda: told() > 270)
     caller.close()
+
+
+def test_who_is_no_member_cannot_send_much(listener: Listener):
+    """A frame of many megabytes in place of a hello."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(47)
+    with sockets.create_connection(("127.0.0.1", listener.port)) as strange:
+        strange.sendall(greeting + b"\x06" + (64 << 20).to_bytes(8, "big") + bytes(100_000))
+        assert is_closed(strange)
+    until(lambda: listener.door.half_open.ended == 1)
+    assert call(listener.endpoint, Encryption(Secrets((NEW,))))[1] == b"hello"

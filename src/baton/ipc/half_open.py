@@ -32,8 +32,10 @@ log = logging.getLogger(__name__)
 
 MAX_HALF_OPEN = 64
 _AUTHENTICATED_BYTES = 270
+_MOST_BYTES = 8 << 10
+_LOOK_S = 0.05
 _BYTES_ACKED = 120
-"""Where `tcpi_bytes_acked` is in Linux's `struct tcp_info`."""
+"""Where `tcpi_bytes_acked` is in Linux's `struct tcp_info`; after it comes `tcpi_bytes_received`."""
 _EVENTS = 64
 """Of one socket that are read in one turn."""
 
@@ -57,7 +59,7 @@ class HalfOpen:
         self._new: dict[int, _New] = {}
         """Descriptor → connection, the oldest first."""
         self.ended = 0
-        """Connections that made room for newer ones."""
+        """Connections that made room for newer ones, or sent too much."""
 
     def watch(self, listener: Socket) -> None:
         """Before it is bound."""
@@ -76,8 +78,12 @@ class HalfOpen:
                 event = recv_monitor_message(monitor, zmq.NOBLOCK)
                 self._note(event["event"], event["value"])
                 limit -= 1
-        if len(self._new) > MAX_HALF_OPEN:
-            self._make_room()
+        if self._new:
+            self._look(self._clock())
+
+    def next_deadline(self) -> float | None:
+        """When `turn` is to be called at the latest."""
+        return self._clock() + _LOOK_S if self._new else None
 
     # -- inside
 
@@ -87,22 +93,23 @@ class HalfOpen:
             with suppress(OSError), _borrowed(descriptor) as connection:  # (else it is gone already)
                 self._new[descriptor] = _New(connection.getpeername(), self._clock())
 
-    def _make_room(self) -> None:
-        now = self._clock()
+    def _look(self, now: float) -> None:
         for descriptor, one in list(self._new.items()):
-            if now - one.since > self._patience_s or _is_authenticated(descriptor, one.peer):
+            told, heard = _passed(descriptor, one.peer)
+            if told > _AUTHENTICATED_BYTES or now - one.since > self._patience_s:
                 del self._new[descriptor]
+            elif heard > _MOST_BYTES:
+                self._end(descriptor, "sends more than a handshake has")
         while len(self._new) > MAX_HALF_OPEN:
-            descriptor = next(iter(self._new))
-            peer = self._new.pop(descriptor).peer
-            self.ended += 1
-            with suppress(OSError), _borrowed(descriptor) as connection:
-                if connection.getpeername() == peer:
-                    log.warning(
-                        "%s and others open connections and do not say who they are; the oldest is closed",
-                        peer[0],
-                    )
-                    connection.shutdown(socket.SHUT_RDWR)
+            self._end(next(iter(self._new)), "and others open connections and do not say who they are")
+
+    def _end(self, descriptor: int, why: str) -> None:
+        peer = self._new.pop(descriptor).peer
+        self.ended += 1
+        with suppress(OSError), _borrowed(descriptor) as connection:
+            if connection.getpeername() == peer:
+                log.warning("%s %s: a connection is closed", peer[0], why)
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _borrowed(descriptor: int) -> socket.socket:
@@ -115,17 +122,20 @@ def _borrowed(descriptor: int) -> socket.socket:
         raise
 
 
-def _is_authenticated(descriptor: int, peer: Any) -> bool:
+def _passed(descriptor: int, peer: Any) -> tuple[int, int]:
+    """Bytes (that the other end has acknowledged, that it has sent) of the connection with this peer; many
+    and none if it is gone, or another one has its number: there is an event of that."""
     try:
         with _borrowed(descriptor) as connection:
-            if connection.getpeername() != peer:
-                return True  # (another connection by now, of which there will be an event)
-            return sent(connection) > _AUTHENTICATED_BYTES
+            if connection.getpeername() == peer:
+                return passed(connection)
     except OSError:
-        return True  # it is gone
+        pass
+    return _MOST_BYTES, 0
 
 
-def sent(connection: socket.socket) -> int:
-    """Bytes that the other end has acknowledged."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
-    return int(struct.unpack_from("=Q", info, _BYTES_ACKED)[0]) if len(info) >= _BYTES_ACKED + 8 else 0
+def passed(connection: socket.socket) -> tuple[int, int]:
+    """Bytes (that the other end has acknowledged, that it has sent)."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 16)
+    told, heard = struct.unpack_from("=QQ", info.ljust(_BYTES_ACKED + 16, b"\0"), _BYTES_ACKED)
+    return told, heard

@@ -229,7 +229,8 @@ class EngineLoop:
     def _sleep(self) -> set[int]:
         """Waits until there is something to do.  Returns the pidfds of workers that have died."""
         timeout: float | None = None
-        deadlines = [self.core.next_deadline(), self._peers.next_deadline() if self._peers else None]
+        deadlines = [self.core.next_deadline(), self._door.half_open.next_deadline()]
+        deadlines.append(self._peers.next_deadline() if self._peers else None)
         deadline = min((at for at in deadlines if at is not None), default=None)
         if deadline is not None:
             timeout = deadline - time.monotonic()
