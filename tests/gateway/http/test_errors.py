@@ -424,3 +424,7 @@ def test_wrong_keys_are_refused():
         Access(api_keys=("",))
     with pytest.raises(ValueError, match="admin_keys"):
         Access(api_keys=("a", "b"), admin_keys=("b",))
+
+
+def test_tools_beside_a_prompt_are_looked_at(server: GatewayServer):
+    check_error(post(server, "/tokenize", tools=[{"type": "function"}]), 400, "tools")

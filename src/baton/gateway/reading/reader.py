@@ -18,7 +18,7 @@ import msgspec
 from baton.gateway.api.messages import ContentFormat, read_messages
 from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, RankingFields
 from baton.gateway.api.schemas import ChatFields, ChatRequest, decode_body, decode_prompt
-from baton.gateway.api.tools import Tools
+from baton.gateway.api.tools import Tools, read_tools
 from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.reading.checks import check_ids, check_not_empty, check_prompt, text_too_long
@@ -218,6 +218,7 @@ class Reader:
                 if (request.prompt is None) == (request.messages is None):
                     raise BadRequest("prompt: give either prompt or messages", param="prompt")
                 if request.prompt is not None:
+                    read_tools(request.tools)  # (of no effect, but not whatever they are)
                     return self._prompts(request.prompt)
         return self._conversation(request)
 
