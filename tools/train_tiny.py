@@ -31,110 +31,38 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from tiny_corpus import END, SAY, TEXT_END, document, recall_document
+from tiny_calls import MARKERS
+from tiny_corpus import END, SAY, TEXT_END, document
 from tiny_model import TinyConfig, TinyModel
-from tiny_tokenizer import save_tokenizer, train_tokenizer
+from tiny_rows import Phase, Rows, token_id
+from tiny_tokenizer import save_tokenizer, train_tokenizer, with_markers
 
-
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of the curriculum, up to `until` (a share of the run)."""
-
-    until: float
-    length: int
-    rows: int
-    recall: float  # share of recall documents
-    repeats: float  # share of rows that are repeated random tokens
-
-
-CURRICULUM = (
+TALK = (
     Phase(0.52, 256, 32, 0.4, 0.10),
     Phase(0.74, 1024, 8, 0.6, 0.05),
     Phase(1.00, 2048, 4, 0.75, 0.0),
 )
+CALLS = (
+    Phase(0.80, 512, 12, 0.4, 0.0, 0.80),
+    Phase(1.00, 2048, 3, 0.6, 0.0, 0.65),
+)
 
 
-# --- data --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Stage:
+    """What the run learns, and how fast."""
+
+    curriculum: tuple[Phase, ...]
+    steps: int
+    muon_rate: float
+    adam_rate: float
 
 
-def token_id(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a token that exists."""
-    found = tokenizer.token_to_id(token)
-    assert found is not None, token
-    return found
-
-
-class Rows:
-    """Builds rows of token ids with their loss weights."""
-
-    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
-        self.tokenizer, self.seed = tokenizer, seed
-        self.text_end = token_id(tokenizer, TEXT_END)
-        self.vocab = tokenizer.get_vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
-
-    def count(self, text: str) -> int:
-        """How many tokens `text` has."""
-        return len(self.encode(text))
-
-    def row(self, rng: Random, length: int, recall: float) -> tuple[list[int], list[float]]:
-        """Documents until the row is full; the first of a long row fills most of it."""
-        ids: list[int] = []
-        weights: list[float] = []
-        while len(ids) < length:
-            left = length - len(ids)
-            size = left if rng.random() < 0.6 else rng.randint(left // 3, left)
-            segments = document(rng, size, self.count, recall)
-            for text, weight in segments:
-                piece = self.encode(text)
-                ids += piece
-                weights += [weight] * len(piece)
-            ids.append(self.text_end)
-            weights.append(SAY)
-        return ids[:length], weights[:length]
-
-    def repeats(self, rng: Random, length: int) -> tuple[list[int], list[float]]:
-        """Random tokens, again and again; from the second time on they can be known."""
-        ids: list[int] = []
-        weights: list[float] = []
-        while len(ids) < length:
-            part = [rng.randrange(3, self.vocab) for _ in range(rng.randint(8, 100))]
-            ids += part * 2
-            weights += [0.0] * (len(part) + 1) + [0.5] * (len(part) - 1)
-        return ids[:length], weights[:length]
-
-    def batch(self, step: int, phase: Phase) -> tuple[Tensor, Tensor]:
-        """The batch of a step: ids and weights, [rows, length + 1]."""
-        made = []
-        for index in range(phase.rows):
-            rng = Random(f"{self.seed}/{step}/{index}")
-            if rng.random() < phase.repeats:
-                made.append(self.repeats(rng, phase.length + 1))
-            else:
-                made.append(self.row(rng, phase.length + 1, phase.recall))
-        return torch.tensor([ids for ids, _ in made]), torch.tensor([weights for _, weights in made])
-
-    def probe(self, length: int, rows: int) -> tuple[Tensor, Tensor]:
-        """Fresh recall rows (the same ones each time) for the log."""
-        made = []
-        for index in range(rows):
-            ids: list[int] = []
-            weights: list[float] = []
-            for text, weight in recall_document(
-                Random(f"probe/{self.seed}/{index}"), length - 40, self.count
-            ):
-                piece = self.encode(text)
-                ids += piece
-                weights += [weight] * len(piece)
-            pad = max(0, length + 1 - len(ids))
-            made.append(((ids + [self.text_end] * pad)[: length + 1], (weights + [0.0] * pad)[: length + 1]))
-        return torch.tensor([ids for ids, _ in made]), torch.tensor([weights for _, weights in made])
+STAGES = {"talk": Stage(TALK, 2100, 0.02, 0.003), "calls": Stage(CALLS, 2000, 0.01, 0.0015)}
 
 
 # --- learning ----------------------------------------------------------------------------------------------
@@ -269,6 +197,16 @@ def cpu_seconds() -> float:
     )
 
 
+def tokenizer_of(seed: int, vocab_size: int) -> Tokenizer:
+    """The tokenizer of the first stage, learned from its documents."""
+    bytes_only = Rows(train_tokenizer((), 260), seed)
+    sample = (
+        "".join(text for text, _ in document(Random(f"bpe/{index}"), 150, bytes_only.count, 0.15))
+        for index in range(12_000)
+    )
+    return train_tokenizer(sample, vocab_size)
+
+
 class Run:
     """A training run: what it keeps between steps, and its clocks."""
 
@@ -276,15 +214,21 @@ class Run:
         self.options = options
         self.wall, self.cpu = -time.monotonic(), -cpu_seconds()  # plus now: the time spent
         torch.manual_seed(options.seed)
-        config = TinyConfig()
-        bytes_only = Rows(train_tokenizer((), 260), options.seed)
-        sample = (
-            "".join(text for text, _ in document(Random(f"bpe/{index}"), 150, bytes_only.count, 0.15))
-            for index in range(12_000)
-        )
-        self.tokenizer = train_tokenizer(sample, config.vocab_size)
+        self.curriculum = STAGES[options.stage].curriculum
+        self.model = TinyModel(TinyConfig())
+        if options.stage == "talk":
+            self.tokenizer = tokenizer_of(options.seed, self.model.config.vocab_size)
+        else:
+            self.tokenizer = with_markers(
+                Tokenizer.from_file(str(options.source / "tokenizer.json")), MARKERS
+            )
+            self.model.load_hf(load_file(options.source / "model.safetensors"))
+            with torch.no_grad():
+                mean = self.model.embed.weight.mean(0)
+                for index, marker in enumerate(MARKERS):
+                    noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(index))
+                    self.model.embed.weight[token_id(self.tokenizer, marker)] = mean + 0.02 * noise
         self.rows = Rows(self.tokenizer, options.seed)
-        self.model = TinyModel(config)
         self.learner = Learner(self.model, options.muon_rate, options.adam_rate)
         loss = Loss(self.model)
         self.loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = loss
@@ -323,10 +267,13 @@ class Run:
     def report(self, progress: float, phase: Phase) -> None:
         """One line of the log."""
         right = spans_right(self.model, *self.rows.probe(phase.length, 20))
+        calls = ""
+        if phase.calls:
+            calls = f"  calls {spans_right(self.model, *self.rows.probe(512, 40, calls=True)):.2f}"
         wall, cpu = self.wall + time.monotonic(), self.cpu + cpu_seconds()
         print(
             f"step {self.step:5d}  {progress:4.0%}  length {phase.length:4d}  said {self.said:.3f}  "
-            f"recall {right:.2f}  tokens {self.tokens / 1e6:.2f}M  wall {wall:.0f}s  cpu {cpu:.0f}s",
+            f"recall {right:.2f}{calls}  tokens {self.tokens / 1e6:.2f}M  wall {wall:.0f}s  cpu {cpu:.0f}s",
             flush=True,
         )
 
@@ -350,13 +297,13 @@ class Run:
             flush=True,
         )
         while (progress := self.progress()) < 1:
-            phase = next(phase for phase in CURRICULUM if progress < phase.until)
+            phase = next(phase for phase in self.curriculum if progress < phase.until)
             self.advance(progress, phase)
             if self.step % log_every == 0:
                 self.report(progress, phase)
-            if self.step % (10 * log_every) == 0:
+            if self.step % (4 * log_every) == 0:
                 self.keep()
-        self.report(1.0, CURRICULUM[-1])
+        self.report(1.0, self.curriculum[-1])
         self.keep()
 
 
@@ -366,15 +313,30 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="the directory for the checkpoint")
-    parser.add_argument("--steps", type=int, default=2100)
+    parser.add_argument("--stage", choices=tuple(STAGES), default="talk")
+    parser.add_argument(
+        "--from",
+        type=Path,
+        dest="source",
+        metavar="DIR",
+        help="the checkpoint that the stage `calls` goes on from",
+    )
+    parser.add_argument("--steps", type=int, help="of learning (default: the stage's)")
     parser.add_argument("--minutes", type=float, default=0.0, help="a budget of wall time (0: none)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--state", type=Path, help="keep the state of the run here, and resume from it")
-    parser.add_argument("--muon-rate", type=float, default=0.02)
-    parser.add_argument("--adam-rate", type=float, default=0.003)
+    parser.add_argument("--muon-rate", type=float, help="(default: the stage's)")
+    parser.add_argument("--adam-rate", type=float, help="(default: the stage's)")
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    Run(parser.parse_args()).go()
+    options = parser.parse_args()
+    if (options.stage == "calls") != (options.source is not None):
+        parser.error("--stage calls needs --from DIR, and no other stage takes it")
+    stage = STAGES[options.stage]
+    options.steps = options.steps or stage.steps
+    options.muon_rate = options.muon_rate or stage.muon_rate
+    options.adam_rate = options.adam_rate or stage.adam_rate
+    Run(options).go()
 
 
 if __name__ == "__main__":

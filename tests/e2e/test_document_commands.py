@@ -219,13 +219,7 @@ def test_ctrl_c_drains_an_instance_that_joined(cluster, joined):
 
 
 FILES = [text for _, text in SHOWN]
-PROGRAMS = [
-    (page.name, text)
-    for page in PAGES
-    for text in _blocks(page, "python")
-    # (The embedded model calls nothing: tests/gateway/api/test_tools.py runs the program of tools.md.)
-    if text not in FILES and page.name != "tools.md"
-]
+PROGRAMS = [(page.name, text) for page in PAGES for text in _blocks(page, "python") if text not in FILES]
 
 
 @pytest.mark.parametrize(("page", "text"), PROGRAMS, ids=[name for name, _ in PROGRAMS])

@@ -237,7 +237,8 @@ def add_tokenizer(writer: Any, directory: Path) -> None:
     """Of a byte-level tokenizer.json, as llama.cpp's converter writes one."""
     found = json.loads((directory / "tokenizer.json").read_text())
     config = json.loads((directory / "tokenizer_config.json").read_text())
-    special = {token["content"] for token in found["added_tokens"]}
+    # (Control tokens are 3, those that a user defined 4.)
+    added = {token["content"]: 3 if token["special"] else 4 for token in found["added_tokens"]}
     vocabulary = dict(found["model"]["vocab"]) | {
         token["content"]: token["id"] for token in found["added_tokens"]
     }
@@ -245,7 +246,7 @@ def add_tokenizer(writer: Any, directory: Path) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in special else 1 for token in tokens])
+    writer.add_token_types([added.get(token, 1) for token in tokens])
     merges = found["model"]["merges"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     for name, add in (

@@ -236,3 +236,15 @@ THINK_NAMES = {
     "harmony": "openai_gptoss",
 }
 """Name of a flag's value → that of the format."""
+
+
+def _markers() -> frozenset[str]:
+    thinks = (think for think in THINKS.values() if think is not None)
+    marks = {mark for think in thinks for mark in (think.open, think.close)}
+    for calls in CALLS.values():
+        marks |= {*calls.dropped, *(word for frame in calls.frames for word in frame.words)}
+    return frozenset(marks)
+
+
+MARKERS = _markers()
+"""Of all formats."""

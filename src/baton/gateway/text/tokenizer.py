@@ -19,6 +19,7 @@ import msgspec
 import tokenizers
 
 from baton.gateway.api.messages import ContentFormat
+from baton.gateway.parsing.formats import MARKERS
 from baton.gateway.text.chat_template import ChatTemplate, content_format, no_template
 from baton.gateway.text.decoders import byte_of, decoder_of
 from baton.gateway.text.detokenizer import (
@@ -84,6 +85,8 @@ class Tokenizer:
     def __init__(self, backend: Backend, description: _Description, config: Mapping[str, Any]) -> None:
         self._backend = backend
         self.special_ids = frozenset(token.id for token in description.added_tokens if token.special)
+        marks = frozenset(token.id for token in description.added_tokens if token.content in MARKERS)
+        self._named_ids = self.special_ids | marks
         self.special_tokens = _special_tokens(config)
         """`bos_token` and the like → text."""
         self._decoder = decoder_of(description.decoder)
@@ -154,8 +157,9 @@ class Tokenizer:
 
     @property
     def special_names(self) -> dict[str, int]:
-        """Special tokens: text → id."""
-        named = ((self._backend.id_to_token(token), token) for token in sorted(self.special_ids))
+        """Tokens that are never part of a text: text → id.  Special ones, and those that mark thoughts and
+        calls though their tokenizer does not call them special, as Qwen's."""
+        named = ((self._backend.id_to_token(token), token) for token in sorted(self._named_ids))
         return {text: token for text, token in named if text}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
