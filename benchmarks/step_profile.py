@@ -186,7 +186,7 @@ def main() -> None:
         max_model_len=min(4096, model.max_position_embeddings),
         dtype=given.dtype,
         quantization=given.quantization,
-        quantize_head=given.quantize_head,
+        **({} if given.quantize_head is None else {"quantize_head": given.quantize_head}),
         block_size=BLOCK,
         num_blocks=max(batch.block_tables.size for batch in batches.values()) + 1,
         max_num_seqs=max(len(batch.slots) for batch in batches.values()),
