@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -446,7 +447,7 @@ def make_checkpoint(
 
     family, settings = (VARIANTS | ADAPTED | MORE_SHAPES)[variant]
     common = {key: _COMMON[key] for key in _TOKENS} if family == "GPT2" else _COMMON
-    settings = {**common, **settings, **changes}
+    settings = copy.deepcopy({**common, **settings, **changes})  # (configurations write into their parts)
     images = settings.pop("images", None)
     config: Any = getattr(transformers, f"{family}Config")(**settings)
     name = "GPT2LMHeadModel" if family == "GPT2" else f"{family.removesuffix('Text')}ForCausalLM"
