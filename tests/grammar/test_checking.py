@@ -219,8 +219,8 @@ def test_what_is_too_large_behind_white_space_is_seen():
     """The lowest byte that may follow is often a new line, and forty tabs behind it."""
     wide = {f"p{i}": {"type": "string"} for i in range(20)}
     schema = {
-        "anyOf": [{"type": "object", "properties": wide, "required": [f"p{i % 20}"]} for i in range(200)]
+        "anyOf": [{"type": "object", "properties": wide, "required": [f"p{i % 20}"]} for i in range(90)]
     }
     for content in (schema, {"type": "array", "items": schema, "minItems": 1}):
-        with pytest.raises(GrammarError, match="max is 2000"):
+        with pytest.raises(GrammarError, match=r"max is 2000|takes more than"):
             CHECKER.check(Structure(Json(content)))
