@@ -1,9 +1,9 @@
 """The commands and programs in README and docs/ do what they are shown for: they are run as they stand there.
 
 What a reader has to fill in is filled in: MODEL and `./my-checkpoint` are the embedded model, DIR is an empty
-directory, and addresses are those of servers on free ports, which the tests share.  Numbers that only say how
-much is to be done are smaller (`SMALLER`).  A command is either run here or matches an entry of `NOT_RUN`,
-which says why not; `tests/test_documents.py` reads all of them.
+directory, 10.0.0.1 is this machine, and other addresses are those of servers on free ports, which the tests
+share.  Numbers that only say how much is to be done are smaller (`SMALLER`).  A command is either run here or
+matches an entry of `NOT_RUN`, which says why not; `tests/test_documents.py` reads all of them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from baton.model.checkpoint.hub import resolve_model
+from baton.protocol.rules.cluster_secret import ClusterSecret
 from tests.conftest import GENEROUS_S
 from tests.e2e.server import Server
 from tests.test_documents import COMMANDS, PAGES, SHOWN, Command, _blocks
@@ -35,6 +36,9 @@ NOT_RUN = {
     r"baton bench serve --base-url": "takes minutes at 4 requests a second; tests/e2e/test_bench.py has less",
     r"baton bench throughput \./ernie": "needs a checkpoint of 0.7 GB",
     r"baton serve Qwen/": "needs the model hub",
+    r"baton serve MODEL --ray ": "needs Ray; tests/deploy/test_ray.py",
+    r"(kubectl|helm|docker) |PREFILL=": "needs a cluster or a daemon; see tests/deploy",
+    r"export ANTHROPIC_": "a client's settings",
     r"baton simulate --explore all": "takes a minute; tests/simulation/test_explorer.py runs each scenario",
     r"baton simulate --(seeds (2000|0:10000)|scenario handover)": "takes minutes; tests/simulation has fewer",
 }
@@ -43,6 +47,12 @@ SMALLER = {"--seeds": "3"}
 MODEL = str(resolve_model(None))
 YAML = f"model: {MODEL}\nserved-model-name: [mine]\nmax-model-len: 1024\nhost: 127.0.0.1\n"
 
+REQUEST = {
+    "custom_id": "1",
+    "method": "POST",
+    "url": "/v1/chat/completions",
+    "body": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8},
+}
 CLUSTER = ("--prefill", "1", "--decode", "2")
 SHARED = {CLUSTER, ("--record", "DIR")}
 """Flags of servers that other commands need beside them."""
@@ -81,6 +91,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "my-checkpoint").symlink_to(MODEL)
     (place / "serve.yaml").write_text(YAML)
     (place / "DIR").mkdir()
+    (place / "secret").touch(mode=0o600)
+    (place / "secret").write_text(ClusterSecret.make(bytes(32)).file())
+    (place / "requests.jsonl").write_text(json.dumps(REQUEST) + "\n")
     (place / "README.md").symlink_to(Path(__file__).parents[2] / "README.md")
     return place
 
@@ -109,6 +122,8 @@ def cluster() -> Iterator[Server]:
 
 def filled_in(words: tuple[str, ...], place: Path) -> list[str]:
     given = [MODEL if word == "MODEL" else str(place / word) if word == "DIR" else word for word in words]
+    if ">" in given:  # into a file
+        del given[given.index(">") :]
     for flag, value in SMALLER.items():
         if flag in given:
             given[given.index(flag) + 1] = value
@@ -164,7 +179,8 @@ ALONE = sorted({flags_of_serve(words): words for words in SERVE if "--instance" 
 def test_a_server_starts_and_answers(words, place, monkeypatch):
     monkeypatch.chdir(place)
     model = filled_in(words, place)[2] if words[2:] and not words[2].startswith("-") else None
-    with Server(*flags_of_serve(words), model=model) as server:
+    flags = ["127.0.0.1" if flag == "10.0.0.1" else flag for flag in flags_of_serve(words)]
+    with Server(*flags, model=model) as server:
         answers(server)
 
 
@@ -173,8 +189,8 @@ JOIN = [words for words in SERVE if "--instance" in words]
 
 @pytest.fixture(scope="module")
 def joined(cluster: Server, place: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`baton serve MODEL --instance …` beside the cluster: the command with the most flags."""
-    words = filled_in(max(JOIN, key=len), place)
+    """`baton serve MODEL --instance …` beside the cluster: the command that other commands speak of."""
+    words = filled_in(next(words for words in JOIN if "extra" in words), place)
     words[words.index("--join") + 1] = cluster.url.removeprefix("http://")
     with (place / "joined.txt").open("wb") as log:
         process = subprocess.Popen(
@@ -242,6 +258,8 @@ def test_a_command_ends_well(words, place, request):
         answers(recorded)
         assert recorded.stop() == 0
     said = run(filled_in(words, place), place, stdin="Hello! Who are you?\n/quit\n")
+    if "-o" in words:
+        said += (place / words[words.index("-o") + 1]).read_text()
     assert said.strip()
 
 

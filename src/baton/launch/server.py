@@ -68,6 +68,7 @@ def make_access(options: RightsOptions, members: ClusterOptions | None = None) -
         if not os.path.isdir(weights_dir):
             raise OptionError(f"--weights-dir {weights_dir}: no such directory")
         weights_dir = os.path.realpath(weights_dir)
+    secrets = read_secrets(members.cluster_secret) if members else NO_SECRETS
     try:
         return Access(
             api_keys=options.api_key,
@@ -77,7 +78,7 @@ def make_access(options: RightsOptions, members: ClusterOptions | None = None) -
             min_priority=options.min_priority,
             profile_dir=profile_dir,
             weights_dir=weights_dir,
-            cluster_secrets=read_secrets(members.cluster_secret) if members else NO_SECRETS,
+            cluster_secrets=secrets,
             insecure_cluster=members is not None and members.insecure_cluster,
             host_name=socket.gethostname(),
         )

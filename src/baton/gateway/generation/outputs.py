@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from baton.gateway.api.calls import call_id
 from baton.gateway.generation.generation import Completion, Generation, Update
-from baton.gateway.generation.routes import Ids, routed_experts
+from baton.gateway.generation.routes import routed_experts
 from baton.gateway.parsing.deltas import Call, Content, Parsed, Reasoning
 from baton.protocol.pooling import unpack_vector
 from baton.protocol.sampling import TokenLogprobs
+
+if TYPE_CHECKING:
+    from baton.gateway.generation.routes import Ids
 
 
 @dataclass

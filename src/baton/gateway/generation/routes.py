@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from baton.gateway.generation.generation import Generation
 from baton.protocol.routes import Routes
 
-Ids = npt.NDArray[np.unsignedinteger[Any]]
-"""uint8 or uint16."""
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Ids: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
+    """uint8 or uint16."""
+# numpy is imported by those who use it: a gateway that is not asked for experts starts without it.
 
 
 def routed_experts(generation: Generation, index: int) -> Ids | None:
@@ -21,6 +23,8 @@ def routed_experts(generation: Generation, index: int) -> Ids | None:
     None where it was not asked for, or where the choice ended before all of these were computed.  (Of the
     choices of one prompt only the first has told of the whole prompt.)
     """
+    import numpy as np
+
     own = generation.sequences[index]
     start = own.routes_start
     if start is None:
@@ -45,6 +49,8 @@ def routed_experts(generation: Generation, index: int) -> Ids | None:
 
 def _between(piece: Routes, first: int, stop: int) -> Ids | None:
     """The rows of positions [first, stop), if the piece has the first of them."""
+    import numpy as np
+
     if not piece.first <= first < min(piece.stop, stop):
         return None
     ids: Ids = np.frombuffer(piece.ids, f"<u{piece.width}").reshape(-1, piece.mixtures, piece.chosen)

@@ -6,8 +6,6 @@ from base64 import b64encode
 from collections.abc import Iterator
 from io import BytesIO
 
-import numpy as np
-
 from baton.gateway.generation.generation import Generation
 from baton.gateway.generation.routes import routed_experts
 from baton.gateway.rendering.formats import Part
@@ -24,6 +22,8 @@ def encoded_routes(generation: Generation, index: int) -> Iterator[Part]:
     if found is None:
         yield 0, b',"routed_experts":null'
         return
+    import numpy as np  # (a gateway that is not asked for experts starts without it)
+
     file = BytesIO()
     np.save(file, found, allow_pickle=False)
     data = file.getbuffer()
