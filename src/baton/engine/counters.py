@@ -29,6 +29,23 @@ class Sizes:
 
 
 @dataclass
+class Seconds:
+    """A histogram of times: how many took at most each bound, and more than the one before it."""
+
+    bounds: tuple[float, ...] = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+    counts: list[int] = field(default_factory=lambda: [0] * 14)
+    """One more than `bounds`."""
+    sum: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.sum}
+
+
+@dataclass
 class HandoverCounters:
     """Hand-overs, those out of this instance (departures) and those into it (arrivals)."""
 
@@ -72,14 +89,25 @@ class HandoverCounters:
     fetches: int = 0
     fetch_errors: int = 0
     fetched_bytes: int = 0
+    fetched_by: Counter[str] = field(default_factory=Counter)
+    """Those bytes by transport."""
     fetch_seconds: float = 0.0
     """Sum over ranks and fetches."""
     fetch_tail_seconds: float = 0.0
     """Sum from `Handoff` to the last page."""
+    takes: Seconds = field(default_factory=Seconds)
+    """What `taken_seconds` sums up."""
+    tails: Seconds = field(default_factory=Seconds)
+    """What `fetch_tail_seconds` sums up."""
 
     def snapshot(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
+        return {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Seconds):
+        return value.snapshot()
+    return dict(value) if isinstance(value, Counter) else value
 
 
 @dataclass
@@ -87,6 +115,8 @@ class Counters:
     prompt_tokens: int = 0
     """Of requests that were admitted, once each."""
     generation_tokens: int = 0
+    preemptions_of: Sizes = field(default_factory=lambda: Sizes((0, 1, 2, 3, 5, 10, 20, 50), [0] * 9))
+    """Preemptions of each request that ended here."""
     recomputed_tokens: int = 0
     """Tokens whose KV was or is computed again after a preemption."""
     preemptions: int = 0
@@ -146,6 +176,7 @@ class Counters:
         values["finished"] = dict(self.finished)
         values["rejected"] = dict(self.rejected)
         values["handovers"] = self.handovers.snapshot()
+        values["preemptions_of"] = self.preemptions_of.snapshot()
         values["step_tokens"] = self.step_tokens.snapshot()
         values["step_prompt_tokens"] = self.step_prompt_tokens.snapshot()
         return values

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
+from baton.observe.handovers import Losses
 from baton.observe.instances import EngineStats, InstanceSample
-from baton.observe.series import PREFIX, Buckets, Tallies, Tally
+from baton.observe.memory import Memory
+from baton.observe.series import Buckets, Tallies, Tally
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 MAX_KEYS = 100
 """API keys that metrics tell apart."""
+_METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"})
+"""Others are one."""
 
 _TTFT = (
     0.001,
@@ -56,14 +60,27 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._engine = EngineStats(model_name)
         self.registry.register(self._engine)
+        ProcessCollector(registry=self.registry)  # of the gateway: CPU, memory, descriptors, start
         self._model_name = model_name
         self._prompt_tokens = self._tally("prompt_tokens", "Prompt tokens of requests that were served.")
+        self._prompt_cached = self._tally(
+            "prompt_tokens_cached", "Of the prompt tokens, those found in a prefix cache."
+        )
+        self._prompt_sources = Tallies(
+            model_name,
+            "prompt_tokens_by_source",
+            "Prompt tokens of sequences that ended: local_compute or local_cache_hit.",
+            ("source",),
+            [("local_compute",), ("local_cache_hit",)],
+        )
+        self.registry.register(self._prompt_sources)
         self._generation_tokens = self._tally("generation_tokens", "Generated tokens.")
         self._success = Tallies(
             model_name,
             "request_success",
             "Sequences by how they ended: stop, length, abort or error.",
             ("finished_reason",),
+            [("stop",), ("length",), ("abort",), ("error",)],
         )
         self.registry.register(self._success)
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to first token.", _TTFT)
@@ -78,6 +95,19 @@ class Metrics:
         )
         self._decode = self._histogram(
             "request_decode_time_seconds", "From the first token to the last.", _LATENCY
+        )
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "From the first token to the last, over the tokens after the first.",
+            _ITL,
+        )
+        self._computed = self._histogram(
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens of a sequence that were computed: not found in a prefix cache.",
+            _TOKENS,
+        )
+        self._longest = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of the longest choice of a request.", _TOKENS
         )
         self._params_n = self._histogram("request_params_n", "Choices that a request asks for.", _CHOICES)
         self._params_max_tokens = self._histogram(
@@ -95,12 +125,13 @@ class Metrics:
             ("key", "kind"),
         )
         self.registry.register(self._key_tokens)
-        self._http = Counter(
-            PREFIX + "http_requests",
+        self._http = Tallies(
+            model_name,
+            "http_requests",
             "HTTP requests by route and status.",
             ("method", "route", "status"),
-            registry=self.registry,
         )
+        self.registry.register(self._http)
 
     def first_tokens(self, count: int, prompt: int, seconds: float) -> None:
         """The first tokens of a sequence came, so long after the request."""
@@ -129,12 +160,14 @@ class Metrics:
         queued_s: float | None = None,
         first_s: float | None = None,
         decode_s: float = 0.0,
+        cached: int | None = None,
         key: str = "",
         count: int = 1,
     ) -> None:
         """One sequence ended.  `queued_s`: from arrival to admission, `first_s`: from arrival to the first
-        token, None where that is not known; `decode_s`: from there to the last one.  `key`: the id of the
-        API key it came with, if it was submitted at all.  `count`: so many sequences that never ran, with
+        token, None where that is not known; `decode_s`: from there to the last one.  `cached`: prompt tokens
+        from a prefix cache, None where that is not known.  `key`: the id of the API key it came with, if it
+        was submitted at all.  `count`: so many sequences that never ran, with
         prompts of this length, ended like that."""
         if key not in self._keys and len(self._keys) >= MAX_KEYS:
             key = "*"
@@ -147,8 +180,15 @@ class Metrics:
         self._request_generation.observe(generated, count)
         if max_tokens is not None:
             self._params_max_tokens.observe(max_tokens)
+        if cached is not None:
+            self._computed.observe(prompt - cached)
+            self._prompt_cached.value += cached
+            self._prompt_sources.add(("local_compute",), prompt - cached)
+            self._prompt_sources.add(("local_cache_hit",), cached)
         if first_s is not None:
             self._decode.observe(decode_s)
+            if generated > 1:
+                self._per_token.observe(decode_s / (generated - 1))
         if queued_s is not None:
             self._queue.observe(queued_s)
             if first_s is not None:
@@ -156,19 +196,30 @@ class Metrics:
                 self._prefill.observe(prefill_s)
                 self._inference.observe(prefill_s + decode_s)
 
-    def choices(self, n: int) -> None:
-        """One request ended, that asked for so many choices."""
+    def choices(self, n: int, longest: int = 0) -> None:
+        """One request ended, that asked for so many choices; the longest got so many tokens."""
         self._params_n.observe(n)
+        if longest:
+            self._longest.observe(longest)
 
     def http_request(self, method: str, route: str, status: int) -> None:
-        self._http.labels(method, route, status).inc()
+        self._http.add((method if method in _METHODS else "other", route, str(status)), 1)
 
     def render(
-        self, instances: Mapping[str, InstanceSample], *, handed_over: int, continued: int, held: int = 0
+        self,
+        instances: Mapping[str, InstanceSample],
+        *,
+        handed_over: int,
+        continued: int,
+        held: int = 0,
+        losses: Losses | None = None,
+        memory: Mapping[str, Memory] | None = None,
     ) -> bytes:
         """The exposition.  `handed_over`: requests that another instance decodes than prefilled them;
         `continued`: times that a request went on after the loss of its instance; `held`: requests that wait
-        for the end of a pause that is about to begin."""
+        for the end of a pause that is about to begin; `memory`: of processes by their names."""
+        self._engine.losses = Losses() if losses is None else losses
+        self._engine.memory = memory or {}
         self._engine.held = held
         self._engine.instances = instances
         self._engine.totals = {"requests_handed_over": handed_over, "requests_continued": continued}

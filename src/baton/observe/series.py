@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -33,9 +33,17 @@ class Tally:
 class Tallies:
     """Counters by labels, for what happens with every sequence.  For one thread."""
 
-    def __init__(self, model_name: str, name: str, text: str, labels: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        name: str,
+        text: str,
+        labels: tuple[str, ...],
+        known: Iterable[tuple[str, ...]] = (),
+    ) -> None:
+        """`known`: labels that begin at 0; Prometheus' `rate` misses the first of what begins later."""
         self._model_name, self._name, self._text, self._labels = model_name, name, text, labels
-        self._values: dict[tuple[str, ...], int] = {}
+        self._values: dict[tuple[str, ...], int] = dict.fromkeys(known, 0)
 
     def add(self, labels: tuple[str, ...], count: int) -> None:
         self._values[labels] = self._values.get(labels, 0) + count
