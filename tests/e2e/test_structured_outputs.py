@@ -93,6 +93,22 @@ def test_completions_json_objects_and_tags(client: OpenAI):
     tags = {"type": "structural_tag", "structures": [frame], "triggers": ["<f>"]}
     text = ask(client, max_tokens=30, extra_body={"response_format": tags}).choices[0].message.content
     assert re.fullmatch(r"(?s)((?!<f>).|<f>5</f>)*", text)
+    frame = {
+        "type": "tag",
+        "begin": "<f>",
+        "content": {"type": "regex", "pattern": "[0-9]{2}"},
+        "end": "</f>",
+    }
+    text = {"type": "any_text", "max_chars": 5}
+    format = {"type": "tags_with_separator", "tags": [frame, {**frame, "begin": "<g>", "content": text}]}
+    tags = {"type": "structural_tag", "format": {**format, "separator": ",", "at_least_one": True}}
+    either = r"(<f>[0-9]{2}</f>|<g>(?s:.{0,5})</f>)"
+    for field in ({"response_format": tags}, {"structured_outputs": {"structural_tag": json.dumps(tags)}}):
+        choices = ask(client, n=8, max_tokens=40, temperature=1.5, extra_body=field).choices
+        for choice in choices:
+            if choice.finish_reason == "stop":
+                assert re.fullmatch(f"{either}(,{either})*", choice.message.content)
+        assert any(choice.finish_reason == "stop" for choice in choices)
 
 
 def test_other_parameters_keep_their_meaning(client: OpenAI):
@@ -124,6 +140,10 @@ def test_other_parameters_keep_their_meaning(client: OpenAI):
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json: is not JSON"),
         ({"guided_json": {"items": {"not": {}}}}, "guided_json: items.not: the keyword not cannot"),
         ({"structured_outputs": {"structural_tag": {"format": {}}}}, "structured_outputs.structural_tag"),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "xml"}}},
+            "response_format: Invalid value 'xml' - at `format.type`",
+        ),
         ({"structured_outputs": {"structural_tag": {"structures": 5}}}, "structured_outputs.structural_tag"),
         ({"guided_choice": ["x" * 300_000]}, "guided_choice: of 3000"),
         ({"guided_regex": "(?=a)"}, "guided_regex"),

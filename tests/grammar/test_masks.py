@@ -10,8 +10,9 @@ from functools import cache
 import jsonschema_rs
 import numpy as np
 import pytest
-from llguidance import LLTokenizer
+from llguidance import LLParserLimits, LLTokenizer
 
+from baton.grammar import compiled
 from baton.grammar.checking import Checker
 from baton.grammar.description import Content, Json, Regex, Structure
 from baton.grammar.masks import Masks
@@ -279,3 +280,70 @@ def test_a_token_that_is_not_in_its_mask_fails_its_request():
     failed = site.choose([0, 1, 3], [ord("a"), 0, 7])
     assert list(failed) == [1]
     assert failed[1].endswith("no token of the vocabulary may follow")
+
+
+MANY_STATES = Regex("[ab]*a[ab]{14}")
+"""An answer meets a hundred states of a lexer, and there are 30,000."""
+
+
+def few_states(most: int) -> LLParserLimits:
+    return LLParserLimits(max_lexer_states=most)
+
+
+@pytest.mark.parametrize(("threads", "beside"), [(1, False), (2, True)])
+def test_no_request_fails_because_others_have_filled_its_lexer(threads, beside, monkeypatch):
+    """Copies of a matcher share a lexer, whose states only become more."""
+    answers: list[list[list[int]]] = []
+    for most in (100_000, 400):
+        monkeypatch.setattr(compiled, "parser_limits", lambda most=most: few_states(most))
+        site = Site(threads=threads, beside=beside)
+        for number in range(8):
+            slots = [number % SLOTS, (number + 1) % SLOTS]
+            choices = random.Random(number)
+            for slot in slots:
+                site.admit(slot, MANY_STATES, [97, 98] * number)
+            rows: list[list[int]] = [[], []]
+            for _ in range(60):
+                for row, allowed in zip(rows, site.allowed(slots), strict=True):
+                    row.append(choices.choice([token for token in allowed if token < END]))
+                assert site.choose(slots, [row[-1] for row in rows]) == {}
+            if most == 400:
+                assert rows == answers[number]
+                continue
+            answers.append(rows)
+        own = sum(request.alone for request in site.masks._requests.values())
+        assert own == 0 if most > 400 else own
+        site.masks.close()
+
+
+def test_who_fails_with_a_lexer_of_its_own_fails(monkeypatch):
+    monkeypatch.setattr(compiled, "parser_limits", lambda: few_states(60))
+    site = Site()
+    site.admit(0, MANY_STATES)
+    site.admit(1, Regex("a*"))
+    failed: dict[int, str] = {}
+    choices = random.Random(0)
+    while not failed:
+        failed = site.ready([0, 1])
+        if not failed:
+            assert site.choose([0, 1], [choices.choice([97, 98]), 97]) == {}
+    assert list(failed) == [0]
+    assert "too many states" in failed[0]
+    site.masks.close()
+
+
+def test_a_grammar_that_many_have_gets_a_lexer_for_each_thread():
+    for threads in (1, 3):
+        grammars = compiled.Grammars(tokenizer, lexers=threads)
+        grammar = Checker(SPECIAL).check(Structure(Regex("a*")))
+        made = []
+        for _ in range(40):
+            made.append(grammars.matcher(grammar, []))
+            made[-1].result()
+            for one in grammars._kept[grammar].compiled:
+                one.future.result()
+        assert sorted({promise.lexer for promise in made}) == list(range(threads))
+        assert [promise.lexer for promise in made[:8]] == [0] * 8, "few share one"
+        last = [promise.lexer for promise in made[-12:]]
+        assert [last.count(lexer) for lexer in range(threads)] == [12 // threads] * threads
+        grammars.close()

@@ -7,6 +7,7 @@ it are allowed, and not just those that a tokenizer would choose, so the model k
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -30,6 +31,9 @@ from baton.grammar.description import (
     Tag,
     Tagged,
     Text,
+    Token,
+    Tokens,
+    Until,
 )
 from baton.grammar.json_schema import prepared
 from baton.protocol.sampling import MAX_GRAMMAR_BYTES
@@ -48,7 +52,7 @@ def compile_structure(structure: Structure, special_tokens: Mapping[str, int]) -
     if isinstance(content, Grammar) and structure.thinking_ends is None:
         found = _grammars([("grammar", _of_user(content.source))])
     else:
-        body = compiler.content(content)
+        body = compiler.content(content, last=True)
         if structure.thinking_ends is not None:
             body = f"{compiler.until(structure.thinking_ends)} /[ \\n]{{0,4}}/ ({body})"
         rules = [f"start: {body}", *compiler.rules]
@@ -87,10 +91,11 @@ class _Compiler:
         longest_first = sorted(map(re.escape, filter(None, special_tokens)), key=len, reverse=True)
         self._names = re.compile("(" + "|".join(longest_first) + ")") if longest_first else None
 
-    def content(self, content: Content) -> str:
+    def content(self, content: Content, *, last: bool = False) -> str:
+        """An expression for it; `last`: the answer ends with it."""
         match content:
-            case Json(schema):
-                return self._rule("%json " + json.dumps(prepared(schema), ensure_ascii=False))
+            case Json(schema, most_spaces):
+                return self._rule("%json " + json.dumps(prepared(schema, most_spaces), ensure_ascii=False))
             case Regex(pattern):
                 return f"/{regex_to_lark(pattern)}/" if pattern else '""'
             case Choice(texts):
@@ -100,14 +105,20 @@ class _Compiler:
                 return self._rule(" | ".join(map(_quoted, texts)), prefix="T")
             case Text(text):
                 return self.literal(text)
+            case Token(token):
+                return f"<[{self._number(token)}]>"
+            case Tokens(without, least, most):
+                return self._tokens(without, least, most)
+            case Until():
+                return self._until(content, last)
             case AnyText(without, most):
                 return self._free(without, most)
-            case Sequence(parts):
-                return " ".join(f"({self.content(part)})" for part in parts) or '""'
+            case Sequence():
+                return self._sequence(content, last)
             case Either(options):
                 if not options:
                     raise GrammarError("give at least one option")
-                return self._rule(" | ".join(map(self.content, options)))
+                return self._rule(" | ".join(self.content(option, last=last) for option in options))
             case Repeat():
                 return self._repeat(content)
             case Tagged():
@@ -141,6 +152,89 @@ class _Compiler:
         if most is None:
             return free if free == _FREE else self._rule(self._terminal(free))
         return self._rule(self._terminal(free), f"max_tokens={most}") if most else '""'
+
+    def _sequence(self, sequence: Sequence, last: bool) -> str:
+        """A lexer does not go back: what an expression matches, and the texts beside it, is for it one."""
+        parts = _flat(sequence)
+        made: list[str] = []
+        while parts:
+            each = list(itertools.takewhile(bool, map(self._regular, parts)))
+            run, rest = parts[: len(each)], parts[len(each) :]
+            if len(run) > 1 and any(isinstance(part, Regex) for part in run):
+                terminal = self._terminal(" ".join(map(str, each)))
+                # (Where more follows it must end somewhere: at the first place where it may.)
+                ends = (rest or not last) and isinstance(run[-1], Text)
+                made.append(self._rule(terminal, "lazy") if ends else terminal)
+            else:
+                run, rest = parts[:1], parts[1:]
+                made.append(f"({self.content(run[0], last=last and not rest)})")
+            parts = rest
+        return " ".join(made) or '""'
+
+    def _regular(self, content: Content) -> str | None:
+        """An expression of a terminal for it, if there is one."""
+        match content:
+            case Text(text) if self._names is None or not self._names.search(text):
+                return _quoted(text)
+            case Regex(pattern):
+                return f"/{regex_to_lark(pattern)}/" if pattern else '""'
+            case Choice(texts) if texts:
+                return f"({' | '.join(map(_quoted, texts))})"
+        return None
+
+    def _until(self, until: Until, last: bool) -> str:
+        text = _FREE
+        if until.most_characters is not None:
+            text = f"/(.|\\n){{0,{until.most_characters}}}/"
+        marks = [ending.mark.text for ending in until.endings if isinstance(ending.mark, Text)]
+        for one in dict.fromkeys([*until.without, *filter(_is_byte, marks)]):
+            if one not in self._special:
+                text += f" & ~/(.|\\n)*{regex_to_lark(re.escape(one))}(.|\\n)*/"
+        limit = "" if until.most_tokens is None else f"max_tokens={until.most_tokens}"
+        free = self._terminal(text)
+        bounded = f"{self._rule(free, limit)}?" if limit else free
+        if until.most_tokens == 0:
+            bounded = '""'
+        options = [bounded] if until.may_end else []
+        for ending in until.endings:
+            if isinstance(ending.mark, Token):
+                mark, rest = self.content(ending.mark), ""
+            else:
+                first, rest = self._first(ending.mark.text)
+                mark = self._token(first) or ""
+                rest = self.literal(rest)
+            then = f"{rest} ({self.content(ending.then, last=last)})"
+            if not mark and _is_byte(first) and not limit:
+                mark = _quoted(first)
+            if mark:
+                options.append(f"{bounded} {mark} {then}")
+            elif limit:
+                raise GrammarError("max_tokens is possible only where a special token ends the text")
+            else:
+                options.append(f"{self._rule(f'{free} {_quoted(first)}', 'lazy')} {then}")
+        return self._rule(" | ".join(options))
+
+    def _first(self, text: str) -> tuple[str, str]:
+        """(the special token that it begins with, or what stands before one, the rest)."""
+        if not text:
+            raise GrammarError("what ends or triggers something must not be empty")
+        parts = [part for part in self._names.split(text) if part] if self._names is not None else [text]
+        return parts[0], "".join(parts[1:])
+
+    def _tokens(self, without: list[str | int], least: int, most: int | None) -> str:
+        if (most or 0) > _MAX_REPEATS:
+            raise GrammarError(f"max_tokens: at most {_MAX_REPEATS} are possible here")
+        numbers = ",".join(map(str, sorted({self._number(one) for one in without})))
+        one = self._rule(f"<[^{numbers}]>" if numbers else "<[*]>")
+        if (least, most) == (1, 1):
+            return one
+        return f"{one}{{{least},{'' if most is None else most}}}" if most != 0 else '""'
+
+    def _number(self, token: str | int) -> int:
+        number = self._special.get(token) if isinstance(token, str) else token
+        if number is None or number not in self._special.values():
+            raise GrammarError(f"{token!r} is no special token of this model")
+        return number
 
     def _terminal(self, body: str) -> str:
         name = f"T{len(self.rules)}"
@@ -197,6 +291,19 @@ class _Compiler:
             heads[trigger] = self.until(trigger)
         rest = self.literal(tag.begin[len(trigger) :])
         return f"{heads[trigger]} {rest} ({self.content(tag.content)}) {self.literal(tag.end)}"
+
+
+def _is_byte(mark: str) -> bool:
+    """Such a mark is no part of the text before it: where it follows something else that ends with it, a
+    lazy expression would not see it."""
+    return len(mark.encode()) == 1
+
+
+def _flat(sequence: Sequence) -> list[Content]:
+    found: list[Content] = []
+    for part in sequence.parts:
+        found += _flat(part) if isinstance(part, Sequence) else [part]
+    return [part for part in found if part != Text("")]
 
 
 def _quoted(text: str) -> str:

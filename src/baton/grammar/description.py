@@ -23,6 +23,8 @@ class Json(msgspec.Struct, tag="json", frozen=True):
 
     schema: Any
     """An object, or true."""
+    most_spaces: int | None = None
+    """Characters of white space, one after the other, between its parts."""
 
 
 class Regex(msgspec.Struct, tag="regex", frozen=True):
@@ -47,6 +49,21 @@ class Text(msgspec.Struct, tag="text", frozen=True):
     """Exactly this."""
 
     text: str
+
+
+class Token(msgspec.Struct, tag="token", frozen=True):
+    """A special token, by its text or its id."""
+
+    token: str | int
+
+
+class Tokens(msgspec.Struct, tag="tokens", frozen=True):
+    """Any tokens, special ones too, but these."""
+
+    without: list[str | int] = []
+    """Special tokens."""
+    least: int = 0
+    most: int | None = None
 
 
 class AnyText(msgspec.Struct, tag="any", frozen=True):
@@ -98,7 +115,42 @@ class Tagged(msgspec.Struct, tag="tagged", frozen=True):
     """Nothing follows the first tag."""
 
 
-Content = Json | Regex | Choice | Grammar | Text | AnyText | Sequence | Either | Repeat | Tagged
+class Ending(msgspec.Struct, frozen=True):
+    """What ends a text, and is read with it."""
+
+    mark: Text | Token
+    then: Content
+    """What follows."""
+
+
+class Until(msgspec.Struct, tag="until", frozen=True):
+    """Any text without special tokens, to the first place where one of the marks stands."""
+
+    endings: list[Ending]
+    may_end: bool = False
+    """Or to the end of the answer."""
+    without: list[str] = []
+    """These do not stand in it."""
+    most_characters: int | None = None
+    most_tokens: int | None = None
+    """Then a mark must come.  Only with marks that are special tokens."""
+
+
+Content = (
+    Json
+    | Regex
+    | Choice
+    | Grammar
+    | Text
+    | Token
+    | Tokens
+    | AnyText
+    | Sequence
+    | Either
+    | Repeat
+    | Tagged
+    | Until
+)
 
 
 class Structure(msgspec.Struct, frozen=True):

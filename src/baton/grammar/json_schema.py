@@ -15,10 +15,10 @@ from baton.grammar.formats import FORMATS, KEPT_FORMATS
 from baton.grammar.limits import MAX_DEPTH
 from baton.grammar.patterns import translated
 
-WHITE_SPACE = r"\x20|\r?\n[\x20\x09]{0,40}"
+_WHITE_SPACE = r"\x20|\r?\n[\x20\x09]{{0,{}}}"
 """Where JSON may have white space: none, a space, or a new line and its indentation.  (With any number of
 them a model may go on with white space for ever.)"""
-_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "lenient": False, "coerce_one_of": False}
+_INDENTATION = 40
 
 _REFUSED = frozenset(
     {
@@ -47,13 +47,23 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 """What schemas stand in: one, a list, a mapping of names.  Nothing else of a schema is looked at."""
 
 
-def prepared(schema: Any) -> dict[str, Any]:
-    """As llguidance takes it.  Raises `GrammarError`."""
+def prepared(schema: Any, most_spaces: int | None = None) -> dict[str, Any]:
+    """As llguidance takes it.  `most_spaces`: one after the other.  Raises `GrammarError`."""
+    options = {**_white_space(most_spaces), "lenient": False, "coerce_one_of": False}
     if schema is True:
-        return {"x-guidance": _OPTIONS}
+        return {"x-guidance": options}
     if not isinstance(schema, Mapping):
         raise GrammarError("a schema must be an object")
-    return {**_checked(schema, "", 0), "x-guidance": _OPTIONS}
+    return {**_checked(schema, "", 0), "x-guidance": options}
+
+
+def _white_space(most: int | None) -> dict[str, Any]:
+    if most == 0:
+        return {"whitespace_flexible": False}
+    if most == 1:
+        return {"whitespace_pattern": r"\x20|\n"}
+    indentation = _INDENTATION if most is None else min(_INDENTATION, most - 2)
+    return {"whitespace_pattern": _WHITE_SPACE.format(indentation)}
 
 
 def _checked(schema: Any, path: str, depth: int) -> Any:

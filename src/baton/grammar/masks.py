@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-from baton.grammar.compiled import Grammars, MatchingError, check_matcher
+from baton.grammar.compiled import Grammars, MatchingError, Promise, check_matcher
 from baton.protocol.sampling import UNFOLLOWABLE, Constraint, Stopping
 
 _PATIENCE_S = 0.01
@@ -69,7 +69,7 @@ class Masks:
         and may raise.  `clock` shows seconds."""
         self._masks, self._masked = masks, masked
         self._vocab_size = vocab_size
-        self._grammars = Grammars(tokenizer)
+        self._grammars = Grammars(tokenizer, lexers=threads)
         self._beside = beside
         self._threads = threads
         self._clock = clock
@@ -96,8 +96,9 @@ class Masks:
         if constraint is None:
             return
         ends = tuple(token for token in stopping.stop_token_ids if token < self._vocab_size)
-        matcher = self._grammars.matcher(constraint.grammar, generated.tolist())
-        self._requests[slot] = _Request(matcher, constraint, ends, len(generated), self._clock())
+        tokens: list[int] = generated.tolist()
+        matcher = self._grammars.matcher(constraint.grammar, list(tokens))
+        self._requests[slot] = _Request(matcher, constraint, ends, tokens, self._clock())
         self._masked[slot] = 1
 
     def release(self, slot: int) -> None:
@@ -122,11 +123,13 @@ class Masks:
             return Ready({}, [])
         filling, self._filling = self._filling, None
         failed = {} if filling is None else filling.result()
+        self._renew(self._rows)
         left = self._rows if filling is None else self._unfilled(self._rows, failed)
         if left:
             if self._alone and len(left) == len(self._rows):
                 wait([self._requests[slot].future for slot in left], _PATIENCE_S, FIRST_COMPLETED)
             failed |= self._fill(left)
+            self._renew(left)
         late = self._unfilled(left, failed)
         now = self._clock()
         for slot in [slot for slot in late if now - self._requests[slot].since > _GIVE_UP_S]:
@@ -160,6 +163,14 @@ class Masks:
     def _unfilled(self, rows: Iterable[int], failed: dict[int, str]) -> list[int]:
         return [slot for slot in rows if self._requests[slot].matcher is None and slot not in failed]
 
+    def _renew(self, rows: Iterable[int]) -> None:
+        """Matchers of their own for those whose lexers failed: what others have asked of it is not theirs."""
+        for request in map(self._requests.__getitem__, rows):
+            if request.lost:
+                request.lost, request.alone, request.since = False, True, self._clock()
+                tokens = list(request.tokens)
+                request.future = self._grammars.matcher(request.constraint.grammar, tokens, alone=True)
+
     # ---- in the threads, or in place of them
 
     def _fill(self, rows: list[int]) -> dict[int, str]:
@@ -170,7 +181,7 @@ class Masks:
         for slot in rows:
             request = self._requests[slot]
             if request.matcher is None:
-                if not request.future.done():
+                if request.lost or not request.future.done():
                     continue
                 try:
                     request.matcher = request.future.result()
@@ -182,10 +193,11 @@ class Masks:
                     continue
             if request.new is not None:
                 news.append((request.matcher, request.new))
-                request.count += 1
+                request.tokens.append(request.new)
                 request.new = None
             found.append((request.matcher, slot))
-        self._consume(news)
+        for matcher, token in news:  # (microseconds; threads would take longer to begin)
+            matcher.consume_token(token)
         filled = self._kept(found, failed)
         self._compute(filled)
         filled = self._kept(filled, failed)
@@ -193,39 +205,31 @@ class Masks:
             self._set_ends([slot for _, slot in filled])
         return failed
 
-    def _consume(self, news: list[tuple[LLMatcher, int]]) -> None:
-        if len(news) < 2 or self._threads == 1:
-            for matcher, token in news:
-                matcher.consume_token(token)
-        else:
-            self._threaded().consume_token_par(news)
-
     def _compute(self, rows: list[tuple[LLMatcher, int]]) -> None:
         width = 4 * self._masks.shape[1]
         if len(rows) < 2 or self._threads == 1:
             for matcher, slot in rows:
                 matcher.unsafe_compute_mask_ptr(self._masks.ctypes.data + slot * width, width)
         else:
-            executor = self._threaded()
-            executor.unsafe_compute_mask_ptr(rows, self._masks.ctypes.data, width, len(self._masks))
+            if self._executor is None:
+                self._executor = LLExecutor(self._threads)
+            # (Each thread takes rows that follow each other: then they meet at few lexers' locks.)
+            rows = sorted(rows, key=lambda row: self._requests[row[1]].future.lexer)
+            self._executor.unsafe_compute_mask_ptr(rows, self._masks.ctypes.data, width, len(self._masks))
 
-    def _threaded(self) -> LLExecutor:
-        if self._executor is None:
-            self._executor = LLExecutor(self._threads)
-        return self._executor
-
-    @staticmethod
-    def _kept(rows: list[tuple[LLMatcher, int]], failed: dict[int, str]) -> list[tuple[LLMatcher, int]]:
+    def _kept(self, rows: list[tuple[LLMatcher, int]], failed: dict[int, str]) -> list[tuple[LLMatcher, int]]:
         """Those whose matchers go on; the others are noted."""
         kept = []
         for matcher, slot in rows:
-            if matcher.is_error():
+            if not matcher.is_error():
+                kept.append((matcher, slot))
+            elif not (request := self._requests[slot]).alone:
+                request.lost, request.matcher = True, None
+            else:
                 try:
                     check_matcher(matcher)
                 except MatchingError as error:
                     failed[slot] = _why(error)
-            else:
-                kept.append((matcher, slot))
         return kept
 
     def _set_ends(self, slots: list[int]) -> None:
@@ -261,14 +265,14 @@ class Masks:
 class _Request:
     """One request's matcher and what ends it."""
 
-    __slots__ = ("constraint", "count", "ends", "future", "matcher", "new", "since")
+    __slots__ = ("alone", "constraint", "ends", "future", "lost", "matcher", "new", "since", "tokens")
 
     def __init__(
         self,
-        matcher: Future[LLMatcher],
+        matcher: Promise,
         constraint: Constraint,
         ends: tuple[int, ...],
-        generated: int,
+        generated: list[int],
         since: float,
     ) -> None:
         self.future = matcher
@@ -276,16 +280,20 @@ class _Request:
         """From when it was first needed and there."""
         self.constraint = constraint
         self.ends = ends
-        self.count = generated
-        """Tokens that the matcher has read."""
+        self.tokens = generated
+        """Those that the matcher has read."""
         self.new: int | None = None
         """Sampled, and not given to the matcher yet."""
         self.since = since
+        self.lost = False
+        """The matcher failed, and is to be made again ..."""
+        self.alone = False
+        """... which was done: its lexer is its own."""
 
     @property
     def stays(self) -> bool:
         """Whether the answer goes on wherever it can."""
-        return self.constraint.goes_on or self.count < self.constraint.min_tokens
+        return self.constraint.goes_on or len(self.tokens) < self.constraint.min_tokens
 
     def end(self, row: Bits) -> None:
         """The answer may end here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 Count = Annotated[int, Meta(ge=0)]
 
@@ -98,9 +98,59 @@ class Unplaced(Struct, forbid_unknown_fields=True):
     """What a node must have free, as Ray counts it, such as {"CPU": 8}."""
 
 
+class Pressure(Struct, forbid_unknown_fields=True):
+    """1: as much as can be done within --slo."""
+
+    prefill: float
+    decode: float
+
+
+class ArrangingChange(Struct, forbid_unknown_fields=True):
+    """That an instance got another label, one was added or one is drained."""
+
+    ago_s: float
+    what: Literal["label", "add", "drain"]
+    name: str
+    from_: Literal["prefill", "decode", "mixed"] = field(name="from")
+    to: Literal["prefill", "decode", "mixed"]
+    why: str
+
+
+class Arranging(Struct, forbid_unknown_fields=True):
+    """What --auto-labels and --autoscale have decided."""
+
+    slo: str
+    labels: bool
+    bounds: list[Count] | None
+    pressure: Pressure | None
+    waits_for: str
+    """Why nothing is decided now; empty: nothing need be."""
+    changes: list[ArrangingChange]
+    """The last ones, newest first."""
+
+
+class ClusterTraffic(Struct, forbid_unknown_fields=True):
+    """Counted since this server started."""
+
+    requests: Count
+    prompt_tokens: Count
+    """To be computed: those in prefix caches are left out."""
+    first: Count
+    """First tokens."""
+    late: Count
+    """Of these, later than --slo says."""
+    ended: Count
+    """Answers of several tokens."""
+    slow: Count
+    """Of these, slower than --slo says."""
+
+
 class Instances(Struct):
     instances: list[Instance]
     unplaced: list[Unplaced]
+    arranging: Arranging | None
+    """None: without --auto-labels and --autoscale."""
+    traffic: ClusterTraffic
     weights: InstanceWeights
     """Those that all are to have."""
     checkpoint: str

@@ -34,6 +34,10 @@ class Tools(msgspec.Struct, array_like=True, frozen=True):
     schemas: bytes = b"{}"
     """Of those whose arguments are bound: name → schema, as JSON."""
 
+    def without_schemas(self) -> Tools:
+        """For who reads calls, and does not bind them."""
+        return msgspec.structs.replace(self, schemas=b"{}")
+
     @property
     def wanted(self) -> bool:
         """There are tools that may be called."""
@@ -112,6 +116,12 @@ def _function(tool: object, where: str) -> Mapping[str, Any]:
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise BadRequest(f"{where}.function.parameters: must be a JSON schema, an object", param="tools")
+    of = (parameters or {}).get("type", "object")
+    if of not in ("object", ["object"]):
+        raise BadRequest(
+            f"{where}.function.parameters.type: {str(of)[:50]!r} must be 'object', as arguments of calls are",
+            param="tools",
+        )
     if not isinstance(function.get("strict"), bool | None):
         raise BadRequest(f"{where}.function.strict: must be true or false", param="tools")
     if not isinstance(function.get("description"), str | None):

@@ -16,10 +16,8 @@ from baton.gateway.errors import BadRequest
 from baton.gateway.generation.generation import Generation
 from baton.gateway.http.context import Gateway, check_room, check_whole, identity
 from baton.gateway.parsing.plan import Parsing
-from baton.gateway.reading.calling import Function, functions_of, loosened, structure_of
 from baton.gateway.reading.prompts import Prompt, encode
 from baton.gateway.reading.reader import Found
-from baton.gateway.reading.structured import asked_by, described
 from baton.gateway.reading.truncation import truncated
 from baton.protocol.sampling_params import SamplingParams, make_params
 
@@ -48,7 +46,7 @@ async def start_chat(
     who = identity(request, body, gateway.sharing)
     params = chat_params(gateway, body)
     gateway.client.check_ready()
-    grammar = await _grammar(gateway, body, found)
+    grammar = await gateway.grammar(found)
     prompt = chat_prompt(gateway, body, found, limit=limit, source=source, shorten=shorten)
     return gateway.generator.start(
         [prompt.ids],
@@ -120,51 +118,6 @@ def has_short_ids(gateway: Gateway) -> bool:
     """Calls' ids have nine letters and digits, as the model's template wants them."""
     calling = gateway.formats.calling
     return calling is not None and calling.short_ids
-
-
-async def _grammar(gateway: Gateway, body: ChatRequest, found: Found) -> str:
-    """What binds the answers: calls that are demanded, schemas of strict tools, the form of the answer.
-    Raises `BadRequest`."""
-    asked, tools = asked_by(body), found.tools
-    functions = functions_of(tools)
-
-    async def compiled(these: list[Function]) -> str:
-        structure = structure_of(
-            gateway.formats,
-            tools,
-            these,
-            parallel=body.parallel_tool_calls is not False,
-            thinking=found.thinking,
-            content=None if asked is None else asked.structure.content,
-            budget=_budget(gateway, body),
-        )
-        if structure is None:
-            return ""
-        return await gateway.grammar(described(structure, "tools" if asked is None else asked.field))
-
-    try:
-        return await compiled(functions)
-    except BadRequest:
-        # What a schema asks may be more than can be kept; that matters where it was to be.
-        loose = loosened(functions, tools)
-        if loose == functions:
-            raise
-    return await compiled(loose)
-
-
-def _budget(gateway: Gateway, body: ChatRequest) -> int | None:
-    """Tokens of reasoning at most.  Raises `BadRequest`."""
-    budget = body.thinking_token_budget
-    if budget is None or budget < 0:
-        return None
-    if gateway.formats.thinking is None and not gateway.formats.is_harmony:
-        raise BadRequest(
-            "thinking_token_budget: how this model writes reasoning is not known; start the server with "
-            "--reasoning-parser",
-            param="thinking_token_budget",
-            code="unsupported_parameter",
-        )
-    return budget
 
 
 def _parsing(gateway: Gateway, body: ChatRequest, found: Found) -> Parsing | None:

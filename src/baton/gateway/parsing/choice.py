@@ -73,6 +73,11 @@ class Formats(msgspec.Struct, frozen=True):
         return "openai" in (self.calls, self.think[:6])
 
     @property
+    def thinks(self) -> bool:
+        """It is known how the model writes reasoning."""
+        return self.thinking is not None or self.is_harmony
+
+    @property
     def markers(self) -> frozenset[str]:
         """Texts that a model may have as special tokens, and that the parser has to see."""
         marks = set(HARMONY_MARKERS) if self.is_harmony else set()

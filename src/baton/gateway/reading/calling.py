@@ -32,6 +32,8 @@ from baton.grammar.description import Sequence as Parts
 
 _SPACES = Regex(r"[ \n]{0,4}")
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_SAYS_WHAT = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf"})
+"""Keywords of a schema that may say of which type it is."""
 _SAYS_NOTHING = frozenset({"type", "description", "title", "default", "examples", "$comment"})
 """Keywords that leave a text free."""
 
@@ -186,21 +188,29 @@ def _kimi(function: Function) -> Content:
     )
 
 
-def _tags(
-    begin: str, parameter: Callable[[str, bool], tuple[str, str]], end: str
-) -> Callable[[Function], Content]:
-    """`parameter`: what stands before and behind a value, by its key and whether it is a text."""
+Frame = Callable[[str, bool], tuple[str, str]]
+"""What stands before and behind a parameter's value, by its key and whether it is a text."""
 
+
+def _tags(begin: str, frame: Frame, end: str) -> Callable[[Function], Content]:
     def call(function: Function) -> Content:
-        parts: list[Content] = [Text(begin.replace("NAME", function.name))]
-        for key, schema, required in _properties(function):
-            is_text = _is_text(schema)
-            before, behind = parameter(key, is_text)
-            one = Parts([Text(before), _tag_value(function, key, schema, is_text, behind)])
-            parts.append(one if required else Repeat(one, least=0, most=1))
-        return Parts([*parts, Text(end)])
+        head = Text(begin.replace("NAME", function.name))
+        return Parts([head, parameters(frame, function), Text(end)])
 
     return call
+
+
+def parameters(frame: Frame, function: Function, *, bare: bool = False) -> Content:
+    """Arguments as tags, in the order of the schema; `bare`: a line break may stand before one, none
+    behind.  Raises `BadRequest`."""
+    parts: list[Content] = []
+    for key, schema, required in _properties(function):
+        is_text = _is_text(schema)
+        before, behind = frame(key, is_text)
+        value = _tag_value(function, key, schema, is_text, behind.rstrip() if bare else behind)
+        one = Parts([*([Regex("\n?")] if bare else []), Text(before), value])
+        parts.append(one if required else Repeat(one, least=0, most=1))
+    return Parts(parts)
 
 
 def _tag_value(function: Function, key: str, schema: Any, is_text: bool, behind: str) -> Content:
@@ -264,6 +274,16 @@ def _with_definitions(function: Function, schema: Any) -> Any:
     return {**there, **schema} if there and isinstance(schema, Mapping) else schema
 
 
+STYLES: dict[str, Frame] = {
+    "qwen_xml": lambda key, _: (f"<parameter={key}>\n", "\n</parameter>\n"),
+    "minimax_xml": lambda key, _: (f'<parameter name="{key}">', "</parameter>\n"),
+    "deepseek_xml": lambda key, text: (
+        f'<｜DSML｜parameter name="{key}" string="{"true" if text else "false"}">',
+        "</｜DSML｜parameter>\n",
+    ),
+    "glm_xml": lambda key, _: (f"<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"),
+}
+"""By xgrammar's names."""
 _OBJECT = _json('{"name": "NAME", "arguments": ', "}")
 _HERMES = Writing(_json('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"))
 _WRITING: dict[str, Writing] = {
@@ -287,10 +307,7 @@ _WRITING: dict[str, Writing] = {
     "deepseek_v32": Writing(
         _tags(
             '<｜DSML｜invoke name="NAME">\n',
-            lambda key, text: (
-                f'<｜DSML｜parameter name="{key}" string="{"true" if text else "false"}">',
-                "</｜DSML｜parameter>\n",
-            ),
+            STYLES["deepseek_xml"],
             "</｜DSML｜invoke>",
         ),
         "<｜DSML｜function_calls>\n",
@@ -301,21 +318,21 @@ _WRITING: dict[str, Writing] = {
     "qwen3_coder": Writing(
         _tags(
             "<tool_call>\n<function=NAME>\n",
-            lambda key, _: (f"<parameter={key}>\n", "\n</parameter>\n"),
+            STYLES["qwen_xml"],
             "</function>\n</tool_call>",
         )
     ),
     "glm45": Writing(
         _tags(
             "<tool_call>NAME\n",
-            lambda key, _: (f"<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"),
+            STYLES["glm_xml"],
             "</tool_call>",
         )
     ),
     "minimax_m2": Writing(
         _tags(
             '<invoke name="NAME">\n',
-            lambda key, _: (f'<parameter name="{key}">', "</parameter>\n"),
+            STYLES["minimax_xml"],
             "</invoke>",
         ),
         "<minimax:tool_call>\n",
@@ -342,7 +359,12 @@ _TRIGGERS = {
 
 def functions_of(tools: Tools) -> list[Function]:
     schemas: dict[str, Any] = msgspec.json.decode(tools.schemas)
-    return [Function(name, schemas.get(name, ANY_OBJECT)) for name in tools.names]
+    return [Function(name, _of_object(schemas.get(name, ANY_OBJECT))) for name in tools.names]
+
+
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """Arguments are an object also where the schema does not say so."""
+    return schema if _SAYS_WHAT & schema.keys() else {**ANY_OBJECT, **schema}
 
 
 def loosened(functions: Sequence[Function], tools: Tools) -> list[Function]:

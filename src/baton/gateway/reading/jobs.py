@@ -54,6 +54,8 @@ class Beside(NamedTuple):
     """The server keeps answers."""
     more: bytes = b""
     """What the gateway knows: sent before the body, by jobs that have a `MORE`."""
+    thinks: bool = True
+    """It is known how the model writes reasoning."""
 
 
 class Translation(NamedTuple):
@@ -73,8 +75,11 @@ def _responses(body: ResponsesRequest, beside: Beside) -> tuple[ReadResponses, C
     return translate(body, keeps=beside.keeps, harmony=beside.harmony, known=known)
 
 
-def _messages(body: CountTokensRequest, _: Beside) -> tuple[CountTokensRequest, ChatRequest]:
-    return body, anthropic.chat_of(body)
+def _messages(body: CountTokensRequest, beside: Beside) -> tuple[CountTokensRequest, ChatRequest]:
+    chat = anthropic.chat_of(body)
+    if not beside.thinks:
+        chat.thinking_token_budget = None  # (there is nothing to bound)
+    return body, chat
 
 
 TRANSLATIONS: dict[Job, Translation] = {
@@ -112,6 +117,19 @@ APART = frozenset(
         "documents",
         "text_1",
         "text_2",
+        "response_format",
+        "structured_outputs",
+        "structural_tag",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json_object",
     }
 )
-"""Fields that an answer does not repeat."""
+"""Fields that an answer does not repeat: prompts, tools, and what is described in `Found.bindings`."""
+
+
+def with_more(more: bytes, body: list[bytes]) -> list[bytes]:
+    """The pieces of a body of a job in `MORE`."""
+    return [len(more).to_bytes(4, "little") + more, *body]

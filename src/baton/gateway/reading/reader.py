@@ -21,12 +21,15 @@ from baton.gateway.api.schemas import ChatFields, ChatRequest, decode_body, deco
 from baton.gateway.api.tools import Tools, read_tools
 from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.parsing.choice import Formats
+from baton.gateway.reading.binding import Binding, chat_bindings, text_bindings
 from baton.gateway.reading.checks import check_ids, check_not_empty, check_prompt, text_too_long
 from baton.gateway.reading.conversations import echo_of, render_conversation
+from baton.gateway.reading.failure import Failure
 from baton.gateway.reading.fitting import fitting
 from baton.gateway.reading.jobs import APART, KINDS, MORE, TRANSLATIONS, Beside, Job, Translated
 from baton.gateway.reading.pooled import inputs_of, pairs_of, prompts_of
 from baton.gateway.reading.structured import Asked
+from baton.gateway.responses.translation import ReadResponses
 from baton.gateway.served_model import Judge
 from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError, no_template
 from baton.gateway.text.encoding import LONG_TEXT, MANY_TOKENS, Encoding, Source, TextTooLong
@@ -70,24 +73,7 @@ class Settings(msgspec.Struct, frozen=True):
     keeps: bool = False
     """Answers are kept for requests that go on from them."""
     nice: int = 10
-    """By how much a helper lowers its priority once a body turns out to be costly."""
-
-
-class Failure(msgspec.Struct, array_like=True, frozen=True):
-    """A `BadRequest` on its way between processes."""
-
-    message: str
-    param: str | None
-    code: str | None
-
-    @classmethod
-    def of(cls, error: BadRequest | ChatTemplateError) -> Failure:
-        if isinstance(error, ChatTemplateError):
-            return cls(str(error), "messages", None)
-        return cls(error.message, error.param, error.code)
-
-    def error(self) -> BadRequest:
-        return BadRequest(self.message, param=self.param, code=self.code)
+    """The niceness of a helper that has a share of a busy machine; 0: none gives way, for whatever body."""
 
 
 class Found(msgspec.Struct, array_like=True):
@@ -110,6 +96,8 @@ class Found(msgspec.Struct, array_like=True):
     """Of a conversation: the answer begins inside of reasoning."""
     echo: str = ""
     """Of a conversation: the last message's text, with which the answer is to begin."""
+    bindings: list[Binding] = []
+    """What binds the answers: the first that can be kept does (`binding.py`); none: nothing."""
 
     @property
     def is_long(self) -> bool:
@@ -117,6 +105,11 @@ class Found(msgspec.Struct, array_like=True):
         if self.field == "tokens":
             return any(len(ids) > 4 * MANY_TOKENS for ids in self.ids)
         return not self.ids and sum(map(len, self.texts)) >= LONG_TEXT
+
+    @property
+    def is_refused(self) -> bool:
+        """There will be no answer."""
+        return self.failure is not None or any(one.failure is not None for one in self.bindings[-1:])
 
     def check(self) -> None:
         """Raises `BadRequest`."""
@@ -161,8 +154,9 @@ class Reader:
         read: Any = request
         translation = TRANSLATIONS.get(job)
         if translation is not None:
-            settings = self.settings
-            known, chat = translation.chat(request, Beside(settings.formats.is_harmony, settings.keeps, more))
+            formats = self.settings.formats
+            beside = Beside(formats.is_harmony, self.settings.keeps, more, formats.thinks)
+            known, chat = translation.chat(request, beside)
             if chat is None:
                 return Translated(known, ChatRequest()), Found(), unknown
             request, read = chat, Translated(known, chat)
@@ -170,6 +164,7 @@ class Reader:
             if getattr(request, "drops_oldest", False) and self._encoding is not None:
                 self._drop_oldest(request, self._encoding)
             found = self._find(job, request)
+            self._bind(job, request, found)
             if self._encoding is not None and found.is_long:
                 self._convert(job, request, found, self._encoding)
             return read, found, unknown
@@ -185,6 +180,8 @@ class Reader:
         except BadRequest as error:
             return msgspec.msgpack.encode(Answer(failure=Failure.of(error)))
         if isinstance(request, Translated):
+            if found.is_refused and isinstance(request.body, ReadResponses):
+                request.body.said, request.body.items = "", []  # (of an answer that there will not be)
             fields = _given(request.body, TRANSLATIONS[job].apart)
             answer = Answer(fields, found, unknown, chat=_given(request.chat, APART))
         else:
@@ -221,6 +218,15 @@ class Reader:
                     read_tools(request.tools)  # (of no effect, but not whatever they are)
                     return self._prompts(request.prompt)
         return self._conversation(request)
+
+    def _bind(self, job: Job, request: Any, found: Found) -> None:
+        """Describes what binds the answers."""
+        if job == "completion":
+            found.bindings = text_bindings(request)
+        elif isinstance(request, ChatRequest) and job != "count_tokens":
+            formats = self.settings.formats
+            found.bindings = chat_bindings(request, formats, found.tools, thinking=found.thinking)
+            found.tools = found.tools.without_schemas()
 
     def _convert(self, job: Job, request: Any, found: Found, encoding: Encoding) -> None:
         """Encodes what was found, or decodes it."""
@@ -382,11 +388,6 @@ def decode_answer(job: Job, data: bytes) -> tuple[Any, Found, list[str]]:
     if job in TRANSLATIONS:
         body = Translated(body, _FIELDS["chat"].decode(answer.chat))
     return body, answer.found, answer.unknown
-
-
-def with_more(more: bytes, body: list[bytes]) -> list[bytes]:
-    """The pieces of a body of a job in `MORE`."""
-    return [len(more).to_bytes(4, "little") + more, *body]
 
 
 _ANSWERS = msgspec.msgpack.Decoder(Answer)

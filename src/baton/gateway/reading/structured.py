@@ -15,6 +15,7 @@ import msgspec
 from baton.gateway.api.formats import ResponseFormat
 from baton.gateway.api.schemas import SamplingFields
 from baton.gateway.errors import BadRequest
+from baton.gateway.reading.structural import structural_tag
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.grammar.checking import Checker
 from baton.grammar.description import (
@@ -49,7 +50,7 @@ class _Frame(msgspec.Struct):
 
 
 class _Tags(msgspec.Struct):
-    """vLLM's `structural_tag`."""
+    """vLLM's `structural_tag`, its older form."""
 
     structures: list[_Frame]
     triggers: list[str]
@@ -130,6 +131,8 @@ def _response_format(wanted: ResponseFormat) -> Asked:
             return _asked(Json(_parsed(field, wanted.json_schema.schema)), field)
         case "structural_tag":
             tags = {"structures": wanted.structures, "triggers": wanted.triggers}
+            if wanted.format is not None:
+                tags = {"format": wanted.format}
             return _asked(_tags("response_format", tags), "response_format")
     raise BadRequest(
         f"response_format.type: {wanted.type!r} must be text, json_object, json_schema or structural_tag",
@@ -143,21 +146,22 @@ def _asked(content: Content, field: str) -> Asked:
 
 def described(structure: Structure, field: str) -> Asked:
     """Raises `BadRequest` for what is too long."""
-    size = len(_encoded(field, structure.content))
+    asked = Asked(structure, field)
+    size = len(_encoded(asked))
     if size > MAX_DESCRIPTION_BYTES:
         raise BadRequest(
             f"{field}: of {size} bytes; at most {MAX_DESCRIPTION_BYTES} are possible",
             param=field,
             code="too_costly",
         )
-    return Asked(structure, field)
+    return asked
 
 
-def _encoded(field: str, content: Content) -> bytes:
+def _encoded(asked: Asked) -> bytes:
     try:
-        return msgspec.msgpack.encode(content)
+        return msgspec.msgpack.encode(asked)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BadRequest(f"{field}: cannot be read as JSON: {error}", param=field) from None
+        raise BadRequest(f"{asked.field}: cannot be read as JSON: {error}", param=asked.field) from None
 
 
 def _parsed(field: str, value: Any) -> Any:
@@ -170,11 +174,14 @@ def _parsed(field: str, value: Any) -> Any:
         raise BadRequest(f"{field}: is not JSON: {error}", param=field) from None
 
 
-def _tags(field: str, value: Any) -> Tagged:
+def _tags(field: str, value: Any) -> Content:
     if isinstance(value, Mapping) and value.get("format") is not None:
-        raise BadRequest(
-            f"{field}: the form with format is not supported; give structures and triggers", param=field
-        )
+        try:
+            return structural_tag(value)
+        except GrammarError as error:
+            raise BadRequest(f"{field}: {error}", param=field) from None
+        except RecursionError:
+            raise BadRequest(f"{field}.format: is nested too deeply", param=field) from None
     try:
         tags = msgspec.convert(value, _Tags)
     except msgspec.ValidationError as error:

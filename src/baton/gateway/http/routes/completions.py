@@ -15,7 +15,6 @@ from baton.gateway.generation.generation import SUBMITTED_AT_ONCE
 from baton.gateway.http.context import Gateway, check_room, check_whole, identity, stream_options
 from baton.gateway.http.responses import GenerationResponse
 from baton.gateway.reading.prompts import Prompt, encode
-from baton.gateway.reading.structured import asked_by
 from baton.gateway.reading.truncation import truncated
 from baton.gateway.rendering.completion import CompletionOptions, CompletionRenderer
 from baton.gateway.rendering.formats import TokenNames
@@ -34,7 +33,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
         _check(body)
         params = _params(gateway, body)
         gateway.client.check_ready()
-        grammar = await gateway.grammar(asked_by(body))
+        grammar = await gateway.grammar(found)
         prompts = encode(
             found,
             gateway.tokenizer,

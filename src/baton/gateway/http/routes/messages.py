@@ -19,8 +19,6 @@ from baton.gateway.rendering.messages import MessageOptions, MessageRenderer
 
 
 def message_routes(gateway: Gateway) -> list[Route]:
-    thinks = gateway.formats.thinking is not None or gateway.formats.is_harmony
-
     async def messages(request: Request) -> Response:
         arrived = time.monotonic()
         (body, chat), found = await gateway.read_prompted(request, "messages")
@@ -29,8 +27,6 @@ def message_routes(gateway: Gateway) -> list[Route]:
             raise BadRequest(
                 "max_tokens: it is missing; give how many tokens the answer may have", param="max_tokens"
             )
-        if not thinks:
-            chat.thinking_token_budget = None  # (there is nothing to bound)
         chat.max_tokens = body.max_tokens or 1
         try:
             generation = await start_chat(
