@@ -10,13 +10,12 @@ import os
 import sys
 
 from _attacks import attacks
-from _attacks.controls import NICE
 
 _LOWEST = 19
 
 name, host, port, seconds = sys.argv[1:]
 attack = attacks()[name]
-os.nice(NICE.get(name, _LOWEST))
+os.nice(_LOWEST)
 print("ready", flush=True)
 sys.stdin.readline()
 attack(host, int(port), float(seconds))

@@ -116,9 +116,16 @@ def _ordinary(clients: int, body: dict[str, Any], path: str = "completions") -> 
 _LONG, _WORDS = [17] * 500, "a b c " * 50
 _ANSWER = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True}
 
+
+def _busy_helper(host: str, port: int, seconds: float) -> None:
+    """Gives way as helpers do."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    _busy(host, port, seconds)
+
+
 ATTACKS: dict[str, Attack] = {
     "control: a busy process": _busy,
-    "control: a busy process of a helper's priority": _busy,
+    "control: a busy process of a helper's priority": _busy_helper,
     "control: 4 MiB bodies, dropped": _dropped,
     "control: 128 x 500 tokens": _ordinary(128, {"prompt": _LONG, "max_tokens": 1}),
     "control: 128 x 20 tokens": _ordinary(128, {"prompt": [17] * 20, "max_tokens": 1}),
@@ -134,6 +141,3 @@ ATTACKS: dict[str, Attack] = {
     ),
     "control: 50 x streams with log-probabilities": _ordinary(50, {**_ANSWER, "stream": True, "logprobs": 5}),
 }
-
-NICE = {"control: a busy process of a helper's priority": 10}
-"""By how much a control gives way, if not as much as can be: as helpers do (`reading.reader.Settings`)."""

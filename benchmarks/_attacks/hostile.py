@@ -106,6 +106,10 @@ def _doubling(depth: int) -> dict[str, Any]:
     return {"$defs": definitions, "$ref": f"#/$defs/d{depth - 1}"}
 
 
+def _of_object(schema: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": schema}}
+
+
 def _deep(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "null"}
     for _ in range(depth):
@@ -145,6 +149,7 @@ HOSTILE: dict[str, list[Hostile]] = {
         _chat(REFUSED, "tools", tools="all"),
         _chat(REFUSED, "more than once", tools=[_tool(1), _tool(1)]),
         _chat(REFUSED, "tools[0].function.parameters", tools=[_tool(1, parameters=[1])]),
+        _chat(REFUSED, "must be 'object'", tools=[_tool(1, parameters={"type": "string"})]),
     ],
     "unknown tool in tool_choice": [
         _chat(
@@ -197,7 +202,7 @@ HOSTILE: dict[str, list[Hostile]] = {
         _schema(_deep(900)),
         _raw(lambda: _HEAD + _nested('{"items":', "}", 100_000, "{}") + "}}}", REFUSED, ""),
         _raw(lambda: '{"messages": ' + _nested("[", "]", 500_000, "") + "}", REFUSED, ""),
-        _chat(200, tools=[_tool(1, parameters=_deep(200))], tool_choice="required"),
+        _chat(200, tools=[_tool(1, parameters=_of_object(_deep(200)))], tool_choice="required"),
     ],
     "regexes that explode": [
         _bound("regex", "(a+)+b", 200, ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ import pytest
 
 from baton.gateway.api import schemas
 from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
-from baton.gateway.helpers import child, main, pool
+from baton.gateway.helpers import child, link, main, pool
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.helpers.wire import ANSWER, GOES_ON, JOB
 from baton.gateway.helpers.wire import HELLO as HELLO_HEAD
@@ -320,16 +321,18 @@ def test_metrics(roomy: GatewayServer):
     assert value("helper_jobs_waiting") == 0
 
 
-def priorities(pids: Iterable[int]) -> list[tuple[int, int]]:
-    """Niceness and session of each."""
-    return [(os.getpriority(os.PRIO_PROCESS, pid), os.getsid(pid)) for pid in pids]
+def priorities(pids: Iterable[int]) -> list[tuple[int, int, int]]:
+    """Policy, niceness and session of each."""
+    return [
+        (os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid), os.getsid(pid)) for pid in pids
+    ]
 
 
 def test_helpers_for_long_bodies_give_way_to_everything_else(settings: Settings):
     """From the beginning, and not only when they have worked for a while; others have this one's priority.
-    And in this one's session: `nice` counts inside of a session only."""
+    And in this one's session: priorities count inside of a session only."""
     settings = msgspec.structs.replace(settings, nice=3)
-    ((nice, session),) = priorities([0])
+    ((policy, nice, session),) = priorities([0])
 
     async def work(helpers: Helpers) -> None:
         found: list[set[int]] = []
@@ -340,8 +343,8 @@ def test_helpers_for_long_bodies_give_way_to_everything_else(settings: Settings)
             await helpers.answer("chat", body)
             assert set(helpers_of(helpers)) - before == found[-1], "it serves more than one job"
         short, patient = found
-        assert priorities(short) == [(nice, session)]
-        assert priorities(patient) == [(min(19, nice + 3), session)]
+        assert priorities(short) == [(policy, nice, session)]
+        assert priorities(patient) == [(os.SCHED_IDLE, nice, session)]
 
     run(settings, work)
 
@@ -349,18 +352,111 @@ def test_helpers_for_long_bodies_give_way_to_everything_else(settings: Settings)
 def test_a_helper_whose_job_takes_long_gives_way(settings: Settings):
     settings = msgspec.structs.replace(settings, nice=3, cpu_s=600.0)
     costly = HELLO[:-1] + b', "chat_template_kwargs": {"loops": 99999}}'
-    ((nice, session),) = priorities([0])
+    ((_, nice, session),) = priorities([0])
 
     async def work(helpers: Helpers) -> None:
         helpers.start()
         job = asyncio.ensure_future(helpers.answer("chat", costly))
         async with asyncio.timeout(60):
-            while (min(19, nice + 3), session) not in priorities(helpers_of(helpers)):
+            while (os.SCHED_IDLE, nice, session) not in priorities(helpers_of(helpers)):
                 assert not job.done()
                 await asyncio.sleep(0.01)
         job.cancel()
 
     run(settings, work)
+
+
+def test_jobs_that_starve_are_done_again_by_one_helper_that_shares(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    """One at a time, the others in order behind it; it is nice, and gives way to nobody."""
+    settings = msgspec.structs.replace(settings, nice=3, cpu_s=600.0)
+    monkeypatch.setattr(link, "STARVES_S", 0.001)
+    monkeypatch.setattr(link, "cpu_s", lambda pid: 0.0)
+    ((policy, nice, session),) = priorities([0])
+
+    async def work(helpers: Helpers) -> None:
+        chosen: list[int] = []
+        real = helpers._sharing.answer
+
+        async def answer(job: Job, body: Any, size: int) -> bytes:
+            chosen.append(size)
+            return await real(job, body, size)
+
+        monkeypatch.setattr(helpers._sharing, "answer", answer)
+
+        async def until(done: Callable[[], bool]) -> None:
+            async with asyncio.timeout(60):
+                while not done():
+                    await asyncio.sleep(0.005)
+
+        def costly(loops: int, more: int) -> bytes:
+            return HELLO[:-1] + b', "chat_template_kwargs": {"loops": %d}%s}' % (loops, b" " * more)
+
+        bodies = [costly(99999, 0), costly(99999, LONG_BODY), costly(99999, 10)]
+        jobs = {len(body): asyncio.create_task(helpers.answer("chat", body)) for body in bodies}
+        await until(lambda: len(helpers._starving) == 2)
+        assert len(chosen) == 1
+        await until(lambda: (policy, min(19, nice + 3), session) in priorities(helpers_of(helpers)))
+        for number in (1, 2):
+            jobs[chosen[-1]].cancel()
+            await until(lambda n=number: len(chosen) == n + 1)
+        assert sorted(chosen) == sorted(jobs)
+        jobs[chosen[-1]].cancel()
+        await asyncio.gather(*jobs.values(), return_exceptions=True)
+        assert not helpers._shared
+        assert text_of(await helpers.answer("chat", costly(1000, 0))) == "hello"
+        assert (helpers.num_starved, len(chosen)) == (4, 4)
+
+    run(settings, work)
+
+
+def test_jobs_that_get_on_are_left_alone(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(link, "STARVES_S", 0.001)
+    ticking = itertools.count()
+    monkeypatch.setattr(link, "cpu_s", lambda pid: float(next(ticking)))
+    costly = HELLO[:-1] + b', "chat_template_kwargs": {"loops": 150}}'
+
+    async def work(helpers: Helpers) -> None:
+        assert text_of(await helpers.answer("chat", costly)) == "hello"
+        assert helpers.num_starved == 0
+
+    run(msgspec.structs.replace(settings, nice=3), work)
+    assert next(ticking) > 1, "it was looked after"
+
+
+def test_a_job_that_starves_and_goes_away_leaves_the_share_to_others(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    """Also at the moment at which it was chosen."""
+    monkeypatch.setattr(link, "STARVES_S", 0.01)
+    monkeypatch.setattr(link, "cpu_s", lambda pid: 0.0)
+    settings = msgspec.structs.replace(settings, nice=3, cpu_s=600.0)
+    endless = HELLO[:-1] + b', "chat_template_kwargs": {"loops": 99999}}'
+
+    async def work(helpers: Helpers) -> None:
+        real = helpers._share
+
+        def share() -> None:
+            real()
+            if helpers.num_starved == 1:
+                first.cancel()
+
+        monkeypatch.setattr(helpers, "_share", share)
+        first = asyncio.create_task(helpers.answer("chat", endless))
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert not helpers._shared
+        costly = HELLO[:-1] + b', "chat_template_kwargs": {"loops": 150}}'
+        assert text_of(await helpers.answer("chat", costly)) == "hello"
+
+    run(settings, work)
+
+
+def test_what_a_process_has_used():
+    began = link.cpu_s(os.getpid())
+    assert 0 < began <= time.process_time() <= link.cpu_s(os.getpid())
+    assert link.cpu_s(2**22 + 1) == 0.0
 
 
 @pytest.fixture(scope="module")

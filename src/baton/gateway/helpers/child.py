@@ -3,8 +3,8 @@
 A chat template is foreign code, and a body is foreign data.  So a job may use so much CPU time and so much
 memory beyond what the process has, and a job that is not short gives way to everything else:
 
-* after `NICE_AFTER_S` of CPU time the process gives way (for good, so it ends after the answer); one for long
-  bodies, a *patient* one, does so from the beginning;
+* after `GIVES_WAY_AFTER_S` of CPU time the process gives way (for good, so it ends after the answer); one for
+  long bodies, a *patient* one, does so from the beginning;
 * after `Settings.cpu_s`, and a little for each byte, a signal raises `OverTime` wherever the interpreter is,
   until it gets through;
 * `HARD_S` later the kernel ends the process, if all that was within one native call;
@@ -12,11 +12,16 @@ memory beyond what the process has, and a job that is not short gives way to eve
 
 CPU time, not time on the wall: a busy machine refuses nobody.
 
-To give way is to be nice, and nothing else.  Linux may share a core between sessions first, and look at
-niceness inside of them (`CONFIG_SCHED_AUTOGROUP`), so helpers are in the session of gateway and engines.
-Sessions of their own of the lowest niceness did worse: with several of them at work on two cores, Linux 6.18
-let who woke up wait for tens of milliseconds, up to 300.  Nor do long slices help, which anything may
-interrupt: the longest waits were the same or longer.
+To give way is to take what the others leave (`SCHED_IDLE`): whatever wakes up goes before at once, and beside
+something that computes such a process gets a turn in hundreds.  A nice one has its share instead, in turns of
+up to a tick (4 ms): two of niceness 10 on two cores doubled the p99 between tokens of 16 streams, two of
+`SCHED_IDLE` left it as it was.  On a machine without idle time that is nothing at all, so a job that starves
+is done again by a *sharing* helper: nice from the beginning, and there is one of them (`pool.py`).
+
+Linux may share a core between sessions first, and look at this inside of them (`CONFIG_SCHED_AUTOGROUP`), so
+helpers are in the session of gateway and engines.  Sessions of their own of the lowest niceness did worse:
+with several of them at work on two cores, Linux 6.18 let who woke up wait for tens of milliseconds, up to
+300.
 """
 
 from __future__ import annotations
@@ -32,11 +37,12 @@ from typing import Any
 
 import msgspec
 
-from baton.gateway.helpers.wire import ANSWER, ENDS, GOES_ON, HELLO, JOB
+from baton.gateway.helpers.wire import ANSWER, ENDS, GOES_ON, HELLO, JOB, PATIENT, PROMPT, SHARING
+from baton.gateway.reading.failure import Failure
 from baton.gateway.reading.jobs import CONVERSATIONS, JOBS, Job
-from baton.gateway.reading.reader import Answer, Failure, Reader
+from baton.gateway.reading.reader import Answer, Reader
 
-NICE_AFTER_S = 0.02
+GIVES_WAY_AFTER_S = 0.02
 HARD_S = 2.0
 _AGAIN_S = 0.5
 _LARGE_BODY = 1 << 20
@@ -50,21 +56,24 @@ class OverTime(BaseException):
 class Helper:
     """Serves one connection until the gateway closes it."""
 
-    def __init__(self, connection: socket.socket, reader: Reader, *, patient: bool = False) -> None:
+    def __init__(self, connection: socket.socket, reader: Reader, kind: bytes = PROMPT) -> None:
+        """`kind`: as in `wire.py`."""
         self._connection = connection
         self._settings = reader.settings
         self._reader = reader
         self._memory = _address_space()
-        self._patient = patient
+        self._kind = kind
         self._lowered = False
         """A job took long, and others should not wait for what comes next."""
-        if patient:
-            os.nice(self._settings.nice)
         signal.signal(signal.SIGVTALRM, self._on_slow)
         signal.signal(signal.SIGPROF, _on_over_time)
 
     def run(self) -> None:
-        self._connection.sendall(HELLO.pack(os.getpid()))
+        self._connection.sendall(HELLO.pack(os.getpid()))  # (before: who is heard of is looked after)
+        if self._kind == PATIENT:
+            give_way(self._settings.nice)
+        elif self._kind == SHARING:
+            os.nice(self._settings.nice)
         while True:
             head = self._receive(JOB.size)
             if head is None:
@@ -101,12 +110,13 @@ class Helper:
         resource.setrlimit(resource.RLIMIT_AS, (self._memory + memory, hard))
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + cpu_s + HARD_S), hard))
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0 if self._patient or self._lowered else NICE_AFTER_S)
+        gives_way = self._kind == PROMPT and not self._lowered
+        signal.setitimer(signal.ITIMER_VIRTUAL, GIVES_WAY_AFTER_S if gives_way else 0.0)
         signal.setitimer(signal.ITIMER_PROF, cpu_s, _AGAIN_S)
 
     def _on_slow(self, *_: Any) -> None:
         if not self._lowered:
-            os.nice(self._settings.nice)
+            give_way(self._settings.nice)
         self._lowered = True
 
     def _receive(self, size: int) -> bytearray | None:
@@ -119,6 +129,16 @@ class Helper:
                 return None
             got += count
         return data
+
+
+def give_way(nice: int) -> None:
+    """To everything else; 0: not at all."""
+    if not nice:
+        return
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:  # (a sandbox may not know it)
+        os.nice(nice)
 
 
 def _no_limits() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 
-import msgspec
-
 from baton.gateway.errors import BadRequest
 from baton.gateway.helpers.pool import Helpers
+from baton.gateway.reading.binding import Binding
 from baton.gateway.reading.reader import decode_grammar
-from baton.gateway.reading.structured import Asked
 
 _KEPT_BYTES = 16 << 20
 
@@ -26,14 +24,17 @@ class Grammars:
         self.num_checked = 0
         """Descriptions that were not known."""
 
-    async def of(self, asked: Asked) -> str:
-        """Raises `BadRequest`, or what `Helpers.answer` does."""
-        encoded = msgspec.msgpack.encode(asked)
-        key = hashlib.sha256(encoded).digest()
+    async def of(self, binding: Binding) -> str:
+        """ "": the answers are free.  Raises `BadRequest`, or what `Helpers.answer` does."""
+        if binding.failure is not None:
+            raise binding.failure.error()
+        if not binding.asked:
+            return ""
+        key = hashlib.sha256(binding.asked).digest()
         found = self._kept.get(key)
         if found is None:
             self.num_checked += 1
-            answer = await self._helpers.answer("structure", encoded)
+            answer = await self._helpers.answer("structure", binding.asked)
             try:
                 found = decode_grammar(answer)
             except BadRequest as error:

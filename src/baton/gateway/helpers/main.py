@@ -21,7 +21,6 @@ from functools import partial
 import msgspec
 
 from baton.gateway.helpers.child import Helper
-from baton.gateway.helpers.wire import PATIENT
 from baton.gateway.reading.reader import Reader, Settings
 from baton.gateway.text.encoding import Encoding
 from baton.ipc.process import ParentGone, die_with_parent
@@ -56,12 +55,12 @@ def serve(control: socket.socket, reader: Reader) -> None:
         if not kind:
             return
         connection = socket.socket(fileno=descriptors[0])
-        _fork(partial(_help, connection, reader, patient=kind == PATIENT), control)
+        _fork(partial(_help, connection, reader, kind), control)
         connection.close()
 
 
-def _help(connection: socket.socket, reader: Reader, *, patient: bool) -> None:
-    Helper(connection, reader, patient=patient).run()
+def _help(connection: socket.socket, reader: Reader, kind: bytes) -> None:
+    Helper(connection, reader, kind).run()
 
 
 def _fork(work: Callable[[], None], not_its: socket.socket) -> None:

@@ -12,6 +12,10 @@ from baton.gateway.helpers.pool import Helpers
 _COUNTERS = {
     "num_jobs": ("helper_jobs", "Bodies that a helper process has read."),
     "num_lost": ("helper_losses", "Helper processes that died at work."),
+    "num_starved": (
+        "helper_starved_jobs",
+        "Bodies that a busy machine left no time for, given to the helper process that has a share of it.",
+    ),
     "num_refused": ("helper_refusals", "Bodies that were refused because too many waited for a helper."),
 }
 

@@ -7,10 +7,15 @@ for a bounded time.  Helpers are forked when they are needed, and one is kept wa
 A job that is not done soon is *slow*: its helper leaves the lane, so that others find a place, and ends after
 the job.  There are only so many slow ones; one more is refused, and its helper killed.
 
+Helpers give way to everything else (`child.py`), and a machine may leave them nothing.  A job that *starves*
+is given up, and done again by the one helper that has a share of the machine; others that starve go on as
+they can meanwhile, and it takes them in order.
+
 | what happens | what becomes of the job |
 | --- | --- |
 | the helper answers | that is the answer |
 | it dies before that | the job is given to another one, once; then it fails |
+| it starves | the job is given to the one that has a share, when that is free |
 | nothing comes for `link.WALL_S`, or the request goes away | it fails, and the helper is killed |
 | the parent of the helpers has died | another one is started |
 """
@@ -29,8 +34,8 @@ from collections.abc import Sequence
 import msgspec
 
 from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
-from baton.gateway.helpers.link import HelperLink, HelperLost
-from baton.gateway.helpers.wire import PATIENT, PROMPT
+from baton.gateway.helpers.link import WALL_S, HelperLink, HelperLost, Starved
+from baton.gateway.helpers.wire import PATIENT, PROMPT, SHARING
 from baton.gateway.reading.jobs import Job
 from baton.gateway.reading.reader import Settings
 
@@ -55,10 +60,15 @@ class Helpers:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = msgspec.msgpack.encode(settings)
+        self._gives_way = settings.nice > 0
         self._parent: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._short = _Lane(self, PROMPT, _SHORT_HELPERS, _SHORT_SLOW, _SHORT_S, keeps=1)
         self._long = _Lane(self, PATIENT, _LONG_HELPERS, _LONG_SLOW, _LONG_S, keeps=0)
+        self._sharing = _Lane(self, SHARING, 1, 0, 2 * WALL_S, keeps=0)
+        self._starving: deque[HelperLink] = deque()
+        self._shared = False
+        """The helper that has a share has a job."""
         self._closed = False
         self.num_jobs = 0
         """Jobs that a helper has answered."""
@@ -66,6 +76,8 @@ class Helpers:
         """Helpers that died with a job in their hands."""
         self.num_refused = 0
         """Jobs for which no helper was free in time."""
+        self.num_starved = 0
+        """Jobs that were done again."""
 
     @property
     def num_waiting(self) -> int:
@@ -144,8 +156,32 @@ class Helpers:
         finally:
             theirs.close()
         loop = asyncio.get_running_loop()
-        _, link = await loop.create_unix_connection(lambda: HelperLink(lane.is_slow, lane.lost), sock=ours)
+        _, link = await loop.create_unix_connection(
+            lambda: HelperLink(lane.is_slow, lane.lost, lane.starves), sock=ours
+        )
         return link
+
+    def starves(self, link: HelperLink) -> None:
+        """Its job may be done again."""
+        if self._gives_way:
+            self._starving.append(link)
+            self._share()
+
+    async def share(self, job: Job, body: Sequence[bytes], size: int) -> bytes:
+        """The answer of the helper that has a share, for a link that is `chosen`."""
+        return await self._sharing.answer(job, body, size)
+
+    def end_share(self) -> None:
+        """The job that was done again has ended."""
+        self._shared = False
+        self._share()
+
+    def _share(self) -> None:
+        while self._starving and not self._shared:
+            link = self._starving.popleft()
+            if link.starving and link.fail(Starved()):
+                self._shared = link.chosen = True
+                self.num_starved += 1
 
     def _send(self, kind: bytes, connection: socket.socket) -> None:
         assert self._control is not None
@@ -156,6 +192,7 @@ class Helpers:
         self._closed = True
         self._short.close()
         self._long.close()
+        self._sharing.close()
         self._end()
 
     def _end(self) -> None:
@@ -199,9 +236,20 @@ class _Lane:
         """Raises `Overloaded`, `HelperLost`, `InternalError`."""
         link = await self._take()
         try:
-            return await link.ask(job, body, size, self._slow_s)
+            try:
+                return await link.ask(job, body, size, self._slow_s)
+            finally:
+                self._give(link)
+        except Starved:
+            return await self._owner.share(job, body, size)
         finally:
-            self._give(link)
+            if link.chosen:
+                self._owner.end_share()
+
+    def starves(self, link: HelperLink) -> None:
+        """Its job gets next to nothing of the machine."""
+        if self.kind != SHARING:
+            self._owner.starves(link)
 
     def is_slow(self, link: HelperLink) -> None:
         """Its job takes long."""

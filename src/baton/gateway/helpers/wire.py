@@ -15,5 +15,5 @@ ANSWER = struct.Struct("<BI")
 """Whether the helper ends now, bytes of the answer."""
 GOES_ON, ENDS = 0, 1
 
-PROMPT, PATIENT = b"p", b"w"
-"""Asks the parent of the helpers for one: whether it gives way to everything else from the beginning."""
+PROMPT, PATIENT, SHARING = b"p", b"w", b"s"
+"""Asks the parent of the helpers for one: when it gives way, and how far (`child.py`)."""
