@@ -97,15 +97,15 @@ class InBackground:
 
 
 class Joined:
-    """`baton serve --instance --join`, as a context manager."""
+    """`baton serve --instance --join`, as a context manager.  `server` None: it joins none."""
 
-    def __init__(self, server: Server, *flags: str) -> None:
+    def __init__(self, server: Server | None, *flags: str) -> None:
         handle, self._log_path = tempfile.mkstemp(prefix="baton-test-", suffix=".log")
         self._log = os.fdopen(handle, "wb")
-        serve = [sys.executable, "-m", "baton.cli.main", "serve", "--instance", "--join"]
-        command = [*self.prefix(), *serve]
+        serve = [sys.executable, "-m", "baton.cli.main", "serve", "--instance"]
+        joined = [] if server is None else ["--join", server.url.removeprefix("http://")]
         self.process = subprocess.Popen(
-            [*command, server.url.removeprefix("http://"), *flags],
+            [*self.prefix(), *serve, *joined, *flags],
             stdout=self._log,
             stderr=self._log,
             stdin=subprocess.DEVNULL,

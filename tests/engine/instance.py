@@ -11,7 +11,7 @@ import zmq
 
 from baton.engine.shell.loop import EngineLoop
 from baton.protocol.config import InstanceConfig
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, FromEngine, Hello, Load, ToEngine
+from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, FromEngine, Hello, Load, ToEngine, Welcome
 from baton.worker.wiring import GroupWiring, worker_argv
 
 DEADLINE_S = 60.0
@@ -22,6 +22,7 @@ class Gateway:
 
     def __init__(self, endpoint: str, name: str = "gate", identity: bytes | None = None) -> None:
         self.loads: list[Load] = []
+        self.paused = False
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.SNDHWM, 0)
@@ -35,14 +36,17 @@ class Gateway:
         self.socket.send(TO_ENGINE.encode(message))
 
     def receive(self, timeout_s: float = DEADLINE_S) -> FromEngine:
-        """The next message that is no `Load`: those are kept aside."""
+        """The next message that is no `Load` and tells of no pause: those are kept aside."""
         while True:
             if not self.socket.poll(int(timeout_s * 1000)):
                 raise TimeoutError(f"nothing from the engine within {timeout_s} s")
             message = FROM_ENGINE.decode(self.socket.recv())
-            if not isinstance(message, Load):
+            if isinstance(message, Load):
+                self.loads.append(message)
+            elif isinstance(message, Welcome) and message.paused != self.paused:
+                self.paused = message.paused
+            else:
                 return message
-            self.loads.append(message)
 
     def close(self) -> None:
         self.socket.close(0)

@@ -143,7 +143,7 @@ def test_a_crowd_in_a_tiny_pool_is_preempted_often_and_answered_rightly(seed):
     preemptions = 0
     for turn in range(3):
         preemptions += play_greedily(pool, crowd(10 * seed + turn, 24), random_script(seed + turn, 200))
-    assert preemptions >= 20
+    assert preemptions >= 15
 
 
 def play_greedily(pool: dict, asked: list[dict], script: list[tuple[str, int]]) -> int:

@@ -181,12 +181,12 @@ class World:
         scheduler = self.core.scheduler
         followed = {request for request in scheduler.slots if request and request.state is State.FOLLOWING}
         decisions = self._unchecked_decide()
-        waiting = [request.rank for request in scheduler.waiting_requests()]
+        waiting = list(scheduler.waiting_requests())
         stay = (State.RUNNING, State.FOLLOWING)
         running = [request.rank for request in scheduler.slots if request and request.state in stay]
         seated = {admission.request for admission in decisions.admitted} - followed
         for newcomer in (*seated, *decisions.following):
-            assert all(newcomer.rank < rank for rank in waiting)
+            assert all(newcomer.rank < one.rank for one in waiting if one.flow == newcomer.flow)
         for victim in (*decisions.preempted, *decisions.gave_up):
             assert all(rank < victim.rank for rank in running)
         for request in scheduler.slots:

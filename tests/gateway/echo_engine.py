@@ -37,6 +37,7 @@ from baton.protocol.requests import (
 )
 from baton.protocol.rules.proof import answer as prove
 from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.standing import Stand, Standing, changed
 from baton.protocol.weights import Weights
 
 
@@ -103,6 +104,9 @@ class EchoEngine:
         self.queries: Counter[str] = Counter()
         self.unanswered: list[Query] = []
         self.weights = Weights()
+        self.standing = Standing()
+        self.paused = False
+        self._resumes: threading.Timer | None = None
         self.orders: list[Weights] = []
         """Weights that it was told to have."""
         self.hellos = 0
@@ -245,15 +249,44 @@ class EchoEngine:
                 if message.what in ("check_weights", "update_weights"):
                     body = {**body, "path": message.argument, "weights": "w:" + message.argument}
                 body = self.behaviour.replies.get(message.what, body)
+                if message.what in ("pause", "resume", "stand") and "error" not in body:
+                    before = self.standing, self.paused
+                    self._stands(message)
+                    if (self.standing, self.paused) != before:
+                        self._welcome_all(socket)
                 if message.weights is not None:
                     self.orders.append(message.weights)
                     if not self.behaviour.answer_orders:
                         return
                     if "error" not in body:
                         self.weights = message.weights
-                        for peer in self._peers:
-                            socket.send_multipart([peer, FROM_ENGINE.encode(self._make_welcome(peer))])
+                        self._welcome_all(socket)
                 socket.send_multipart([identity, FROM_ENGINE.encode(QueryReply(message.id, body))])
+
+    def _stands(self, query: Query) -> None:
+        if query.what == "stand":
+            self.standing = changed(self.standing, query.stand or Stand())
+            return
+        self.paused = query.what == "pause"
+        if self._resumes is not None:
+            self._resumes.cancel()
+        if self.paused and query.argument:  # (of an engine that looks at the clock only when it must)
+            self._resumes = threading.Timer(float(query.argument), self.resume)
+            self._resumes.daemon = True
+            self._resumes.start()
+
+    def resume(self) -> None:
+        """A pause ends by itself."""
+        self.paused = False
+        self.say(self.greeting())
+
+    def greeting(self) -> Welcome:
+        """What it says of itself now, to gateways that did not ask for a proof."""
+        return self._make_welcome(b"")
+
+    def _welcome_all(self, socket: zmq.Socket[bytes]) -> None:
+        for peer in self._peers:
+            socket.send_multipart([peer, FROM_ENGINE.encode(self._make_welcome(peer))])
 
     @staticmethod
     def vector(prompt: list[int], pooling: Pooling) -> list[float]:
@@ -275,6 +308,9 @@ class EchoEngine:
             detail="echo",
             weights=self.weights,
             proof=prove(self.secret, *self._asked.get(peer, (b"", "")), self.incarnation),
+            standing=self.standing,
+            paused=self.paused,
+            first=True,
         )
 
     def _step(self, socket: zmq.Socket[bytes]) -> None:

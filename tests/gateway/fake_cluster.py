@@ -13,6 +13,7 @@ from baton.protocol.handover import InstanceSource
 from baton.protocol.requests import Cancel, Finished, Hello, Load, Outputs, Query, Submit, ToEngine, Welcome
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.standing import Stand
 
 BLOCK = 16
 
@@ -87,6 +88,10 @@ class FakeCluster:
     ) -> None:
         finished = Finished(number, reason, code, reason, retry_after_s=retry_after_s)
         self.say(name, Outputs(finished=[finished]))
+
+    def orders(self, name: str) -> list[Stand]:
+        """About its standing, that were sent there."""
+        return [query.stand for query in self.queries(name) if query.stand is not None]
 
     def pass_time(self, seconds: float) -> None:
         """Lets the clock run, with every deadline on its way."""

@@ -34,7 +34,7 @@ def test_on_one_host_nothing_listens_for_others(
 
     monkeypatch.setattr(joined, "_Joined", Recorded)
     monkeypatch.setattr(joined, "configure_logging", lambda level, who: None)
-    run_joined(ServeOptions(executor="simulated", instance=True, peer_host=peer_host, join=server))
+    run_joined(ServeOptions(executor="simulated", instance=True, peer_host=peer_host, join=(server,)))
     ((plan, was_private),) = made
     assert was_private == private
     assert plan.instance.peer_endpoint == peers

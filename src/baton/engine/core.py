@@ -31,8 +31,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from baton.engine.counters import Counters
 from baton.engine.dispatch import CommandBuffer
 from baton.engine.endings import refuse
@@ -42,6 +40,7 @@ from baton.engine.outbox import Outboxes
 from baton.engine.parts import Machinery
 from baton.engine.request import Outbox, State
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.standing import Announcements
 from baton.engine.validation import Rejected
 from baton.engine.workers.controls import ACTIONS, Controls, OrderFailed, UnexpectedDone
 from baton.engine.workers.handshake import Handshake, HandshakeError
@@ -126,7 +125,7 @@ class EngineCore:
         self._controls.weights = config.weights
         self._courier = Courier(incarnation, peer_endpoint)
         self._machinery: Machinery | None = None
-        self._welcome: Welcome | None = None
+        self._announced = Announcements(self._outboxes)
         self._now = now
         self._buffer = CommandBuffer()
         self._reports = Silence(config.step_timeout_s, now)
@@ -165,6 +164,7 @@ class EngineCore:
         if self.closing:
             return deadline
         deadline = earliest(deadline, self._controls.deadline)
+        deadline = earliest(deadline, self._announced.resumes_at)
         if self._machinery is not None:
             deadline = earliest(deadline, self._machinery.handovers.next_deadline)
             deadline = earliest(deadline, self._machinery.loads.next_deadline)
@@ -214,6 +214,8 @@ class EngineCore:
         if failure is not None:
             self.fail(failure)
             return
+        if self._announced.resumes_at is not None and now >= self._announced.resumes_at:
+            self._pause(Query(0, "resume"))
         self._hand_over_clock(now)
         if not self._expecting or not self._reports.look(now):
             return
@@ -248,6 +250,7 @@ class EngineCore:
             alive = sum(request.state is not State.ABORTING for request in outbox.requests.values())
             level = logging.WARNING if alive else logging.INFO
             self._buffer.commands += self._controls.gateway_lost(outbox)
+            self._announced.left(outbox)
             log.log(level, "gateway %s is gone; cancelling its %d requests", outbox, alive)
             if self._machinery is not None:
                 for request in list(outbox.requests.values()):
@@ -284,11 +287,10 @@ class EngineCore:
             self.gateway_lost(outbox.identity)
             outbox = self._outboxes.of(outbox.identity)
         self._send_load(self._now, at_once=True)
-        outbox.name = hello.gateway
+        outbox.call(hello.gateway)
         if self.failure is not None:
             self._outboxes.reply(outbox, Failing(self.failure))
-        elif self._welcome is not None:
-            self._outboxes.reply(outbox, self._welcome)
+        elif self._announced.hello(outbox, hello):
             whole = self._machinery.loads.whole(self._now) if self._machinery else None
             if whole is not None:
                 self._outboxes.reply(outbox, whole)
@@ -327,11 +329,16 @@ class EngineCore:
             return machinery.describe_ledger(now)
         if query.what == "reset_prefix_cache":
             return {"forgotten_blocks": scheduler.reset_prefix()}
-        paused = query.what == "pause"
+        if query.what == "stand":
+            return self._announced.stand(query)
+        return {"paused": self._pause(query)}
+
+    def _pause(self, query: Query) -> bool:
+        paused, scheduler = self._announced.pause(query, self._now), self.scheduler
         if paused != scheduler.paused:
             scheduler.pause(paused)
             self._buffer.commands.append(Control("pause" if paused else "resume"))
-        return {"paused": paused}
+        return paused
 
     def stats(self, now: float) -> dict[str, Any]:
         """Counters (see `Counters`) and gauges, in seconds, tokens and blocks."""
@@ -457,9 +464,7 @@ class EngineCore:
     def _have_new_weights(self, weights: Weights) -> None:
         if self._handovers is not None:
             self._handovers.new_weights(weights.name)
-        if self._welcome is not None:  # other gateways have not ordered them
-            self._welcome = msgspec.structs.replace(self._welcome, weights=weights)
-            self._outboxes.tell_all(self._welcome)
+        self._announced.change(weights=weights)  # (other gateways have not ordered them)
 
     def _worker_ready(self, rank: int, ready: WorkerReady) -> None:
         try:
@@ -481,7 +486,7 @@ class EngineCore:
             self.violation,
             self._secret,
         )
-        self._welcome = Welcome(
+        welcome = Welcome(
             incarnation=self.incarnation,
             num_blocks=agreed.num_blocks,
             block_size=agreed.block_size,
@@ -495,7 +500,7 @@ class EngineCore:
             key=gateway_key(self._secret),
             weights=self._controls.weights,
         )
-        self._outboxes.tell_all(self._welcome)
+        self._announced.begin(welcome)
         whole = machinery.loads.whole(self._now)
         if whole is not None:
             self._outboxes.tell_all(whole)

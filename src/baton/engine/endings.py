@@ -28,6 +28,8 @@ def finish(
     outbox = request.gateway
     outbox.requests.pop(request.id, None)
     counters.finished[reason] += 1
+    if reason != "handed_over":
+        counters.preemptions_of.add(request.num_preemptions)
     admitted = request.first_admitted
     outbox.finished.append(
         Finished(

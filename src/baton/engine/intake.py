@@ -16,6 +16,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from baton.engine.counters import Counters
 from baton.engine.dispatch import Dispatcher
 from baton.engine.endings import finish, refuse
@@ -29,6 +31,7 @@ from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.validation import Limits, Rejected, check_submit
 from baton.protocol.commands import Abort
 from baton.protocol.requests import Submit, Target
+from baton.protocol.rules.fair_queue import Flow
 
 log = logging.getLogger(__name__)
 
@@ -110,10 +113,11 @@ class Intake:
                 "bad_request", f"id: {submit.id} is that of a request that has not ended; never use one twice"
             )
         tokens = check_submit(submit, self._limits)
+        flow = msgspec.structs.replace(submit.flow, gateway=outbox.flow)
         if self.num_waiting >= self._max_waiting and self._scheduler.due:
             self._dispatcher.schedule(now)  # what came just before may be admitted at once
         if self.num_waiting >= self._max_waiting:
-            self._make_place(submit, now)
+            self._make_place(submit, flow, now)
         return Request(
             outbox,
             submit.id,
@@ -128,17 +132,17 @@ class Intake:
             cache_salt=submit.cache_salt,
             root=root_key(submit.cache_salt) if self._scheduler.prefix is not None else b"",
             patient=submit.patient,
-            flow=submit.flow,
+            flow=flow,
         )
 
-    def _make_place(self, submit: Submit, now: float) -> None:
+    def _make_place(self, submit: Submit, flow: Flow, now: float) -> None:
         """The queue is full: the worst newcomer that waits goes.  Raises `Rejected` if that is this one."""
         full = Rejected(
             "queue_full",
             f"{self.num_waiting} requests are waiting and max_waiting is {self._max_waiting}; "
             "try again later, or raise --max-waiting",
         )
-        worst = self._backlog.place_for(submit.priority, submit.flow, continued=bool(submit.generated))
+        worst = self._backlog.place_for(submit.priority, flow, continued=bool(submit.generated))
         if worst is None:
             raise full
         log.debug("request %s makes place for %s", worst.name or worst.id, submit.name or submit.id)

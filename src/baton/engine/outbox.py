@@ -74,6 +74,10 @@ class Outboxes:
         if self._of.get(outbox.identity) is outbox:
             self._replies.append((outbox.identity, message))
 
+    def all_named(self) -> list[Outbox]:
+        """Of every gateway that has said `Hello`, in the order of their coming."""
+        return [outbox for outbox in self._of.values() if outbox.name is not None]
+
     def tell_all(self, message: FromEngine) -> None:
         """To every gateway that has said `Hello`."""
         self._replies += self._to_all(message)
@@ -83,7 +87,7 @@ class Outboxes:
         self._farewells += self._to_all(message)
 
     def _to_all(self, message: FromEngine) -> list[tuple[bytes, FromEngine]]:
-        return [(outbox.identity, message) for outbox in self._of.values() if outbox.name is not None]
+        return [(outbox.identity, message) for outbox in self.all_named()]
 
     def take(self) -> list[tuple[bytes, FromEngine]]:
         """Everything to be sent: replies in order, for each gateway one `Routed` and one `Outputs` if it has

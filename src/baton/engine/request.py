@@ -19,6 +19,7 @@ the worker (the second half of `Event`).
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from enum import Enum
 
@@ -29,6 +30,7 @@ from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow, Share
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
+_FLOW_BYTES = 6
 NEVER = 1 << 62
 """A number of tokens that no request reaches."""
 
@@ -338,6 +340,7 @@ class Outbox:
         "aside",
         "cached",
         "finished",
+        "flow",
         "identity",
         "ids",
         "logprobs",
@@ -354,6 +357,8 @@ class Outbox:
         """Of no gateway: keeps what it gets until `pour`."""
         self.name: str | None = None
         """What the gateway called itself in `Hello`; None before."""
+        self.flow = ""
+        """Its name in flows (`fair_queue.Flow`)."""
         self.requests: dict[int, Request] = {}
         """Those that still need their `Finished`."""
         self.ids: array[int] = array(INT64)
@@ -365,6 +370,11 @@ class Outbox:
         self.finished: list[Finished] = []
         self.cached: list[tuple[int, int]] = []
         """Of requests that were admitted, and no reason to send anything."""
+
+    def call(self, name: str) -> None:
+        """A gateway has said who it is."""
+        self.name = name
+        self.flow = hashlib.blake2b(name.encode(), digest_size=_FLOW_BYTES).hexdigest()
 
     def __str__(self) -> str:
         return f"{self.name or 'unknown'} ({self.identity.hex()})"

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from baton.observe.handovers import Losses, handovers, losses
+from baton.observe.memory import Memory
 from baton.observe.series import PREFIX
 
 _Read = Callable[[Mapping[str, Any]], float]
@@ -74,7 +76,45 @@ _INSTANCE_GAUGES: dict[str, tuple[str, Callable[[InstanceSample], float]]] = {
     "instance_paused": ("1 while the instance stands still by /pause.", lambda i: float(i.paused)),
     "instance_requests": ("Sequences of this server that are at the instance.", lambda i: i.in_flight),
 }
+_REJECTIONS = ("queue_full", "never_fits", "bad_request", "internal", "shutting_down")
+
+
+def _rejected(stats: Mapping[str, Any]) -> Mapping[str, float]:
+    """Beginning at 0: see `handovers.py`."""
+    return dict.fromkeys(_REJECTIONS, 0.0) | dict(stats["rejected"])
+
+
+_BY: dict[str, tuple[str, str, bool, Callable[[Mapping[str, Any]], Mapping[str, float]]]] = {
+    "num_requests_waiting_by_reason": (
+        "Requests that wait: for room here (capacity), or for room at an instance to decode them (deferred).",
+        "reason",
+        False,
+        lambda s: {
+            "capacity": s["waiting"] - s["departures"]["queued"],
+            "deferred": s["departures"]["queued"],
+        },
+    ),
+    "kv_blocks": (
+        "Blocks of the KV pool: held by requests, exported (read by another instance), reserved (for "
+        "requests that come from one), cached (free, with a prefix in them) and free.",
+        "state",
+        False,
+        lambda s: {state: s["blocks"][state] for state in ("held", "exported", "reserved", "cached", "free")},
+    ),
+    "admission_rejections": (
+        "Requests that the instance refused.",
+        "reason",
+        True,
+        _rejected,
+    ),
+}
+"""name → (help, label, whether it only grows, how it is read); the words are the engine's own, a few."""
 _SIZES = (
+    (
+        "preemptions_of",
+        "request_num_preemptions",
+        "Preemptions of a request that ended at the instance.",
+    ),
     (
         "step_tokens",
         "iteration_tokens_total",
@@ -83,6 +123,8 @@ _SIZES = (
     ("step_prompt_tokens", "iteration_prompt_tokens", "Tokens of prompts, of each step that computed any."),
 )
 """(key in the engine's statistics, name, text)."""
+_MEMORY = {"image": "weights", "kv_pool": "kv_pool", "private": "private"}
+"""Attribute of `Memory` → part."""
 _TOTALS = {
     "requests_handed_over": "Requests that another instance decodes than prefilled them.",
     "requests_continued": "Times that a request went on elsewhere after the loss of its instance.",
@@ -97,6 +139,9 @@ class EngineStats:
         self.instances: Mapping[str, InstanceSample] = {}
         self.totals: Mapping[str, int] = {}
         self.held = 0
+        self.losses = Losses()
+        self.memory: Mapping[str, Memory] = {}
+        """By process, as `Fleet.processes` calls it; none where the system does not say."""
 
     def collect(self) -> Iterator[Metric]:
         for name, (text, read) in _ENGINE_GAUGES.items():
@@ -105,6 +150,12 @@ class EngineStats:
             yield from self._counter(name, text, self._values(read))
         for key, name, text in _SIZES:
             yield from self._sizes(key, name, text)
+        for name, (text, label, grows, counts) in _BY.items():
+            yield from self._by(name, text, label, counts, grows=grows)
+        said = {name: one.stats for name, one in self.instances.items() if one.stats is not None}
+        yield from handovers(self._model_name, said)
+        yield from losses(self._model_name, self.losses)
+        yield from self._process_memory()
         yield from self._step_cost()
         yield from self._expert_tokens()
         yield from self._cache_config()
@@ -140,6 +191,49 @@ class EngineStats:
             total = CounterMetricFamily(PREFIX + name, _TOTALS[name], labels=["model_name"])
             total.add_metric([self._model_name], float(value))
             yield total
+
+    def _by(
+        self,
+        name: str,
+        text: str,
+        label: str,
+        read: Callable[[Mapping[str, Any]], Mapping[str, float]],
+        *,
+        grows: bool,
+    ) -> Iterator[Metric]:
+        kind = CounterMetricFamily if grows else GaugeMetricFamily
+        family = kind(PREFIX + name, text, labels=[*_LABELS, label])
+        for instance, sample in self.instances.items():
+            try:
+                counts = read(sample.stats or {})
+            except (KeyError, TypeError):
+                continue
+            for value, count in counts.items():
+                family.add_metric([self._model_name, instance, value], float(count))
+        yield family
+
+    def _process_memory(self) -> Iterator[Metric]:
+        """Summed by instance and part: a restarted process must not be another series."""
+        sums: dict[tuple[str, str], int] = {}
+        for process, memory in self.memory.items():
+            owner, _, what = process.rpartition(" ")
+            if what.isdigit():  # "NAME rank 0", "helper 0"
+                owner = owner.removesuffix(" rank").removesuffix("helper")
+            elif what != "engine":
+                owner = ""
+            for attribute, part in _MEMORY.items():
+                key = (owner or "gateway", part)
+                sums[key] = sums.get(key, 0) + int(getattr(memory, attribute))
+        family = GaugeMetricFamily(
+            PREFIX + "process_memory_bytes",
+            "Proportional set size of the processes of this host, by whose they are (an instance, or the "
+            "gateway with its helpers): shared weights, the part of the KV pool that was used, all else.",
+            labels=["model_name", "owner", "part"],
+        )
+        for (owner, part), size in sums.items():
+            family.add_metric([self._model_name, owner, part], float(size))
+        if family.samples:
+            yield family
 
     def _step_cost(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(

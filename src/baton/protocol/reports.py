@@ -127,6 +127,8 @@ class Fetched(msgspec.Struct, tag="fetched", array_like=True, frozen=True):
     """It was stopped by `DropFetch` before it was complete."""
     num_bytes: int = 0
     seconds: float = 0.0
+    transport: str = ""
+    """The last one that copied some of the pages; "" if none did."""
 
 
 class WorkerReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):

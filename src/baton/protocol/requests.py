@@ -34,6 +34,7 @@ from baton.protocol.reports import PromptLogprobs
 from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.protocol.standing import Stand, Standing
 from baton.protocol.weights import Weights
 
 FinishReason = Literal["stop", "length", "aborted", "error", "rejected", "lost", "handed_over", "pooled"]
@@ -50,6 +51,7 @@ QueryKind = Literal[
     "update_weights",
     "start_profile",
     "stop_profile",
+    "stand",
 ]
 
 
@@ -64,6 +66,8 @@ class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
     """To an instance that joined: what it has to prove itself with (`proof.py`)."""
     claim: bytes = b""
     """That the gateway itself knows the secret of the registration."""
+    watches: bool = False
+    """It is the supervisor of an instance, which asks and never sends a request."""
 
 
 class Target(msgspec.Struct, array_like=True, frozen=True):
@@ -118,11 +122,13 @@ class Query(msgspec.Struct, tag="query", array_like=True, frozen=True):
     what: QueryKind
     argument: str = ""
     """Of `check_weights`, `update_weights`: the directory of a checkpoint; of `start_profile`: where traces
-    go."""
+    go; of `pause`: after how many seconds it ends by itself ("": it does not)."""
     weights: Weights | None = None
     """Of `update_weights`: what was decided for all instances.  The instance loads it, whatever else is
     under way, or fails; one that has these or newer ones says so.  None: for this instance alone, which may
     refuse."""
+    stand: Stand | None = None
+    """Of `stand`: its label, whether it drains (`standing.py`)."""
 
 
 ToEngine = Hello | Submit | Cancel | Query
@@ -149,6 +155,12 @@ class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
     """Those that it has.  When they have changed it says `Welcome` again."""
     proof: bytes = b""
     """That it knows the secret of its registration: the answer to the `Hello`'s nonce."""
+    standing: Standing = Standing()
+    """When it has changed the engine says `Welcome` again, to all."""
+    paused: bool = False
+    """The same."""
+    first: bool = False
+    """No other gateway has been connected for longer than this one."""
 
 
 class Finished(msgspec.Struct, array_like=True, frozen=True):
@@ -219,7 +231,8 @@ class Load(msgspec.Struct, tag="load", array_like=True, frozen=True):
 
 class QueryReply(msgspec.Struct, tag="reply", array_like=True, frozen=True):
     """Of an order that was not carried out, `body` has `error`, a text for people, and `code`:
-    `loading`, `shutting_down`, `busy` (another order is under way) or `refused` (it cannot be done)."""
+    `loading`, `shutting_down`, `busy` (another order is under way), `refused` (it cannot be done) or `stale`
+    (it was for a standing that is no more)."""
 
     id: int
     body: dict[str, Any]

@@ -128,6 +128,7 @@ def test_the_first_token_is_streamed_at_once_with_all_that_goes_with_it():
     assert d.owned == (0, 0, 0)
     assert d.core.next_deadline() is None
     assert (d.counters.fetched_bytes, d.counters.fetch_seconds) == (192, 0.5)
+    assert d.counters.fetched_by == {"unknown": 192}
 
 
 def test_every_rank_must_have_every_page():

@@ -140,7 +140,7 @@ def test_welcome_says_nothing_with_which_pages_can_be_read():
     (rank,) = stripped.ranks
     assert (rank.shared_memory, rank.tcp, rank.nixl, rank.host) == ("", "", b"", "")
     script = PeerScript()
-    welcome = script.core._welcome
+    welcome = script.core._announced.welcome
     assert welcome.source == welcome.source.without_places()
 
 

@@ -514,11 +514,11 @@ def test_a_flow_pays_for_what_its_request_computes_instead_of_another():
     bench.decide()
     assert states(first, second) == "running following"
     assert second.charged == 1
-    before = second.share.parent.tag
+    before = second.share.parent.parent.tag
     bench.close(first, Event.ERROR)
     bench.decide()
     assert second.charged == 33
-    assert second.share.parent.tag == before + 32
+    assert second.share.parent.parent.tag == before + 32
 
 
 def test_reports_cost_nothing_while_nobody_follows_and_each_block_once():

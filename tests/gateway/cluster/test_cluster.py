@@ -100,6 +100,8 @@ def test_the_decoding_instance_dies_after_it_was_heard_of(pd: FakeCluster):
     pd.finish("p", request.id)
     assert pd.received(request) == [7, 8, 9, 10, 11, 12]
     assert request.finished.reason == "length"
+    continued = pd.cluster.table.continued
+    assert (continued.times, continued.tokens, sum(continued.gaps), continued.failed) == (1, 3, 1, 0)
 
 
 def test_lost_on_the_way(pd: FakeCluster):
@@ -109,7 +111,7 @@ def test_lost_on_the_way(pd: FakeCluster):
     pd.finish("p", old, "lost")
     assert request.id != old
     assert pd.cancels("d") == [old]
-    assert pd.cluster.table.num_continued == 1
+    assert pd.cluster.table.continued.times == 1
     pd.tokens("d", old, 66)
     assert pd.received(request) == []
     assert pd.cancels("d") == [old, old]
@@ -506,19 +508,19 @@ def test_all_drain(pd: FakeCluster):
 
 def test_a_label_changes_what_is_sent(pd: FakeCluster):
     assert pd.plan(pd.submit()) == "p>d"
-    pd.cluster.set_label("p", "mixed")
+    pd.cluster.set_label("p", "mixed", pd.now)
     assert pd.plan(pd.submit()) == "p"
-    pd.cluster.set_label("d", "prefill")
+    pd.cluster.set_label("d", "prefill", pd.now)
     assert pd.plan(pd.submit()) == "d>p"
     with pytest.raises(ValueError, match="mixed, prefill, decode"):
-        pd.cluster.set_label("d", "chief")
+        pd.cluster.set_label("d", "chief", pd.now)
 
 
 def test_an_instance_that_joined_must_say_that_it_lives(pd: FakeCluster):
     pd.add("j", joined=True)
     pd.cluster.renew("j", 3, pd.now)
     pd.start("j")
-    pd.cluster.set_label("j", "prefill")
+    pd.cluster.set_label("j", "prefill", pd.now)
     pd.cluster.drain("p", pd.now)
     request = pd.submit()
     assert request.at == "j"
@@ -717,7 +719,7 @@ def test_whatever_happens_tokens_come_once_and_in_order(seed: int, monkeypatch: 
         elif what < 0.87:
             world.cluster.undrain(name, world.now)
         elif what < 0.9:
-            world.cluster.set_label(name, rng.choice(["mixed", "prefill", "decode"]))
+            world.cluster.set_label(name, rng.choice(["mixed", "prefill", "decode"]), world.now)
         elif what < 0.93 and ready:
             world.say(name, load(running=rng.randint(0, 8), free_blocks=rng.randint(0, 1000)))
         else:

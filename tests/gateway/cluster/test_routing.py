@@ -9,7 +9,7 @@ from baton.protocol.codec import pack_int32, pack_int64
 from baton.protocol.handover import InstanceSource
 from baton.protocol.pooling import Pooling
 from baton.protocol.rules.prefix_keys import short_keys
-from tests.gateway.fake_cluster import BLOCK, FakeCluster, load
+from tests.gateway.fake_cluster import BLOCK, FakeCluster, load, welcome
 
 LONG = tuple(range(10, 10 + 20 * BLOCK))
 
@@ -163,7 +163,7 @@ def test_who_refused_lately_comes_last():
 
 def test_who_is_paused_comes_last():
     world = FakeCluster(a="mixed", b="mixed")
-    world.cluster.members["a"].paused = True
+    world.say("a", welcome("a.1", paused=True))
     assert {world.submit().at for _ in range(3)} == {"b"}
     world.lose("b")
     assert world.submit().at == "a", "what is accepted waits there"

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from baton.gateway.cluster import table as requests_table
-from baton.gateway.cluster.member import _MAX_SWITCHES
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.instances.inbox import Inbox
-from baton.protocol.requests import QueryReply
 from baton.protocol.rules.prefix_keys import short_keys
 from tests.gateway.fake_cluster import FakeCluster, error_of
 
@@ -133,14 +131,3 @@ def test_the_keys_of_a_prompt_are_made_once(monkeypatch: pytest.MonkeyPatch):
     cluster.cluster.submit(second, cluster.now)
     assert made == [16]
     assert list(first.keys[16]) == short_keys(first.prompt, "", 16)
-
-
-def test_orders_that_are_never_answered_are_forgotten():
-    cluster = FakeCluster(p="mixed")
-    for _ in range(10 * _MAX_SWITCHES):
-        cluster.cluster.forget(cluster.cluster.query("p", "pause", lambda answer: None))
-    member = cluster.cluster.members["p"]
-    assert len(member._switches) == _MAX_SWITCHES
-    cluster.pump()
-    cluster.say("p", QueryReply(cluster.queries("p")[-1].id, {"paused": True}))
-    assert member.paused

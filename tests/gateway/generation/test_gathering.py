@@ -60,15 +60,20 @@ def test_who_wants_the_whole_answer_is_patient(server: GatewayServer, path: str)
 def test_the_time_to_the_first_token_is_known_of_patient_requests(server: GatewayServer):
     server.engine.behaviour.step_s = 0.02
     observed: list[tuple[str, int]] = []
+    ended: list[dict[str, Any]] = []
     metrics = server.app.state.gateway.metrics
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             metrics, "first_tokens", lambda count, prompt, seconds: observed.append(("first", count))
         )
         patch.setattr(metrics, "all_tokens", lambda count, seconds: observed.append(("all", count)))
+        patch.setattr(metrics, "finished", lambda reason, **about: ended.append(about))
         with server.http() as http:
             http.post("/v1/completions", json={"prompt": "x", "max_tokens": 10, "ignore_eos": True})
     assert observed == [("first", 1), ("all", 9)]
+    (about,) = ended
+    assert 0 < about["first_s"] < about["seconds"], "so prefill and decoding are told apart"
+    assert 0 < about["decode_s"] < about["seconds"]
 
 
 def test_cached_tokens_are_counted_once_each():

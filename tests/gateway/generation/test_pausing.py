@@ -167,10 +167,21 @@ def test_a_pause_may_end_by_itself(server: GatewayServer):
     with server.http() as http:
         assert "ends by itself in" in http.get("/ready").json()["reason"]
     pause(server, mode="keep", resume_after_s=0.01).raise_for_status()
-    server.engine.wait_for(lambda: server.engine.queries["resume"] == 1, "the end of the pause")
-    server.engine.wait_for(lambda: not status(server)["is_paused"], "the answer to it")
+    server.engine.wait_for(lambda: not status(server)["is_paused"], "what the engine says of its end")
+    assert server.engine.queries["resume"] == 0, "the engine ends it, this server may be gone by then"
     with server.http() as http:
         assert http.get("/ready").status_code == 200
+
+
+def test_a_pause_by_another_gateway_shows(server: GatewayServer):
+    server.engine.paused = True
+    server.engine.say(server.engine.greeting())
+    server.engine.wait_for(lambda: status(server)["is_paused"], "the news of the pause")
+    assert status(server)["mode"] is None
+    with server.http() as http:
+        assert http.get("/ready").json()["reason"] == "paused; POST /resume ends it"
+        http.post("/resume").raise_for_status()
+    assert not status(server)["is_paused"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from baton.gateway.errors import BadRequest, InstanceUnavailable, RequestCancell
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import pack_int32, pack_int64, unpack_int32
-from baton.protocol.requests import FROM_ENGINE, Outputs, QueryReply, max_message_bytes
+from baton.protocol.requests import FROM_ENGINE, Outputs, max_message_bytes
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from tests.conftest import GENEROUS_S
 from tests.gateway.echo_engine import EchoEngine
@@ -378,15 +378,6 @@ async def test_the_client_knows_of_a_pause(world: World):
     world.lose()
     world.engine = EchoEngine(incarnation="second")
     await world.attach()
-    assert not world.client.paused
-    world.engine.behaviour.answer_queries = False
-    with pytest.raises(InstanceUnavailable):
-        await world.client.query("pause", 0.02)
-    world.engine.say(QueryReply(99, {}))
-    assert not world.client.paused
-    number = max(world.instance.member._switches)
-    world.engine.say(QueryReply(number, {"error": "busy", "code": "busy"}))
-    await world.finish(world.submit(max_tokens=1))
     assert not world.client.paused
 
 

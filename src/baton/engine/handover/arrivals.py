@@ -429,6 +429,7 @@ class Arrivals:
         if arrival.handed and all_here and arrival.stage is Stage.FETCHING:
             arrival.stage, arrival.since = Stage.READY, now
             self._counters.fetch_tail_seconds += now - arrival.handed_at
+            self._counters.tails.add(now - arrival.handed_at)
             self._courier.send(arrival.peer, Taken(arrival.id, arrival.attempt))
             self._on_the_way.leave(arrival)
 

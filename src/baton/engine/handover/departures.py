@@ -346,6 +346,7 @@ class Departures:
         departure, request = attempt.departure, attempt.departure.request
         self._counters.taken += 1
         self._counters.taken_seconds += now - attempt.since
+        self._counters.takes.add(now - attempt.since)
         request.advance(Event.TAKEN)
         finish(self._outboxes, self._all_counters, request, "handed_over", peer)
         self.attempts.release(attempt)

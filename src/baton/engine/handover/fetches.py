@@ -81,6 +81,8 @@ class Fetches:
             del arrival.fetches[report.id], self._under_way[report.id]
         self._counters.fetched_bytes += report.num_bytes
         self._counters.fetch_seconds += report.seconds
+        if report.num_bytes:
+            self._counters.fetched_by[report.transport or "unknown"] += report.num_bytes
         return arrival
 
     def drop(self, arrival: Arrival) -> None:

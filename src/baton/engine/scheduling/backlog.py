@@ -3,8 +3,9 @@
 Theory.  `max_waiting` bounds the requests that wait for admission or are prepared for a hand-over.  When it
 is reached, places go where they are needed most: a request of better priority takes the place of the worst
 that waits, and within a priority one of a flow that has few places takes one of the flow that has the most,
-by weight (longest queue drop, first among keys, then among the users of the key).  Of that flow it is the
-last that came.  A request never displaces an equal one, so a queue of equals refuses newcomers.
+by weight (longest queue drop, first among keys, then among the users of the key, then among the gateways of
+the user).  Of that flow it is the last that came.  A request never displaces an equal one, so a queue of
+equals refuses newcomers.
 
 Only requests that have had no slot and no token yet are displaced.  Each operation costs O(log n).
 """
@@ -16,11 +17,45 @@ from baton.protocol.rules.fair_queue import Flow, Ranking
 
 
 class _User:
-    __slots__ = ("requests",)
+    __slots__ = ("count", "gateways", "most")
 
     def __init__(self) -> None:
-        self.requests: dict[int, Request] = {}
-        """By number, in the order of their coming."""
+        self.count = 0
+        self.gateways: dict[str, dict[int, Request]] = {}
+        """Its requests over each, by number, in the order of their coming."""
+        self.most: Ranking[str] = Ranking()
+        """Gateways, the one with most requests first."""
+
+    def set(self, request: Request, *, waits: bool) -> bool:
+        """False: nothing has changed."""
+        name = request.flow.gateway
+        requests = self.gateways.setdefault(name, {})
+        if waits == (request.number in requests):
+            return False
+        if waits:
+            requests[request.number] = request
+        else:
+            del requests[request.number]
+        self.count += 1 if waits else -1
+        if requests:
+            self.most.set(name, -len(requests))
+        else:
+            del self.gateways[name]
+            self.most.remove(name)
+        return True
+
+    def last(self) -> Request | None:
+        """Of the gateway that has most, the last that came."""
+        name = self.most.first()
+        return None if name is None else next(reversed(self.gateways[name].values()))
+
+    def last_of_others(self, gateway: str) -> Request | None:
+        """The same, if that gateway has more than this one would have with one more."""
+        last, own = self.last(), len(self.gateways.get(gateway, ()))
+        name = self.most.first()
+        if name is None or name == gateway or len(self.gateways[name]) <= own + 1:
+            return None
+        return last
 
 
 class _Key:
@@ -61,7 +96,7 @@ class Backlog:
         one = self._classes.setdefault(priority, _Class())
         key = one.keys.setdefault(flow.key, _Key())
         user = key.users.setdefault(flow.user, _User())
-        user.requests[request.number] = request
+        user.set(request, waits=True)
         key.count, key.weight = key.count + 1, flow.weight
         self._rank(priority, one, flow, key, user)
 
@@ -71,9 +106,9 @@ class Backlog:
         one = self._classes.get(priority)
         key = None if one is None else one.keys.get(flow.key)
         user = None if key is None else key.users.get(flow.user)
-        if one is None or key is None or user is None:
+        if one is None or key is None or user is None or flow.gateway not in user.gateways:
             return
-        if user.requests.pop(request.number, None) is not None:
+        if user.set(request, waits=False):
             key.count -= 1
             self._rank(priority, one, flow, key, user)
 
@@ -102,24 +137,24 @@ class Backlog:
         most = key.most.first()
         if most is None:
             return None
-        if worst == priority and not continued:
+        if worst == priority and not continued and not self._has_more(one, name, most, flow):
             own = one.keys.get(flow.key)
-            if name != flow.key:
-                count = 0 if own is None else own.count
-                if key.score >= -(count + 1) / flow.weight:
-                    return None
-            elif most == flow.user or len(key.users[most].requests) <= self._num_of(key, flow.user) + 1:
-                return None
-        return next(reversed(key.users[most].requests.values()))
+            mine = None if own is None else own.users.get(flow.user)
+            return None if mine is None else mine.last_of_others(flow.gateway)
+        return key.users[most].last()
 
     @staticmethod
-    def _num_of(key: _Key, user: str) -> int:
-        known = key.users.get(user)
-        return 0 if known is None else len(known.requests)
+    def _has_more(one: _Class, name: str, user: str, flow: Flow) -> bool:
+        """This user of this key, who has most, has more than the flow's would have with one more."""
+        key, own = one.keys[name], one.keys.get(flow.key)
+        if name != flow.key:
+            return key.score < -((0 if own is None else own.count) + 1) / flow.weight
+        known = key.users.get(flow.user)
+        return user != flow.user and key.users[user].count > (0 if known is None else known.count) + 1
 
     def _rank(self, priority: int, one: _Class, flow: Flow, key: _Key, user: _User) -> None:
-        if user.requests:
-            key.most.set(flow.user, -len(user.requests))
+        if user.count:
+            key.most.set(flow.user, -user.count)
         else:
             del key.users[flow.user]
             key.most.remove(flow.user)

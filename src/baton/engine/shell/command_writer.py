@@ -6,13 +6,15 @@ threads it goes there, in order with the other fetches.  The batch stays in the 
 log has no gaps; a batch of which nothing is left wakes nobody.
 
 Who may fetch pages of this instance (`grant`) goes there as well, and wakes nobody either: the page server
-looks before it answers anybody.
+looks before it answers anybody.  Only the link is woken, which passes it on to the page servers of other
+hosts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingWriter
 from baton.protocol.commands import (
     COMMANDS,
@@ -32,13 +34,18 @@ class CommandWriter:
     Nothing blocks and nothing is dropped; `flush` moves what fits.
     """
 
-    def __init__(self, log: RingWriter, transfers: RingWriter | None) -> None:
+    def __init__(
+        self, log: RingWriter, transfers: RingWriter | None, link_doorbell: Doorbell | None = None
+    ) -> None:
+        """`link_doorbell`: that of the process which passes it on to other hosts; None: there are none."""
+        self._link_doorbell = link_doorbell
         self._log = log
         self._transfers = transfers
         self._transfer_batches = 0
         self._log_rings = False
         """Something was appended since the last flush for which the workers are to wake up."""
         self._transfers_ring = False
+        self._link_rings = False
 
     @property
     def pending(self) -> bool:
@@ -61,12 +68,16 @@ class CommandWriter:
         """Queues what page servers are to know; without a ring to them there are none."""
         if grants and self._transfers is not None:
             self._transfer(self._transfers, grants)
+            self._link_rings = self._link_doorbell is not None
 
     def flush(self) -> bool:
         """Returns whether all of it went."""
         gone = self._transfers is None or self._transfers.flush(ring=self._transfers_ring)
         gone = self._log.flush(ring=self._log_rings) and gone
         self._log_rings = self._transfers_ring = not gone
+        if self._link_rings and self._link_doorbell is not None:
+            self._link_rings = False
+            self._link_doorbell.ring()
         return gone
 
     def _transfer(self, ring: RingWriter, commands: Sequence[Fetch | DropFetch | Grants]) -> None:

@@ -50,11 +50,12 @@ import zmq
 
 from baton.engine.recording.recorder import RecordingCore, create_core
 from baton.engine.shell.command_writer import CommandWriter
+from baton.engine.shell.deaths import describe_deaths
 from baton.engine.shell.peers import Peers
 from baton.engine.shell.sockets import Socket, bound_endpoint, listen
 from baton.ipc.curve import Doorkeeper, Encryption
 from baton.ipc.doorbell import Doorbell
-from baton.ipc.process import Waiter, describe_exit, open_pidfd
+from baton.ipc.process import Waiter, open_pidfd
 from baton.ipc.ring import RETRY_S, RingCorrupted, RingReader, RingWriter
 from baton.ipc.zeromq import has_messages, terminate
 from baton.protocol.codec import MalformedMessage
@@ -120,8 +121,9 @@ class EngineLoop:
         public: str = "",
         registration_secret: str = "",
         encryption: Encryption | None = None,
+        link_doorbell: Doorbell | None = None,
     ) -> None:
-        self._commands = CommandWriter(commands, transfers)
+        self._commands = CommandWriter(commands, transfers, link_doorbell)
         self._reports = tuple(reports)
         self._doorbell = doorbell
         self._prover = Prover(registration_secret, incarnation)
@@ -220,7 +222,7 @@ class EngineLoop:
         self._read_reports(None if dead else _TURN)
         now = time.monotonic()
         if dead:
-            self.core.fail(self._describe_deaths(dead))
+            self.core.fail(describe_deaths(dead, self._pidfds, self.core.workers, self.core.worker_failures))
         self.core.on_clock(now)
         if self._stopping:
             self.core.shut_down()
@@ -343,19 +345,6 @@ class EngineLoop:
         return self._peers is not None and self._peers.send(to, message, now)
 
     # -- the end
-
-    def _describe_deaths(self, dead: set[int]) -> str:
-        said = self.core.worker_failures
-        parts = []
-        for fd in sorted(dead, key=lambda fd: self._pidfds[fd]):
-            rank = self._pidfds[fd]
-            parts.append(f"worker rank {rank} (process {self.core.workers[rank]}) {describe_exit(fd)}")
-            if rank in said:
-                parts[-1] += f": {said[rank]}"
-        parts += [
-            f"worker rank {rank} failed: {said[rank]}" for rank in said if rank not in self._ranks(dead)
-        ]
-        return "; ".join(parts)
 
     def _ranks(self, pidfds: set[int]) -> set[int]:
         return {self._pidfds[fd] for fd in pidfds}

@@ -2,14 +2,12 @@
 argument.
 
 Theory.  The cluster has any number of instances by name (`member.py`: the states of one) and a table of
-requests (`table.py`: where each one is, and how it goes on after a loss); `routing.py` decides
-where a request goes.  This file connects the three.
+requests (`table.py`: where each is, and how it goes on after a loss); `routing.py` decides where one goes.
 
 Its shell (`client.py`) calls `attach` when there is a new incarnation of an instance to talk to,
 `lost` when the instance died or the connection broke, `failed` when nothing will come any more, `receive`
-with each message and `on_clock` at `next_deadline`.  After every call it sends what `take_outgoing` gives,
-each message on the connection of the newest `attach` of its instance, and closes the connection of every
-instance whose `failure` is not None or that is no member any more.
+with each message and `on_clock` at `next_deadline`.  After every call it sends what `take_outgoing` gives, on
+the connections of the newest `attach`, and closes those of instances that failed or are no members any more.
 
 Each request ends in exactly one way that its consumer sees: an instance's `Finished`, or an `ApiError`.
 """
@@ -19,10 +17,13 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
-from baton.gateway.cluster.member import LABELS, Answer, Label, Member, Requirements, State
+from baton.gateway.cluster import facts
+from baton.gateway.cluster.facts import Requirements
+from baton.gateway.cluster.member import Answer, Label, Member, State, ignore
 from baton.gateway.cluster.request import EngineRequest
+from baton.gateway.cluster.roles import Roles
 from baton.gateway.cluster.table import RequestTable
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.protocol.requests import (
@@ -38,6 +39,7 @@ from baton.protocol.requests import (
     Welcome,
 )
 from baton.protocol.rules.silence import Silence
+from baton.protocol.standing import Stand
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -71,11 +73,10 @@ class Cluster:
         """Outgoing messages to instances that were removed."""
         self._asked: dict[int, str] = {}
         """Query → instance."""
-        self.table = RequestTable(
-            self.members, self._ids, retry_wait_s=retry_wait_s, unavailable=self.unavailable
-        )
+        self.table = RequestTable(self.members, self._ids, retry_wait_s, self.unavailable)
         self.table.threshold = disaggregation_threshold
         self.table.gateway = name
+        self.roles = Roles(self)
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -93,7 +94,7 @@ class Cluster:
 
     def next_deadline(self) -> float | None:
         """When `on_clock` must be called at the latest; None: nothing is timed."""
-        times = [self.table.next_deadline()]
+        times = [self.table.next_deadline(), self.roles.next_deadline()]
         for member in self.members.values():
             times.append(member.move_at)
             times += (watch.deadline for watch in (member.lease, member.absence) if watch is not None)
@@ -114,8 +115,7 @@ class Cluster:
         """A new instance, of which nothing is known yet.  Raises `ValueError` for a name that is taken."""
         if name in self.members:
             raise ValueError(f"instance {name!r} is there already; give another name")
-        if label not in LABELS:
-            raise ValueError(f"label {label!r} of {name!r}: give one of {', '.join(LABELS)}")
+        facts.check_label(label)
         member = self.members[name] = Member(name, label, joined=joined)
         return member
 
@@ -165,22 +165,48 @@ class Cluster:
         for member in self.members.values():
             member.lease = None
 
-    def set_label(self, name: str, label: Label) -> None:
-        """What is sent there from now on.  Raises `ValueError` for one that does not exist."""
-        if label not in LABELS:
-            raise ValueError(f"label: {label!r} is none; give one of {', '.join(LABELS)}")
-        self.members[name].label = label
+    def set_label(
+        self,
+        name: str,
+        label: Label,
+        now: float,
+        only_if: int | None = None,
+        *,
+        answer: Answer = ignore,
+    ) -> int:
+        """What is sent there from now on, by all gateways.  `only_if`: the number of the standing for which
+        this was decided; the engine refuses it if there is a newer one.  Returns the query's number.  Raises
+        `ValueError` for a label that does not exist."""
+        facts.check_label(label)
+        member = self.members[name]
+        if only_if is not None and only_if != member.standing.generation:
+            answer({"error": "somebody else has changed it meanwhile", "code": "stale"})
+            return 0
+        how: Literal["order", "only_if"] = "order" if only_if is None else "only_if"
+        return self._order(member, Stand(how, label=label), now, answer)
 
-    def drain(self, name: str, now: float, move_after_s: float | None = None) -> None:
+    def drain(
+        self, name: str, now: float, move_after_s: float | None = None, *, answer: Answer = ignore
+    ) -> int:
         """Nothing new is sent there; what still runs there after `move_after_s` is continued elsewhere."""
-        member = self.members[name]
-        member.draining = True
-        member.move_at = None if move_after_s is None else now + move_after_s
+        stand = Stand(draining=True, move_after_s=move_after_s)
+        return self._order(self.members[name], stand, now, answer)
 
-    def undrain(self, name: str, now: float) -> None:
+    def undrain(self, name: str, now: float, *, answer: Answer = ignore) -> int:
         member = self.members[name]
-        member.draining, member.move_at = False, None
+        number = self._order(member, Stand(draining=False), now, answer)
         self._can_serve(member, now)
+        return number
+
+    def _order(self, member: Member, stand: Stand, now: float, answer: Answer) -> int:
+        self._asked[number := next(self._ids)] = member.name
+        member.order(stand, number, answer, now)
+        return number
+
+    @property
+    def leads(self) -> bool:
+        """Where one gateway is to act for all, it is this one."""
+        return facts.leads(self.members.values())
 
     def drained(self, name: str) -> bool:
         """It drains, and nothing of this gateway runs there or may still come there."""
@@ -195,6 +221,7 @@ class Cluster:
             self.table.routed(member, message)
         elif isinstance(message, Load):
             member.loaded(message, now)
+            self.roles.look(now)
         elif isinstance(message, QueryReply):
             self._asked.pop(message.id, None)
             member.replied(message)
@@ -217,6 +244,7 @@ class Cluster:
                 again = not self.table.move(member.name, now) or self.table.involving(member.name)
                 member.move_at = now + _MOVE_AGAIN_S if again else None
         self.table.on_clock(now)
+        self.roles.on_clock(now)
 
     # -- requests
 
@@ -281,7 +309,7 @@ class Cluster:
         for name in names:
             member = self.members.get(name)
             if member is not None and member.state == "ready":
-                member.query(next(self._ids), "release_weights", lambda answer: None, "")
+                member.query(next(self._ids), "release_weights", ignore, "")
 
     def _order_weights(self, member: Member) -> None:
         log.info("%s is to load %s", member.name, self.weights.path)
@@ -324,18 +352,7 @@ class Cluster:
 
     def unavailable(self) -> InstanceUnavailable:
         """Why nothing can be submitted now, for the client."""
-        members = list(self.members.values())
-        if not members:
-            return InstanceUnavailable(
-                "no instance has joined the cluster", code="no_instance", retry_after_s=5
-            )
-        single = [member.unavailable(self.call(member.name)) for member in members]
-        if len(single) == 1:
-            return single[0]
-        message = "no instance can serve now: " + "; ".join(error.message for error in single)
-        waits = [error.retry_after_s for error in single if error.retry_after_s is not None]
-        best = next((error for error in single if error.retry_after_s is not None), single[0])
-        return InstanceUnavailable(message, code=best.code, retry_after_s=min(waits, default=None))
+        return facts.unavailable(self.members.values(), self.call)
 
     def call(self, name: str) -> str:
         """How an instance is called in what clients read: a server of one does not speak of names."""
@@ -365,9 +382,14 @@ class Cluster:
             self.failed(member.name, reason, now)
         else:
             has_them = self._hear_weights(welcome.weights)
+            served = member.serves
             if member.welcomed(welcome):
                 if not has_them:
                     self._order_weights(member)
+            elif member.welcome is not welcome:
+                return
+            member.hear_standing(welcome.standing, next(self._ids), now)
+            if member.serves and not served:
                 self._can_serve(member, now)
 
     def _can_serve(self, member: Member, now: float) -> None:

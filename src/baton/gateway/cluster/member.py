@@ -27,8 +27,11 @@ import logging
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
+import msgspec
+
+from baton.gateway.arranging.measured import Label as Label
 from baton.gateway.cluster.digest import PrefixDigest
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.protocol.requests import (
@@ -44,12 +47,12 @@ from baton.protocol.requests import (
 )
 from baton.protocol.rules.passes import pair_key, plan_pass
 from baton.protocol.rules.silence import Silence
+from baton.protocol.standing import Stand, Standing, changed, give_back
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
 
 State = Literal["starting", "ready", "restarting", "failed"]
-Label = Literal["mixed", "prefill", "decode"]
 LABELS: tuple[Label, ...] = get_args(Label)
 INSTANCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 """Unique in its cluster; a part of URLs and file names."""
@@ -59,36 +62,15 @@ Answer = Callable[[dict[str, Any] | ApiError], None]
 _SETTLE_S = 0.02
 """A `Load` that arrives so soon after a request was sent does not count it yet."""
 _MAX_CANCELLED = 4096
-_MAX_SWITCHES = 64
-
-
-class Requirements(NamedTuple):
-    """What an instance must be like to take part; 0: does not matter."""
-
-    max_model_len: int = 0
-    vocab_size: int = 0
-
-    def misfit(self, welcome: Welcome) -> str | None:
-        """Why an instance that joined does not serve the same model, as far as it can be seen."""
-        if min(welcome.block_size, welcome.num_blocks, welcome.max_num_seqs) < 1:
-            return "it says that its KV cache has no blocks, blocks of no tokens, or that it runs nothing"
-        if self.vocab_size and welcome.vocab_size != self.vocab_size:
-            return (
-                f"its model has a vocabulary of {welcome.vocab_size}, the one that is served here "
-                f"of {self.vocab_size}; start it with the same model"
-            )
-        if welcome.max_model_len < self.max_model_len:
-            return (
-                f"its context of {welcome.max_model_len} tokens is shorter than the {self.max_model_len} "
-                "served here; start it with the same --max-model-len"
-            )
-        return None
 
 
 class Member:
     def __init__(self, name: str, label: Label = "mixed", *, joined: bool = False) -> None:
         self.name = name
         self.label: Label = label
+        self._registered: Label = label
+        self.standing = Standing()
+        """The newest that was heard of: `label`, `draining`, `move_at` follow it (`protocol/standing.py`)."""
         self.joined = joined
         self.process = ""
         """Who started an instance that joined, as it said itself."""
@@ -99,8 +81,6 @@ class Member:
         """What the running instance said of itself; None unless the state is `ready`."""
         self.restarts = 0
         """How many times it became ready after the first."""
-        self.paused = False
-        """The running instance was paused by this gateway, and not resumed."""
         self.draining = False
         self.move_at: float | None = None
         """While it drains: when what still runs there is moved."""
@@ -109,6 +89,7 @@ class Member:
         self.absence: Silence | None = None
         """Since it did not: whether it comes back, before it is forgotten."""
         self.load: Load | None = None
+        self.loaded_at = 0.0
         self.digest = PrefixDigest()
         self.full = False
         """It refused a request for want of room since its last `Load`."""
@@ -124,16 +105,12 @@ class Member:
         self.was_ready = False
         self._incarnation = ""
         self._proof = b""
-        self._welcomed_by = ""
         self._fresh: deque[tuple[float, int]] = deque(maxlen=1 << 14)
         """(when, tokens to compute) of what was sent since the last `Load`."""
         self._fresh_tokens = 0
         self._cancelled: OrderedDict[int, None] = OrderedDict()
         """Ids whose cancellation is on its way there: no need for another one."""
         self._queries: dict[int, Answer] = {}
-        self._switches: OrderedDict[int, bool] = OrderedDict()
-        """Orders to pause (true) or to resume that were not answered; also those that were forgotten, and of
-        all the last `_MAX_SWITCHES`."""
 
     # -- its life
 
@@ -146,6 +123,11 @@ class Member:
     def incarnation(self) -> str:
         """The incarnation that is, or is to be, at the other end."""
         return self.welcome.incarnation if self.welcome is not None else self._incarnation
+
+    @property
+    def paused(self) -> bool:
+        """The instance stands still, whichever gateway has ordered that."""
+        return self.welcome is not None and self.welcome.paused
 
     @property
     def hands_over(self) -> bool:
@@ -183,16 +165,13 @@ class Member:
     def welcomed(self, welcome: Welcome) -> bool:
         """True if the instance can serve from here on."""
         if self.state == "ready" and self.welcome and self.welcome.incarnation == welcome.incarnation:
-            self.welcome = welcome  # it has other weights now
+            self.welcome = welcome  # it has other weights now, or another standing
             return False
         if self._incarnation and welcome.incarnation != self._incarnation:
             log.warning("%s: ignoring a welcome of incarnation %s, not ours", self.name, welcome.incarnation)
             return False
         if self.state in ("ready", "failed"):
             return False
-        if welcome.incarnation != self._welcomed_by:  # (a new connection to the old one changes nothing)
-            self._welcomed_by = welcome.incarnation
-            self.paused = False
         self.welcome = welcome
         self.state = "ready"
         self.restarts += self.was_ready
@@ -214,7 +193,6 @@ class Member:
         self._fresh_tokens = 0
         self._cancelled.clear()
         self.outgoing = []
-        self._switches.clear()
         queries, self._queries = self._queries, {}
         for answer in queries.values():
             answer(lost_error(reason))
@@ -232,6 +210,44 @@ class Member:
             message, code = f"{who} is draining", "instance_draining"
         return InstanceUnavailable(message, code=code, retry_after_s=5)
 
+    # -- its standing
+
+    def hear_standing(self, theirs: Standing, number: int, now: float) -> None:
+        """What the engine says.  One that does not know what was ordered before is told, with this query."""
+        if theirs.generation < self.standing.generation:
+            self.query(number, "stand", ignore, "", stand=give_back(self.standing))
+        elif theirs != self.standing:
+            self._stands(theirs, now)
+
+    def order(self, stand: Stand, number: int, answer: Answer, now: float) -> None:
+        """Passes an order on.  One that may not be refused holds here at once, before the engine says so; for
+        an instance that is not there it is noted, and given back when it comes."""
+        stand = msgspec.structs.replace(stand, generation=self.standing.generation)
+        ready = self.state == "ready"
+        if ready:
+            self.query(number, "stand", answer, "", stand=stand)
+        if stand.how == "order":
+            after = changed(self.standing, stand)
+            if ready:  # (the engine numbers it)
+                after = msgspec.structs.replace(after, generation=self.standing.generation)
+            self._stands(after, now)
+        if not ready:
+            answer({"generation": self.standing.generation})
+
+    def begin_anew(self, now: float) -> None:
+        """Another process runs the instance: what it drained for is over.  Its label stays."""
+        if self.draining:
+            self._stands(msgspec.structs.replace(self.standing, draining=False, move_after_s=None), now)
+
+    def _stands(self, standing: Standing, now: float) -> None:
+        before, self.standing = self.standing, standing
+        self.label = standing.label or self._registered
+        self.draining = standing.draining
+        if not self.draining:
+            self.move_at = None
+        elif (before.draining, before.move_after_s) != (True, standing.move_after_s):
+            self.move_at = None if standing.move_after_s is None else now + standing.move_after_s
+
     # -- messages
 
     def order_weights(self, number: int, weights: Weights) -> None:
@@ -245,24 +261,23 @@ class Member:
         self.query(number, "update_weights", answered, weights.path, weights)
 
     def query(
-        self, number: int, what: QueryKind, answer: Answer, argument: str, weights: Weights | None = None
+        self,
+        number: int,
+        what: QueryKind,
+        answer: Answer,
+        argument: str,
+        weights: Weights | None = None,
+        stand: Stand | None = None,
     ) -> None:
         """The caller has seen that the state is `ready`."""
         self._queries[number] = answer
-        if what in ("pause", "resume"):
-            self._switches[number] = what == "pause"
-            if len(self._switches) > _MAX_SWITCHES:
-                self._switches.popitem(last=False)
-        self.outgoing.append(Query(number, what, argument, weights))
+        self.outgoing.append(Query(number, what, argument, weights, stand))
 
     def forget(self, number: int) -> None:
         """Nobody waits for the answer to this query any more."""
         self._queries.pop(number, None)
 
     def replied(self, reply: QueryReply) -> None:
-        pauses = self._switches.pop(reply.id, None)
-        if pauses is not None and "error" not in reply.body:
-            self.paused = pauses
         answer = self._queries.pop(reply.id, None)
         if answer is not None:
             answer(reply.body)
@@ -287,7 +302,7 @@ class Member:
     def loaded(self, load: Load, now: float) -> None:
         """Takes in a report.  Raises `MalformedMessage`."""
         self.digest.update(load)
-        self.load = load
+        self.load, self.loaded_at = load, now
         self.full = False
         while self._fresh and self._fresh[0][0] < now - _SETTLE_S:
             self._fresh_tokens -= self._fresh.popleft()[1]
@@ -346,6 +361,7 @@ class Member:
             "drained": drained,
             "paused": self.paused,
             "joined": self.joined,
+            "standing": self.standing.generation,
             "incarnation": self.incarnation,
             "failure": self.failure,
             "restarts": self.restarts,
@@ -365,6 +381,10 @@ class Member:
             "weights": welcome.weights.describe() if welcome else None,
             "detail": welcome.detail if welcome else None,
         }
+
+
+def ignore(answer: dict[str, Any] | ApiError) -> None:
+    """For those who need no answer."""
 
 
 def lost_error(reason: str) -> InstanceUnavailable:

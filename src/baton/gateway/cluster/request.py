@@ -16,7 +16,7 @@ from baton.gateway.errors import ApiError
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import Finished, Submit, Target
 from baton.protocol.routes import Routes
-from baton.protocol.rules.fair_queue import EVERYBODY, Flow
+from baton.protocol.rules.fair_queue import EVERYBODY, FairLine, Flow
 from baton.protocol.rules.silence import Silence
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
@@ -89,6 +89,10 @@ class EngineRequest:
     """While it waits for an instance: whether one comes."""
     timed: float | None = None
     """Its entry in the table's heap of deadlines."""
+    lost_at: float | None = None
+    """When its instance was lost, until a token comes again."""
+    asked_at: float = 0.0
+    """When it came to the table first, on the cluster's clock."""
     first_at: float | None = None
     """When its first token came, on the cluster's clock."""
     num_cached: int = 0
@@ -217,3 +221,17 @@ class EngineRequest:
         """Puts the sequence among the news.  The caller wakes the consumer afterwards."""
         if not self.has_news:
             self.inbox.add(self)
+
+
+def in_order(parked: list[EngineRequest]) -> list[EngineRequest]:
+    """As they are to be sent; `parked` is in the order of their coming."""
+    line: FairLine[tuple[int, EngineRequest]] = FairLine()
+    for number, request in enumerate(parked):
+        level = (request.priority, not request.num_generated)
+        line.push((number, request), number, level, request.flow)
+    ordered = []
+    while (head := line.head()) is not None:
+        number, request = head
+        line.take(number, len(request.prompt) // 4)
+        ordered.append(request)
+    return ordered

@@ -39,13 +39,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from baton.gateway.cluster.member import Member, lost_error
-from baton.gateway.cluster.request import Consumer, EngineRequest
+from baton.gateway.arranging.measured import Counting
+from baton.gateway.cluster.continued import Continued
+from baton.gateway.cluster.member import Member
+from baton.gateway.cluster.request import Consumer, EngineRequest, in_order
 from baton.gateway.cluster.routing import Job, Plan, choose
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.protocol.codec import MalformedMessage, unpack_int32, unpack_int64
 from baton.protocol.requests import Finished, Outputs, Routed
-from baton.protocol.rules.fair_queue import FairLine
 from baton.protocol.rules.prefix_keys import short_keys
 from baton.protocol.rules.silence import Silence
 
@@ -62,20 +63,6 @@ _ELSEWHERE = ("queue_full", "shutting_down", "never_fits")
 """Codes of a `Finished` after which another instance may still serve the request."""
 
 
-def _in_order(parked: list[EngineRequest]) -> list[EngineRequest]:
-    """As they are to be sent; `parked` is in the order of their coming."""
-    line: FairLine[tuple[int, EngineRequest]] = FairLine()
-    for number, request in enumerate(parked):
-        level = (request.priority, not request.num_generated)
-        line.push((number, request), number, level, request.flow)
-    ordered = []
-    while (head := line.head()) is not None:
-        number, request = head
-        line.take(number, len(request.prompt) // 4)
-        ordered.append(request)
-    return ordered
-
-
 class RequestTable:
     """`members` is the cluster's, by name."""
 
@@ -83,7 +70,6 @@ class RequestTable:
         self,
         members: dict[str, Member],
         ids: itertools.count[int],
-        *,
         retry_wait_s: float,
         unavailable: Callable[[], InstanceUnavailable],
     ) -> None:
@@ -94,10 +80,10 @@ class RequestTable:
         """See `routing.py`."""
         self.gateway = ""
         """What it calls itself in `Hello`."""
+        self.traffic = Counting()
         self.num_handed_over = 0
         """Requests that were heard of from another instance than the one they were sent to."""
-        self.num_continued = 0
-        """Times that a request went on after a loss."""
+        self.continued = Continued()
         self._members = members
         self._ids = ids
         self._retry_wait_s = retry_wait_s
@@ -156,6 +142,7 @@ class RequestTable:
 
     def enqueue(self, request: EngineRequest, now: float) -> None:
         """Sends a new request, or keeps it until there is an instance.  Never raises."""
+        request.asked_at = request.asked_at or now
         if not self._place(request, now):
             self._park(request, now)
 
@@ -196,7 +183,7 @@ class RequestTable:
 
     def retry(self, now: float) -> None:
         """An instance can serve again, or there may be room: sends what waits."""
-        parked, self.parked = _in_order(list(self.parked)), {}
+        parked, self.parked = in_order(list(self.parked)), {}
         self._try_again_at = None
         sent = 0
         for request in parked:
@@ -218,7 +205,7 @@ class RequestTable:
             if request.absence.look(now):
                 del self.parked[request]
                 why = f"{self._reason()}; it was not back within {self._retry_wait_s:g} s"
-                request.fail(lost_error(why))
+                request.fail(self.continued.error(request, why))
             else:
                 self._time(request)
 
@@ -285,6 +272,8 @@ class RequestTable:
         request.heard, request.absence = True, None
         if request.first_at is None:
             request.first_at = now
+            self.traffic.began(now - request.asked_at)
+        self.continued.resumes(request, now)
 
     def _is_at(self, request: EngineRequest, holder: Member) -> None:
         """From here on no other instance of the plan may have it."""
@@ -320,6 +309,8 @@ class RequestTable:
             return
         if finished.code == "queue_full":
             finished = msgspec.structs.replace(finished, retry_after_s=request.retry_after_s)
+        if request.first_at is not None:
+            self.traffic.ended_with(request.num_generated, now - request.first_at)
         request.end(finished)
 
     def _handed_over(self, request: EngineRequest, sender: Member, incarnation: str, now: float) -> None:
@@ -391,6 +382,7 @@ class RequestTable:
         self.running[request.id] = request
         plan.at.turn = next(self._turns)
         plan.at.sent(plan.work, now)
+        self.traffic.sent(plan.work)
         decoder = plan.decoders[0] if plan.decoders else plan.at
         decoder.turn = plan.at.turn
         assert decoder.welcome is not None  # (it serves)
@@ -424,11 +416,12 @@ class RequestTable:
         request.fruitless = request.fruitless + 1 if num_generated == request.known else 1
         request.known = num_generated
         if request.fruitless >= MAX_FRUITLESS or request.losses >= MAX_LOSSES:
-            request.fail(lost_error(f"{reason} (it lost its instance {request.losses} times)"))
+            why = f"{reason} (it lost its instance {request.losses} times)"
+            request.fail(self.continued.error(request, why))
             return
         request.refused_by.clear()
         request.absence = None
-        self.num_continued += 1
+        self.continued.goes_on(request, now)
         self.enqueue(request, now)
 
     def _ends_here(self, request: EngineRequest) -> bool:
@@ -468,7 +461,7 @@ class RequestTable:
         parked, self.parked = self.parked, {}
         for request in parked:
             began = request.losses or request.num_generated
-            request.fail(lost_error(self._reason()) if began else self._unavailable())
+            request.fail(self.continued.error(request, self._reason()) if began else self._unavailable())
 
     def _reason(self) -> str:
         """Why there is no instance, for people."""

@@ -326,12 +326,11 @@ class Generation:
             else:
                 unsent[self._reason(sequence), len(sequence.prompt)] += 1
             sequence.settle()
-        for (reason, prompt), count in unsent.items():
-            if self._metrics is not None:
-                seconds = now - self.arrived
-                self._metrics.finished(reason, seconds=seconds, prompt=prompt, generated=0, count=count)
         if self._metrics is not None:
-            self._metrics.choices(self.choices)
+            seconds = now - self.arrived
+            for (reason, prompt), count in unsent.items():
+                self._metrics.finished(reason, seconds=seconds, prompt=prompt, generated=0, count=count)
+            self._metrics.choices(self.choices, max((one.num_generated for one in self.sequences), default=0))
         self._log(now)
 
     def _reason(self, sequence: Sequence) -> str:
@@ -351,6 +350,7 @@ class Generation:
             queued_s=sequence.queued_s,
             first_s=sequence.first_tokens_at - self.arrived if sequence.first_tokens_at else None,
             decode_s=sequence.last_tokens_at - sequence.first_tokens_at,
+            cached=sequence.num_cached,
             key=request.flow.key,
         )
 
@@ -372,7 +372,7 @@ class Generation:
 
     def _observe_all(self, sequence: Sequence, count: int, first: float, now: float) -> None:
         """All tokens of a patient sequence are taken at its end; the first one came at `first`."""
-        sequence.last_tokens_at = now
+        sequence.first_tokens_at, sequence.last_tokens_at = first, max(first, now)
         if self._first_token is None or first < self._first_token:
             self._first_token = first
         if self._metrics is not None:

@@ -7,9 +7,10 @@
 | `keep` | stand still where they are, and go on | wait in the instances' queues |
 
 In flight is what came over this server.  Requests of other gateways that share an instance stand still, in
-every mode.  What waits has no deadline while the pause lasts: `/ready` and the metrics say that and since
-when, and `resume_after_s` ends a pause by itself.  An incarnation of an instance that starts meanwhile is not
-paused.
+every mode, and those gateways know that it is paused (`protocol/requests.Welcome`); each of them may end it.
+What waits has no deadline while the pause lasts: `/ready` and the metrics say that and since when.  With
+`resume_after_s` the engines end a pause by themselves, also if this server is gone by then.  An incarnation
+of an instance that starts meanwhile is not paused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import asyncio
 import logging
 from typing import Any, Literal, NamedTuple, get_args
 
-from baton.gateway.errors import ApiError, Conflict, InstanceUnavailable
+from baton.gateway.errors import Conflict, InstanceUnavailable
 from baton.gateway.generation.generator import Generator
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.orders import checked
@@ -29,8 +30,6 @@ PauseMode = Literal["abort", "wait", "keep"]
 PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 
 _SWITCH_DEADLINE_S = 10.0
-_AGAIN_S = 5.0
-"""Before a pause that should have ended by itself is tried to be ended again."""
 
 
 class Pause(NamedTuple):
@@ -50,8 +49,6 @@ class Pausing:
         self._client = client
         self._generator = generator
         self._pause: Pause | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._resuming: asyncio.Task[None] | None = None
         self._waiting: asyncio.Task[bool] | None = None
 
     async def pause(
@@ -68,7 +65,8 @@ class Pausing:
         if mode == "wait":
             await self._drain(timeout_s)
         try:
-            answer = checked(await self._client.query("pause", _SWITCH_DEADLINE_S))
+            ends = "" if resume_after_s is None else str(resume_after_s)
+            answer = checked(await self._client.query("pause", _SWITCH_DEADLINE_S, ends))
             self._begin(mode, resume_after_s)
         finally:
             self._generator.release()
@@ -85,14 +83,16 @@ class Pausing:
         if self._waiting is not None:
             self._waiting.cancel()
         answer = checked(await self._client.query("resume", _SWITCH_DEADLINE_S))
-        self._end()
+        self._pause = None
         log.info("resumed")
         return {**answer, "status": "resumed"}
 
     def describe(self) -> dict[str, Any]:
         """As `/is_paused` says it; seconds."""
-        pause = self._pause if self._client.paused else None
         now = asyncio.get_running_loop().time()
+        pause = self._pause if self._client.paused else None
+        if pause and pause.until is not None and now > pause.until + _SWITCH_DEADLINE_S:
+            pause = None  # ours is over, and another gateway has ordered this one
         return {
             "is_paused": self._client.paused,
             "waiting": self._waiting is not None,
@@ -140,26 +140,5 @@ class Pausing:
             )
 
     def _begin(self, mode: PauseMode, resume_after_s: float | None) -> None:
-        self._end()
-        loop = asyncio.get_running_loop()
-        until = None
-        if resume_after_s is not None:
-            until = loop.time() + resume_after_s
-            self._timer = loop.call_at(until, self._on_timer)
-        self._pause = Pause(mode, loop.time(), until)
-
-    def _end(self) -> None:
-        self._pause = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _on_timer(self) -> None:
-        self._resuming = asyncio.create_task(self._resume_by_itself(), name="resume")
-
-    async def _resume_by_itself(self) -> None:
-        try:
-            await self.resume()
-        except ApiError as error:
-            log.warning("the pause is over, but not all go on: %s; trying again", error.message)
-            self._timer = asyncio.get_running_loop().call_later(_AGAIN_S, self._on_timer)
+        now = asyncio.get_running_loop().time()
+        self._pause = Pause(mode, now, None if resume_after_s is None else now + resume_after_s)

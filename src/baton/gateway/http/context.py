@@ -27,9 +27,8 @@ from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.http.bodies import Bodies
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.parsing.choice import Formats, choose
-from baton.gateway.reading.jobs import CONVERSATIONS, Job
-from baton.gateway.reading.reader import Found, Reader, Settings, decode_answer, with_more
-from baton.gateway.reading.structured import Asked
+from baton.gateway.reading.jobs import CONVERSATIONS, Job, with_more
+from baton.gateway.reading.reader import Found, Reader, Settings, decode_answer
 from baton.gateway.responses.store import ResponseStore
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import Sharing
@@ -160,10 +159,15 @@ class Gateway:
         self._unknown.warn(unknown)
         return decoded, found
 
-    async def grammar(self, asked: Asked | None) -> str:
+    async def grammar(self, found: Found) -> str:
         """What binds the answers, checked in a helper; "": nothing.  What was checked lately is kept.  Raises
         `BadRequest`, or what `Helpers.answer` does."""
-        return "" if asked is None else await self.grammars.of(asked)
+        for binding in found.bindings[:-1]:
+            try:
+                return await self.grammars.of(binding)
+            except BadRequest:  # what it asks may be more than can be kept
+                continue
+        return await self.grammars.of(found.bindings[-1]) if found.bindings else ""
 
     @property
     def max_body_bytes(self) -> int:

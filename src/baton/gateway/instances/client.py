@@ -30,7 +30,7 @@ from baton.gateway.instances.conditions import Conditions
 from baton.gateway.instances.connection import InstanceClient
 from baton.gateway.instances.inbox import Inbox, Turn
 from baton.gateway.instances.limits import Limits, check_size, limits_of
-from baton.gateway.instances.orders import Answers, ask_each, merge
+from baton.gateway.instances.orders import Answers, ask_each, checked, merge
 from baton.ipc.curve import Encryption, Place
 from baton.ipc.zeromq import terminate
 from baton.protocol.codec import pack_int32
@@ -62,9 +62,11 @@ class ClusterClient:
         on_fatal: Callable[[str], None] = _terminate,
         disaggregation_threshold: int | None = None,
         encryption: Encryption | None = None,
+        watches: bool = False,
     ) -> None:
-        """`encryption`: of connections to instances of other hosts; None: they are in clear."""
+        """`encryption`: of connections to other hosts (None: in clear).  `watches`: it sends no requests."""
         self.encryption = encryption
+        self.watches = watches
         self.cluster = Cluster(
             secrets.token_hex(16),  # who knows it could speak for it
             retry_wait_s=retry_wait_s,
@@ -137,10 +139,10 @@ class ClusterClient:
         """An instance registers itself, or says that it still lives.  It gets requests when the engine at the
         endpoint has proven to know `secret` ("": at once).
 
-        `label` counts only the first time: from then on it is this side's to change.  `process`: who started
-        it.  Raises `Conflict` if the name is that of an instance of this server, or of a running one that
-        somebody else started, `Overloaded` if there are too many, and `BadRequest` if this incarnation has
-        turned out not to fit."""
+        `label`: that of its start, until somebody orders another one.  `process`: who started it.  Raises
+        `Conflict` if the name is that of an instance of this server, or of a running one that somebody else
+        started, `Overloaded` if there are too many, `BadRequest` if this incarnation has turned out not to
+        fit."""
         if self._closed:
             raise InstanceUnavailable("the server shuts down", code="shutting_down")
         link = self.instances.get(name)
@@ -160,7 +162,9 @@ class ClusterClient:
         elif link.state == "ready" and link.member.process != process:
             # (Else the two would take the name, and its requests, from each other with each renewal.)
             raise Conflict(f"name: an instance {name!r} is there already; join under another name")
-        link.member.process = process
+        if link.member.process != process:
+            link.member.process = process
+            link.member.begin_anew(self._now())
         same = (link.endpoint, link.incarnation, link.secret) == (endpoint, incarnation, secret)
         link.secret = secret
         if same and link.state == "failed":
@@ -178,20 +182,19 @@ class ClusterClient:
         self.cluster.remove(name, self._now(), reason)
         self.settle()
 
-    def set_label(self, name: str, label: Label) -> None:
-        self._link(name)
-        self.cluster.set_label(name, label)
+    async def set_label(self, name: str, label: Label, only_if: int | None = None) -> None:
+        """Returns when the instance has told its gateways.  `only_if`: see `Cluster`.  Raises `ApiError`."""
+        link, order = self._link(name), self.cluster.set_label
+        checked(await link.answered(lambda answer: order(name, label, self._now(), only_if, answer=answer)))
 
-    def drain(self, name: str, move_after_s: float | None = None) -> None:
+    async def drain(self, name: str, move_after_s: float | None = None) -> None:
         """Nothing new goes there; what still runs there after `move_after_s` is continued elsewhere."""
-        self._link(name)
-        self.cluster.drain(name, self._now(), move_after_s)
-        self.settle()
+        link, order = self._link(name), self.cluster.drain
+        checked(await link.answered(lambda answer: order(name, self._now(), move_after_s, answer=answer)))
 
-    def undrain(self, name: str) -> None:
-        self._link(name)
-        self.cluster.undrain(name, self._now())
-        self.settle()
+    async def undrain(self, name: str) -> None:
+        link, order = self._link(name), self.cluster.undrain
+        checked(await link.answered(lambda answer: order(name, self._now(), answer=answer)))
 
     def describe(self, name: str | None = None) -> list[dict[str, Any]]:
         """How the instances stand.  Raises `NotFound`."""

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import zmq
 
 from baton.gateway.cluster.cluster import Cluster
-from baton.gateway.cluster.member import Member, State
+from baton.gateway.cluster.member import Answer, Member, State
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.instances.channel import EngineChannel
 from baton.gateway.instances.patience import within
@@ -52,6 +52,7 @@ class Owner(Protocol):
 
     cluster: Cluster
     encryption: Encryption | None
+    watches: bool
 
     @property
     def context(self) -> zmq.Context[zmq.Socket[bytes]]: ...
@@ -165,6 +166,14 @@ class InstanceClient:
 
     async def query(self, what: QueryKind, deadline_s: float = 5.0, argument: str = "") -> dict[str, Any]:
         """Asks the instance.  Raises `InstanceUnavailable` without an instance or an answer in time."""
+        return await self.answered(
+            lambda answer: self._cluster.query(self.name, what, answer, argument), what, deadline_s
+        )
+
+    async def answered(
+        self, ask: Callable[[Answer], int], what: str = "stand", deadline_s: float = 5.0
+    ) -> dict[str, Any]:
+        """What the instance says to what `ask` asks, which returns the query's number.  Raises as `query`."""
         reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
         def settle(answer: dict[str, Any] | ApiError) -> None:
@@ -175,7 +184,7 @@ class InstanceClient:
             else:
                 reply.set_result(answer)
 
-        number = self._cluster.query(self.name, what, settle, argument)
+        number = ask(settle)
         self._owner.settle()
         try:
             return await within(reply, deadline_s)
@@ -220,10 +229,11 @@ class InstanceClient:
         self._channel, self.endpoint, self._incarnation = channel, endpoint, incarnation
         if self.secret:
             between = (self.secret, secrets.token_bytes(NONCE_BYTES), self._cluster.name, incarnation)
-            hello = Hello(self._cluster.name, between[1], claim(*between))
+            hello = Hello(self._cluster.name, between[1], claim(*between), self._owner.watches)
             self._cluster.attach(self.name, incarnation, self._now(), hello, answer(*between))
         else:
-            self._cluster.attach(self.name, incarnation, self._now())
+            hello = Hello(self._cluster.name, watches=self._owner.watches)
+            self._cluster.attach(self.name, incarnation, self._now(), hello)
         self._owner.settle()
         return channel
 

@@ -55,7 +55,7 @@ def checked(body: dict[str, Any], field: str | None = None) -> dict[str, Any]:
     if "error" not in body:
         return body
     message, code = body["error"], body.get("code")
-    if code == "busy":
+    if code in ("busy", "stale"):
         raise Conflict(message, code=code)
     if code == "refused":
         raise BadRequest(f"{field}: {message}" if field else message, param=field, code=code)

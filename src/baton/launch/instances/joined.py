@@ -7,9 +7,10 @@ names no address that others reach, that is the socket in a private directory, a
 instances. Then nothing of the instance listens for anybody but this user.
 
 A registration (`registration.py`) is an HTTP request that is repeated each third of its time to live, and at
-once when there is a new incarnation.  With `--cluster-secret` it is signed, and so is the answer
-(`asking.py`).  While the server is away it is repeated with growing pauses, and what the instance computes
-goes on; when the server comes back it finds the instance again.
+once when there is a new incarnation, at each gateway of the cluster (`gateways.py`).  With `--cluster-secret`
+it is signed, and so is the answer (`asking.py`).  While a server is away it is repeated with growing pauses,
+and what the instance computes goes on; when the server comes back, or another one at its address, it finds
+the instance again.
 
 How it ends:
 
@@ -17,17 +18,17 @@ How it ends:
 | --- | --- |
 | SIGINT, SIGTERM | drains (below), leaves the cluster, stops the engine, exits with 0 |
 | the same again | leaves the cluster, kills the engine, exits with 0 |
-| the server refuses the instance (other model, name taken, wrong key) | says so, exits with 1 |
+| the servers refuse the instance (other model, name taken, wrong key) | says so, exits with 1 |
 | the instance cannot be started, or dies too often | leaves the cluster, says so, exits with 1 |
 
-To drain is to ask the server to send nothing more, and to wait until nothing is there.  What still runs after
-`--shutdown-timeout` is continued by the server elsewhere.  The registration is renewed meanwhile.
+To drain is to tell the engine so, which tells all its gateways to send nothing more, and to wait until
+nothing is there.  What still runs after `--shutdown-timeout` the gateways continue elsewhere.  The
+registrations are renewed meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
@@ -35,7 +36,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -44,7 +45,7 @@ import msgspec
 import uvloop
 
 from baton.gateway.cluster.member import INSTANCE_NAME
-from baton.gateway.errors import InstanceUnavailable
+from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.connection import InstanceClient
 from baton.ipc.curve import Place
@@ -57,11 +58,13 @@ from baton.launch.cluster_options import (
     is_loopback,
 )
 from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
-from baton.launch.instances.asking import Refused, Server, ServerAway
+from baton.launch.instances.asking import Refused, Server
+from baton.launch.instances.gateways import Gateways
 from baton.launch.instances.probes import Probes
 from baton.launch.instances.registration import Registrar, Registration
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
 from baton.launch.limits import OptionError
+from baton.launch.node_options import check_nodes, over_hosts
 from baton.launch.options import ServeOptions
 from baton.launch.plan import ServerPlan, make_plan
 from baton.observe.logs import configure_logging
@@ -83,31 +86,38 @@ _TTL_S = 10.0
 def run_joined(options: ServeOptions) -> None:
     """Runs until a signal.  Raises `ValueError` for wrong options, `InstanceFailed` when it cannot go on."""
     accepted = read_secrets(options.cluster_secret)
-    server = _check(options, accepted)
-    private = is_loopback(options.host) and is_loopback(server.host)
+    servers = _check(options, accepted)
+    private = is_loopback(options.host) and all(is_loopback(server.host) for server in servers)
     if not private:
         options = replace(options, peer_host=options.peer_host or options.host)
     check_cluster(options)
     check_open(options)
+    check_nodes(options)
     configure_logging(options.log_level, "instance")
     warn_if_open(options)
-    plan = make_plan(options)
+    plan = over_hosts(make_plan(options), options)
     name = options.name or f"{options.label}-{_host_name()}-{os.getpid()}"
     config = msgspec.structs.replace(configure(plan.instance, options, instances=1), name=name)
     plan = replace(plan, instance=config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_Joined(plan, options, server, accepted, private=private).run())
+        runner.run(_Joined(plan, options, servers, accepted, private=private).run())
 
 
 class _Joined:
     """The process, on its event loop."""
 
     def __init__(
-        self, plan: ServerPlan, options: ServeOptions, server: Server, accepted: Secrets, *, private: bool
+        self,
+        plan: ServerPlan,
+        options: ServeOptions,
+        servers: Sequence[Server],
+        accepted: Secrets,
+        *,
+        private: bool,
     ) -> None:
         self._plan = plan
         self._options = options
-        self._client = ClusterClient(on_fatal=self._on_fatal)
+        self._client = ClusterClient(on_fatal=self._on_fatal, watches=True)
         self._link: InstanceClient = self._client.add(plan.instance.name, options.label)
         salt = secrets.token_hex(16)
         proof = accepted.first.key(REGISTRATION, salt).hex() if accepted else secrets.token_hex(32)
@@ -121,7 +131,8 @@ class _Joined:
             secret=proof,
             cluster_secrets=accepted,
         )
-        self._registrar = Registrar(server, plan.instance.name, _TTL_S)
+        self._gateways = Gateways(servers, plan.instance.name, _TTL_S)
+        self._told: set[str] = set()
         self._registration = Registration(
             incarnation="",
             endpoint="",
@@ -149,12 +160,13 @@ class _Joined:
         self._stop_on_signals()
         if self._probes is not None:
             await self._probes.start()
-        await self._unless_refused(self._registrar.look())
-        if self._registrar.weights.generation and self._registrar.checkpoint == self._plan.served.checkpoint:
+        await self._unless_refused(self._gateways.look())
+        weights, checkpoint = self._gateways.weights
+        if weights.generation and checkpoint == self._plan.served.checkpoint:
             # The same weights, from a directory of its own: pages of them are of use to the others.
-            self._weights = self._registrar.weights
-            self._supervisor.name_weights(self._weights)
-        say(f"Baton {__version__} loads {self._plan.served.name} for {self._registrar.server.url}")
+            self._weights = weights
+            self._supervisor.name_weights(weights)
+        say(f"Baton {__version__} loads {self._plan.served.name} for {self._gateways.described}")
         supervising = asyncio.create_task(self._supervisor.run(), name="supervisor")
         registering = asyncio.create_task(self._register(started), name="registration")
         leaving = asyncio.create_task(self._leaving.wait(), name="leaving")
@@ -171,7 +183,7 @@ class _Joined:
         finally:
             registering.cancel()
             await asyncio.gather(registering, return_exceptions=True)
-            await self._registrar.leave()
+            await self._gateways.leave()
             await self._client.close()
             if self._impatient.is_set():
                 self._supervisor.kill()
@@ -189,30 +201,33 @@ class _Joined:
             return self._fatal or "leaving the cluster"
         if self._link.state != "ready":
             return f"the instance is {self._link.state}"
-        return "" if self._registrar.connected else f"{self._registrar.server.url} has not taken it yet"
+        return "" if self._gateways.connected else f"{self._gateways.described}: nobody has taken it yet"
 
     async def _register(self, started: float) -> None:
-        """Keeps the server informed.  Raises `InstanceFailed` when it does not want this instance."""
-        link, told = self._link, False
-        while True:
-            await self._client.wait_for(lambda: link.state == "ready")
-            incarnation = link.incarnation
-            endpoint = self._supervisor.public or link.endpoint
-            registration = self._registration._replace(incarnation=incarnation, endpoint=endpoint)
-            pause = await self._unless_refused(self._registrar.renew(registration))
-            self._use_weights(self._registrar.weights)
-            if not told and self._registrar.connected:
-                told = True
-                seconds = time.monotonic() - started
-                welcome = link.welcome
-                say(
-                    f"  {self._plan.instance.name}  {welcome.detail if welcome else ''}",
-                    f"  joined {self._registrar.server.url} as {self._options.label}; "
-                    f"it is reached at {Place.parse(endpoint).address}  (ready in {seconds:.1f} s)",
-                )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._client.wait_for(partial(self._restarted, incarnation))
+        """Keeps the servers informed.  Raises `InstanceFailed` when none wants this instance."""
+        await self._unless_refused(
+            self._gateways.run(self._registered_as, self._restarted, partial(self._renewed, started))
+        )
+
+    async def _registered_as(self) -> Registration:
+        link = self._link
+        await self._client.wait_for(lambda: link.state == "ready")
+        return self._registration._replace(
+            incarnation=link.incarnation, endpoint=self._supervisor.public or link.endpoint
+        )
+
+    def _renewed(self, started: float, registrar: Registrar) -> None:
+        self._use_weights(registrar.weights)
+        place = registrar.server.place
+        if not registrar.connected or place in self._told:
+            return
+        seconds, welcome, link = time.monotonic() - started, self._link.welcome, self._link
+        reached = Place.parse(self._supervisor.public or link.endpoint).address
+        if not self._told:
+            say(f"  {self._plan.instance.name}  {welcome.detail if welcome else ''}")
+        self._told.add(place)
+        label = self._options.label
+        say(f"  joined {place} as {label}; it is reached at {reached}  (ready in {seconds:.1f} s)")
 
     def _use_weights(self, weights: Weights) -> None:
         """The server has decided that all instances have other weights: later incarnations load them."""
@@ -226,10 +241,12 @@ class _Joined:
         try:
             return await asking
         except Refused as error:
-            raise InstanceFailed(f"{self._registrar.server.url} refuses the instance: {error}") from None
+            raise InstanceFailed(str(error)) from None
 
-    def _restarted(self, incarnation: str) -> bool:
-        return self._link.state == "ready" and self._link.incarnation != incarnation
+    async def _restarted(self, registration: Registration) -> None:
+        """Returns when there is another incarnation than the one that was registered."""
+        link, old = self._link, registration.incarnation
+        await self._client.wait_for(lambda: link.state == "ready" and link.incarnation != old)
 
     async def _drain(self, supervising: asyncio.Task[None]) -> None:
         """Returns when nothing is there any more, or it has taken too long, or somebody is impatient."""
@@ -250,12 +267,11 @@ class _Joined:
         if self._link.state != "ready":
             return
         try:
-            await self._registrar.drain(move_after_s)
-            while not await self._registrar.drained():
-                await asyncio.sleep(_LOOK_S)
-        except (Refused, ServerAway) as error:
-            log.warning("leaving without the server: %s", error)
-        # Other servers, and hand-overs that end here: the engine knows.
+            await self._client.drain(self._link.name, move_after_s)
+        except ApiError as error:
+            log.warning("leaving without a drain: %s", error.message)
+        await self._gateways.drained()
+        # Servers that do not answer, and hand-overs that end here: the engine knows.
         while await self._occupied():
             await asyncio.sleep(_LOOK_S)
 
@@ -283,10 +299,10 @@ class _Joined:
             loop.add_signal_handler(number, on_signal)
 
 
-def _check(options: ServeOptions, accepted: Secrets) -> Server:
+def _check(options: ServeOptions, accepted: Secrets) -> list[Server]:
     if not options.instance:
         raise OptionError("--join: only for a single instance without HTTP; give --instance as well")
-    if options.join is None:
+    if not options.join:
         raise OptionError("--instance: give the server to take part in, --join HOST:PORT")
     if options.prefill or options.decode or options.mixed is not None:
         raise OptionError(
@@ -297,7 +313,8 @@ def _check(options: ServeOptions, accepted: Secrets) -> Server:
             f"--name {options.name}: give 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first"
         )
     check_reachable("--host", options.host)
-    return Server.parse(options.join, options.admin_key[0] if options.admin_key else None, accepted)
+    key = options.admin_key[0] if options.admin_key else None
+    return [Server.parse(text, key, accepted) for text in dict.fromkeys(options.join)]
 
 
 def _host_name() -> str:

@@ -91,7 +91,7 @@ class Registrar:
             self._away(error)
             return self._pause()
         if self._said_away:
-            log.warning("%s has taken %s", self.server.url, self._name)
+            log.warning("%s has taken %s", self.server.place, self._name)
         self.registered, self._said_away = True, False
         self.connected = answer.get("state") == "ready"
         self.weights = Weights.parse(answer.get("decided_weights"))
@@ -99,10 +99,6 @@ class Registrar:
             return self._pause()
         self._pause_s = _FIRST_PAUSE_S
         return self._ttl_s / 3
-
-    async def drain(self, move_after_s: float) -> None:
-        """Raises `Refused` or `ServerAway`."""
-        await self._ask("POST", self._path, {"state": "draining", "move_after_s": move_after_s})
 
     async def drained(self) -> bool:
         """Raises `Refused` or `ServerAway`."""
@@ -121,7 +117,7 @@ class Registrar:
         try:
             await self._ask("DELETE", self._path)
         except (Refused, ServerAway) as error:
-            log.warning("leaving without a goodbye: %s", error)
+            log.warning("leaving %s without a goodbye: %s", self.server.place, error)
 
     def _away(self, error: ServerAway) -> None:
         if not self._said_away:

@@ -6,6 +6,7 @@ the secret and the purpose's name; so no key tells anything about another one or
 | purpose | what for | who uses it |
 | --- | --- | --- |
 | `CURVE_CLIENT` | the key pair of every ZeroMQ socket that connects to another host | `ipc/curve.py` |
+| `CURVE_LEADER` | the key pair with which an instance's leader listens for its other hosts | `ipc/curve.py` |
 | `SIGNATURES` | HMAC of requests of members to a gateway, and of its answers | `signing.py` |
 | `REGISTRATION` | with which a gateway and an instance that joined prove themselves (`proof.py`) | joining |
 
@@ -22,9 +23,11 @@ import base64
 import binascii
 import hashlib
 import hmac
+from collections.abc import MutableMapping
 from typing import NamedTuple
 
 CURVE_CLIENT = "curve client"
+CURVE_LEADER = "curve leader"
 SIGNATURES = "signatures"
 REGISTRATION = "registration"
 
@@ -108,10 +111,16 @@ class Secrets(NamedTuple):
     def load(cls, dumped: str) -> Secrets:
         return cls(tuple(ClusterSecret(text) for text in dumped.split()))
 
+    @classmethod
+    def taken_from(cls, environment: MutableMapping[str, str]) -> Secrets:
+        """What the process that started this one has put there; then it is there no more, so that processes
+        which this one starts do not inherit it by accident."""
+        return cls.load(environment.pop(SECRETS_VARIABLE, ""))
+
 
 NO_SECRETS = Secrets()
 SECRETS_VARIABLE = "BATON_CLUSTER_SECRETS"
-"""The environment variable in which an engine's process is given `Secrets.dump()`."""
+"""The environment variable in which an engine's process, and a worker's, is given `Secrets.dump()`."""
 
 
 def hkdf(material: bytes, salt: bytes, info: bytes, length: int) -> bytes:

@@ -1,8 +1,10 @@
-"""Fair queuing of requests between users: start-time fair queuing over tokens, in two levels.  Pure.
+"""Fair queuing of requests between users: start-time fair queuing over tokens, in three levels.  Pure.
 
-Theory.  A *flow* is (API key, user): the key's share is its weight among all keys, and the users of one key
-divide what the key gets evenly.  So a client that invents users takes from its own key alone.  Within a flow
-requests are served in the order of their coming.
+Theory.  A *flow* is (API key, user, gateway): the key's share is its weight among all keys, the users of one
+key divide what the key gets evenly, and the gateways over which one user asks divide what it gets.  So a
+client that invents users takes from its own key alone, what a user gets does not depend on the gateways, and
+a flood over one gateway does not keep the same user's requests of another one out.  Within a flow requests
+are served in the order of their coming.
 
 Each share has a *tag*, the tokens it was served divided by its weight, and the share with the smallest tag
 is served next.  What a request costs is not known when it comes (how much of it is cached, how long is the
@@ -55,6 +57,8 @@ class Flow(msgspec.Struct, array_like=True, frozen=True):
     """Names the user within the key; "" if unknown."""
     weight: float = 1.0
     """Of the key."""
+    gateway: str = ""
+    """Names the gateway; the engine that takes the request sets it."""
 
 
 EVERYBODY = Flow()
@@ -62,7 +66,7 @@ EVERYBODY = Flow()
 
 def check_flow(flow: Flow) -> str | None:
     """What is wrong with a flow that came over the wire, for people; None if nothing is."""
-    if len(flow.key) > MAX_NAME or len(flow.user) > MAX_NAME:
+    if max(len(flow.key), len(flow.user), len(flow.gateway)) > MAX_NAME:
         return f"flow: names of at most {MAX_NAME} characters"
     if not MIN_WEIGHT <= flow.weight <= MAX_WEIGHT:
         return f"flow: the weight {flow.weight} must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
@@ -109,7 +113,8 @@ class Ranking(Generic[T]):
 
 
 class Share(Generic[T]):
-    """What one key, or one user of a key, is served.  Of a user: also its requests that wait."""
+    """What a key, a user of a key, or a user over one gateway is served.  Of the last: also its requests that
+    wait."""
 
     __slots__ = (
         "children",
@@ -264,17 +269,20 @@ class FairQueue(Generic[T]):
     @property
     def rivals(self) -> bool:
         """Several shares are known, so that some are compared with others."""
-        keys = self.root.children
-        return len(keys) > 1 or any(len(key.children) > 1 for key in keys.values())
+        share = self.root
+        while len(share.children) == 1:
+            (share,) = share.children.values()
+        return len(share.children) > 1
 
     def share(self, flow: Flow) -> Share[T]:
         """That of a flow; made if there is none.  Call `forget` if it is not used after all."""
-        return self.root.child(flow.key, flow.weight).child(flow.user, 1.0)
+        return self.root.child(flow.key, flow.weight).child(flow.user, 1.0).child(flow.gateway, 1.0)
 
     def is_new(self, flow: Flow) -> bool:
         """Nothing is remembered of this flow."""
         key = self.root.children.get(flow.key)
-        return key is None or flow.user not in key.children
+        user = None if key is None else key.children.get(flow.user)
+        return user is None or flow.gateway not in user.children
 
     def push(self, item: T, number: int, rank: Rank, flow: Flow) -> None:
         share = self.share(flow)

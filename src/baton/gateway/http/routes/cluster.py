@@ -15,6 +15,7 @@ the one that registered (`protocol/rules/proof.py`).  An instance that wants to 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from typing import Any
@@ -47,9 +48,18 @@ def cluster_routes(gateway: Gateway) -> list[Route]:
     client = gateway.client
 
     async def instances(_: Request) -> Response:
-        # What all are to have; an instance that is about to join looks at it.
-        facts = {"weights": client.cluster.weights.describe(), "checkpoint": gateway.checkpoint}
-        return _json({"instances": client.describe(), "unplaced": gateway.placing(), **facts})
+        cluster = client.cluster
+        return _json(
+            {
+                "instances": client.describe(),
+                "unplaced": gateway.placing(),
+                "arranging": cluster.roles.describe(asyncio.get_running_loop().time()),
+                "traffic": cluster.table.traffic.now()._asdict(),
+                # What all are to have; an instance that is about to join looks at it.
+                "weights": cluster.weights.describe(),
+                "checkpoint": gateway.checkpoint,
+            }
+        )
 
     async def instance(request: Request) -> Response:
         name = request.path_params["name"]
@@ -99,11 +109,11 @@ def cluster_routes(gateway: Gateway) -> list[Route]:
         if move_after_s is not None and body.state != "draining":
             raise BadRequest("move_after_s: only with state 'draining'", param="move_after_s")
         if body.label is not None:
-            client.set_label(name, _label(body.label))
+            await client.set_label(name, _label(body.label))
         if body.state == "draining":
-            client.drain(name, move_after_s)
+            await client.drain(name, move_after_s)
         elif body.state == "active":
-            client.undrain(name)
+            await client.undrain(name)
         now = client.describe(name)[0]
         state = "draining" if now["draining"] else "active"
         log.info("%s: now %s, %s, %d requests", name, now["label"], state, now["in_flight"])

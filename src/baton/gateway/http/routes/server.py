@@ -12,14 +12,17 @@ from starlette.routing import Route
 
 from baton.gateway.anthropic.shapes import model_body, models_body
 from baton.gateway.api.orders import StartProfileRequest, UpdateWeightsRequest
+from baton.gateway.cluster.continued import BOUNDS
 from baton.gateway.directories import below
 from baton.gateway.errors import BadRequest, InstanceUnavailable
 from baton.gateway.generation.pausing import PAUSE_MODES
 from baton.gateway.http.context import Gateway
+from baton.gateway.http.memory import MemorySamples
 from baton.gateway.instances.client import QueryKind
 from baton.gateway.instances.orders import checked
 from baton.gateway.instances.weights import update_weights as update
 from baton.gateway.rendering.formats import encode
+from baton.observe.handovers import Losses
 from baton.observe.memory import memory_of_all, sum_of
 from baton.observe.metrics import CONTENT_TYPE, InstanceSample
 from baton.version import __version__
@@ -34,6 +37,7 @@ _ORDER_DEADLINE_S = 1800.0
 
 def server_routes(gateway: Gateway) -> list[Route]:
     client, served = gateway.client, gateway.served
+    used = MemorySamples(lambda: gateway.processes())
 
     def model_card(name: str) -> dict[str, Any]:
         return {
@@ -114,11 +118,21 @@ def server_routes(gateway: Gateway) -> list[Route]:
                 paused=entry["paused"],
             )
         table = client.cluster.table
+        lost = table.continued
         data = gateway.metrics.render(
             samples,
             handed_over=table.num_handed_over,
-            continued=table.num_continued,
+            continued=lost.times,
             held=gateway.generator.num_held,
+            losses=Losses(
+                continued=lost.times,
+                failed=lost.failed,
+                tokens=lost.tokens,
+                bounds=BOUNDS,
+                gaps=lost.gaps,
+                gap_seconds=lost.gap_seconds,
+            ),
+            memory=await used.latest(),
         )
         return Response(data, headers={"content-type": CONTENT_TYPE})
 
