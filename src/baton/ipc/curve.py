@@ -30,7 +30,7 @@ from zmq.utils import z85
 
 from baton.ipc.half_open import HalfOpen
 from baton.ipc.zeromq import has_messages
-from baton.protocol.rules.cluster_secret import CURVE_CLIENT, Secrets
+from baton.protocol.rules.cluster_secret import CURVE_CLIENT, CURVE_LEADER, Secrets
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +67,15 @@ class Place(NamedTuple):
 class Encryption:
     """The keys of one process.  Raises `ValueError` without a secret."""
 
-    def __init__(self, secrets: Secrets) -> None:
+    def __init__(self, secrets: Secrets, *, leads: bool = False) -> None:
+        """`leads`: it listens for relays, which nobody has told its key (`leader_keys`)."""
         if not secrets:
             raise ValueError("encryption needs the cluster's secret")
         pairs = [_pair(secret.key(CURVE_CLIENT)) for secret in secrets.accepted]
         self._public, self._secret = pairs[0]
-        self._server_public, self._server_secret = zmq.curve_keypair()
+        self._server_public, self._server_secret = (
+            _pair(secrets.first.key(CURVE_LEADER)) if leads else zmq.curve_keypair()
+        )
         self.allowed = frozenset(z85.decode(public) for public, _ in pairs)
         """Public keys of those who may connect."""
 
@@ -91,6 +94,13 @@ class Encryption:
         socket.setsockopt(zmq.CURVE_SERVERKEY, z85.encode(key))
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
+
+
+def leader_keys(secrets: Secrets) -> list[bytes]:
+    """The public keys with which the leader of an instance on several hosts may listen, one for each accepted
+    secret.  The only ones that are derived: a relay knows an address and the secret, and nothing else, before
+    it has spoken to the leader."""
+    return [z85.decode(_pair(secret.key(CURVE_LEADER))[0]) for secret in secrets.accepted]
 
 
 def protect(socket: Socket, endpoint: str, encryption: Encryption | None) -> str:

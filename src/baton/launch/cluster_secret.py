@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from baton.launch.cluster_options import is_loopback
 from baton.launch.limits import OptionError
+from baton.launch.node_options import leader_address
 from baton.launch.options import ServeOptions
 from baton.protocol.rules.cluster_secret import ClusterSecret, Secrets
 
@@ -62,7 +63,11 @@ def warn_if_open(options: ServeOptions) -> None:
 def listens_openly(options: ServeOptions) -> list[str]:
     """What listens for members of the cluster on addresses that other hosts reach, as flags."""
     found = [("--peer-host", options.peer_host), ("--transfer-host", options.transfer_host)]
-    if options.instance or (options.runs_none and options.uds is None):
+    if options.nodes > 1 and not options.node:
+        found.append(("--leader", leader_address(options)[0]))
+    if options.node and options.leader is not None and not is_loopback(leader_address(options)[0]):
+        found.append(("--leader", leader_address(options)[0]))  # page servers, and it must not be anybody
+    elif options.instance or (options.runs_none and options.uds is None):
         # An instance's engine; a gateway to which only others can give instances.
         found.insert(0, ("--host", options.host))
     return [f"{flag} {host}" for flag, host in found if host is not None and not is_loopback(host)]

@@ -21,6 +21,26 @@ class CostModel(msgspec.Struct, frozen=True):
     """For each token of context that a row reads."""
 
 
+class Nodes(msgspec.Struct, frozen=True, kw_only=True):
+    """The hosts of an instance."""
+
+    count: int = 1
+    listen: str = ""
+    """Where relays of other hosts reach the leader's, `tcp://HOST:PORT`."""
+    host: str = "127.0.0.1"
+    """The address of this host at which its ranks meet those of the others."""
+    timeout_s: float = 10.0
+    """A host that is silent for so long is lost, and the instance with it."""
+    model: str | None = None
+    """The model as it was given, for the other hosts; None: the embedded one."""
+    revision: str | None = None
+    checkpoint: str = ""
+    """Its fingerprint, which must be the same on each host; "": not known."""
+
+
+ONE_HOST = Nodes()
+
+
 class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the engine and the workers of one instance need to know.
 
@@ -128,3 +148,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     record_max_bytes: int
     """Of all recordings in that directory together; a recording ends when it is reached."""
     log_level: str
+    nodes: Nodes = ONE_HOST
+
+    @property
+    def ranks_per_host(self) -> int:
+        return self.tensor_parallel_size // self.nodes.count

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +23,9 @@ from baton.protocol.codec import MalformedMessage, unpack_int32
 from baton.protocol.commands import Fetch
 from baton.protocol.handover import PoolSource
 from baton.protocol.reports import Fetched
-from baton.transfer.base import Copy, Copying, Int32Array, PoolView, TransferError, Transport
+from baton.transfer.base import Copy, Int32Array, PoolView, TransferError, Transport
 from baton.transfer.layout import plan
-from baton.transfer.tasks import Task, Tasks
+from baton.transfer.tasks import Task, Tasks, Wait
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,9 @@ class Fetcher:
             seconds = time.monotonic() - job.began
             id_ = job.command.id
             if error is None:
-                self._end(job, Fetched(self._rank, id_, num_bytes=copied, seconds=seconds))
+                num_bytes, transport = copied
+                done = Fetched(self._rank, id_, num_bytes=num_bytes, seconds=seconds, transport=transport)
+                self._end(job, done)
                 return
             if not isinstance(error, TransferError):
                 log.error("fetch %d failed unexpectedly", id_, exc_info=error)
@@ -134,8 +136,8 @@ class Fetcher:
         elif not lane.running:
             del self._lanes[job.lane]
 
-    def _run(self, command: Fetch) -> Copying:
-        """Returns the bytes copied."""
+    def _run(self, command: Fetch) -> Generator[Wait | None, Any, tuple[int, str]]:
+        """Returns the bytes copied, and the name of the transport."""
         pages, blocks = _ids(command.pages, "pages"), _ids(command.blocks, "blocks")
         copies = plan(
             self._pool,
@@ -146,10 +148,12 @@ class Fetcher:
             command.num_layers,
             reader=self._rank,
         )
-        copied = 0
+        copied, name = 0, ""
         for copy in copies:
-            copied += yield from self._transport(copy).copy(copy._replace(grant=command.grant))
-        return copied
+            transport = self._transport(copy)
+            copied += yield from transport.copy(copy._replace(grant=command.grant))
+            name = transport.name
+        return copied, name if copied else ""
 
     def _transport(self, copy: Copy) -> Transport:
         reasons = []

@@ -34,13 +34,14 @@ from baton.ipc.ring import RingReader
 from baton.ipc.ticket import PeerDied, TicketReader, TicketWriter
 from baton.observe.logs import configure_logging
 from baton.protocol.reports import REPORTS, ControlDone, Fetched, WorkerFailed, WorkerReady
+from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets
 from baton.transfer.service import TransferService
 from baton.worker.command_log import CommandLog
 from baton.worker.composition import composition_of
 from baton.worker.loop import Observer, WorkerLoop, flush_reports
 from baton.worker.rounds import FollowerRounds, LeaderRounds, Rounds
 from baton.worker.slots import Slots
-from baton.worker.wiring import WorkerWiring
+from baton.worker.wiring import WorkerWiring, rendezvous_of
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,9 @@ _MAX_REASON = 500
 class Worker:
     """Everything of one rank that exists before its executor does: channels and pidfds."""
 
-    def __init__(self, wiring: WorkerWiring) -> None:
+    def __init__(self, wiring: WorkerWiring, secrets: Secrets = NO_SECRETS) -> None:
         self._wiring = wiring
+        self._secrets = secrets
         self.doorbell = Doorbell(wiring.doorbell)
         self._engine_doorbell = Doorbell(wiring.engine_doorbell)
         # The token loop and the transfer thread report in the same ring.
@@ -81,7 +83,7 @@ class Worker:
             began_s = process_age_s()
             import_executor(self._wiring.config)
             imported_s = process_age_s()
-            executor = create_executor(self._wiring.config, self._wiring.rank, self._wiring.rendezvous)
+            executor = create_executor(self._wiring.config, self._wiring.rank, rendezvous_of(self._wiring))
             if self._wiring.config.peer_endpoint:
                 self._transfers = self._make_transfers(executor)
             self._loop = self._build(executor, observer)
@@ -157,7 +159,7 @@ class Worker:
         ring = doorbell = None
         if wiring.transfer_ring is not None and wiring.transfer_doorbell is not None:
             doorbell = Doorbell(wiring.transfer_doorbell)
-            ring = RingReader(wiring.transfer_ring, wiring.rank, self._engine_doorbell)
+            ring = RingReader(wiring.transfer_ring, wiring.reader, self._engine_doorbell)
         return TransferService(
             wiring.rank,
             executor.pool,
@@ -170,7 +172,7 @@ class Worker:
 
     def _build(self, executor: Executor, observer: Observer | None) -> WorkerLoop:
         wiring, config = self._wiring, self._wiring.config
-        reader = RingReader(wiring.command_ring, wiring.rank, self._engine_doorbell)
+        reader = RingReader(wiring.command_ring, wiring.reader, self._engine_doorbell)
         commands = CommandLog(reader)
         return WorkerLoop(
             rank=wiring.rank,
@@ -210,7 +212,7 @@ class Worker:
             raise ValueError(f"the wiring of rank {wiring.rank} lacks tickets, leader_pid or leader_doorbell")
         ticket_reader = TicketReader(
             wiring.tickets,
-            wiring.rank - 1,
+            wiring.follower,
             self.doorbell,
             {engine: "engine", open_pidfd(wiring.leader_pid): "leader rank"},
             Doorbell(wiring.leader_doorbell),
@@ -220,6 +222,7 @@ class Worker:
 
 def run_worker(wiring: WorkerWiring, observer: Observer | None = None) -> int:
     """The whole life of a worker process.  Returns its exit code."""
+    secrets = Secrets.taken_from(os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(wiring.config.log_level, f"{wiring.config.name}/{wiring.rank}")
     try:
@@ -227,7 +230,7 @@ def run_worker(wiring: WorkerWiring, observer: Observer | None = None) -> int:
     except ParentGone as error:
         log.error("the engine (process %d) is gone: %s", wiring.engine_pid, error)
         return 1
-    worker = Worker(wiring)
+    worker = Worker(wiring, secrets)
 
     def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
         worker.leave()

@@ -17,12 +17,15 @@ from __future__ import annotations
 import http.client
 import re
 import secrets
+import socket
+import ssl
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.message import Message
+from functools import cache, partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -48,8 +51,53 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
-"""Never through a proxy: the server is in the same cluster."""
+class _Connection(http.client.HTTPConnection):
+    """To one address of the name that the URL has."""
+
+    def __init__(self, host: str, *, address: str, **more: Any) -> None:
+        super().__init__(host, **more)
+        _lead_to(self, address)
+
+
+class _TlsConnection(http.client.HTTPSConnection):
+    """The same; the certificate is the name's."""
+
+    def __init__(self, host: str, *, address: str, **more: Any) -> None:
+        super().__init__(host, **more)
+        _lead_to(self, address)
+
+
+def _lead_to(connection: http.client.HTTPConnection, address: str) -> None:
+    if address:
+        connection._create_connection = lambda at, *more: (  # type: ignore[attr-defined]
+            socket.create_connection((address, at[1]), *more)
+        )
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(_Connection, address=self._address), request)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        there = partial(_TlsConnection, address=self._address, context=ssl.create_default_context())
+        return self.do_open(there, request)
+
+
+@cache
+def _opener(address: str) -> urllib.request.OpenerDirector:
+    """Never through a proxy: the server is in the same cluster."""
+    handlers = (urllib.request.ProxyHandler({}), _NoRedirects, _Http(address), _Https(address))
+    return urllib.request.build_opener(*handlers)
 
 
 class Refused(RuntimeError):
@@ -82,6 +130,8 @@ class Server:
     url: str
     admin_key: str | None = None
     accepted: Secrets = NO_SECRETS
+    address: str = ""
+    """Of its name, if it has several; "": any."""
     _id: str = ""
     """Of the process that answers there (`signing.py`); "" until it has proven itself."""
 
@@ -89,6 +139,15 @@ class Server:
     def host(self) -> str:
         """Its name or address, without brackets."""
         return urlsplit(self.url).hostname or ""
+
+    @property
+    def place(self) -> str:
+        """For people."""
+        return f"{self.url} ({self.address})" if self.address else self.url
+
+    def at(self, address: str) -> Server:
+        """That of its gateways which has this address."""
+        return Server(self.url, self.admin_key, self.accepted, address)
 
     @classmethod
     def parse(cls, text: str, admin_key: str | None, accepted: Secrets | None = None) -> Server:
@@ -158,7 +217,7 @@ class Server:
         elif self.admin_key is not None:
             request.add_header("Authorization", f"Bearer {self.admin_key}")
         try:
-            with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
+            with _opener(self.address).open(request, timeout=_TIMEOUT_S) as answer:
                 return _Answer(answer.status, _lowered(answer.headers), answer.read(_MAX_ANSWER))
         except urllib.error.HTTPError as error:
             with error:
@@ -168,7 +227,7 @@ class Server:
                 return _Answer(error.code, _lowered(error.headers), error.read(_MAX_ANSWER))
         except (OSError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise ServerAway(f"{self.url} does not answer: {reason}") from None
+            raise ServerAway(f"{self.place} does not answer: {reason}") from None
 
 
 def _lowered(headers: Message[str, str]) -> dict[str, str]:

@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import os
 
+from baton.protocol.rules.cluster_secret import NO_SECRETS, SECRETS_VARIABLE, Secrets
+
 _OF_ENGINES = {"OPENBLAS_NUM_THREADS": "1"}
 _OF_WORKERS = {
     **_OF_ENGINES,
@@ -37,5 +39,7 @@ def engine_environment() -> dict[str, str]:
     return {**_OF_ENGINES, **os.environ}
 
 
-def worker_environment() -> dict[str, str]:
-    return {**_OF_WORKERS, **os.environ}
+def worker_environment(secrets: Secrets = NO_SECRETS) -> dict[str, str]:
+    """`secrets`: those of the cluster, if what the worker sends to other hosts is to be encrypted."""
+    told = {SECRETS_VARIABLE: secrets.dump()} if secrets else {}
+    return {**_OF_WORKERS, **os.environ, **told}

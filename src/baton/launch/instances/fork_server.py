@@ -52,12 +52,16 @@ PRELOAD = {
         "baton.launch.instances.process",
         "baton.engine.shell.loop",
         "baton.worker.main",
+        "baton.relay.link_process",
+        "baton.relay.relay_process",
         "baton.executor.torch_executor",
     ),
     "simulated": (
         "baton.launch.instances.process",
         "baton.engine.shell.loop",
         "baton.worker.main",
+        "baton.relay.link_process",
+        "baton.relay.relay_process",
         "baton.executor.simulated",
     ),
 }

@@ -16,27 +16,21 @@ import gc
 import logging
 import os
 import signal
-import subprocess
 import sys
-import time
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from baton.ipc.children import Process
-from baton.ipc.forking import fork_child, num_threads
 from baton.ipc.process import ParentGone, die_with_parent
-from baton.launch.instances.environment import worker_environment
+from baton.launch.instances.workers import end_workers, start_link, start_worker
 from baton.observe.logs import configure_logging
 from baton.protocol.config import InstanceConfig
-from baton.protocol.rules.cluster_secret import SECRETS_VARIABLE, Secrets
+from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets
 from baton.protocol.rules.proof import SECRET_VARIABLE
-from baton.worker.wiring import GroupWiring, WorkerWiring, worker_argv
+from baton.worker.wiring import GroupWiring
 
 log = logging.getLogger(__name__)
-
-_WORKER_EXIT_DEADLINE_S = 1.0
 
 
 class InstanceLaunch(msgspec.Struct, frozen=True):
@@ -59,15 +53,20 @@ def run_instance(launch: InstanceLaunch, *, forked: bool = False) -> int:
     """Runs until SIGTERM or failure; returns the exit code.  No worker is alive afterwards.  `forked`: this
     process has imported what its workers need."""
     secret = os.environ.pop(SECRET_VARIABLE, "")  # not for the workers
-    secrets = Secrets.load(os.environ.pop(SECRETS_VARIABLE, ""))
+    secrets = Secrets.taken_from(os.environ)
     config = launch.config
+    if not config.transfer_encryption:
+        secrets = NO_SECRETS  # of signatures: those are the launcher's
     rendezvous = Path(launch.directory) / f"rendezvous-{launch.incarnation}"
     group = GroupWiring(config, str(rendezvous))
     workers: list[Process] = []
     try:
-        workers.append(_start(group.worker(0), forked))
-        for rank in range(1, config.tensor_parallel_size):
-            workers.append(_start(group.worker(rank, workers[0].pid), forked))
+        workers.append(start_worker(group.worker(0), forked, secrets))
+        for rank in range(1, config.ranks_per_host):
+            workers.append(start_worker(group.worker(rank, workers[0].pid), forked, secrets))
+        elsewhere = config.tensor_parallel_size - config.ranks_per_host
+        if elsewhere:  # one process stands for all ranks on other hosts
+            workers.append(start_link(group.link(launch.incarnation), forked, secrets))
         group.close_worker_ends()
         from baton.engine.shell.loop import EngineLoop  # (now, while the workers import theirs)
         from baton.ipc.curve import Encryption
@@ -80,10 +79,11 @@ def run_instance(launch: InstanceLaunch, *, forked: bool = False) -> int:
             transfers=group.transfers,
             reports=group.reports,
             doorbell=group.doorbell,
-            worker_pids=[worker.pid for worker in workers],
+            worker_pids=[worker.pid for worker in workers] + [workers[-1].pid] * (elsewhere - 1),
+            link_doorbell=group.link_doorbell,
             public=launch.public,
             registration_secret=secret,
-            encryption=Encryption(secrets) if secrets and config.transfer_encryption else None,
+            encryption=Encryption(secrets) if secrets else None,
         )
         os.write(launch.told_fd, f"{loop.endpoint} {loop.public}\n".encode())
         os.close(launch.told_fd)
@@ -91,38 +91,8 @@ def run_instance(launch: InstanceLaunch, *, forked: bool = False) -> int:
         gc.freeze()  # what has been imported stays: the garbage collector need not walk it between steps
         return loop.run()
     finally:
-        _end(workers)
+        end_workers(workers)
         rendezvous.unlink(missing_ok=True)
-
-
-def _start(wiring: WorkerWiring, forked: bool) -> Process:
-    """Starts a rank."""
-    if forked and num_threads() == 1:
-        from baton.worker.main import run_worker
-
-        work = partial(run_worker, wiring)
-        return fork_child(work, worker_argv(wiring), worker_environment(), wiring.descriptors())
-    return subprocess.Popen(
-        worker_argv(wiring),
-        pass_fds=wiring.descriptors(),
-        stdin=subprocess.DEVNULL,
-        env=worker_environment(),
-    )
-
-
-def _end(workers: list[Process]) -> None:
-    """A process that has not left by now gets SIGTERM and a moment; then it is killed."""
-    deadline = time.monotonic() + _WORKER_EXIT_DEADLINE_S
-    for worker in workers:
-        if worker.poll() is None:
-            worker.terminate()
-    for rank, worker in enumerate(workers):
-        try:
-            worker.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            log.warning("worker rank %d did not leave; killing it", rank)
-            worker.kill()
-            worker.wait()
 
 
 def main(forked: bool = False) -> int:

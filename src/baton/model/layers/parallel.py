@@ -7,8 +7,9 @@ embedding is complete after a sum, and logits are gathered on rank 0, which alon
 tokens are broadcast.
 
 A group belongs to the object that made it: no default process group, no environment variables, so that
-several may live in one process (as in tests).  On a CPU it is gloo, bound to the loopback address.  Every
-collective ends within the group's timeout, with an error that names it.
+several may live in one process (as in tests).  On a CPU it is gloo, bound to the loopback address, or to the
+one that the other hosts reach.  Every collective ends within the group's timeout, with an error that names
+it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from baton.model.layers.meeting import MeetingStore
 
 
 class TensorParallel:
@@ -34,20 +37,33 @@ class TensorParallel:
         self._group = group
 
     @classmethod
-    def connect(cls, rank: int, size: int, rendezvous: str, device: str, timeout_s: float) -> TensorParallel:
-        """Meets the other ranks in the file `rendezvous`.  Waits for them for at most `timeout_s`."""
+    def connect(
+        cls,
+        rank: int,
+        size: int,
+        rendezvous: str,
+        device: str,
+        timeout_s: float,
+        host: str = "127.0.0.1",
+    ) -> TensorParallel:
+        """Meets the other ranks in the file `rendezvous`, or, with ranks on several hosts, through the socket
+        `fd:N`.  Waits for them for at most `timeout_s`.  `host`: at which address they reach this rank."""
         if size == 1:
             return cls()
         timeout = timedelta(seconds=timeout_s)
-        store: Any = dist.FileStore(rendezvous, size)  # type: ignore[attr-defined]
-        store.set_timeout(timeout)
+        store: Any
+        if rendezvous.startswith("fd:"):
+            store = MeetingStore(int(rendezvous.removeprefix("fd:")), timeout_s)
+        else:
+            store = dist.FileStore(rendezvous, size)  # type: ignore[attr-defined]
+            store.set_timeout(timeout)
         if device == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
             return cls(rank, size, dist.ProcessGroupNCCL(store, rank, size, options))
         gloo: Any = dist.ProcessGroupGloo  # type: ignore[attr-defined,unused-ignore]
         options = gloo._Options()
-        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._devices = [gloo.create_device(hostname=host)]
         options._timeout = timeout
         return cls(rank, size, gloo(store, rank, size, options))
 
