@@ -13,6 +13,7 @@ from baton.simulation.checks.monitor import Violation
 from baton.simulation.plans.scenarios import SCENARIOS
 from baton.simulation.runner import run_seed
 from tests.simulation import (  # noqa: F401  (they add to the table)
+    arranging_mutations,
     coming_mutations,
     constrained_mutations,
     fair_mutations,

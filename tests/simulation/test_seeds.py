@@ -47,6 +47,7 @@ FIXED = {
     "pooled": range(0, 30),
     "routes": range(0, 40),
     "constrained": range(0, 60),
+    "auto-labels": range(0, 40),
 }
 assert FIXED.keys() == SCENARIOS.keys()
 

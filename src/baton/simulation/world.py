@@ -200,8 +200,8 @@ class World:
         self._collected.add(instance.name)
         counters = instance.engine.core.counters
         self.preemptions += counters.preemptions
-        for name, value in counters.handovers.snapshot().items():
-            if isinstance(value, dict):
+        for name, value in vars(counters.handovers).items():
+            if isinstance(value, Counter):
                 self.handovers.update({f"{name}: {why}": count for why, count in value.items()})
             elif name in COUNTED:
                 self.handovers[name] += value

@@ -2,7 +2,7 @@
 
 | file | what |
 | --- | --- |
-| `engine.py`, `cluster.py`, `server.py` | the declarations, one dataclass for each concern |
+| `engine.py`, `cluster.py`, `arranging.py`, `server.py` | the declarations, one dataclass for each concern |
 | `flag.py` | what a declaration says, and how a value is read and checked |
 | `sources.py` | command line > environment > config file > default, and errors in the user's spelling |
 | `config_file.py` | YAML and TOML |
@@ -17,16 +17,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.launch.options.cluster import ClusterOptions, JoinOptions, PlacingOptions
+from baton.launch.options.arranging import ArrangingOptions
+from baton.launch.options.cluster import ClusterOptions, JoinOptions, NodesOptions, PlacingOptions
 from baton.launch.options.engine import EngineOptions
 from baton.launch.options.flag import Options, flags_of
 from baton.launch.options.server import HttpOptions, RightsOptions, ServerOptions, UserOptions
 
 __all__ = [
+    "ArrangingOptions",
     "ClusterOptions",
     "EngineOptions",
     "HttpOptions",
     "JoinOptions",
+    "NodesOptions",
     "Options",
     "PlacingOptions",
     "RightsOptions",
@@ -42,7 +45,9 @@ class ServeOptions(
     EngineOptions,
     ClusterOptions,
     PlacingOptions,
+    NodesOptions,
     JoinOptions,
+    ArrangingOptions,
     ServerOptions,
     RightsOptions,
     HttpOptions,

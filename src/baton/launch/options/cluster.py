@@ -127,16 +127,75 @@ class PlacingOptions(Options):
     )
 
 
+def check_address(text: str | None) -> None:
+    """HOST:PORT.  Raises `ValueError`."""
+    if text is not None:
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError("give HOST:PORT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesOptions(Options):
+    title: ClassVar[str] = "An instance on several hosts"
+
+    nodes: int = flag(
+        1,
+        "Hosts that share each layer of the model: --tensor-parallel-size divided among them. The others run "
+        "baton serve --instance --node 1 (2, ...) --leader HOST:PORT.",
+        least=1,
+        most=256,
+        unit="a number of hosts",
+    )
+    node: int = flag(
+        0,
+        "Which of the hosts of an instance this is. 0: the leader, which has the engine; others have the "
+        "leader's settings.",
+        least=0,
+        most=255,
+        unit="a number",
+    )
+    leader: str | None = flag(
+        None,
+        "Where the leader of an instance on several hosts waits for the others, with --nodes; the leader's "
+        "address, with --node. Beyond this machine it needs --cluster-secret.",
+        metavar="HOST:PORT",
+        unset="none",
+        check=check_address,
+    )
+    node_host: str | None = flag(
+        None,
+        "Address of this host at which the ranks of the others reach those here.",
+        metavar="HOST",
+        unset="the leader's of --leader; with --node, that by which the leader is reached",
+    )
+    node_timeout: float = flag(
+        10.0,
+        "Seconds of silence after which a host of an instance is lost, and the instance starts again.",
+        least=0.2,
+        most=3600,
+        unit="seconds",
+    )
+    collective_encryption: Literal["on", "off"] = flag(
+        "on",
+        "What ranks on several hosts exchange within each step (gloo, NCCL) can be neither encrypted nor "
+        "authenticated. off: the network between them is private. With on, --nodes beyond this machine is "
+        "refused.",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class JoinOptions(Options):
     title: ClassVar[str] = "An instance that joins another server"
 
-    instance: bool = flag(False, "Run one instance without HTTP; needs --join.")
-    join: str | None = flag(
-        None,
-        "The server to join. On this machine it reaches the instance by a socket that only this user can "
-        "open, else at --host, which needs --cluster-secret. Without one the first --admin-key is sent to "
-        "the server.",
+    instance: bool = flag(
+        False, "Run one instance without HTTP; needs --join, or with --node 1 (2, ...) --leader."
+    )
+    join: tuple[str, ...] = flag(
+        (),
+        "The server to join; given several times, or with a name that has several addresses, all of these. "
+        "On this machine it reaches the instance by a socket that only this user can open, else at --host, "
+        "which needs --cluster-secret. Without one the first --admin-key is sent to the server.",
         metavar="HOST:PORT",
         unset="none",
     )

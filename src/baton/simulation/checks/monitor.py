@@ -35,6 +35,8 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | `liveness` | with faults stopped, somebody gets something within 5 virtual seconds, until all have |
 | `verdict` | nobody who renewed in time is lost, who is silent is found; each loss, each event |
 | `weights` | all instances have the same, and each gateway knows which; at the end |
+| `arrange` | a gateway changes one label at a time, for a reason that is not old, and somebody is left to |
+| | prefill and to decode (`watches/arranging.py`); each call of a gateway |
 | `crash` | no production code raises what it does not say |
 | `end` | nothing is held, nobody waits; at the end |
 
@@ -65,6 +67,7 @@ from typing import TYPE_CHECKING
 
 from baton.protocol.requests import Submit
 from baton.simulation.checks.books import Books, Violation
+from baton.simulation.checks.watches.arranging import ArrangingWatch
 from baton.simulation.checks.watches.clients import ClientWatch
 from baton.simulation.checks.watches.coming import ComingWatch
 from baton.simulation.checks.watches.engine import EngineWatch
@@ -103,6 +106,7 @@ class Monitor:
         self.gateways = GatewayWatch(world)
         self.strangers = StrangerWatch(world)
         self.clients = ClientWatch(world)
+        self.arranging = ArrangingWatch()
 
     def books(self, instance: Instance) -> Books:
         """What the wires of this incarnation said so far."""
@@ -176,6 +180,7 @@ class Monitor:
         """Before the cluster takes it in."""
         self.clients.gateway_reads(gateway, instance, message)
         self.gateways.reads(gateway, instance, message)
+        self.arranging.reads(gateway, instance, message)
 
     def gateway_sends(self, gateway: GatewayProcess, to: str, message: ToEngine) -> None:
         self.clients.gateway_sends(gateway, to, message)
@@ -187,6 +192,7 @@ class Monitor:
         """After each call of the cluster, when all that it wanted sent was sent."""
         self.clients.after_gateway(gateway)
         self.gateways.after(gateway)
+        self.arranging.after(gateway)
 
     # -- the end
 

@@ -27,13 +27,15 @@ from baton.transfer.base import PoolView
 T = TypeVar("T")
 
 IGNORED = {
+    "Continued": None,
     "Counters": None,
     "DecodeSet": {"room", "tables"},
+    "EngineRequest": {"lost_at"},
     "EngineCore": {"config", "counters", "workers", "_started", "_reports"},
     "Outboxes": {"redirections"},
     "StepReader": {"_counters", "_rows", "_rows_of"},
     "Turnover": None,
-    "RequestTable": {"num_handed_over", "num_continued"},
+    "RequestTable": {"num_handed_over"},
     "SimulatedExecutor": {"_cost", "_pool", "_positions", "_weights", "info", "virtual_seconds"},
     "TokenPool": {"view"},
 }

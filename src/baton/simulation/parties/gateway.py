@@ -12,6 +12,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from baton.gateway.arranging.arranger import Arranger
 from baton.gateway.cluster.cluster import Cluster
 from baton.gateway.cluster.member import Label, Member
 from baton.gateway.cluster.request import EngineRequest
@@ -44,6 +45,8 @@ class GatewayProcess(Party):
         joined = world.plan.ttl_s is not None
         for config, label in zip(world.plan.instances, world.labels, strict=True):
             self.cluster.add(config.name, label, joined=joined)
+        if world.plan.arranging is not None:
+            self.cluster.roles.arrange(Arranger(world.plan.arranging))
         self.heard: dict[str, Any] = {}
         """By instance: what its registrar has sent (`registrar.py`)."""
         self.updates = WeightsUpdates(world, self)
@@ -145,7 +148,8 @@ class GatewayProcess(Party):
         return True
 
     def relabel(self, name: str, label: Label) -> None:
-        self.cluster.set_label(name, label)
+        self.cluster.set_label(name, label, self.now())
+        self.pump()
 
     def drain(self, name: str, move_after_s: float | None) -> None:
         self.cluster.drain(name, self.now(), move_after_s)

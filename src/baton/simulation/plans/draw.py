@@ -16,6 +16,8 @@ from random import Random
 
 from msgspec.structs import replace as replace_in
 
+from baton.gateway.arranging.arranger import Rules
+from baton.gateway.arranging.slo import Slo
 from baton.gateway.cluster.member import Label
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.pooling import Pooling, PoolingKind
@@ -89,6 +91,23 @@ def draw_plan(seed: int, shape: Shape) -> RunPlan:
         threshold=random.choice((0, 0, 0, 8, None)),
         kinds=(*faults_on, *sorted(clients_on)),
         ttl_s=random.choice(shape.ttl_s) if shape.ttl_s else None,
+        arranging=_draw_rules(Random((seed << 8) + 255)) if shape.arranged else None,
+    )
+
+
+def _draw_rules(random: Random) -> Rules:
+    """As fast as a run is short, and with promises that are easy, hard or impossible to keep."""
+    look_s = random.choice((0.01, 0.03))
+    return Rules(
+        slo=Slo(random.choice((0.005, 0.05, 0.5)), random.choice((0.002, 0.012, 0.04, 0.2))),
+        look_s=look_s,
+        window_s=random.choice((3, 10)) * look_s,
+        looks=random.choice((1, 2, 3)),
+        cool_down_s=random.choice((1, 3, 8)) * look_s,
+        longest_cool_down_s=0.5,
+        calm=random.choice((0.05, 0.5)),
+        gain=random.choice((0.02, 0.1)),
+        stale_s=random.choice((0.06, 0.2)),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from baton.gateway.arranging.arranger import Rules
 from baton.gateway.cluster.member import Label
 from baton.protocol.config import InstanceConfig
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
@@ -225,6 +226,8 @@ class Shape:
     slots: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 8)
     flows: tuple[Flow, ...] = ()
     """Each request is of one of these, and all of one flow are of the same size and come in a flood."""
+    arranged: bool = False
+    """Gateways change labels themselves."""
     bursts: tuple[int, int] | None = None
     """Requests come in bursts of so many, each with one beginning; most are the same to the last token."""
 
@@ -260,6 +263,8 @@ class RunPlan:
     """What was switched on."""
     ttl_s: float | None = None
     """Time to live of a registration, by the gateway's clock; None: instances do not register."""
+    arranging: Rules | None = None
+    """By which gateways change labels; None: they do not."""
     delays: int = 0
     """Another number gives the same plan other delays."""
 

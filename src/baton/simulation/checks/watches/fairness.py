@@ -1,6 +1,7 @@
 """What is checked of newcomers of different flows: none is served much more than another one that waits too.
 
-The watch counts by itself what each key, and each user of a key, is served at an engine: tokens of prompts
+The watch counts by itself what each key, each user of a key, and each gateway of a user is served at an
+engine: tokens of prompts
 that first admissions compute, and tokens that are generated.  Of two that both wait without a break, what
 they are served meanwhile, each divided by its weight, differs by no more than the theory says
 (`protocol/rules/fair_queue.py`): for each of the two one prompt and the answers of all slots, by its weight.
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from baton.simulation.parties.instance import EngineProcess, Instance
     from baton.simulation.world import World
 
-Share = tuple[int, str, str | None]
-"""(priority, key, None) of a key, (priority, key, user) of a user."""
+Share = tuple[int, str, str | None, str | None]
+"""(priority, key, None, None): a key; (…, user, None): a user; (…, user, gateway): a user over a gateway."""
 
 
 @dataclass
@@ -52,7 +53,7 @@ class FairnessWatch:
         self._answer = max((spec.stopping.max_tokens for spec in specs), default=0)
         self._shares_of: dict[str, list[tuple[Share, float]]] = {}
         """By name of a request."""
-        self._matters = len({(spec.flow.key, spec.flow.user) for spec in specs}) > 1
+        self._matters = len({(spec.flow.key, spec.flow.user, spec.gateway) for spec in specs}) > 1
 
     def after_turn(self, engine: EngineProcess) -> None:
         if not self._matters or not well(engine):
@@ -95,10 +96,15 @@ class FairnessWatch:
 
     def _work_out_shares(self, request: Request) -> list[tuple[Share, float]]:
         number = describe.number_in(request.name)
-        flow = request.flow if number is None else self._world.client(number).spec.flow
+        client = None if number is None else self._world.client(number)
+        flow = request.flow if client is None else client.spec.flow
+        gateway = client.gateway.cluster.name if client is not None and client.gateway is not None else ""
         priority = request.rank[0]
-        key: Share = (priority, flow.key, None)
-        return [(key, self._weights.get(flow.key, 1.0)), ((priority, flow.key, flow.user), 1.0)]
+        key: Share = (priority, flow.key, None, None)
+        user: Share = (priority, flow.key, flow.user, None)
+        one: Share = (priority, flow.key, flow.user, gateway)
+        shares = [(key, self._weights.get(flow.key, 1.0)), (user, 1.0)]
+        return [*shares, (one, 1.0)] if self._world.plan.num_gateways > 1 else shares
 
     def _waiting(self, engine: EngineProcess, known: _Engine) -> list[Share]:
         """Of newcomers that wait in turn."""
@@ -107,15 +113,13 @@ class FairnessWatch:
             if request not in known.ran and not request.num_generated and not request.lets_pass:
                 for share, _ in self._shares(request):
                     found[share] = None
-        return sorted(found, key=lambda share: (share[0], share[1], share[2] is not None, share[2] or ""))
+        return sorted(found, key=_in_order)
 
     def _compare(self, instance: Instance, known: _Engine, waiting: list[Share]) -> None:
         together: dict[tuple[Share, Share], float] = {}
         for index, one in enumerate(waiting):
             for other in waiting[index + 1 :]:
-                keys = one[2] is None and other[2] is None
-                users = one[2] is not None and other[2] is not None and one[1] == other[1]
-                if one[0] != other[0] or not (keys or users):
+                if _parent(one) != _parent(other):
                     continue
                 lead = known.served.get(one, 0.0) - known.served.get(other, 0.0)
                 began = together[one, other] = known.together.get((one, other), lead)
@@ -131,8 +135,7 @@ class FairnessWatch:
             at_first = known.began[one] = began[one] if one in began else dict(known.served)
             mine = known.served.get(one, 0.0) - at_first.get(one, 0.0)
             for other, served in known.served.items():
-                same = one[0] == other[0] and (one[2] is None) == (other[2] is None)
-                if other == one or not same or (one[2] is not None and one[1] != other[1]):
+                if other == one or _parent(one) != _parent(other):
                     continue
                 theirs = served - at_first.get(other, 0.0)
                 if theirs > mine:
@@ -151,5 +154,21 @@ class FairnessWatch:
             )
 
 
+def _in_order(share: Share) -> tuple[object, ...]:
+    return (*share[:2], share[2] or "", share[3] or "", share[2] is not None, share[3] is not None)
+
+
+def _parent(share: Share) -> tuple[object, ...]:
+    """Two shares are compared if it is the same one."""
+    priority, key, user, gateway = share
+    if gateway is not None:
+        return priority, key, user
+    return (priority,) if user is None else (priority, key)
+
+
 def _name(share: Share) -> str:
-    return f"key {share[1]!r}" if share[2] is None else f"user {share[2]!r} of key {share[1]!r}"
+    _, key, user, gateway = share
+    if user is None:
+        return f"key {key!r}"
+    over = "" if gateway is None else f" over gateway {gateway}"
+    return f"user {user!r} of key {key!r}{over}"

@@ -1,0 +1,28 @@
+"""Flags of a cluster that arranges itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from baton.gateway.arranging.slo import read_slo
+from baton.launch.options.flag import Options, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrangingOptions(Options):
+    title: ClassVar[str] = "A cluster that arranges itself"
+
+    auto_labels: bool = flag(
+        False,
+        "Let the server change labels of instances as the load changes, so that --slo is kept; needs two "
+        "instances at least.",
+    )
+    slo: str | None = flag(
+        None,
+        "What clients are promised, in milliseconds: the time to the first token, and the mean time between "
+        "tokens. For --auto-labels.",
+        metavar='"ttft:500 itl:50"',
+        unset="nothing: only queues and room count",
+        check=lambda text: text is None or read_slo(text),
+    )

@@ -1,0 +1,223 @@
+"""The whole cluster on a cost model: arrivals, routing, steps, hand-overs, and who decides about roles."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from baton.gateway.arranging.arranger import Arranger, Change
+from baton.gateway.arranging.measured import Counting, Label, Snapshot
+from baton.gateway.cluster.member import Member
+from baton.gateway.cluster.roles import view_of
+from baton.gateway.cluster.routing import Job, choose
+from baton.protocol.handover import InstanceSource
+from baton.protocol.requests import Hello, Welcome
+from baton.simulation.capacity.load import Asked
+from baton.simulation.capacity.machine import Machine, Request, Running
+
+_LOAD_S = 0.05
+"""Between two reports of an instance, as in production."""
+_PATIENCE_S = 600.0
+"""After the last arrival: what has not ended then never does."""
+
+
+class Capacity:
+    """One run.  `labels`: the instances that are there from the beginning; `arranger` None: they stay so."""
+
+    def __init__(
+        self,
+        requests: Sequence[Asked],
+        labels: Sequence[Label],
+        machine: Machine,
+        arranger: Arranger | None = None,
+    ) -> None:
+        self.requests = [Request(asked, number) for number, asked in enumerate(requests)]
+        self.machine = machine
+        self.arranger = arranger
+        self.members: dict[str, Member] = {}
+        self.running: dict[str, Running] = {}
+        self.traffic = Counting()
+        if arranger is not None:
+            self.traffic.ttft_s, self.traffic.itl_s = arranger.rules.slo
+        self.history: list[tuple[float, tuple[Label, ...]]] = []
+        """When labels changed, to what."""
+        self.changes: list[tuple[float, Change]] = []
+        self.steps = 0
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = itertools.count()
+        self._now = 0.0
+        self._reported: dict[str, float] = {}
+        self._names: Counter[str] = Counter()
+        self._turns = itertools.count(1)
+        for label in labels:
+            self._start(self._name(label), label)
+
+    def run(self, tick: Callable[[float], None] = lambda now: None) -> None:
+        """Until all have ended, or nothing does any more.  `tick` is told the time, now and then."""
+        last = self.requests[-1].asked.at if self.requests else 0.0
+        arrivals = iter(self.requests)
+        coming = next(arrivals, None)
+        shown = 0.0
+        while coming is not None or self._events:
+            if coming is not None and (not self._events or coming.asked.at <= self._events[0][0]):
+                self._now = coming.asked.at
+                self._arrive(coming)
+                coming = next(arrivals, None)
+            else:
+                self._now, _, action, args = heapq.heappop(self._events)
+                action(*args)
+            if self._now - shown > 5.0:
+                shown = self._now
+                tick(shown)
+            if self._now > last + _PATIENCE_S:
+                break
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """Of the instances that serve."""
+        return tuple(sorted((one.label for one in self.members.values() if one.serves), reverse=True))
+
+    # -- instances
+
+    def _name(self, label: Label) -> str:
+        self._names[label] += 1
+        return f"{label}-{self._names[label] - 1}"
+
+    def _start(self, name: str, label: Label) -> None:
+        machine = self.machine
+        member = self.members[name] = Member(name, label)
+        member.attach(name, Hello(""))
+        member.welcomed(
+            Welcome(
+                name,
+                machine.num_blocks,
+                machine.block_size,
+                1 << 30,
+                machine.slots,
+                1,
+                [],
+                peer_endpoint=name,
+                source=InstanceSource("", machine.block_size, []),
+            )
+        )
+        self.running[name] = Running(name, machine)
+        member.loaded(self.running[name].load(), self._now)
+        self._note()
+
+    def _change(self, change: Change) -> None:
+        self.changes.append((self._now, change))
+        if change.kind == "label":
+            self.members[change.name].label = change.label
+            self._note()
+        elif change.kind == "drain":
+            self.members[change.name].draining = True
+            self._note()
+            self._remove_if_empty(change.name)
+        else:
+            name = self._name(change.label)
+            assert self.arranger is not None
+            self.arranger.named(name)
+            self._later(self.machine.startup_s, self._start, name, change.label)
+
+    def _remove_if_empty(self, name: str) -> None:
+        member = self.members.get(name)
+        if member is not None and member.draining and not len(self.running[name]) and not member.decodes:
+            del self.members[name], self.running[name]
+
+    def _note(self) -> None:
+        self.history.append((self._now, self.labels))
+
+    # -- requests
+
+    def _arrive(self, request: Request) -> None:
+        size = request.asked.prompt
+        job = Job(size, request.asked.output <= 1, lambda member: 0)
+        plan = choose(self.members.values(), job, None)
+        assert plan is not None  # (one always serves)
+        at, now = plan.at, self._now
+        at.turn = next(self._turns)
+        at.sent(plan.work, now)
+        self.traffic.sent(plan.work)
+        decoder = plan.decoders[0] if plan.decoders else at
+        decoder.turn = at.turn
+        decoder.expects(request.number, size // self.machine.block_size + 1)
+        request.decoders = tuple(member.name for member in plan.decoders)
+        request.counted = decoder.name
+        self.running[at.name].prefill(request)
+        self._go_on(at.name)
+
+    def _go_on(self, name: str) -> None:
+        running = self.running.get(name)
+        seconds = None if running is None else running.begin()
+        if seconds is not None:
+            self._later(seconds, self._step_ends, name, seconds)
+
+    def _step_ends(self, name: str, seconds: float) -> None:
+        running, now = self.running[name], self._now
+        self.steps += 1
+        computed, ended = running.end(seconds)
+        for request in computed:
+            request.first_at = now
+            self.traffic.began(now - request.asked.at)
+            if request.asked.output <= 1:
+                self._ends(request)
+            else:
+                self._hand_over(request, name)
+        for request in ended:
+            self._ends(request)
+        self._remove_if_empty(name)
+        self._go_on(name)
+        if name in self.members and now >= self._reported.get(name, -1.0) + _LOAD_S:
+            self._reported[name] = now
+            self.members[name].loaded(running.load(), now)
+            self._look()
+
+    def _hand_over(self, request: Request, at: str) -> None:
+        target = next((name for name in request.decoders if name in self.members), at)
+        if request.counted != target:
+            self._uncount(request, heard=False)
+            self.members[target].expects(request.number, 0)
+            request.counted = target
+        self.members[target].decodes_now(request.number, self.members[target].decodes[request.number])
+        if target == at:
+            self.running[at].decode(request)
+            return
+        machine = self.machine
+        delay = machine.hand_over_s + request.asked.prompt / machine.page_tokens_per_s
+        self._later(delay, self._arrives, request, target)
+
+    def _arrives(self, request: Request, target: str) -> None:
+        self.running[target].decode(request)
+        self._go_on(target)
+
+    def _ends(self, request: Request) -> None:
+        request.ended_at = self._now
+        self.traffic.ended_with(request.asked.output, self._now - request.first_at)
+        self._uncount(request, heard=True)
+
+    def _uncount(self, request: Request, *, heard: bool) -> None:
+        member = self.members.get(request.counted)
+        if member is not None:
+            member.dismiss(request.number, heard=heard)
+
+    # -- inside
+
+    def _look(self) -> None:
+        if self.arranger is None or self._now < self.arranger.next_look:
+            return
+        standings = []
+        for name, member in self.members.items():
+            running = self.running[name]
+            decoding = len(running.decoding) + len(running.waiting)
+            standings.append(
+                view_of(member, self._now, decoding=decoding, in_flight=len(running), removable=True)
+            )
+        change = self.arranger.look(Snapshot(self._now, tuple(standings), self.traffic.now()))
+        if change is not None:
+            self._change(change)
+
+    def _later(self, seconds: float, action: Callable[..., None], *args: Any) -> None:
+        heapq.heappush(self._events, (self._now + seconds, next(self._order), action, args))
