@@ -18,7 +18,7 @@ def create_executor(config: InstanceConfig, rank: int, rendezvous: str) -> Execu
     """Loads the executor that the configuration names.
 
     `rendezvous` is a path in a directory private to the instance, where tensor-parallel ranks meet
-    (a `torch.distributed` file store); unused with one rank.
+    (a `torch.distributed` file store), or `fd:N` with ranks on several hosts; unused with one rank.
     """
     if config.executor == "simulated":
         from baton.executor.simulated import SimulatedExecutor

@@ -21,18 +21,19 @@ def device_of(config: InstanceConfig, rank: int) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ExecutorError("device cuda: PyTorch finds no CUDA device here; give --device cpu")
-    if rank >= torch.cuda.device_count():
+    device = rank % config.ranks_per_host
+    if device >= torch.cuda.device_count():
         raise ExecutorError(
             f"tensor_parallel_size {config.tensor_parallel_size}: there are only "
-            f"{torch.cuda.device_count()} CUDA devices"
+            f"{torch.cuda.device_count()} CUDA devices on this host for {config.ranks_per_host} ranks"
         )
-    return torch.device("cuda", rank)
+    return torch.device("cuda", device)
 
 
 def num_threads_of(config: InstanceConfig) -> int:
     if config.num_threads is not None:
         return config.num_threads
-    return max(1, usable_cores() // config.tensor_parallel_size)
+    return max(1, usable_cores() // config.ranks_per_host)
 
 
 def attention_shape(
@@ -67,7 +68,10 @@ def num_blocks_of(config: InstanceConfig, backend: AttentionBackend) -> int:
                 f"kv_cache_memory_bytes {config.kv_cache_memory_bytes}: one block of {shape.block_size} "
                 f"tokens takes {block_bytes * size} bytes; give more"
             )
-        if shape.device.type == "cpu" and config.kv_cache_memory_bytes > available_memory():
+        if (
+            shape.device.type == "cpu"
+            and config.kv_cache_memory_bytes // config.nodes.count > available_memory()
+        ):
             raise ExecutorError(
                 f"kv_cache_memory_bytes {config.kv_cache_memory_bytes}: only {available_memory()} bytes of "
                 "memory are free; give less"
@@ -77,7 +81,10 @@ def num_blocks_of(config: InstanceConfig, backend: AttentionBackend) -> int:
         free, _ = torch.cuda.mem_get_info(shape.device)
         budget = free * 85 // 100 // config.memory_shares
     else:
-        budget = min(_DEFAULT_KV_BYTES, available_memory() * 40 // 100 // config.memory_shares) // size
+        budget = (
+            min(_DEFAULT_KV_BYTES, available_memory() * 40 // 100 // config.memory_shares)
+            // config.ranks_per_host
+        )
     blocks_of_one = -(-config.max_model_len // shape.block_size)
     blocks = min(budget // block_bytes, config.max_num_seqs * blocks_of_one)
     if blocks < blocks_of_one:

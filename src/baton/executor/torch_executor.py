@@ -133,7 +133,9 @@ class TorchExecutor:
                 f"max_model_len {config.max_model_len}: the model's context is "
                 f"{model_config.max_context} tokens; give at most that"
             )
-        parallel = TensorParallel.connect(rank, size, rendezvous, config.device, config.step_timeout_s)
+        parallel = TensorParallel.connect(
+            rank, size, rendezvous, config.device, config.step_timeout_s, config.nodes.host
+        )
         with torch.inference_mode():
             shape = attention_shape(config, model_config, rank, dtype, device)
             backend = attention_backend(shape)
