@@ -51,9 +51,7 @@ soak-server: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --kills $(KILLS) --out benchmarks/results/soak.json
 
 # Frameworks of agents against a server (tests/clients), in an environment of their own: they are many packages.
-clients: $(VENV)/.installed-dev
-	test -d $(VENV)-clients || $(PYTHON) -m venv $(VENV)-clients
-	$(VENV)-clients/bin/pip install -q -c constraints.txt -e '.[dev,clients]'
+clients: $(VENV)-clients/.installed
 	$(VENV)-clients/bin/pytest -q tests/clients
 
 # The Helm chart, rendered and validated offline, and its containers' commands run as processes.
@@ -109,5 +107,10 @@ $(VENV)/.installed-deploy: $(VENV)/.installed-dev
 	$(PIP) install --quiet -c constraints.txt -e '.[dev,deploy,ray]'
 	touch $@
 
+$(VENV)-clients/.installed: pyproject.toml constraints.txt $(NATIVE)
+	$(PYTHON) -m venv $(VENV)-clients
+	$(VENV)-clients/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt -e '.[dev,clients]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

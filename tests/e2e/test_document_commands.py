@@ -36,6 +36,7 @@ NOT_RUN = {
     r"baton bench serve --base-url": "takes minutes at 4 requests a second; tests/e2e/test_bench.py has less",
     r"baton bench throughput \./ernie": "needs a checkpoint of 0.7 GB",
     r"baton serve Qwen/": "needs the model hub",
+    r"baton serve (MODEL|--instance) .*--leader 10": "needs two hosts; tests/e2e/test_nodes.py",
     r"baton serve MODEL --ray ": "needs Ray; tests/deploy/test_ray.py",
     r"(kubectl|helm|docker) |PREFILL=": "needs a cluster or a daemon; see tests/deploy",
     r"export ANTHROPIC_": "a client's settings",

@@ -232,7 +232,7 @@ def test_a_stream_goes_on_after_the_loss_of_its_instance(llm) -> None:
         os.kill((engines() - before).pop(), signal.SIGKILL)
         text += "".join(stream)
         assert text == undisturbed
-        assert llm._background._client.cluster.table.num_continued == 1
+        assert llm._background._client.cluster.table.continued.times == 1
         assert llm.generate([5, 6], FEW, use_tqdm=False)[0].finished
 
 

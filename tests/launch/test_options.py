@@ -313,6 +313,7 @@ def test_what_flags_set_has_no_other_default():
             "simulated_cost",
             "tokenizer",
             "transfer_host",
+            "nodes",
         )  # (made of several flags, or of none)
         assert given or one.default in (msgspec.NODEFAULT, None), one.name
     config = make_plan(EngineOptions()).instance

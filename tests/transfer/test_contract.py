@@ -45,6 +45,7 @@ def test_scattered_pages_and_layers(transfer):
                 from_, to = [5, 6, 7, 20, 21, 3, 9, 8, 30, 31], sorted(to)
             found = reader.fetch(source.instance, from_, to, first, layers)
             assert (found.error, found.dropped) == ("", False)
+            assert found.transport == (transfer if count else "")
             upto = 3 if layers == -1 else first + layers
             expected[to, first:upto] = pages[from_, first:upto]
             assert found.num_bytes == expected[to, first:upto].nbytes

@@ -31,7 +31,13 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
     for one in flags_of(ServeOptions):
         if one.declared.secret:  # not for the environment of engines, workers and helpers
             os.environ.pop(one.variable, None)
-    if options.instance or options.join is not None:
+    if options.node:
+        starting.begin(options.executor)
+        from baton.launch.instances.node import run_node
+
+        run_node(options)
+        return
+    if options.instance or options.join:
         if chosen.given("port", "command line"):
             raise OptionError(
                 f"--port {options.port}: an instance that joins a server has no HTTP of its own; leave it out"

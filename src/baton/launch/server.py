@@ -32,6 +32,7 @@ from baton.gateway.sharing import SharingOptions, WeightsError, read_weights
 from baton.ipc.curve import Encryption
 from baton.ipc.process import process_age_s
 from baton.launch.announce import announce
+from baton.launch.arranging import make_arranger
 from baton.launch.cluster_options import InstancePlan, bracketed, check_cluster, plan_instances
 from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
 from baton.launch.descriptors import raise_descriptor_limit
@@ -40,6 +41,7 @@ from baton.launch.http.tls import tls_context
 from baton.launch.instances.fleet import Fleet
 from baton.launch.instances.supervisor import InstanceFailed
 from baton.launch.limits import OptionError
+from baton.launch.node_options import check_nodes, over_hosts
 from baton.launch.options import ClusterOptions, RightsOptions, ServeOptions, UserOptions
 from baton.launch.options.sources import Chosen
 from baton.launch.placing.placement import Placement, check_ray, make_placing
@@ -137,11 +139,12 @@ def run_server(chosen: Chosen[ServeOptions], guest: Guest | None = None) -> None
     sharing = make_sharing(options, access)
     check_cluster(options)
     check_open(options)
+    check_nodes(options)
     started = time.monotonic() - process_age_s()
     configure_logging(options.log_level, "gateway")
     warn_if_open(options)
     descriptors = raise_descriptor_limit()
-    plan = make_plan(options)
+    plan = over_hosts(make_plan(options), options)
     if options.dtype == "auto" and options.runs_none:
         plan = replace(plan, served=replace(plan.served, dtype=""))  # "auto" is for the others' machines
     instances = plan_instances(plan, options)
@@ -182,6 +185,9 @@ async def _serve(
         served.instances, client, max_restarts=options.max_restarts, cluster_secrets=cluster_secrets
     )
     client.on_weights = fleet.use_weights
+    arranger = make_arranger(options)
+    if arranger is not None:
+        client.cluster.roles.arrange(arranger)
     placement = _placement(served, listener)
     running = fleet.run() if placement is None else placement.run()
     instances = asyncio.create_task(running, name="fleet")
