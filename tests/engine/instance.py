@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import zmq
+from msgspec import structs
 
 from baton.engine.shell.loop import EngineLoop
 from baton.protocol.config import InstanceConfig
@@ -22,7 +23,8 @@ class Gateway:
 
     def __init__(self, endpoint: str, name: str = "gate", identity: bytes | None = None) -> None:
         self.loads: list[Load] = []
-        self.paused = False
+        self.welcome: Welcome | None = None
+        """The last one."""
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.SNDHWM, 0)
@@ -36,16 +38,19 @@ class Gateway:
         self.socket.send(TO_ENGINE.encode(message))
 
     def receive(self, timeout_s: float = DEADLINE_S) -> FromEngine:
-        """The next message that is no `Load` and tells of no pause: those are kept aside."""
+        """The next message of interest.  No `Load` is, these are kept aside; nor a later `Welcome` that tells
+        of a pause, or that the gateway before this one has gone."""
         while True:
             if not self.socket.poll(int(timeout_s * 1000)):
                 raise TimeoutError(f"nothing from the engine within {timeout_s} s")
             message = FROM_ENGINE.decode(self.socket.recv())
             if isinstance(message, Load):
                 self.loads.append(message)
-            elif isinstance(message, Welcome) and message.paused != self.paused:
-                self.paused = message.paused
-            else:
+                continue
+            if not isinstance(message, Welcome):
+                return message
+            known, self.welcome = self.welcome, message
+            if known is None or structs.replace(known, paused=message.paused, first=message.first) != message:
                 return message
 
     def close(self) -> None:

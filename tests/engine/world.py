@@ -10,8 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from baton.engine.core import EngineCore
-from baton.engine.request import State
 from baton.engine.scheduling.scheduler import Decisions
+from baton.engine.states import State
 from baton.executor.simulated import SimulatedExecutor, simulated_next_token
 from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64

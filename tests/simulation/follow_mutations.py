@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from baton.engine.request import State
 from baton.engine.scheduling.in_flight import InFlight
 from baton.engine.scheduling.prefix import extend_keys, root_key
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.states import State
 from tests.simulation.mutations import Patch, mutation
 
 

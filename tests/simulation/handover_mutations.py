@@ -12,7 +12,7 @@ from baton.engine.handover.credits import Credits
 from baton.engine.handover.departures import Departures
 from baton.engine.handover.fetches import Fetches
 from baton.engine.handover.records import Arrival, Phase
-from baton.engine.request import Event, State
+from baton.engine.states import Event, State
 from baton.gateway.cluster.table import RequestTable
 from tests.simulation.mutations import Patch, mutation
 

@@ -16,10 +16,10 @@ import pytest
 from baton.engine import intake as engine_intake
 from baton.engine.core import EngineCore
 from baton.engine.intake import Intake
-from baton.engine.request import State
 from baton.engine.scheduling.ledger import Ledger
 from baton.engine.scheduling.prefix import PrefixIndex, root_key
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.states import State
 from baton.engine.workers import steps as engine_steps
 from baton.engine.workers.controls import Controls
 from baton.engine.workers.steps import StepReader

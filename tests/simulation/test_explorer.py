@@ -14,8 +14,8 @@ import pytest
 from baton.engine.dispatch import Dispatcher
 from baton.engine.endings import finish
 from baton.engine.intake import Intake
-from baton.engine.request import State
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.states import State
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Preempt
 from baton.simulation.explorer.copying import clone, freeze
@@ -78,7 +78,7 @@ def write_table(results: list[ExploreResult]) -> None:
     """Puts these rows into the place of those that the document has."""
     text = DOCUMENT.read_text()
     places = [match.span() for match in ROW.finditer(text)]
-    rows = [f"| `{one.name}` | {one.states:,} | {one.transitions:,} | {one.depth} |\n" for one in results]
+    rows = [f"| `{one.scenario}` | {one.states:,} | {one.transitions:,} | {one.depth} |\n" for one in results]
     DOCUMENT.write_text(text[: places[0][0]] + "".join(rows) + text[places[-1][1] :])
 
 
@@ -236,7 +236,7 @@ def finished_twice(patch):
         (generated_tokens_forgotten, "preempt", "tokens: B got"),
         (nobody_gives_way, "preempt", "stuck: nobody has anything to do, and A, B still wait"),
         (preempted_twice, "preempt_stop", "closing-1"),
-        (finished_twice, "cancel_running", "answer: request 1 ended twice"),
+        (finished_twice, "cancel_running", "answer: request 2 ended twice"),
     ],
 )
 def test_a_defect_is_found_with_a_shortest_path(defect, scenario, said, monkeypatch):
@@ -247,7 +247,7 @@ def test_a_defect_is_found_with_a_shortest_path(defect, scenario, said, monkeypa
     assert 1 <= len(result.path) <= 30
     text = str(result)
     assert "VIOLATION" in text
-    assert "engine reads Submit(A as id 1)" in text
+    assert "engine reads Submit(A as id 2)" in text
     assert text.splitlines()[-1].strip() == result.violation
 
 

@@ -15,14 +15,13 @@ arrived, so one look at the queues is one decision, one record and one message.
 
 The worker decides tokens and closings, the core everything else.  A slot is the worker's from
 `Admit` to `Closed`; whatever happens meanwhile (`Cancel`, `Preempt`, both), the core waits for that closing
-and only then gives slot and blocks up.  The table in `request.py` says what a closing means in each state.
+and only then gives slot and blocks up.  The table in `states.py` says what a closing means in each state.
 
 A message that no correct sender would send is a *violation*: the core logs it with its sender, counts it and
-drops it.  After a report that cannot be decoded tokens would be missing unnoticed, so the
-instance fails.  It also fails when a rank says that it failed or dies, when ranks disagree on what they are,
-and when something runs and the workers have reported nothing for `step_timeout_s`.  `failure` says why; the
-core tells the gateways in `Failing`, its last message to them.  The supervisor bounds how long ranks may take
-to become ready.
+drops it.  After a report that cannot be decoded tokens would be missing unnoticed, so the instance fails.  It
+also fails when a rank says that it failed or dies, when ranks disagree on what they are, and when something
+runs and the workers have reported nothing for `step_timeout_s`.  `failure` says why; the core tells the
+gateways in `Failing`, its last message to them.  The supervisor bounds how long ranks take to become ready.
 """
 
 from __future__ import annotations
@@ -38,9 +37,10 @@ from baton.engine.handover.courier import Courier, earliest
 from baton.engine.handover.handovers import Handovers
 from baton.engine.outbox import Outboxes
 from baton.engine.parts import Machinery
-from baton.engine.request import Outbox, State
+from baton.engine.request import Outbox
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.standing import Announcements
+from baton.engine.states import State
 from baton.engine.validation import Rejected
 from baton.engine.workers.controls import ACTIONS, Controls, OrderFailed, UnexpectedDone
 from baton.engine.workers.handshake import Handshake, HandshakeError

@@ -24,10 +24,11 @@ from baton.engine.endings import finish, refuse
 from baton.engine.handover.handovers import Handovers
 from baton.engine.loads import Turnover
 from baton.engine.outbox import Outboxes
-from baton.engine.request import Event, Outbox, Request, State
+from baton.engine.request import Outbox, Request
 from baton.engine.scheduling.backlog import Backlog
 from baton.engine.scheduling.prefix import root_key
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.states import Event, State
 from baton.engine.validation import Limits, Rejected, check_submit
 from baton.protocol.commands import Abort
 from baton.protocol.requests import Submit, Target

@@ -4,11 +4,12 @@ from array import array
 
 import pytest
 
-from baton.engine.request import Event, Outbox, Request, State
+from baton.engine.request import Outbox, Request
 from baton.engine.scheduling.in_flight import WORTH_TOKENS, InFlight
 from baton.engine.scheduling.ledger import Ledger
 from baton.engine.scheduling.prefix import PrefixIndex, root_key
 from baton.engine.scheduling.scheduler import Decisions, Scheduler
+from baton.engine.states import Event, State
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping
 

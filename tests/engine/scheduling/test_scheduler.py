@@ -4,10 +4,11 @@ from array import array
 
 import pytest
 
-from baton.engine.request import NEVER, Event, Outbox, Request, State
+from baton.engine.request import NEVER, Outbox, Request
 from baton.engine.scheduling.ledger import Ledger
 from baton.engine.scheduling.prefix import PrefixIndex
 from baton.engine.scheduling.scheduler import Decisions, Headroom, Scheduler
+from baton.engine.states import Event, State
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.sampling import Sampling, Stopping
 

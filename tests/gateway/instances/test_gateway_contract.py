@@ -185,7 +185,11 @@ class Simulated:
         self.events = Events()
         self.monitor = Silent()
         self.plan = SimpleNamespace(
-            instances=[SimpleNamespace(name=NAME)], threshold=None, ttl_s=None, usual_delay=0.001
+            instances=[SimpleNamespace(name=NAME)],
+            threshold=None,
+            ttl_s=None,
+            usual_delay=0.001,
+            arranging=None,
         )
         self.labels = ["mixed"]
         self.decided: list[Any] = []

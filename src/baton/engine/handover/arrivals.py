@@ -48,8 +48,9 @@ from baton.engine.handover.on_the_way import OnTheWay
 from baton.engine.handover.records import Arrival, Reply, Stage
 from baton.engine.handover.reservation import Checker, Refusal
 from baton.engine.outbox import Outboxes
-from baton.engine.request import Event, Outbox, Request
+from baton.engine.request import Outbox, Request
 from baton.engine.scheduling.scheduler import Admission, Scheduler
+from baton.engine.states import Event
 from baton.engine.validation import Limits
 from baton.protocol.codec import MalformedMessage, unpack_int32
 from baton.protocol.config import InstanceConfig

@@ -55,8 +55,9 @@ from baton.engine.handover.attempts import Attempts
 from baton.engine.handover.courier import Courier
 from baton.engine.handover.records import Attempt, Departure, Phase, departure_of
 from baton.engine.outbox import Outboxes
-from baton.engine.request import Event, Request, State
+from baton.engine.request import Request
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.states import Event, State
 from baton.protocol.codec import pack_int32
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import (

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from hmac import compare_digest
 
 from baton.engine.outbox import Outboxes
-from baton.engine.request import NEVER, Request, State
+from baton.engine.request import NEVER, Request
 from baton.engine.scheduling.prefix import root_key
+from baton.engine.states import State
 from baton.engine.validation import Limits, Rejected, check_submit
 from baton.protocol.handover import InstanceSource, RefusalCode, Reserve
 from baton.protocol.requests import Submit

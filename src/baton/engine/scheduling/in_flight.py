@@ -39,8 +39,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.engine.request import Request, State
+from baton.engine.request import Request
 from baton.engine.scheduling.ledger import Ledger
+from baton.engine.states import State
 
 WORTH_TOKENS = 256
 """So many tokens are worth waiting for, however many are left besides."""

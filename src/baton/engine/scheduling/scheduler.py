@@ -69,12 +69,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.engine.request import NEVER, Event, Request, State
+from baton.engine.request import NEVER, Request
 from baton.engine.scheduling.headroom import Headroom
 from baton.engine.scheduling.in_flight import InFlight, Shared
 from baton.engine.scheduling.ledger import Key, Ledger
 from baton.engine.scheduling.prefix import PrefixIndex, extend_keys
 from baton.engine.scheduling.waiting import WaitingLine
+from baton.engine.states import Event, State
 from baton.protocol.rules.fair_queue import Rank
 
 URGENT_TOKENS = 2

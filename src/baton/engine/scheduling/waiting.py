@@ -22,7 +22,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 
-from baton.engine.request import Request, State
+from baton.engine.request import Request
+from baton.engine.states import State
 from baton.protocol.rules.fair_queue import FairQueue, Rank, Ranking, Share
 
 

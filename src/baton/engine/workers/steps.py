@@ -19,8 +19,9 @@ from baton.engine.counters import Counters
 from baton.engine.endings import finish
 from baton.engine.loads import Speeds
 from baton.engine.outbox import Outboxes
-from baton.engine.request import Event, IllegalTransition, Request, State
+from baton.engine.request import Request
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.states import Event, IllegalTransition, State
 from baton.engine.workers.rows import Rows
 from baton.engine.workers.step_cost import StepCosts
 from baton.protocol.codec import INT32, MalformedMessage, unpack_int32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baton.engine.request import State
+from baton.engine.states import State
 
 if TYPE_CHECKING:
     from baton.simulation.parties.instance import EngineProcess

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.handover.records import Attempt
-from baton.engine.request import Request, State
+from baton.engine.request import Request
 from baton.engine.scheduling.ledger import Ledger
+from baton.engine.states import State
 from baton.simulation import describe
 
 if TYPE_CHECKING:

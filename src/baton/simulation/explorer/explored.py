@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 
 from baton.engine.core import EngineCore
-from baton.engine.request import Request, State
+from baton.engine.request import Request
 from baton.engine.scheduling.ledger import LedgerError
+from baton.engine.states import State
 from baton.executor.simulated import SimulatedExecutor
 from baton.ipc.ring import PUBLISHED_WORD, RingReader, RingWriter
 from baton.protocol.codec import unpack_int32

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.handover.records import Stage
-from baton.engine.request import State
 from baton.engine.scheduling.ledger import LedgerError
+from baton.engine.states import State
 from baton.protocol.codec import unpack_int32, unpack_int64
 from baton.protocol.commands import Admit, CommandBatch, Control, DropFetch, Fetch, Grow, Pace
 from baton.protocol.reports import Report, StepReport

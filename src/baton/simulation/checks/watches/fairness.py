@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from baton.engine.request import Request, State
+from baton.engine.request import Request
+from baton.engine.states import State
 from baton.simulation import describe
 from baton.simulation.checks.books import Violation
 from baton.simulation.checks.looks import well

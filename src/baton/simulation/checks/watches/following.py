@@ -22,7 +22,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.handover.records import departure_of
-from baton.engine.request import Request, State
+from baton.engine.request import Request
+from baton.engine.states import State
 from baton.protocol.codec import unpack_int32
 from baton.protocol.commands import Admit, CommandBatch, Reprioritize
 from baton.simulation.checks.books import Books, Violation

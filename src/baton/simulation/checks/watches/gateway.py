@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from baton.engine.request import State
+from baton.engine.states import State
 from baton.protocol.codec import unpack_int64
 from baton.protocol.requests import Cancel, FromEngine, Outputs, Submit, ToEngine
 from baton.simulation import describe

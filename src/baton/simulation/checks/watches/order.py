@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from baton.engine.request import Request, State
+from baton.engine.request import Request
+from baton.engine.states import State
 from baton.protocol.handover import Cancel, Credit, PeerMessage, Refused, Reserve
 from baton.protocol.requests import Submit, ToEngine
 from baton.protocol.rules.fair_queue import Flow

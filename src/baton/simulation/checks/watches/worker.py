@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from baton.engine.request import State
+from baton.engine.states import State
 from baton.executor.base import StepBatch
 from baton.protocol.codec import unpack_int32
 from baton.protocol.commands import Admit
