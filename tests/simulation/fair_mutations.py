@@ -115,10 +115,10 @@ def users_ignored(patch: Patch) -> None:
 def displaced_untold(patch: Patch) -> None:
     make_place = Intake._make_place
 
-    def wrong(self, submit, now):
+    def wrong(self, submit, flow, now):
         self._refuse = lambda *_: None
         try:
-            make_place(self, submit, now)
+            make_place(self, submit, flow, now)
         finally:
             del self._refuse
 

@@ -231,7 +231,8 @@ def first_makes_place(patch: Patch) -> None:
         worst = place_for(self, priority, flow, continued=continued)
         if worst is not None:
             users = self._classes[worst.rank[0]].keys[worst.flow.key].users
-            worst = next(iter(users[worst.flow.user].requests.values()))
+            requests = users[worst.flow.user].gateways[worst.flow.gateway]
+            worst = next(iter(requests.values()))
         return worst
 
     patch.setattr(Backlog, "place_for", wrong)
