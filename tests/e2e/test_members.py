@@ -40,6 +40,9 @@ NUMBER = os.getpid() % 250
 NAME = f"baton-m{os.getpid()}"
 LINK = f"bm{os.getpid()}"
 HERE, THERE = f"10.97.{NUMBER}.1", f"10.97.{NUMBER}.2"
+PAGES = ("--transfer", "tcp", "--block-size", "16")
+"""Memory could be shared between these hosts.  Of 16 tokens those at even places lie together, each as its
+id + 1 (`executor/simulated_pool.py`)."""
 REQUEST = "whose-request-this-is-is-nobodys-business"
 ETH_P_ALL = 3
 
@@ -94,11 +97,12 @@ class Elsewhere(Joined):
 
 def gateway(*flags: str) -> Server:
     near = ("--host", HERE, "--peer-host", HERE, "--prefill", "1", "--disaggregation-threshold", "0")
-    return Server(*SIMULATED, *near, "--admin-key", "boss", *flags)
+    return Server(*SIMULATED, *PAGES, *near, "--admin-key", "boss", *flags)
 
 
 def elsewhere(server: Server, *flags: str, name: str = "far") -> Elsewhere:
-    return Elsewhere(server, *SIMULATED, "--host", THERE, "--label", "decode", "--name", name, *flags)
+    there = ("--host", THERE, "--label", "decode", "--name", name)
+    return Elsewhere(server, *SIMULATED, *PAGES, *there, *flags)
 
 
 @contextmanager
@@ -117,7 +121,7 @@ def pair(host: str, secret: str) -> Iterator[tuple[Server, Elsewhere]]:
 
 
 class Capture:
-    """All packets of the link while the context lasts, but those of page servers."""
+    """All packets of the link while the context lasts."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
@@ -151,12 +155,11 @@ class Capture:
                     (source, target, packet[start + 4 * (packet[start + 12] >> 4) : 14 + length])
                 )
 
-    def text(self, without: set[int]) -> bytes:
-        """Of each direction of each connection in order; `without` those of these ports."""
+    def text(self) -> bytes:
+        """Of each direction of each connection in order."""
         streams: dict[tuple[int, int], bytearray] = {}
         for source, target, data in self.packets:
-            if not {source, target} & without:
-                streams.setdefault((source, target), bytearray()).extend(data)
+            streams.setdefault((source, target), bytearray()).extend(data)
         return b"\0".join(map(bytes, streams.values()))
 
 
@@ -174,15 +177,16 @@ def listening_ports(pid: int) -> set[int]:
     return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
-def page_ports(server: Server, far: Elsewhere) -> set[int]:
-    """Of the workers: pages are not encrypted."""
-    engines = [*filter(is_engine, child_pids(server.process.pid)), far.engine()]
-    return {port for engine in engines for worker in child_pids(engine) for port in listening_ports(worker)}
+def page_ports(instance: int) -> set[int]:
+    """Of the workers of an engine."""
+    return {port for worker in child_pids(instance) for port in listening_ports(worker)}
 
 
 def seen(server: Server, far: Elsewhere) -> list[str]:
     """What of a request can be read on the link between the two, in clear."""
-    ids = random.Random(7).sample(range(300, 1000), 64)
+    prefiller = next(filter(is_engine, child_pids(server.process.pid)))
+    # (Another prompt each time: what D has already is not fetched again.)
+    ids = random.Random(handed_over(server)).sample(range(300, 1000), 64)
     before = handed_over(server)
     with Capture() as capture:
         body = {"prompt": ids, "max_tokens": 64, "ignore_eos": True, "return_token_ids": True}
@@ -190,15 +194,21 @@ def seen(server: Server, far: Elsewhere) -> list[str]:
         tokens = answer.raise_for_status().json()["choices"][0]["token_ids"]
     assert handed_over(server) == before + 1
     assert len(tokens) == 64
-    text = capture.text(page_ports(server, far))
+    (page_port,) = page_ports(prefiller)
+    pages = sum(len(data) for source, _, data in capture.packets if source == page_port)
+    assert pages > 4 * len(ids), "the pages have passed here"
+    text = capture.text()
     assert len(text) > 2000, "there was something to read"
     looked_for = {"the request's name": REQUEST.encode()}
     looked_for |= {f"the prompt from {at}": pack_int32(ids[at : at + 4]) for at in range(0, 61, 4)}
+    looked_for |= {
+        f"KV from {at}": pack_int32([id_ + 1 for id_ in ids[at : at + 16 : 2]]) for at in (0, 16, 32)
+    }
     return [what for what, found in looked_for.items() if found in text]
 
 
 def test_nothing_of_a_request_can_be_read_between_two_hosts(pair: tuple[Server, Elsewhere]) -> None:
-    """Gateway to engine, and engine to engine, of a request that is handed over."""
+    """Gateway to engine, engine to engine, pages from worker to worker, of a request that is handed over."""
     assert seen(*pair) == []
 
 
@@ -207,7 +217,8 @@ def test_what_passes_is_found_where_nothing_is_encrypted(host: str, secret: str)
     with cluster("--cluster-secret", secret, "--transfer-encryption", "off") as (server, far):
         found = seen(server, far)
         assert "the request's name" in found
-        assert len(found) > 10
+        assert len([what for what in found if what.startswith("the prompt")]) > 10
+        assert [what for what in found if what.startswith("KV")] == ["KV from 0", "KV from 16", "KV from 32"]
         assert any("--transfer-encryption off: who is on the network" in line for line in server.warnings())
         strange = server.http.put("/cluster/instances/x", json={})
         assert strange.status_code == 403, "signatures stay"

@@ -24,10 +24,12 @@ from baton.ipc.ring import RingReader
 from baton.protocol.commands import TRANSFERS, DropFetch, Fetch, Grants
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PoolSource
+from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets
 from baton.transfer.base import PoolView, Transport
 from baton.transfer.fetcher import Fetcher, Report
 from baton.transfer.grants import GrantBook
 from baton.transfer.tasks import READ, TaskGenerator, Tasks, Wait
+from baton.transfer.transports.channel import Encryption
 from baton.transfer.transports.nixl import NixlTransport
 from baton.transfer.transports.shared_memory import SharedMemoryTransport
 from baton.transfer.transports.tcp import TcpTransport
@@ -57,9 +59,11 @@ class TransferService:
         *,
         ring: RingReader | None = None,
         doorbell: Doorbell | None = None,
+        secrets: Secrets = NO_SECRETS,
     ) -> None:
         """`report` and `on_failure` are called from the transfer thread.  `ring` holds command batches for
-        it, `doorbell` is rung when there are new ones.
+        it, `doorbell` is rung when there are new ones.  `secrets`: with which pages are encrypted on their
+        way to other instances; without any they are not.
 
         Raises `ValueError` for a setting that cannot work.
         """
@@ -68,7 +72,7 @@ class TransferService:
         self._ring = ring
         self._read = 0  # batches of the ring
         self._grants = GrantBook(self._look_for_grants)
-        self._transports = make_transports(pool, config, self._tasks, self._grants)
+        self._transports = make_transports(pool, config, self._tasks, self._grants, secrets)
         self._fetcher = Fetcher(rank, pool, self._transports, self._tasks, report)
         self.source: PoolSource | None = self._export(rank, pool)
         """How others fetch this rank's pages; None: they cannot."""
@@ -186,7 +190,7 @@ class TransferService:
 
 
 def make_transports(
-    pool: PoolView, config: InstanceConfig, tasks: Tasks, grants: GrantBook
+    pool: PoolView, config: InstanceConfig, tasks: Tasks, grants: GrantBook, secrets: Secrets = NO_SECRETS
 ) -> list[Transport]:
     """Those that the configuration allows, in the order in which they are to be tried."""
     checksums, chosen = config.transfer_checksums, config.transfer
@@ -196,8 +200,18 @@ def make_transports(
     if chosen == "nixl" or (chosen == "auto" and pool.device >= 0 and not checksums):
         found.extend(_nixl(pool, config))
     if chosen in ("auto", "tcp"):
-        found.append(TcpTransport(pool, tasks, grants, host=config.transfer_host, checksums=checksums))
+        encryption = _encryption(secrets) if config.transfer_encryption else None
+        host = config.transfer_host
+        found.append(TcpTransport(pool, tasks, grants, host=host, checksums=checksums, encryption=encryption))
     return found
+
+
+def _encryption(secrets: Secrets) -> Encryption | None:
+    if not secrets:
+        return None
+    from baton.transfer.transports.encryption import PageEncryption  # (some 50 ms, of clusters alone)
+
+    return PageEncryption(secrets)
 
 
 def _nixl(pool: PoolView, config: InstanceConfig) -> list[Transport]:

@@ -168,6 +168,7 @@ class Worker:
             on_failure=self.leave,
             ring=ring,
             doorbell=doorbell,
+            secrets=self._secrets,
         )
 
     def _build(self, executor: Executor, observer: Observer | None) -> WorkerLoop:

@@ -16,6 +16,7 @@ import ipaddress
 import logging
 import socket
 import time
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from baton.transfer.base import Int32Array, PoolView, TransferError
 from baton.transfer.grants import EARLY, GrantBook
 from baton.transfer.layout import Part, runs
 from baton.transfer.tasks import READ, Task, Tasks, Wait
+from baton.transfer.transports.channel import Channel, Encryption, PlainChannel, receive_bytes
 from baton.transfer.transports.page_stream import (
     ANSWER,
     MAGIC,
@@ -34,8 +36,6 @@ from baton.transfer.transports.page_stream import (
     Closed,
     Step,
     checksums,
-    receive_bytes,
-    send,
 )
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,15 @@ _IDLE_S = 120.0
 class PageServer:
     """Serves the pages of a pool.  A task for the listening socket, and one for each connection."""
 
-    def __init__(self, pool: PoolView, tasks: Tasks, grants: GrantBook, host: str, silence_s: float) -> None:
+    def __init__(
+        self,
+        pool: PoolView,
+        tasks: Tasks,
+        grants: GrantBook,
+        host: str,
+        silence_s: float,
+        encryption: Encryption | None = None,
+    ) -> None:
         assert pool.memory is not None
         self._pool = pool
         self._memory: memoryview | None = pool.memory
@@ -63,7 +71,11 @@ class PageServer:
         self._silence_s = silence_s
         self._socket = _listen_on(host)
         address, port = self._socket.getsockname()[:2]
+        self._encryption = encryption
         self.name = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        """As readers are told it."""
+        if encryption is not None:
+            self.name += f"?tls={encryption.fingerprint}"
         self._strangers: dict[_Visit, Task] = {}
         """In the order of their coming."""
         self._members: dict[_Visit, Task] = {}
@@ -114,8 +126,9 @@ class PageServer:
         with contextlib.closing(connection):
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            channel = yield from self._open(visit)
             while True:
-                header = yield from self._header(visit)
+                header = yield from self._header(visit, channel)
                 if header is None:
                     return
                 magic, token, count, *part, checked = REQUEST.unpack(header)
@@ -129,36 +142,33 @@ class PageServer:
                         return
                 # What was sent is read before it is refused: closing with unread bytes would lose the answer.
                 wait_s = self._silence_s if not visit.stranger else visit.seconds_left()
-                packed = yield from receive_bytes(connection, 4 * min(count, _MAX_PAGES), wait_s)
+                packed = yield from receive_bytes(channel, 4 * min(count, _MAX_PAGES), wait_s)
                 visit.bytes_left -= len(packed)
                 pages = np.frombuffer(packed, "<i4").astype(np.int32)
                 problem = problem or self._problem(token, count, pages, *part)
                 if problem:
-                    yield from self._refuse(connection, problem)
+                    yield from self._refuse(channel, problem)
                     if count > _MAX_PAGES:
                         return  # the rest of the list follows
                     continue
-                yield from self._send_pages(connection, token, pages, bool(checked), *part)
+                yield from self._send_pages(channel, token, pages, bool(checked), *part)
 
-    def _header(self, visit: _Visit) -> Step:
+    def _open(self, visit: _Visit) -> Step:
+        if self._encryption is None:
+            return PlainChannel(visit.connection)
+        channel = yield from self._encryption.accept(visit.connection, visit)
+        visit.bytes_left = AUTH_BYTES
+        return channel
+
+    def _header(self, visit: _Visit, channel: Channel) -> Step:
         """The next question's; None: the connection was idle, or a stranger's for too long."""
         if visit.stranger:
             if visit.bytes_left < REQUEST.size:
                 return None
             visit.bytes_left -= REQUEST.size
-            data = b""
-            while len(data) < REQUEST.size:
-                if not (yield Wait(visit.connection.fileno(), READ, visit.seconds_left())):
-                    return None
-                with contextlib.suppress(BlockingIOError):
-                    received = visit.connection.recv(REQUEST.size - len(data))
-                    if not received:
-                        return None
-                    data += received
-            return data
-        if not (yield Wait(visit.connection.fileno(), READ, _IDLE_S)):
-            return None
-        return (yield from receive_bytes(visit.connection, REQUEST.size, self._silence_s))
+            return (yield from _receive_within(channel, REQUEST.size, visit))
+        # (What has come of an encrypted connection may be here already, and no more come.)
+        return (yield from receive_bytes(channel, REQUEST.size, self._silence_s, _IDLE_S))
 
     def _known(self, token: bytes) -> Step:
         """Why nothing is served under this token, "" if something is.  It may be a moment early."""
@@ -199,7 +209,7 @@ class PageServer:
 
     def _send_pages(
         self,
-        connection: socket.socket,
+        channel: Channel,
         token: bytes,
         pages: Int32Array,
         checked: bool,
@@ -212,21 +222,21 @@ class PageServer:
         assert memory is not None
         part = Part(pool.num_layers, pool.kv_heads, pool.tile_bytes, first_layer, layers, head, heads)
         size = len(pages) * part.page_bytes
-        yield from send(connection, [ANSWER.pack(MAGIC, OK, size)], self._silence_s)
+        beginning = ANSWER.pack(MAGIC, OK, size)
         parts = (self._granted(token, memory[at : at + length]) for at, length in runs(part, pages))
-        yield from send(connection, parts, self._silence_s)
+        yield from channel.send(chain([beginning], parts), self._silence_s)
         if checked:
             found = np.fromiter(checksums(memory, part, pages), "<u4", len(pages))
-            yield from send(connection, [found.tobytes()], self._silence_s)
+            yield from channel.send([found.tobytes()], self._silence_s)
 
     def _granted(self, token: bytes, memory: memoryview) -> bytes | memoryview:
         """A part of an answer.  Zeros once the grant has ended: its reader believes nothing that comes now,
         and other answers on this connection follow."""
         return bytes(len(memory)) if self._grants.why_not(token, time.monotonic()) else memory
 
-    def _refuse(self, connection: socket.socket, message: str) -> Step:
+    def _refuse(self, channel: Channel, message: str) -> Step:
         text = message.encode()[:MAX_MESSAGE]
-        yield from send(connection, [ANSWER.pack(MAGIC, REFUSED, len(text)), text], self._silence_s)
+        yield from channel.send([ANSWER.pack(MAGIC, REFUSED, len(text)), text], self._silence_s)
 
 
 class _Visit:
@@ -243,6 +253,23 @@ class _Visit:
     def seconds_left(self) -> float:
         """For a stranger to show one."""
         return max(self._until - time.monotonic(), 0.0)
+
+
+def _receive_within(channel: Channel, size: int, visit: _Visit) -> Step:
+    """The next `size` bytes of a stranger; None if they do not come in time."""
+    data = memoryview(bytearray(size))
+    rest = data
+    while rest:
+        try:
+            count = channel.receive_into([rest])
+        except BlockingIOError:
+            if not (yield Wait(channel.connection.fileno(), READ, visit.seconds_left())):
+                return None
+            continue
+        if not count:
+            return None
+        rest = rest[count:]
+    return bytes(data)
 
 
 def _listen_on(host: str) -> socket.socket:

@@ -1,7 +1,7 @@
-"""What both ends of a page connection share: the headers, and sending and receiving in many pieces.
+"""What both ends of a page connection share: the headers, and sending in many pieces.
 
-See `tcp.py` for the protocol.  `send` and `receive_bytes` are tasks (`tasks.py`): they wait for the socket,
-never longer than `silence_s` at a time, and let others have a turn after a few megabytes.
+See `tcp.py` for the protocol.  `send` is a task (`tasks.py`): it waits for the socket, never longer than
+`silence_s` at a time, and lets others have a turn after a few megabytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from baton.transfer.base import Int32Array, TransferError
 from baton.transfer.layout import Part, runs
-from baton.transfer.tasks import READ, WRITE, Wait
+from baton.transfer.tasks import WRITE, Wait
 
 MAGIC = b"BPG2"
 REQUEST = struct.Struct("<4s16sIHHHHI")
@@ -53,25 +53,6 @@ def send(connection: socket.socket, parts: Iterable[bytes | memoryview], silence
         if turn >= TURN_BYTES:
             turn = 0
             yield None
-
-
-def receive_bytes(
-    connection: socket.socket, size: int, silence_s: float
-) -> Generator[Wait | None, Any, bytes]:
-    """The next `size` bytes: a header, or a list of pages."""
-    data = bytearray(size)
-    rest = memoryview(data)
-    while rest:
-        try:
-            count = connection.recv_into(rest)
-        except BlockingIOError:
-            if not (yield Wait(connection.fileno(), READ, silence_s)):
-                raise TransferError(f"it sent nothing for {silence_s:.1f} s") from None
-            continue
-        if count == 0:
-            raise Closed
-        rest = rest[count:]
-    return bytes(data)
 
 
 class Vectors:

@@ -24,10 +24,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.transfer.base import TransferError
 from baton.transfer.tasks import READ, WRITE, Task, Tasks, Wait
+from baton.transfer.transports.channel import Channel, Encryption, PlainChannel, receive_bytes
 from baton.transfer.transports.page_stream import (
     ANSWER,
     MAGIC,
@@ -37,15 +38,34 @@ from baton.transfer.transports.page_stream import (
     Closed,
     Step,
     Vectors,
-    receive_bytes,
 )
 from baton.transfer.transports.window import Question, Window
 
 MAX_PIPES = 8
 IDLE_S = 30.0
 _SCRATCH_BYTES = 256 << 10
-_LOW_WATER = 512 << 10
+_SERVERS_BYTES = 16 << 10
+"""Of a server's handshake, far above what it takes."""
 _FOREVER_S = 3600.0
+
+
+class Place(NamedTuple):
+    """Where a page server listens, as `PoolSource.tcp` says it: `HOST:PORT`, with `?tls=HEX` behind it if
+    connections are encrypted."""
+
+    host: str
+    port: int
+    fingerprint: str = ""
+    """Of the server's certificate; "": connections are in clear."""
+
+    @classmethod
+    def parse(cls, name: str) -> Place:
+        """Raises `TransferError`."""
+        address, mark, fingerprint = name.partition("?tls=")
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535 or (mark and len(fingerprint) != 64):
+            raise TransferError("this is no address of a page server (HOST:PORT, and ?tls=… if encrypted)")
+        return cls(host.strip("[]"), int(port), fingerprint)
 
 
 @dataclass(eq=False, slots=True)
@@ -81,8 +101,12 @@ class Piece:
 class Pipes:
     """All connections to one page server, and the line in front of them.  Used by one thread."""
 
-    def __init__(self, host: str, port: int, tasks: Tasks, silence_s: float) -> None:
-        self.place = (host, port)
+    def __init__(
+        self, place: Place, tasks: Tasks, silence_s: float, encryption: Encryption | None = None
+    ) -> None:
+        """`encryption`: of a place with a fingerprint."""
+        self.place = place
+        self.encryption = encryption
         self.tasks = tasks
         self.silence_s = silence_s
         self.line: deque[Piece] = deque()
@@ -185,6 +209,7 @@ class _Pipe:
         self._unsent = b""
         self._heard_at = time.monotonic()
         self._scratch: memoryview | None = None
+        self._channel: Channel
         self._task = self._tasks.start(self._run(), self._ended)
 
     def wake(self) -> None:
@@ -197,9 +222,11 @@ class _Pipe:
         self._owner.ended(self, error or Closed())
 
     def _run(self) -> Step:
-        connection = yield from _connect(self._owner.place, self._silence_s)
+        place = self._owner.place
+        connection = yield from _connect(place, self._silence_s)
         try:
-            answers = self._answers(connection)
+            self._channel = channel = yield from self._open(connection, place.fingerprint)
+            answers = self._answers(channel)
             blocked: Wait | None = next(answers)
             while True:
                 full = self._ask(connection)
@@ -212,6 +239,12 @@ class _Pipe:
                 blocked = answers.send(True)
         finally:
             connection.close()
+
+    def _open(self, connection: socket.socket, fingerprint: str) -> Step:
+        encryption = self._owner.encryption
+        if encryption is None:
+            return PlainChannel(connection)
+        return (yield from encryption.open(connection, fingerprint, _Patience(self._silence_s)))
 
     def _wait(self, connection: socket.socket, full: bool) -> Wait:
         events = READ | WRITE if full else READ
@@ -244,55 +277,52 @@ class _Pipe:
                 self._heard_at = now
             piece.question = self.window.ask(piece.size, now)
             self.asked.append(piece)
-            self._unsent = piece.request
+            self._unsent = self._channel.wrapped(piece.request)
 
-    def _answers(self, connection: socket.socket) -> Step:
+    def _answers(self, channel: Channel) -> Step:
         """Reads one answer after the other.  Yields None when others should have a turn, a `Wait` when there
         is nothing to read."""
         while True:
             while not self.asked:
-                yield Wait(connection.fileno(), READ, _FOREVER_S)
-                if not self.asked and not _is_quiet(connection):
+                yield Wait(channel.connection.fileno(), READ, _FOREVER_S)
+                if not self.asked and not _is_quiet(channel.connection):
                     self.was_idle = True
                     raise Closed
             piece = self.asked[0]
             question = piece.question
             assert question is not None
-            header = yield from receive_bytes(connection, ANSWER.size, _FOREVER_S)
+            header = yield from receive_bytes(channel, ANSWER.size, _FOREVER_S)
             self._hear()
             self.window.begins(question, self._heard_at)
             magic, status, size = ANSWER.unpack(header)
             if magic != MAGIC:
                 raise TransferError("it does not answer as a page server")
             if status != OK:
-                text = yield from receive_bytes(connection, min(size, MAX_MESSAGE), _FOREVER_S)
+                text = yield from receive_bytes(channel, min(size, MAX_MESSAGE), _FOREVER_S)
                 error = TransferError(f"refused: {text.decode(errors='replace')}")
                 self._owner.fail(piece.order, error)
             elif size != piece.size:
                 raise TransferError(f"it sends {size} bytes instead of {piece.size}")
             else:
-                yield from self._fill(connection, piece)
-                yield from self._compare(connection, piece)
+                yield from self._fill(channel, piece)
+                yield from self._compare(channel, piece)
             self.asked.popleft()
             self.window.ends(question, time.monotonic())
             self._owner.came(piece)
             self._owner.advance()
 
-    def _fill(self, connection: socket.socket, piece: Piece) -> Step:
+    def _fill(self, channel: Channel, piece: Piece) -> Step:
         """Receives into the blocks, as long as anybody wants that; the rest is thrown away."""
         vectors = Vectors(piece.places)
-        left, turn, low_water = piece.size, 0, 1
+        left, turn = piece.size, 0
         while left:
             wanted = not piece.order.over
             try:
                 window = vectors.window if wanted else [self._rubbish()[:left]]
-                count = connection.recvmsg_into(window)[0]
+                count = channel.receive_into(window)
             except BlockingIOError:
-                # Few large pieces instead of many small ones: each costs a wake-up.
-                if (water := max(1, min(left, _LOW_WATER))) != low_water:
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, water)
-                    low_water = water
-                yield Wait(connection.fileno(), READ, self._silence_s)
+                channel.expect(left)
+                yield Wait(channel.connection.fileno(), READ, self._silence_s)
                 continue
             if count == 0:
                 raise Closed
@@ -304,13 +334,12 @@ class _Pipe:
             if turn >= TURN_BYTES:
                 turn = 0
                 yield None
-        if low_water != 1:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        channel.expect(1)
 
-    def _compare(self, connection: socket.socket, piece: Piece) -> Step:
+    def _compare(self, channel: Channel, piece: Piece) -> Step:
         if piece.check is None:
             return
-        told = yield from receive_bytes(connection, piece.check_bytes, _FOREVER_S)
+        told = yield from receive_bytes(channel, piece.check_bytes, _FOREVER_S)
         self._hear()
         if not piece.order.over:
             yield None
@@ -328,12 +357,23 @@ class _Pipe:
         return self._scratch
 
 
-def _connect(place: tuple[str, int], silence_s: float) -> Generator[Wait | None, Any, socket.socket]:
-    family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+class _Patience:
+    """Of a reader with a server that has not proved who it is (`channel.Budget`)."""
+
+    def __init__(self, seconds: float) -> None:
+        self.bytes_left = _SERVERS_BYTES
+        self._until = time.monotonic() + seconds
+
+    def seconds_left(self) -> float:
+        return max(self._until - time.monotonic(), 0.0)
+
+
+def _connect(place: Place, silence_s: float) -> Generator[Wait | None, Any, socket.socket]:
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        code = connection.connect_ex(place)
+        code = connection.connect_ex(place[:2])
         if code == errno.EINPROGRESS:
             give_up = time.monotonic() + silence_s
             while (resumed := (yield Wait(connection.fileno(), WRITE, give_up - time.monotonic()))) is None:

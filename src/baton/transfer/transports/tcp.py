@@ -8,6 +8,9 @@ Question:  `REQUEST` header, then the page ids as packed int32.
 Answer:    `ANSWER` header; then, by its status, the pages in the order page, layer, K/V, head, tile, followed
 by a crc32 of each page if they were asked for; or a message for people.
 
+In a cluster with a secret all of this travels in a connection between members that is encrypted
+(`encryption.py`), unless `--transfer-encryption off` says that the network is private.
+
 `PoolSource.tcp` is "HOST:PORT", and says nothing that opens anything.  Every question shows the token of a
 *grant* (`grants.py`), which names a request's pages, their reader and an end: a reader never gets pages of a
 process that took over the port, nor of a request that is not its own, nor after they were given up.
@@ -15,7 +18,8 @@ process that took over the port, nor of a request that is not its own, nor after
 | limit | of the server | of the reader |
 | --- | --- | --- |
 | connections | 256 that have shown a grant, 64 that have not | 8 a source |
-| before the first grant was shown | 2 s and 1 KiB | |
+| before the first grant was shown | 2 s and 1 KiB; of the handshake 1 KiB besides | |
+| the handshake | | 3 s and 16 KiB |
 | a question | 65,536 pages | about 2 MiB of pages |
 | silence in the middle of something | 3 s, then closed | 3 s, then `TransferError` |
 | an idle connection | 120 s | 30 s |
@@ -34,9 +38,10 @@ from baton.transfer.base import SILENCE_S, Copy, Copying, Int32Array, PoolView, 
 from baton.transfer.grants import GrantBook
 from baton.transfer.layout import Part, part_here, runs
 from baton.transfer.tasks import Tasks, Wait
+from baton.transfer.transports.channel import Encryption
 from baton.transfer.transports.page_server import PageServer
 from baton.transfer.transports.page_stream import MAGIC, REQUEST, Closed, checksums
-from baton.transfer.transports.pipes import Order, Piece, Pipes
+from baton.transfer.transports.pipes import Order, Piece, Pipes, Place
 
 PIECE_BYTES = 2 << 20
 _PARALLEL = 1024
@@ -59,7 +64,9 @@ class TcpTransport:
         host: str = "127.0.0.1",
         checksums: bool = False,
         silence_s: float = SILENCE_S,
+        encryption: Encryption | None = None,
     ) -> None:
+        """`encryption`: of the page server, and of the connections to others; None: neither is."""
         self._pool = pool
         self._memory = pool.memory
         self._tasks = tasks
@@ -67,6 +74,7 @@ class TcpTransport:
         self._host = host
         self._checksums = checksums
         self._silence_s = silence_s
+        self._encryption = encryption
         self._server: PageServer | None = None
         self._pipes: dict[str, Pipes] = {}
 
@@ -74,19 +82,30 @@ class TcpTransport:
         """Raises `ValueError` if the host cannot be listened on."""
         if self._memory is None:
             return source
-        self._server = PageServer(self._pool, self._tasks, self._grants, self._host, self._silence_s)
+        self._server = PageServer(
+            self._pool, self._tasks, self._grants, self._host, self._silence_s, self._encryption
+        )
         return msgspec.structs.replace(source, tcp=self._server.name)
 
     def why_not(self, source: PoolSource) -> str:
         if self._memory is None:
             return "this pool is not in main memory"
-        return "" if source.tcp else "the source has no page server"
+        if not source.tcp:
+            return "the source has no page server"
+        if ("?tls=" in source.tcp) != (self._encryption is not None):
+            one, other = ("is not", "is") if self._encryption is not None else ("is", "is not")
+            return (
+                f"its page server {one} encrypted, and what this instance sends {other}: start both with the "
+                "same --cluster-secret and --transfer-encryption"
+            )
+        return ""
 
     def copy(self, copy: Copy) -> Copying:
         name = copy.source.tcp
         pipes = self._pipes.get(name)
         if pipes is None:
-            pipes = self._pipes[name] = Pipes(*_split(name), self._tasks, self._silence_s)
+            place = Place.parse(name)
+            pipes = self._pipes[name] = Pipes(place, self._tasks, self._silence_s, self._encryption)
         order = Order(self._tasks.current)
         pieces = list(self._pieces(copy, order))
         order.left = len(pieces)
@@ -99,7 +118,7 @@ class TcpTransport:
                 pipes.drop(order)
         if order.error is not None:
             what = "the connection was closed" if isinstance(order.error, Closed) else str(order.error)
-            raise TransferError(f"page server {name}: {what}")
+            raise TransferError(f"page server {name.partition('?')[0]}: {what}")
         return sum(piece.size for piece in pieces)
 
     def tick(self) -> bool:
@@ -151,10 +170,3 @@ def _compare(memory: memoryview, part: Part, pages: Int32Array, blocks: Int32Arr
     ):
         if found != said:
             raise TransferError(f"the checksum of page {page} is wrong after copying")
-
-
-def _split(name: str) -> tuple[str, int]:
-    host, _, port = name.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise TransferError("this is no address of a page server (HOST:PORT)")
-    return host.strip("[]"), int(port)
