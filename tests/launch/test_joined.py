@@ -33,7 +33,7 @@ def test_on_one_host_nothing_listens_for_others(
         async def run(self) -> None: ...
 
     monkeypatch.setattr(joined, "_Joined", Recorded)
-    monkeypatch.setattr(joined, "configure_logging", lambda level, who: None)
+    monkeypatch.setattr(joined, "configure_logging", lambda level, who, form: None)
     run_joined(ServeOptions(executor="simulated", instance=True, peer_host=peer_host, join=(server,)))
     ((plan, was_private),) = made
     assert was_private == private

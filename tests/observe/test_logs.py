@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import os
+from datetime import datetime
 
 import pytest
 
-from baton.observe.logs import BURST, MAX_CHARS, PERIOD_S, Bounded
+from baton.observe.logs import BURST, MAX_CHARS, PERIOD_S, Bounded, JsonLines
 
 
 class Clock:
@@ -73,3 +76,37 @@ def test_a_traceback_stays_readable(site):
         log.exception("a defect")
     assert stream.getvalue().startswith("a defect\nTraceback")
     assert "ValueError: the reason" in stream.getvalue()
+
+
+@pytest.fixture
+def json_site():
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines("decode-0/1"))
+    handler.addFilter(Bounded(Clock()))
+    log = logging.Logger("baton.test")
+    log.addHandler(handler)
+    return log, stream
+
+
+def test_json_is_one_object_a_line(json_site):
+    log, stream = json_site
+    log.warning("%s", 'a "quote",\na line break\x1b[2J and an ä')
+    try:
+        raise ValueError("the reason")
+    except ValueError:
+        log.exception("request %s failed", "r-1", extra={"request_id": "r-1"})
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert first | {"time": "", "pid": 0} == {
+        "time": "",
+        "level": "warning",
+        "logger": "baton.test",
+        "process": "decode-0/1",
+        "pid": 0,
+        "message": 'a "quote",\\na line break\\x1b[2J and an ä',
+    }
+    assert datetime.fromisoformat(first["time"]).tzinfo is not None
+    assert first["pid"] == os.getpid()
+    assert second["request_id"] == "r-1"
+    assert second["message"] == "request r-1 failed"
+    assert "ValueError: the reason" in second["exception"]

@@ -32,7 +32,7 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
         if one.declared.secret:  # not for the environment of engines, workers and helpers
             os.environ.pop(one.variable, None)
     if options.node:
-        starting.begin(options.executor)
+        starting.begin(options.executor, options.log_format)
         from baton.launch.instances.node import run_node
 
         run_node(options)
@@ -42,7 +42,7 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
             raise OptionError(
                 f"--port {options.port}: an instance that joins a server has no HTTP of its own; leave it out"
             )
-        starting.begin(options.executor)
+        starting.begin(options.executor, options.log_format)
         from baton.launch.instances.joined import run_joined
 
         run_joined(options)
@@ -55,7 +55,7 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
                 "HOST:PORT); the instances of this one are given with --prefill, --decode, --mixed"
             )
     if not options.runs_none:
-        starting.begin(options.executor)
+        starting.begin(options.executor, options.log_format)
     from baton.launch.server import run_server
 
     run_server(chosen)

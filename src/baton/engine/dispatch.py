@@ -87,7 +87,8 @@ class Dispatcher:
         for request, blocks in decisions.grown:
             commands.append(Grow(request.slot, request.epoch, pack_int32(blocks)))
         for request in decisions.preempted:
-            log.debug("preempting request %s on slot %d", request.name or request.id, request.slot)
+            about = {"request_id": request.name or request.id}
+            log.debug("preempting request %s on slot %d", about["request_id"], request.slot, extra=about)
             commands.append(Preempt(request.slot, request.epoch))
         for request in decisions.gave_up:
             request.num_preemptions += 1

@@ -54,6 +54,7 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
         "record": options.record,
         "record_max_bytes": parse_bytes("--record-max-bytes", options.record_max_bytes),
         "log_level": options.log_level,
+        "log_format": options.log_format,
         "transfer": cluster.transfer,
         "transfer_checksums": cluster.transfer_checksums,
         "transfer_encryption": cluster.transfer_encryption == "on",

@@ -141,7 +141,7 @@ def run_server(chosen: Chosen[ServeOptions], guest: Guest | None = None) -> None
     check_open(options)
     check_nodes(options)
     started = time.monotonic() - process_age_s()
-    configure_logging(options.log_level, "gateway")
+    configure_logging(options.log_level, "gateway", options.log_format)
     warn_if_open(options)
     descriptors = raise_descriptor_limit()
     plan = over_hosts(make_plan(options), options)

@@ -1,4 +1,7 @@
-"""One log format for all processes, on stderr: time, level, who, message.
+"""One log format for all processes, on stderr: time, level, who, message; or JSON, one object a line.
+
+The JSON has `time` (UTC), `level`, `logger`, `process` (who), `pid` and `message`; `request_id` where the
+line is about one request: the id that its client sees as `x-request-id`; `exception`, a traceback.
 
 Much of what is logged was sent by others: clients, other engines, strangers that find a port.  So every line
 that a process writes goes through `Bounded`: it is short, it is one line, and of what one place in the code
@@ -7,10 +10,13 @@ says again and again only some is written, with how much was left out.
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 MAX_CHARS = 2000
 """Of a message; a traceback stands below it."""
@@ -61,13 +67,41 @@ def _cut(text: str, most: int = MAX_CHARS) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
-def configure_logging(level: str, who: str) -> None:
+class JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__()
+        self._who = who
+
+    def format(self, record: logging.LogRecord) -> str:
+        whole, rest = divmod(int(record.created * 1000), 1000)
+        said: dict[str, Any] = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{rest:03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": self._who,
+            "pid": os.getpid(),
+            "message": record.getMessage(),
+        }
+        request_id = getattr(record, "request_id", None)
+        if request_id is not None:
+            said["request_id"] = str(request_id)
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return json.dumps(said, ensure_ascii=False)
+
+
+def configure_logging(level: str, who: str, form: str = "text") -> None:
     """Sets the root logger of this process.  `who` is 'gateway', the name of an instance for its
-    engine, with '/' and the rank for a worker, …"""
+    engine, with '/' and the rank for a worker, …  `form`: 'text' or 'json'."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        logging.Formatter(f"%(asctime)s %(levelname)-7s {who:<11} %(message)s", datefmt="%H:%M:%S")
-    )
+    if form == "json":
+        handler.setFormatter(JsonLines(who))
+    else:
+        handler.setFormatter(
+            logging.Formatter(f"%(asctime)s %(levelname)-7s {who:<11} %(message)s", datefmt="%H:%M:%S")
+        )
     handler.addFilter(Bounded())
     root = logging.getLogger()
     root.handlers[:] = [handler]

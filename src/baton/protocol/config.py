@@ -148,6 +148,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     record_max_bytes: int
     """Of all recordings in that directory together; a recording ends when it is reached."""
     log_level: str
+    log_format: str
+    """`text` or `json`."""
     nodes: Nodes = ONE_HOST
 
     @property

@@ -236,7 +236,7 @@ def run_link(wiring: LinkWiring) -> int:
     """The whole life of a link process.  Returns its exit code."""
     secrets = Secrets.taken_from(os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    configure_logging(wiring.config.log_level, f"{wiring.config.name}/link")
+    configure_logging(wiring.config.log_level, f"{wiring.config.name}/link", wiring.config.log_format)
     try:
         die_with_parent(wiring.engine_pid)
     except ParentGone as error:

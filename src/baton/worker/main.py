@@ -225,7 +225,9 @@ def run_worker(wiring: WorkerWiring, observer: Observer | None = None) -> int:
     """The whole life of a worker process.  Returns its exit code."""
     secrets = Secrets.taken_from(os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    configure_logging(wiring.config.log_level, f"{wiring.config.name}/{wiring.rank}")
+    configure_logging(
+        wiring.config.log_level, f"{wiring.config.name}/{wiring.rank}", wiring.config.log_format
+    )
     try:
         die_with_parent(wiring.engine_pid)
     except ParentGone as error:

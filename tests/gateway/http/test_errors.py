@@ -384,6 +384,25 @@ def test_an_unexpected_error_is_a_500_with_the_request(
     assert any("r-77" in message for message in caplog.messages)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_of_the_server_is_logged_with_the_id_that_the_client_sees(
+    server: GatewayServer, caplog: pytest.LogCaptureFixture, stream: bool
+):
+    def ask(finished: Finished, request_id: str) -> None:
+        server.engine.behaviour.reject = finished
+        with server.http() as http:
+            body = {"prompt": "x", "stream": stream}
+            http.post(COMPLETIONS, json=body, headers={"X-Request-Id": request_id})
+
+    with caplog.at_level(logging.WARNING, "baton.gateway.http"):
+        ask(Finished(0, "rejected", "bad_request", "yours"), "r-78")
+        ask(Finished(0, "error", "internal", "ours"), "r-79")
+    said = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.request_id for record in said] == ["r-79"]
+    assert "r-79" in said[0].getMessage()
+    assert "ours" in said[0].getMessage()
+
+
 def test_request_ids(server: GatewayServer):
     with server.http() as http:
         given = http.post(COMPLETIONS, json={"prompt": "x"}, headers={"X-Request-Id": "mine"})

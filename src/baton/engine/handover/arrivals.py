@@ -440,7 +440,8 @@ class Arrivals:
             self._give_up(arrival, why, now, reply=reply or Reply.CANCEL)
             return
         request = arrival.request
-        log.info("computing request %s again: %s", request.name or request.id, why)
+        about = {"request_id": request.name or request.id}
+        log.info("computing request %s again: %s", about["request_id"], why, extra=about)
         self._counters.recomputed[why] += 1
         usual = Reply.TAKEN if arrival.stage is Stage.FETCHING else Reply.NOTHING
         self._close(arrival, reply or usual, now)

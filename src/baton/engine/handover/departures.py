@@ -480,7 +480,8 @@ class Departures:
     def _lose(self, attempt: Attempt, why: str) -> None:
         """It is not known whether D has the request: the gateway must see."""
         request = attempt.departure.request
-        log.warning("request %s was handed over and is lost: %s", request.name or request.id, why)
+        about = {"request_id": request.name or request.id}
+        log.warning("request %s was handed over and is lost: %s", about["request_id"], why, extra=about)
         self._counters.lost += 1
         request.advance(Event.LOST)
         finish(self._outboxes, self._all_counters, request, "lost", f"handed over, then {why}")

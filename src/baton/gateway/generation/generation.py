@@ -383,17 +383,16 @@ class Generation:
     def _log(self, now: float) -> None:
         if not log.isEnabledFor(logging.INFO):
             return
-        reasons = {sequence.finish_reason or self._error or "cancelled" for sequence in self.sequences}
+        reasons = {one.finish_reason or self._error or "cancelled" for one in self.sequences}
         ttft = "-" if self._first_token is None else f"{self._first_token - self.arrived:.3f}"
         log.info(
             "%s prompt=%d generated=%d cached=%s ttft=%s total=%.3f %s",
-            self.request_id,
-            self.num_prompt,
-            self.num_generated,
+            *(self.request_id, self.num_prompt, self.num_generated),
             "-" if self.num_cached is None else self.num_cached,
             ttft,
             now - self.arrived,
             ",".join(sorted(reasons)) or "cancelled",
+            extra={"request_id": self.request_id},
         )
 
 

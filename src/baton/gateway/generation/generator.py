@@ -177,7 +177,14 @@ class Generator:
         if self.logs:
             lengths = ", ".join(str(len(prompt)) for prompt in prompts[:_LOGGED])
             more = "" if len(prompts) <= _LOGGED else f" and {len(prompts) - _LOGGED} more"
-            log.info("request %s: prompts of %s%s tokens, %s", request_id, lengths, more, params)
+            log.info(
+                "request %s: prompts of %s%s tokens, %s",
+                request_id,
+                lengths,
+                more,
+                params,
+                extra={"request_id": request_id},
+            )
         count = len(prompts) * params.n
         seed = self._seeds(params, count)
         arrived = time.monotonic() if arrived is None else arrived

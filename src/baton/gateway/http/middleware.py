@@ -79,7 +79,8 @@ class GatewayMiddleware:
                 else:
                     await self._exchange(caller.signed, scope, receive, send_with_id)
         except Exception:
-            log.exception("request %s to %s failed", request_id, scope["path"])
+            about = {"request_id": request_id}
+            log.exception("request %s to %s failed", request_id, scope["path"], extra=about)
             if status:
                 raise
             failure = InternalError(

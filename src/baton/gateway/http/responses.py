@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.gateway.errors import ApiError, InternalError, RequestCancelled
 from baton.gateway.generation.generation import Completion, Generation, Update
-from baton.gateway.http.failures import error_response
+from baton.gateway.http.failures import error_response, log_failure
 from baton.gateway.http.stepping import Begun, begin
 from baton.gateway.rendering.formats import Part, in_turns
 
@@ -125,11 +125,13 @@ class GenerationResponse(Response):
                     data = await self._flow(send, keep_alive_s)
             data += renderer.end()
         except ApiError as error:
+            log_failure(error, generation.request_id, "in the middle of its stream")
             data = renderer.failure(error)
         except RequestCancelled:
             raise
         except Exception:
-            log.exception("request %s failed in the middle of its stream", generation.request_id)
+            about = {"request_id": generation.request_id}
+            log.exception("request %s failed in the middle of its stream", about["request_id"], extra=about)
             failure = InternalError(
                 f"internal error; the server's log has it under request {generation.request_id}",
                 code="internal",

@@ -35,7 +35,8 @@ class Fleet:
         cluster_secrets: Secrets | None = None,
     ) -> None:
         self._starters = {
-            executor: Starter(executor) for executor in {one.config.executor for one in instances}
+            executor: Starter(executor, form)
+            for executor, form in {(one.config.executor, one.config.log_format) for one in instances}
         }
         self.supervisors = {
             plan.config.name: Supervisor(

@@ -129,12 +129,12 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # (`stty tostop` would stop who logs in the background)
     control, parent, executor = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    configure_logging("warning", "fork server")
+    configure_logging("warning", "fork server", sys.argv[4])
     try:
         die_with_parent(parent)
     except ParentGone:
         return 1
-    set_command_line([sys.executable, "-P", "-m", "baton.launch.instances.fork_server", *sys.argv[1:4]])
+    set_command_line([sys.executable, "-P", "-m", "baton.launch.instances.fork_server", *sys.argv[1:5]])
     for module in PRELOAD.get(executor) or executor.split(","):
         importlib.import_module(module)
     threads = num_threads()

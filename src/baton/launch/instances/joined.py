@@ -93,7 +93,7 @@ def run_joined(options: ServeOptions) -> None:
     check_cluster(options)
     check_open(options)
     check_nodes(options)
-    configure_logging(options.log_level, "instance")
+    configure_logging(options.log_level, "instance", options.log_format)
     warn_if_open(options)
     plan = over_hosts(make_plan(options), options)
     name = options.name or f"{options.label}-{_host_name()}-{os.getpid()}"

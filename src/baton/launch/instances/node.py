@@ -70,7 +70,7 @@ def run_node(options: ServeOptions) -> None:
     if not options.instance or options.leader is None:
         raise OptionError(f"--node {options.node}: give --instance and --leader HOST:PORT as well")
     check_open(options)
-    configure_logging(options.log_level, f"node-{options.node}")
+    configure_logging(options.log_level, f"node-{options.node}", options.log_format)
     warn_if_open(options)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_NodeRunner(options).run())
@@ -90,7 +90,7 @@ class _NodeRunner:
         self._encrypts = bool(self._secrets) and options.transfer_encryption == "on"
         self._keys = leader_keys(self._secrets) if self._encrypts else [b""]
         self._launcher = secrets.token_hex(8)
-        self._starter = Starter(options.executor)
+        self._starter = Starter(options.executor, options.log_format)
         self._process: Process | None = None
         self._leaving = asyncio.Event()
         self._images = ""
@@ -166,6 +166,7 @@ class _NodeRunner:
             vocabulary="",
             record=None,
             log_level=options.log_level,
+            log_format=options.log_format,
         )
 
     # -- asking

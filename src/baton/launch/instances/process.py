@@ -97,7 +97,7 @@ def run_instance(launch: InstanceLaunch, *, forked: bool = False) -> int:
 
 def main(forked: bool = False) -> int:
     launch = msgspec.json.decode(sys.argv[1], type=InstanceLaunch)
-    configure_logging(launch.config.log_level, launch.config.name)
+    configure_logging(launch.config.log_level, launch.config.name, launch.config.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # (`stty tostop` would stop who logs in the background)
     try:

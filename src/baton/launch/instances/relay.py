@@ -79,7 +79,9 @@ def run_relay(launch: RelayLaunch, *, forked: bool = False) -> int:
 
 def main(forked: bool = False) -> int:
     launch = msgspec.json.decode(sys.argv[1], type=RelayLaunch)
-    configure_logging(launch.config.log_level, f"{launch.config.name}/node-{launch.node}")
+    configure_logging(
+        launch.config.log_level, f"{launch.config.name}/node-{launch.node}", launch.config.log_format
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     try:

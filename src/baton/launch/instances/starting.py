@@ -52,7 +52,7 @@ _begun: dict[str, _Server] = {}
 """By executor: fork servers that `begin` started and no `Starter` has taken yet."""
 
 
-def begin(executor: str) -> None:
+def begin(executor: str, log_format: str = "text") -> None:
     """Starts the fork server that the first `Starter` of this executor will use.
 
     If this process ends before that, for a wrong flag or model, the kernel ends the fork server with it.  A
@@ -60,7 +60,7 @@ def begin(executor: str) -> None:
     """
     if executor not in _begun and can_fork_for_parent():
         with suppress(OSError):
-            _begun[executor] = _Server(executor)
+            _begun[executor] = _Server(executor, log_format)
 
 
 class _Lost(RuntimeError):
@@ -71,8 +71,8 @@ class Starter:
     """Starts processes; `close` in the end.  They are children of this process, and of the thread that runs
     the event loop."""
 
-    def __init__(self, executor: str) -> None:
-        self._executor = executor
+    def __init__(self, executor: str, log_format: str = "text") -> None:
+        self._executor, self._log_format = executor, log_format
         self._plain = not can_fork_for_parent()
         self._server: _Server | None = None
 
@@ -136,7 +136,7 @@ class Starter:
         if self._server is not None and self._server.environment != os.environ:
             log.info("the environment has changed: the fork server of the instances is started anew")
             self.close()
-        return self._server or self._use(_Server(self._executor))
+        return self._server or self._use(_Server(self._executor, self._log_format))
 
     def _use(self, server: _Server) -> _Server:
         self._server = server
@@ -163,7 +163,7 @@ class Starter:
 class _Server:
     """A fork server's process, and what was true when it was started."""
 
-    def __init__(self, executor: str) -> None:
+    def __init__(self, executor: str, log_format: str) -> None:
         """Raises `OSError`."""
         self.environment = dict(os.environ)
         self.watch: asyncio.Task[None] | None = None
@@ -172,7 +172,7 @@ class _Server:
             command = _command("baton.launch.instances.fork_server", str(theirs.fileno()))
             try:
                 self.process = subprocess.Popen(
-                    [*command, str(os.getpid()), executor, " " * ROOM],
+                    [*command, str(os.getpid()), executor, log_format, " " * ROOM],
                     stdin=subprocess.DEVNULL,
                     process_group=0,
                     pass_fds=(theirs.fileno(),),

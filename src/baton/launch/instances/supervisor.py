@@ -97,7 +97,7 @@ class Supervisor:
         others use as well, and close."""
         self._secret = secret
         self._cluster_secrets = cluster_secrets or NO_SECRETS
-        self._starter = starter or Starter(config.executor)
+        self._starter = starter or Starter(config.executor, config.log_format)
         self._owns_starter = starter is None
         self._config = config
         self._client = client

@@ -350,6 +350,9 @@ class RecordOptions(Options):
     log_level: Literal["debug", "info", "warning", "error", "critical"] = flag(
         "info", "How much to log, to stderr.", quiet="warning"
     )
+    log_format: Literal["text", "json"] = flag(
+        "text", "How a line of the log looks; json: an object with time, level, process, request_id and more."
+    )
     record: str | None = flag(
         None,
         "Record all that the engine reads into this directory, for `baton replay`. Contains prompts and "

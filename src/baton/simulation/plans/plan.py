@@ -316,5 +316,6 @@ def simulated_config(**fields: Any) -> InstanceConfig:
         "transfer_encryption": True,
         "record_max_bytes": 1 << 30,
         "log_level": "info",
+        "log_format": "text",
     }
     return InstanceConfig(**{**unread, **fields})
