@@ -78,9 +78,7 @@ def test_kubernetes_waits_longer_than_the_server() -> None:
     for workload, container in deploy.containers(deploy.render(FULL)):
         args = container["args"]
         waits = [
-            int(args[i + 1])
-            for i, arg in enumerate(args)
-            if arg in ("--shutdown-grace", "--shutdown-timeout")
+            int(args[i + 1]) for i, arg in enumerate(args) if arg in ("--drain-delay", "--shutdown-timeout")
         ]
         assert workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > sum(waits) + 5
 
@@ -171,7 +169,7 @@ def test_the_pods_of_a_release_are_a_cluster(pods: Any, tmp_path: Path) -> None:
     port, probe = free_ports(2)
     values = {
         **SMALL,
-        "gateway": {"port": port, "shutdownGrace": 0, "shutdownTimeout": 5},
+        "gateway": {"port": port, "drainDelay": 0, "shutdownTimeout": 5},
         "probePort": probe,
         "instanceDefaults": {"shutdownTimeout": 5},
     }

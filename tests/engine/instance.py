@@ -12,7 +12,16 @@ from msgspec import structs
 
 from baton.engine.shell.loop import EngineLoop
 from baton.protocol.config import InstanceConfig
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, FromEngine, Hello, Load, ToEngine, Welcome
+from baton.protocol.requests import (
+    FROM_ENGINE,
+    TO_ENGINE,
+    FromEngine,
+    Hello,
+    Load,
+    Outputs,
+    ToEngine,
+    Welcome,
+)
 from baton.worker.wiring import GroupWiring, worker_argv
 
 DEADLINE_S = 60.0
@@ -39,13 +48,16 @@ class Gateway:
 
     def receive(self, timeout_s: float = DEADLINE_S) -> FromEngine:
         """The next message of interest.  No `Load` is, these are kept aside; nor a later `Welcome` that tells
-        of a pause, or that the gateway before this one has gone."""
+        of a pause, or that the gateway before this one has gone; nor the empty `Outputs` by which an engine
+        finds out who is there."""
         while True:
             if not self.socket.poll(int(timeout_s * 1000)):
                 raise TimeoutError(f"nothing from the engine within {timeout_s} s")
             message = FROM_ENGINE.decode(self.socket.recv())
             if isinstance(message, Load):
                 self.loads.append(message)
+                continue
+            if message == Outputs():
                 continue
             if not isinstance(message, Welcome):
                 return message

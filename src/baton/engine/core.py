@@ -119,6 +119,7 @@ class EngineCore:
         self._started = now
         self._handshake = Handshake(config, len(self.workers))
         self._outboxes = Outboxes()
+        self.gateways = self._outboxes.heard_of
         self._controls = Controls(
             len(self.workers), config.step_timeout_s, self._outboxes, config.startup_timeout_s
         )
@@ -195,9 +196,8 @@ class EngineCore:
         return Outgoing(self._buffer.take(), self._outboxes.take(), self._courier.take())
 
     def take_grants(self) -> list[Grants]:
-        """After a flush, before what it returned is sent: what the workers' page servers are to be told of
-        who may fetch pages.  It takes another way than the command log, as it concerns no slot and no
-        step."""
+        """After a flush, before what it returned is sent: what page servers are to be told of who may fetch
+        pages.  It concerns no slot and no step, so it does not take the way of the command log."""
         return self._handovers.take_grants() if self._handovers is not None else []
 
     def on_clock(self, now: float) -> None:

@@ -78,6 +78,10 @@ class Outboxes:
         """Of every gateway that has said `Hello`, in the order of their coming."""
         return [outbox for outbox in self._of.values() if outbox.name is not None]
 
+    def heard_of(self) -> list[bytes]:
+        """Identities of gateways that have said `Hello`, or have requests here."""
+        return [one.identity for one in self._of.values() if one.name is not None or one.requests]
+
     def tell_all(self, message: FromEngine) -> None:
         """To every gateway that has said `Hello`."""
         self._replies += self._to_all(message)

@@ -133,6 +133,7 @@ class Doorkeeper:
         self.encryption = encryption
         self._allowed = encryption.allowed if encryption is not None else frozenset()
         self.half_open = HalfOpen(HANDSHAKE_S + 1)
+        self._guarded: list[Socket] = []
         self._socket: Socket | None = None
         if encryption is not None:
             self._socket = context.socket(zmq.ROUTER)
@@ -154,6 +155,11 @@ class Doorkeeper:
         if self.encryption is not None:
             self.encryption.serve(socket)
             self.half_open.watch(socket)
+            self._guarded.append(socket)
+
+    def guards(self, socket: Socket) -> bool:
+        """Whether `half_open` reads its monitor: there is only one of a socket."""
+        return socket in self._guarded
 
     def announced(self, address: str) -> str:
         """The endpoint of a socket that is bound there, for others."""

@@ -60,6 +60,8 @@ class HalfOpen:
         """Descriptor → connection, the oldest first."""
         self.ended = 0
         """Connections that made room for newer ones, or sent too much."""
+        self.disconnected = 0
+        """Connections that are no more, of members too."""
 
     def watch(self, listener: Socket) -> None:
         """Before it is bound."""
@@ -89,6 +91,7 @@ class HalfOpen:
 
     def _note(self, event: int, descriptor: int) -> None:
         self._new.pop(descriptor, None)
+        self.disconnected += event == zmq.EVENT_DISCONNECTED
         if event == zmq.EVENT_ACCEPTED:
             with suppress(OSError), _borrowed(descriptor) as connection:  # (else it is gone already)
                 self._new[descriptor] = _New(connection.getpeername(), self._clock())

@@ -2,7 +2,7 @@
 
 The instances are started first.  While they load their model this process imports and makes the application;
 then HTTP answers (`/health` 200, `/ready` 503 with the reason), and connections that came earlier have
-waited.  SIGTERM is a notice of `--shutdown-grace`: `/ready` answers 503, all else goes on.  Then, and with
+waited.  SIGTERM is a notice of `--drain-delay`: `/ready` answers 503, all else goes on.  Then, and with
 SIGINT at once, new requests are answered 503 and running ones get `--shutdown-timeout` to end; those that
 have not are then answered with an error, and the instances are stopped.  A further signal does that at once
 and kills the instances.  From the notice on the next server can listen on the same port (`listening.py`).
@@ -166,7 +166,7 @@ async def _serve(
 ) -> None:
     options, plan = served.chosen.options, served.plan
     fatal: list[str] = []
-    end = _End(options.shutdown_grace, guest)
+    end = _End(options.drain_delay, guest)
     stopping, impatient = end.stopping, end.impatient
 
     def on_fatal(reason: str) -> None:
@@ -306,15 +306,15 @@ async def _end_requests(
 class _End:
     """How the process is told to end.
 
-    SIGTERM, which a supervisor of services sends, is a notice of `grace_s` at first: load balancers need a
+    SIGTERM, which a supervisor of services sends, is a notice of `delay_s` at first: load balancers need a
     while to look for another server.  SIGINT ends serving gracefully at once, and so does any further signal;
     the next one stops waiting for what runs.
     """
 
-    def __init__(self, grace_s: float, guest: Guest | None = None) -> None:
+    def __init__(self, delay_s: float, guest: Guest | None = None) -> None:
         self._guest = guest
         self.stopping, self.impatient = asyncio.Event(), asyncio.Event()
-        self._grace_s = grace_s
+        self._delay_s = delay_s
         self._notified = False
         self._on_notice: Callable[[], None] = lambda: None
         self._loop = asyncio.get_running_loop()
@@ -333,11 +333,11 @@ class _End:
         if self.stopping.is_set() or self._guest is not None:
             self.stopping.set()
             self.impatient.set()
-        elif self._notified or number == signal.SIGINT or not self._grace_s:
+        elif self._notified or number == signal.SIGINT or not self._delay_s:
             self.stopping.set()
         else:
-            log.info("stopping in %g s; not ready any more", self._grace_s)
-            self._loop.call_later(self._grace_s, self.stopping.set)
+            log.info("stopping in %g s; not ready any more", self._delay_s)
+            self._loop.call_later(self._delay_s, self.stopping.set)
         if not self._notified:
             self._notified = True
             self._on_notice()

@@ -14,7 +14,8 @@ deadline.  Nothing in a turn blocks:
   the workers ring when they have made room;
 * ZeroMQ queues for each gateway without a limit (SNDHWM 0).  What a gateway has not read is bounded by what
   it was admitted for (requests in flight × max_tokens), and dropping a message would lose tokens;
-* a gateway that is gone is unroutable (ROUTER_MANDATORY), and its requests are cancelled;
+* a gateway that is gone is unroutable (ROUTER_MANDATORY), and its requests are cancelled, as soon as its
+  connection ends (`leavers.py`);
 * a peer that there is no way to is lost, and its hand-overs end.
 
 ROUTER_HANDOVER is on: a gateway that comes back under the identity of a connection that is dead but not yet
@@ -51,6 +52,7 @@ import zmq
 from baton.engine.recording.recorder import RecordingCore, create_core
 from baton.engine.shell.command_writer import CommandWriter
 from baton.engine.shell.deaths import describe_deaths
+from baton.engine.shell.leavers import Leavers, keep_asking
 from baton.engine.shell.peers import Peers
 from baton.engine.shell.sockets import Socket, bound_endpoint, listen
 from baton.ipc.curve import Doorkeeper, Encryption
@@ -137,7 +139,8 @@ class EngineLoop:
             self._socket = listen(self._context, endpoint, max_bytes)
             self._routers = [(b"", self._socket)]
             if public:
-                self._routers.append((_PUBLIC, listen(self._context, public, max_bytes, door=self._door)))
+                listener = listen(self._context, public, max_bytes, door=self._door, prepare=keep_asking)
+                self._routers.append((_PUBLIC, listener))
             if config.peer_endpoint:
                 limit = max_bytes + _BESIDES_SUBMIT
                 self._peers = Peers(
@@ -146,6 +149,7 @@ class EngineLoop:
         except OSError:
             self._context.destroy(0)
             raise
+        self._leavers = Leavers(self._door, [router for _, router in self._routers])
         self.endpoint = bound_endpoint(self._socket)
         """Where it listens for gateways: with `tcp://…:0` the port is known only now."""
         self.public = bound_endpoint(self._routers[-1][1], self._door) if public else ""
@@ -160,7 +164,8 @@ class EngineLoop:
         )
         self._pidfds = {open_pidfd(pid): rank for rank, pid in enumerate(worker_pids)}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        sockets = [*self._door.descriptors(), *(router.fileno() for _, router in self._routers)]
+        sockets = [*self._door.descriptors(), *self._leavers.descriptors()]
+        sockets += [router.fileno() for _, router in self._routers]
         if self._peers is not None:
             sockets.append(self._peers.fileno())
         others = (*sockets, self._wake_read, *self._pidfds)
@@ -216,11 +221,14 @@ class EngineLoop:
         """Takes what has arrived, decides, sends.  `dead`: pidfds that have become readable."""
         self._doorbell.drain()
         self._door.turn()
+        self._leavers.turn(time.monotonic())
         self._receive()
         if self._peers is not None:
             self._peers.turn(self.core, time.monotonic(), _TURN)
         self._read_reports(None if dead else _TURN)
         now = time.monotonic()
+        for identity in self._leavers.gone(now, self.core.gateways(), self._send):
+            self.core.gateway_lost(identity)
         if dead:
             self.core.fail(describe_deaths(dead, self._pidfds, self.core.workers, self.core.worker_failures))
         self.core.on_clock(now)
@@ -232,11 +240,12 @@ class EngineLoop:
         """Waits until there is something to do.  Returns the pidfds of workers that have died."""
         timeout: float | None = None
         deadlines = [self.core.next_deadline(), self._door.half_open.next_deadline()]
+        deadlines.append(self._leavers.next_deadline())
         deadlines.append(self._peers.next_deadline() if self._peers else None)
         deadline = min((at for at in deadlines if at is not None), default=None)
         if deadline is not None:
             timeout = deadline - time.monotonic()
-        busy = self._door.busy() or (self._peers is not None and self._peers.busy())
+        busy = self._door.busy() or self._leavers.busy() or (self._peers is not None and self._peers.busy())
         if busy or any(has_messages(router) for _, router in self._routers):
             timeout = 0.0
         elif self._hasty and self.core.unhurried and not self._stopping:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import cast
 
 import zmq
@@ -20,10 +21,11 @@ def listen(
     receive_hwm: int = 0,
     *,
     door: Doorkeeper | None = None,
+    prepare: Callable[[Socket], None] | None = None,
 ) -> Socket:
     """A ROUTER that is bound.  A message larger than `max_bytes` costs its sender the connection; of each
     sender at most `receive_hwm` messages wait here unread (0: any number), further ones wait at the sender.
-    `door`: lets in who connects by TCP.
+    `door`: lets in who connects by TCP; `prepare` is called before the socket is bound.
 
     Raises `OSError` that names the endpoint.
     """
@@ -37,6 +39,8 @@ def listen(
     set_tcp_options(router, endpoint)
     if door is not None and endpoint.startswith("tcp:"):
         door.guard(router)
+    if prepare is not None:
+        prepare(router)
     try:
         router.bind(endpoint)
     except zmq.ZMQError as error:

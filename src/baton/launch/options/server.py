@@ -65,10 +65,11 @@ class ServerOptions(Options):
         most=MAX_SECONDS,
         unit="seconds",
     )
-    shutdown_grace: float = flag(
+    drain_delay: float = flag(
         0.0,
         "Seconds after SIGTERM in which everything is served as before and only /ready says 503, so that "
-        "load balancers look for another server. Ctrl-C does not wait.",
+        "load balancers look for another server; after them new connections are answered 503. Ctrl-C does "
+        "not wait.",
         least=0,
         most=MAX_SECONDS,
         unit="seconds",
