@@ -46,3 +46,15 @@ def stale(patch: Patch) -> None:
 @mutation("a label is changed before the one before it was", "arrange", scenario="auto-labels")
 def two_in_flight(patch: Patch) -> None:
     patch.setattr(Arranger, "_settled", lambda self, seen: True)
+
+
+@mutation(
+    "an order that went with its connection is waited for", "arrange", scenario="auto-labels", start=26_640
+)
+def waits_for_refused(patch: Patch) -> None:
+    patch.setattr(Arranger, "refused", lambda self, change: None)
+
+
+@mutation("a label that somebody else changed since is waited for", "arrange", scenario="auto-labels")
+def waits_for_a_label(patch: Patch) -> None:
+    patch.setattr(Arranger, "done", lambda self, change: None)

@@ -62,6 +62,8 @@ class Life:
                 self.changes.append(change)
                 if change.kind == "label":
                     self.set(change.name, label=change.label)
+                elif change.kind == "drain":
+                    self.set(change.name, serves=False)
 
     @property
     def labels(self) -> list[str]:
@@ -202,7 +204,6 @@ def test_one_less_when_few_would_do():
     life.live(8, prompts=100, decoding=1)
     (change,) = life.changes
     assert change.kind == "drain"
-    life.set(change.name, serves=False)
     life.live(40, prompts=100, decoding=1)
     assert len(life.changes) == 1, "it is not gone yet"
     del life.views[change.name]
@@ -261,3 +262,44 @@ def test_pressure_with_another_number():
 
 def test_mixed_ones_count_for_both():
     assert pools(["prefill", "mixed", "decode", "mixed"]) == (2.0, 2.0)
+
+
+def pressed() -> tuple[Life, Change]:
+    """A cluster whose first change has just been decided."""
+    life = Life("prefill decode decode decode")
+    while not life.changes:
+        life.live(1, prompts=12_000, decoding=5)
+    return life, life.changes[0]
+
+
+def test_what_an_operator_changes_after_a_decision_stops_nothing():
+    """The engine had the label, somebody changed it before the next look: that look decides again."""
+    life, first = pressed()
+    life.arranger.done(first)
+    life.set(first.name, label="decode")
+    life.live(int(RULES.cool_down_s) + 1, prompts=12_000, decoding=5)
+    assert len(life.changes) == 2
+    assert life.labels.count("prefill") == 2
+
+
+def test_an_engine_that_never_answers_stops_nothing_for_long():
+    life, first = pressed()
+    life.set(first.name, label="decode")
+    life.live(int(RULES.answer_s), prompts=12_000, decoding=5)
+    assert len(life.changes) == 1
+    assert life.arranger.waits_for == f"{first.name} to be prefill"
+    life.live(20, prompts=12_000, decoding=5)
+    assert len(life.changes) == 2
+
+
+def test_an_instance_whose_draining_an_operator_ended_is_not_waited_for():
+    life = Life("mixed mixed mixed", scaled(1, 4))
+    while not life.changes:
+        life.live(1, prompts=100, decoding=1)
+    (first,) = life.changes
+    assert first.kind == "drain"
+    life.live(30, prompts=100, decoding=1)
+    assert len(life.changes) == 1
+    life.set(first.name, serves=True)
+    life.live(30, prompts=100, decoding=1)
+    assert len(life.changes) == 2

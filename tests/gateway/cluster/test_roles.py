@@ -70,6 +70,33 @@ def test_who_was_not_faster_thinks_again():
     assert len(world.cluster.roles.describe(world.now)["changes"]) == 1
 
 
+def test_an_operator_who_changes_what_was_decided_does_not_stop_the_deciding():
+    """The engine had the label; before the next look somebody gave it another one."""
+    world = arranged(p="prefill", d1="decode", d2="decode", d3="decode")
+    press(world, 12)
+    assert obey(world) == 1
+    name = world.cluster.roles.describe(world.now)["changes"][0]["name"]
+    world.cluster.set_label(name, "decode", world.now)
+    press(world, 1)
+    assert obey(world) == 1, "the operator's"
+    press(world, 12)
+    assert obey(world) == 1
+    assert len(world.cluster.roles.describe(world.now)["changes"]) == 2
+
+
+def test_a_connection_that_breaks_before_the_answer_does_not_stop_the_deciding():
+    """It is there again before anybody looks."""
+    world = arranged(p="prefill", d1="decode", d2="decode")
+    press(world, 12)
+    (name,) = [name for name in world.cluster.members if world.orders(name)]
+    world.cluster.lost(name, "the connection to the instance broke", world.now)
+    world.sent[name].clear()
+    world.cluster.attach(name, f"{name}.1", world.now)
+    world.say(name, welcome(f"{name}.1", first=True))
+    press(world, 14)
+    assert obey(world) == 1
+
+
 def test_of_several_gateways_one_decides():
     world = arranged(p="prefill", d1="decode", d2="decode")
     for name in world.cluster.members:

@@ -7,7 +7,7 @@ has had its effect:
 
 | rule | why |
 | --- | --- |
-| one change in flight: the label is another, what is added serves, what is drained is gone | not known yet |
+| one change in flight: the engine answered, what is added serves, what is drained is gone | not known yet |
 | `cool_down_s` between two changes | what is measured is from before |
 | back to what an instance was takes twice as long each time | two arrangements that are as good |
 | the larger pressure is above `calm`, and falls by `gain` at least | noise is no reason |
@@ -58,6 +58,8 @@ class Rules:
     """For which one instance less must have been enough."""
     adding_s: float = 900.0
     """After which an instance that was asked for and did not come is asked for again."""
+    answer_s: float = 60.0
+    """After which an engine that was given a label and did not answer is not waited for."""
 
 
 class Change(NamedTuple):
@@ -193,13 +195,15 @@ class Arranger:
         change, since = self._pending
         found = {one.name: one for one in seen.instances}
         one = found.get(change.name)
+        patience_s = self.rules.adding_s
         if change.kind == "label":
             done = one is None or not one.ready or one.label == change.label
+            patience_s = self.rules.answer_s
         elif change.kind == "add":
             done = one is not None and one.serves
         else:
-            done = one is None
-        if done or seen.now > since + self.rules.adding_s:
+            done = one is None or one.serves  # (an operator took it back)
+        if done or seen.now > since + patience_s:
             self._pending = None
             return True
         return False
@@ -294,6 +298,16 @@ class Arranger:
         self._history.append(_Moment(now, change, before, _in_order([one.label for one in serving])))
         self._pending = (change, now)
 
+    @property
+    def pending(self) -> Change | None:
+        """What was decided and is not so yet."""
+        return None if self._pending is None else self._pending[0]
+
+    def done(self, change: Change) -> None:
+        """The engine has carried out what was decided; what others do to it from now on is their affair."""
+        if self._pending is not None and self._pending[0] == change:
+            self._pending = None
+
     def refused(self, change: Change) -> None:
         """What was decided last was not done: somebody else was faster, or the instance is not there."""
         if self._pending is not None and self._pending[0] == change:
@@ -303,7 +317,7 @@ class Arranger:
     def begin_anew(self, now: float) -> None:
         """It did not decide for a while, and others may have."""
         self._window.clear()
-        self._wanted, self._pending = None, None
+        self._wanted = None
         self._changed_at = now
 
     def named(self, name: str) -> None:

@@ -134,6 +134,8 @@ class Roles:
             if isinstance(answer, ApiError) or "error" in answer:
                 log.info("%s: it was not done, and is thought about again", change)
                 arranger.refused(change)
+            else:
+                arranger.done(change)
 
         generation = self._cluster.members[change.name].standing.generation
         self._cluster.set_label(change.name, change.label, now, generation, answer=answered)

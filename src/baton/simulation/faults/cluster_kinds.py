@@ -93,6 +93,9 @@ def _strange_peer(world: World, fault: Fault, random: Random) -> None:
     engine = world.instances[fault.instance].engine
     if not engine.alive or not engine.listening or not engine.core.ready:
         return
+    if engine.stalled_until > world.events.now:  # (it reads when it goes on)
+        world.events.at(engine.stalled_until, engine, _strange_peer, world, fault, random)
+        return
     links = [link for link in world.network.between(fault.instance, -1) if link.target is engine]
     if links and random.random() < 0.5:
         link = random.choice(links)

@@ -7,7 +7,10 @@ changed what.  At a change it looks whether
   twice as long as for the time before;
 * an instance that can prefill and one that can decode are left, of those that serve;
 * each instance at which the gateway has requests has reported within `stale_s`;
-* the instance of the change before has said that it has its label, or is not there any more.
+* the instance of the change before has said that it has its label, or was lost since.
+
+Once the engine has answered an order, or was lost with it, the gateway's next look must not wait for that
+order: what others did to the instance meanwhile is no reason to stop deciding.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from baton.gateway.arranging.arranger import Rules
-from baton.protocol.requests import FromEngine, Load, QueryReply, Welcome
+from baton.gateway.arranging.arranger import Arranger, Rules
+from baton.protocol.requests import FromEngine, Load, Query, QueryReply, ToEngine, Welcome
 from baton.simulation.checks.books import Violation
 
 if TYPE_CHECKING:
@@ -35,8 +38,22 @@ class _Seen:
     before: tuple[str, ...] = ()
     """The labels before the last change, of the instances that served."""
     reverts: int = 0
+    name: str = ""
+    """The instance of the last change."""
     open: tuple[str, str] | None = None
     """The instance and label of the last change, until its engine has said so, or refused, or was lost."""
+    asked: int | None = None
+    """The number of the order that is not answered yet."""
+    answered_at: float = float("inf")
+    """When it was, or was lost."""
+    undone: tuple[tuple[str, ...], int] = ((), 0)
+    """`before` and `reverts` of the change before, which hold again if this one is refused."""
+
+    def ends(self, now: float, *, refused: bool) -> None:
+        """The order was answered, or went with its connection."""
+        self.open, self.asked, self.answered_at = None, None, now
+        if refused:
+            self.before, self.reverts = self.undone
 
 
 class ArrangingWatch:
@@ -44,22 +61,29 @@ class ArrangingWatch:
         self._seen: dict[str, _Seen] = {}
         self.changes = 0
 
+    def sends(self, gateway: GatewayProcess, message: ToEngine) -> None:
+        if isinstance(message, Query) and message.stand is not None and message.stand.how == "only_if":
+            self._of(gateway).asked = message.id
+
     def reads(self, gateway: GatewayProcess, instance: Instance, message: FromEngine) -> None:
-        if gateway.cluster.roles.arranger is not None and isinstance(message, Load | Welcome):
-            seen = self._seen.setdefault(gateway.cluster.name, _Seen())
-            if isinstance(message, Load):
-                seen.reports[instance.member] = gateway.now()
-            elif seen.open == (instance.member, message.standing.label):
+        if gateway.cluster.roles.arranger is None:
+            return
+        seen = self._of(gateway)
+        if isinstance(message, Load):
+            seen.reports[instance.member] = gateway.now()
+        elif isinstance(message, Welcome):
+            if seen.open == (instance.member, message.standing.label):
                 seen.open = None
-        elif isinstance(message, QueryReply) and "error" in message.body:
-            self._seen.setdefault(gateway.cluster.name, _Seen()).open = None
+        elif isinstance(message, QueryReply) and message.id == seen.asked:
+            seen.ends(gateway.now(), refused="error" in message.body)
 
     def after(self, gateway: GatewayProcess) -> None:
         arranger = gateway.cluster.roles.arranger
         if arranger is None:
             return
-        seen = self._seen.setdefault(gateway.cluster.name, _Seen())
+        seen = self._of(gateway)
         if arranger.num_changes == seen.changes:
+            self._look_whether_it_goes_on(gateway, seen, arranger)
             return
         if arranger.num_changes > seen.changes + 1:
             raise Violation("arrange", f"{gateway.name} decided several changes at once")
@@ -67,6 +91,22 @@ class ArrangingWatch:
         self.changes += 1
         now = gateway.now()
         self._check(gateway, seen, arranger.rules, arranger.describe(now)["changes"][0], now)
+
+    def _of(self, gateway: GatewayProcess) -> _Seen:
+        return self._seen.setdefault(gateway.cluster.name, _Seen())
+
+    def _look_whether_it_goes_on(self, gateway: GatewayProcess, seen: _Seen, arranger: Arranger) -> None:
+        if seen.name:
+            member = gateway.cluster.members.get(seen.name)
+            if seen.asked is not None and (member is None or member.state != "ready"):
+                seen.ends(gateway.now(), refused=True)
+        looked_at = arranger.next_look - arranger.rules.look_s
+        if arranger.pending is not None and looked_at > seen.answered_at + _NEARLY:
+            raise Violation(
+                "arrange",
+                f"{gateway.name} waits for {arranger.pending}, about which it was answered "
+                f"{looked_at - seen.answered_at:.4f} s before its last look",
+            )
 
     def _check(
         self, gateway: GatewayProcess, seen: _Seen, rules: Rules, change: dict[str, Any], now: float
@@ -90,8 +130,7 @@ class ArrangingWatch:
             if member.name in at and age > rules.stale_s + _NEARLY:
                 raise Violation("arrange", f"{what}, though {member.name} reported {age:.3f} s ago")
         if seen.open is not None:
-            last = gateway.cluster.members.get(seen.open[0])
-            if last is not None and last.state == "ready":
-                raise Violation("arrange", f"{what}, before {seen.open[0]} was {seen.open[1]}")
-        seen.open = (change["name"], change["to"])
+            raise Violation("arrange", f"{what}, before {seen.open[0]} was {seen.open[1]}")
+        seen.name, seen.open, seen.answered_at = change["name"], (change["name"], change["to"]), float("inf")
+        seen.undone = seen.before, seen.reverts
         seen.changed_at, seen.before, seen.reverts = now, tuple(sorted(old.values())), reverts
