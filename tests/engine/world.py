@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from baton.engine.core import EngineCore
+from baton.engine.request import Request
 from baton.engine.scheduling.scheduler import Decisions
 from baton.engine.states import State
 from baton.executor.simulated import SimulatedExecutor, simulated_next_token
@@ -49,6 +50,14 @@ class Client:
     @property
     def prompt(self) -> list[int]:
         return list(unpack_int32(self.submit.prompt))
+
+
+def _goes_before(seated: Request, waiting: Request) -> bool:
+    """Newcomers of one priority take turns by flow, and each gateway's are a flow; all else is by rank."""
+    ours, theirs = (seated.rank[0], not seated.continued), (waiting.rank[0], not waiting.continued)
+    if ours == theirs and (seated.continued or waiting.lets_pass or seated.flow == waiting.flow):
+        return seated.rank < waiting.rank
+    return ours <= theirs
 
 
 class World:
@@ -186,7 +195,7 @@ class World:
         running = [request.rank for request in scheduler.slots if request and request.state in stay]
         seated = {admission.request for admission in decisions.admitted} - followed
         for newcomer in (*seated, *decisions.following):
-            assert all(newcomer.rank < one.rank for one in waiting if one.flow == newcomer.flow)
+            assert all(_goes_before(newcomer, one) for one in waiting)
         for victim in (*decisions.preempted, *decisions.gave_up):
             assert all(rank < victim.rank for rank in running)
         for request in scheduler.slots:
