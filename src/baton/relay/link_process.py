@@ -79,6 +79,10 @@ class LinkProcess:
         self._door = Doorkeeper(self._context, Encryption(secrets, leads=True) if encrypts else None)
         self._router = self._listen(config.nodes.listen)
         self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._gone = False
+        """Some connection has been closed."""
+        self._unreachable: list[bytes] = []
+        """Could not be written to."""
         self._round = 0
         self._stopping = False
         self._came: set[int] = set()
@@ -148,11 +152,17 @@ class LinkProcess:
                 log.warning("a message of %s is not read: %s", identity[:40].hex(), error)
                 continue
             self.link.on_message(identity, message, time.monotonic())
-        gone = False
         while has_messages(self._monitor):
             self._monitor.recv_multipart(zmq.NOBLOCK)
-            gone = True
-        if gone:
+            self._gone = True
+        if has_messages(self._router):
+            return
+        # Only now: the last message of a connection says why it was closed.
+        for identity in self._unreachable:
+            self.link.on_lost(identity)
+        self._unreachable.clear()
+        if self._gone:
+            self._gone = False
             self.link.probe()
 
     def _write_reports(self) -> None:
@@ -173,10 +183,12 @@ class LinkProcess:
             except zmq.ZMQError as error:
                 if error.errno not in (errno.EHOSTUNREACH, zmq.EAGAIN):
                     raise
-                self.link.on_lost(identity)
+                self._unreachable.append(identity)
 
     def _sleep(self) -> None:
-        if self.link.lost is not None or has_messages(self._router) or self._door.busy():
+        if self.link.lost is not None or self._unreachable or self._gone:
+            return
+        if has_messages(self._router) or self._door.busy():
             return
         deadlines = [self.link.next_deadline(), self._door.half_open.next_deadline(), self._name_missing_at]
         deadline = min((at for at in deadlines if at is not None), default=None)

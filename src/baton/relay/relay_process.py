@@ -82,6 +82,8 @@ class RelayProcess:
         self._dealer.connect(Place.parse(endpoint).address)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._told_to_leave = False
+        self._gone = False
+        """The connection has been closed; what came before may be unread."""
         self._descriptors: tuple[int, ...] = ()
         self._ready: list[int] = []
         """Descriptors with which the last sleep ended."""
@@ -133,8 +135,9 @@ class RelayProcess:
                 node.on_lost()
         while has_messages(self._monitor):
             self._monitor.recv_multipart(zmq.NOBLOCK)
-            if not has_messages(self._dealer):
-                node.on_lost()
+            self._gone = True
+        if self._gone and not has_messages(self._dealer):
+            node.on_lost()
 
     def _read_reports(self) -> None:
         for rank, reader in zip(self._group.ranks, self._group.reports, strict=True):
