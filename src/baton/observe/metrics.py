@@ -205,6 +205,14 @@ class Metrics:
     def http_request(self, method: str, route: str, status: int) -> None:
         self._http.add((method if method in _METHODS else "other", route, str(status)), 1)
 
+    def totals(self) -> dict[str, int]:
+        """Since the start: tokens of prompts that were served, generated ones, sequences that ended."""
+        return {
+            "prompt_tokens": int(self._prompt_tokens.value),
+            "generated_tokens": int(self._generation_tokens.value),
+            "ended": int(self._success.total),
+        }
+
     def render(
         self,
         instances: Mapping[str, InstanceSample],

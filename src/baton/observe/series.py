@@ -48,6 +48,10 @@ class Tallies:
     def add(self, labels: tuple[str, ...], count: int) -> None:
         self._values[labels] = self._values.get(labels, 0) + count
 
+    @property
+    def total(self) -> int:
+        return sum(self._values.values())
+
     def collect(self) -> Iterator[Metric]:
         labels = ["model_name", *self._labels]
         family = CounterMetricFamily(PREFIX + self._name, self._text, labels=labels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -38,6 +38,38 @@ class MemoryUse(Struct, forbid_unknown_fields=True):
     """Of all these processes."""
     reason: str = ""
     """Why it is not available."""
+
+
+class Totals(Struct, forbid_unknown_fields=True):
+    """Since the start of the server."""
+
+    prompt_tokens: Count
+    generated_tokens: Count
+    ended: Count
+    """Sequences."""
+    handed_over: Count
+    continued: Count
+
+
+class Overview(Struct, forbid_unknown_fields=True):
+    """The server as it stands, by the gateway's books."""
+
+    now: float
+    """Seconds, on the clock of `requests`."""
+    model: str
+    version: str
+    state: str
+    paused: bool
+    leaving: bool
+    """It will stop soon."""
+    totals: Totals
+    open: Count
+    """Requests."""
+    instances: list[dict[str, Any]]
+    """A part of what /cluster/instances says of each."""
+    requests: list[tuple[str, float, int, int, str, str]]
+    """Id, when it arrived, prompt tokens, generated tokens, how it stands (held, waiting, prefill, decode),
+    and the instance that has it; 10,000 at most, those that came first."""
 
 
 class Paused(Struct):

@@ -35,6 +35,7 @@ from baton.gateway.http.routes.ranking import ranking_routes
 from baton.gateway.http.routes.responses import responses_routes
 from baton.gateway.http.routes.server import server_routes
 from baton.gateway.http.routes.tokens import token_routes
+from baton.gateway.http.routes.ui import ui_routes
 from baton.gateway.instances.client import ClusterClient, Requirements
 from baton.gateway.responses.store import ResponseStore
 from baton.gateway.served_model import ServedModel
@@ -96,6 +97,7 @@ def create_app(
         *token_routes(gateway),
         *server_routes(gateway),
         *cluster_routes(gateway),
+        *ui_routes(gateway),
         *docs_routes(root_path),
     ]
     app = _Application(routes=routes, lifespan=lifespan, exception_handlers=_ERROR_HANDLERS)
