@@ -1,9 +1,14 @@
-"""The whole cluster on a cost model: arrivals, routing, steps, hand-overs, and who decides about roles."""
+"""The whole cluster on a cost model: arrivals, routing, steps, hand-overs, and who decides about roles.
+
+An instance may die (`deaths`): what it had begins anew elsewhere, as the gateway does it but that an answer's
+tokens are all generated again, and it serves again after `Machine.startup_s`.
+"""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +25,8 @@ from baton.simulation.capacity.machine import Machine, Request, Running
 
 _LOAD_S = 0.05
 """Between two reports of an instance, as in production."""
+_AGAIN_S = 1.0
+"""After which a request is tried again that nobody could take."""
 _PATIENCE_S = 600.0
 """After the last arrival: what has not ended then never does."""
 
@@ -33,7 +40,9 @@ class Capacity:
         labels: Sequence[Label],
         machine: Machine,
         arranger: Arranger | None = None,
+        deaths: Sequence[tuple[float, int]] = (),
     ) -> None:
+        """`deaths`: when an instance dies, and which, by its place in `labels`."""
         self.requests = [Request(asked, number) for number, asked in enumerate(requests)]
         self.machine = machine
         self.arranger = arranger
@@ -54,6 +63,9 @@ class Capacity:
         self._turns = itertools.count(1)
         for label in labels:
             self._start(self._name(label), label)
+        names = list(self.members)
+        for at, place in deaths:
+            self._later(at, self._dies, names[place % len(names)])
 
     def run(self, tick: Callable[[float], None] = lambda now: None) -> None:
         """Until all have ended, or nothing does any more.  `tick` is told the time, now and then."""
@@ -88,7 +100,8 @@ class Capacity:
 
     def _start(self, name: str, label: Label) -> None:
         machine = self.machine
-        member = self.members[name] = Member(name, label)
+        member = self.members.get(name) or Member(name, label)
+        self.members[name] = member
         member.attach(name, Hello(""))
         member.welcomed(
             Welcome(
@@ -107,6 +120,17 @@ class Capacity:
         member.loaded(self.running[name].load(), self._now)
         self._note()
 
+    def _dies(self, name: str) -> None:
+        running = self.running.pop(name, None)
+        if running is None:
+            return  # (it is gone, or dead)
+        member = self.members[name]
+        member.leave("restarting", "it died")
+        self._note()
+        for request in running.all():
+            self._arrive(request)
+        self._later(self.machine.startup_s, self._start, name, member.label)
+
     def _change(self, change: Change) -> None:
         self.changes.append((self._now, change))
         if change.kind == "label":
@@ -124,7 +148,9 @@ class Capacity:
 
     def _remove_if_empty(self, name: str) -> None:
         member = self.members.get(name)
-        if member is not None and member.draining and not len(self.running[name]) and not member.decodes:
+        if name not in self.running or member is None:
+            return
+        if member.draining and not len(self.running[name]) and not member.decodes:
             del self.members[name], self.running[name]
 
     def _note(self) -> None:
@@ -136,11 +162,15 @@ class Capacity:
         size = request.asked.prompt
         job = Job(size, request.asked.output <= 1, lambda member: 0)
         plan = choose(self.members.values(), job, None)
-        assert plan is not None  # (one always serves)
+        if plan is None:  # (all are dead)
+            self._later(_AGAIN_S, self._arrive, request)
+            return
+        self._uncount(request, heard=False)
         at, now = plan.at, self._now
         at.turn = next(self._turns)
         at.sent(plan.work, now)
-        self.traffic.sent(plan.work)
+        if not request.counted:
+            self.traffic.sent(plan.work)
         decoder = plan.decoders[0] if plan.decoders else at
         decoder.turn = at.turn
         decoder.expects(request.number, size // self.machine.block_size + 1)
@@ -152,16 +182,19 @@ class Capacity:
     def _go_on(self, name: str) -> None:
         running = self.running.get(name)
         seconds = None if running is None else running.begin()
-        if seconds is not None:
-            self._later(seconds, self._step_ends, name, seconds)
+        if running is not None and seconds is not None:
+            self._later(seconds, self._step_ends, running, seconds)
 
-    def _step_ends(self, name: str, seconds: float) -> None:
-        running, now = self.running[name], self._now
+    def _step_ends(self, running: Running, seconds: float) -> None:
+        name, now = running.name, self._now
+        if self.running.get(name) is not running:
+            return  # (it died meanwhile)
         self.steps += 1
         computed, ended = running.end(seconds)
         for request in computed:
-            request.first_at = now
-            self.traffic.began(now - request.asked.at)
+            if request.first_at == math.inf:
+                request.first_at = now
+                self.traffic.began(now - request.asked.at)
             if request.asked.output <= 1:
                 self._ends(request)
             else:
@@ -170,18 +203,18 @@ class Capacity:
             self._ends(request)
         self._remove_if_empty(name)
         self._go_on(name)
-        if name in self.members and now >= self._reported.get(name, -1.0) + _LOAD_S:
+        if name in self.running and now >= self._reported.get(name, -1.0) + _LOAD_S:
             self._reported[name] = now
             self.members[name].loaded(running.load(), now)
             self._look()
 
     def _hand_over(self, request: Request, at: str) -> None:
-        target = next((name for name in request.decoders if name in self.members), at)
+        target = next((name for name in request.decoders if name in self.running), at)
         if request.counted != target:
             self._uncount(request, heard=False)
             self.members[target].expects(request.number, 0)
             request.counted = target
-        self.members[target].decodes_now(request.number, self.members[target].decodes[request.number])
+        self.members[target].decodes_now(request.number, self.members[target].decodes.get(request.number, 0))
         if target == at:
             self.running[at].decode(request)
             return
@@ -190,6 +223,9 @@ class Capacity:
         self._later(delay, self._arrives, request, target)
 
     def _arrives(self, request: Request, target: str) -> None:
+        if target not in self.running:
+            self._arrive(request)
+            return
         self.running[target].decode(request)
         self._go_on(target)
 
@@ -210,10 +246,11 @@ class Capacity:
             return
         standings = []
         for name, member in self.members.items():
-            running = self.running[name]
-            decoding = len(running.decoding) + len(running.waiting)
+            running = self.running.get(name)
+            decoding = len(running.decoding) + len(running.waiting) if running else 0
+            in_flight = len(running) if running else 0
             standings.append(
-                view_of(member, self._now, decoding=decoding, in_flight=len(running), removable=True)
+                view_of(member, self._now, decoding=decoding, in_flight=in_flight, removable=True)
             )
         change = self.arranger.look(Snapshot(self._now, tuple(standings), self.traffic.now()))
         if change is not None:

@@ -60,7 +60,7 @@ class Request:
     first_at: float = math.inf
     ended_at: float = math.inf
     counted: str = ""
-    """The instance in whose books (`Member.decodes`) it is."""
+    """The instance in whose books (`Member.decodes`) it is, or was last; "": it was sent nowhere yet."""
 
     @property
     def itl_s(self) -> float:
@@ -88,6 +88,13 @@ class Running:
 
     def __len__(self) -> int:
         return len(self.prompts) + len(self.waiting) + len(self.decoding)
+
+    def all(self) -> list[Request]:
+        """Whose prompt is or was to be computed here, and who decodes here, in the order of their coming."""
+        found = {one.number: one for one in (*self.prompts, *self.waiting)}
+        found |= {one.number: one for one in self._done if self.busy}
+        found |= {one.number: one for _, _, one in self.decoding}
+        return [found[number] for number in sorted(found)]
 
     def prefill(self, request: Request) -> None:
         request.left = request.asked.prompt

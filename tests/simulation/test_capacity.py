@@ -1,0 +1,149 @@
+"""Clusters on a cost model: what they bear, when instances die, and how many a trace needs."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from baton.gateway.arranging.slo import Slo
+from baton.protocol.config import CostModel
+from baton.simulation.capacity.cluster import Capacity
+from baton.simulation.capacity.goodput import by_time, goodput
+from baton.simulation.capacity.load import Asked, Hour, day
+from baton.simulation.capacity.machine import Machine
+from baton.simulation.capacity.planning import first_labels, plan_for, run_with, usage
+from baton.simulation.capacity.plot import Line, Panel, svg
+from baton.simulation.capacity.trace import TraceError, read_trace
+
+SLO = Slo(2.0, 0.05)
+MACHINE = Machine(
+    cost=CostModel(base=0.015, per_prefill_token=1e-4, per_decode_sequence=3e-4), itl_target_s=0.045
+)
+DOCUMENTS, CHAT = Hour("documents", 6.2, 3600, 60), Hour("chat", 7.5, 500, 420)
+
+
+def splits(requests, instances=4):
+    for number in range(1, instances):
+        labels = ["prefill"] * number + ["decode"] * (instances - number)
+        yield run_with(requests, labels, MACHINE, SLO, arranged=False)
+
+
+def test_labels_that_follow_the_load_beat_every_fixed_split():
+    requests = day([DOCUMENTS, CHAT, DOCUMENTS], 120.0)
+    arranged = run_with(requests, first_labels(4), MACHINE, SLO)
+    own = goodput(arranged.requests, SLO).share
+    assert own > 0.9
+    assert own > max(goodput(run.requests, SLO).share for run in splits(requests)) + 0.1
+    assert arranged.changes
+
+
+def test_a_load_that_stays_is_borne_as_by_the_best_split():
+    for hour in (DOCUMENTS, CHAT):
+        requests = day([hour] * 3, 60.0)
+        own = by_time(run_with(requests, first_labels(4), MACHINE, SLO).requests, SLO, 60.0)[1:]
+        best = max(
+            sum(part.good for part in by_time(run.requests, SLO, 60.0)[1:]) for run in splits(requests)
+        )
+        assert sum(part.good for part in own) >= 0.98 * best, hour.name
+
+
+def test_the_same_load_gives_the_same_run():
+    requests = day([DOCUMENTS], 30.0)
+    first, second = (run_with(requests, first_labels(3), MACHINE, SLO, [(7.0, 1)]) for _ in range(2))
+    assert [one.ended_at for one in first.requests] == [one.ended_at for one in second.requests]
+    assert first.changes == second.changes
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_ran_on_an_instance_that_died_ends_elsewhere(place):
+    requests = day([DOCUMENTS._replace(per_s=2.0), CHAT._replace(per_s=2.0)], 30.0)
+    run = Capacity(requests, ["prefill", "decode", "decode"], MACHINE, deaths=[(10.0, place), (45.0, place)])
+    run.run()
+    assert all(one.ended_at < float("inf") for one in run.requests)
+    assert min(len(labels) for _, labels in run.history) <= 2
+    assert len(run.history[-1][1]) == 3, "it came back"
+    for member in run.members.values():
+        assert not member.decodes
+        assert member.unheard_blocks == 0
+    assert not any(running.kv_used for running in run.running.values())
+
+
+def test_nobody_serves_for_a_while():
+    run = Capacity(
+        [Asked(0.1 * number, 100, 10) for number in range(50)], ["mixed"], MACHINE, deaths=[(2.0, 0)]
+    )
+    run.run()
+    assert all(one.ended_at < float("inf") for one in run.requests)
+    assert max(one.ended_at for one in run.requests) > MACHINE.startup_s
+
+
+def test_usage_is_weighted_by_time():
+    run = Capacity([Asked(0.0, 10, 1), Asked(100.0, 10, 1)], ["prefill", "decode"], MACHINE)
+    run.run()
+    run.history.append((25.0, ("decode", "decode")))
+    shares, most = usage(run)
+    assert shares == {"prefill": pytest.approx(0.25), "mixed": 0.0, "decode": pytest.approx(1.75)}
+    assert most == {"prefill": 1, "mixed": 0, "decode": 2}
+
+
+def test_the_fewest_instances_that_are_enough():
+    requests = day([DOCUMENTS, CHAT], 60.0)
+    told = []
+    plan = plan_for(requests, MACHINE, SLO, wanted=0.9, most=16, tell=told.append)
+    chosen = plan.chosen.instances
+    assert plan.enough
+    assert plan.chosen.goodput.share >= 0.9
+    assert {chosen - 1, chosen + 1} <= plan.runs.keys()
+    assert plan.runs[chosen - 1].goodput.share < 0.9
+    assert sorted(run.instances for run in told) == list(plan.runs)
+    assert sum(plan.chosen.shares.values()) == pytest.approx(chosen)
+
+
+def test_not_even_the_most_are_enough():
+    plan = plan_for(day([DOCUMENTS], 30.0), MACHINE, SLO, wanted=0.9, most=2)
+    assert not plan.enough
+    assert plan.chosen.instances == 2
+
+
+def test_traces(tmp_path):
+    lines = tmp_path / "trace.jsonl"
+    lines.write_text(
+        '{"timestamp": 5000, "input_length": 30, "output_length": 7, "hash_ids": [1]}\n\n'
+        '{"timestamp": 4500.5, "input_length": 20, "output_length": 0}\n'
+    )
+    assert read_trace(lines) == [Asked(0.0, 20, 1), Asked(pytest.approx(0.4995), 30, 7)]
+    bench = tmp_path / "bench.json"
+    bench.write_text(json.dumps({"input_lens": [3, 4], "output_lens": [5, 6], "start_times": [10.5, 10.0]}))
+    assert read_trace(bench) == [Asked(0.0, 4, 6), Asked(0.5, 3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "has no request"),
+        ("hello\n", "line 1: is no JSON"),
+        ('{"timestamp": 1, "input_length": 2}\n{"a": 1}\n', "line 1: give an object with timestamp"),
+        ('{"timestamp": "now", "input_length": 2, "output_length": 3}', "its time 'now' is no number"),
+        ('{"timestamp": 1, "input_length": -2, "output_length": 3}', "its prompt has '-2' tokens"),
+        ('{"timestamp": 1, "input_length": 2, "output_length": 1e99}', "its answer has '1e+99' tokens"),
+        ('{"input_lens": [1], "output_lens": [1, 2], "start_times": [1]}', "of one length"),
+    ],
+)
+def test_traces_that_are_none(tmp_path, text, what):
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=what.replace("+", r"\+")):
+        read_trace(path)
+    with pytest.raises(TraceError, match="No such file"):
+        read_trace(tmp_path / "other")
+
+
+def test_the_picture_is_a_picture():
+    lines = [Line("a & b", [1.0, 2.0, 0.0]), Line("c", [3.0, 0.0, 1.0])]
+    root = ElementTree.fromstring(svg("<Day>", [Panel("x", "", lines, stacked=True), Panel("y", "%", lines)]))
+    names = [element.tag.rpartition("}")[2] for element in root.iter()]
+    assert names.count("polygon") == 2
+    assert names.count("polyline") == 2
+    assert "a & b" in [element.text for element in root.iter()]
