@@ -30,7 +30,7 @@ from baton.simulation.capacity.cluster import Capacity
 from baton.simulation.capacity.goodput import by_time, goodput
 from baton.simulation.capacity.load import Asked, day, rates, standard_day
 from baton.simulation.capacity.machine import Machine
-from baton.simulation.capacity.planning import ORDER, first_labels, run_with
+from baton.simulation.capacity.planning import ORDER, first_labels, run_with, split
 from baton.simulation.capacity.plot import Line, Panel, svg
 
 COST = CostModel(base=0.015, per_prefill_token=1e-4, per_decode_sequence=3e-4)
@@ -52,8 +52,7 @@ def main() -> None:
     )
     runs: dict[str, Capacity] = {}
     clusters: dict[str, list[Label]] = {
-        f"{number} prefill, {options.instances - number} decode": ["prefill"] * number
-        + ["decode"] * (options.instances - number)
+        f"{number} prefill, {options.instances - number} decode": split(number, options.instances)
         for number in range(1, options.instances)
     }
     clusters |= {"all mixed": ["mixed"] * options.instances, "--auto-labels": first_labels(options.instances)}

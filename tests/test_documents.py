@@ -47,7 +47,7 @@ NOT_RUN = {
 """Commands by their first words, and why nothing looks at them."""
 FOREIGN = {"--json", "--no-compile"}
 """Options of other programs."""
-MADE = {"latency.png", "serve.yaml", "soak.json", "config.json", "llama.cpp"}
+MADE = {"latency.png", "trace.jsonl", "serve.yaml", "soak.json", "config.json", "llama.cpp"}
 """A reader's files, and another engine."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)

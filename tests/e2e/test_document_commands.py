@@ -96,6 +96,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "secret").touch(mode=0o600)
     (place / "secret").write_text(ClusterSecret.make(bytes(32)).file())
     (place / "requests.jsonl").write_text(json.dumps(REQUEST) + "\n")
+    lines = [{"timestamp": 90 * n, "input_length": 400 + 40 * n, "output_length": 40} for n in range(60)]
+    (place / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (place / "README.md").symlink_to(Path(__file__).parents[2] / "README.md")
     return place
 

@@ -6,7 +6,9 @@ import json
 from xml.etree import ElementTree
 
 import pytest
+from typer.testing import CliRunner
 
+from baton.cli.main import app
 from baton.gateway.arranging.slo import Slo
 from baton.protocol.config import CostModel
 from baton.simulation.capacity.cluster import Capacity
@@ -138,6 +140,53 @@ def test_traces_that_are_none(tmp_path, text, what):
         read_trace(path)
     with pytest.raises(TraceError, match="No such file"):
         read_trace(tmp_path / "other")
+
+
+def asked_of_plan(path, *flags):
+    given = ("--trace", str(path), "--step-cost", "0.015,1e-4,3e-4", *flags)
+    return CliRunner().invoke(
+        app, ["plan", *(("--slo", "ttft:2000 itl:50") if "--slo" not in flags else ()), *given]
+    )
+
+
+def test_the_command(tmp_path):
+    """Four times the load needs more instances; fewer than are needed is an error's exit code."""
+    path, out = tmp_path / "trace.jsonl", tmp_path / "plan.json"
+    rows = [{"timestamp": 400 * n, "input_length": 3600, "output_length": 60} for n in range(100)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = []
+    for load in ("1", "4"):
+        result = asked_of_plan(path, "--out", str(out), "--load", load)
+        assert result.exit_code == 0, result.output
+        plan = json.loads(out.read_text())
+        found.append(plan["instances"])
+        assert f"{plan['instances']} instance" in result.output
+        assert [run["good"] >= 0.99 for run in plan["runs"]] == [
+            run["instances"] >= plan["instances"] for run in plan["runs"]
+        ]
+        assert sum(run["late"] for run in plan["runs"] if run["instances"] < plan["instances"])
+    assert found[0] < found[1]
+    assert plan["best_fixed_split"]["good"] <= 1.0
+    few = asked_of_plan(path, "--load", "4", "--most", "1")
+    assert few.exit_code == 1
+    assert "not enough: 1 instance answer" in few.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (("--slo", "fast"), "'fast' is no objective"),
+        (("--step-cost", "0"), "more than 0 seconds"),
+        (("--kv-tokens", "64"), "more than 64"),
+        (("--step-cost", "many"), "give up to four numbers"),
+    ],
+)
+def test_what_the_command_refuses(tmp_path, flags, what):
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 100, "output_length": 10}')
+    result = asked_of_plan(path, *flags)
+    assert result.exit_code == 2
+    assert what in " ".join(result.output.replace("│", " ").split())
 
 
 def test_the_picture_is_a_picture():

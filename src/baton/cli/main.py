@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from baton.cli import bench, chat, cluster, generate, model_dir, replay, run_batch, serve, simulate
+from baton.cli import bench, chat, cluster, generate, model_dir, plan, replay, run_batch, serve, simulate
 from baton.version import __version__
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ app.command("run-batch")(run_batch.run_batch)
 app.add_typer(bench.app, name="bench")
 app.add_typer(cluster.app, name="cluster")
 app.command("simulate")(simulate.simulate)
+app.command("plan")(plan.plan)
 app.command("model-dir")(model_dir.model_dir)
 app.command("replay")(replay.replay)
 

@@ -41,9 +41,12 @@ class Plan(NamedTuple):
 
 def first_labels(instances: int) -> list[Label]:
     """Of a cluster that begins: half of each kind; a single one does both."""
-    if instances == 1:
-        return ["mixed"]
-    return ["prefill" if number < instances // 2 else "decode" for number in range(instances)]
+    return ["mixed"] if instances == 1 else split(instances // 2, instances)
+
+
+def split(prefills: int, instances: int) -> list[Label]:
+    """So many prefill, the others decode."""
+    return ["prefill" if number < prefills else "decode" for number in range(instances)]
 
 
 def run_with(
