@@ -1,12 +1,23 @@
-"""`baton serve` as its operator sees it: the log as JSON."""
+"""A server as its operator sees it: the log as JSON, and `baton top`."""
 
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
 
+import pytest
+
+from baton.cli.top import Away, Refused, ask
 from tests.e2e.server import Server
 
 SIMULATED = ("--executor", "simulated", "--prefill", "1", "--decode", "1", "--disaggregation-threshold", "0")
+DEADLINE_S = 120.0
 
 
 def test_every_process_logs_json() -> None:
@@ -21,3 +32,61 @@ def test_every_process_logs_json() -> None:
     assert len({line["pid"] for line in lines}) == len(said_by)
     (end,) = [line for line in lines if line.get("request_id") == "mine" and "total=" in line["message"]]
     assert end["process"] == "gateway"
+
+
+class Screen:
+    """`baton top` in a pseudo-terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._master, slave = pty.openpty()
+        command = [sys.executable, "-m", "baton.cli.main", "top", *arguments]
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+        os.close(slave)
+        self.seen = ""
+
+    def expect(self, pattern: str) -> None:
+        """Reads until the pattern shows, and forgets what came up to its end."""
+        end = time.monotonic() + DEADLINE_S
+        while not (found := re.search(pattern, self.seen, re.DOTALL)):
+            ready, _, _ = select.select([self._master], [], [], max(0, end - time.monotonic()))
+            assert ready, f"{pattern!r} did not show: {self.seen[-2000:]!r}"
+            self.seen += os.read(self._master, 65536).decode(errors="replace")
+        self.seen = self.seen[found.end() :]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+def test_top_shows_a_server_and_finds_it_again() -> None:
+    with Server(*SIMULATED, "--admin-key", "sesame") as server:
+        server.wait_ready()
+        address = f"{server.url}/debug/overview"
+        with pytest.raises(Refused, match=r"401.*admin key.*--api-key"):
+            ask(address, "")
+        with pytest.raises(Refused, match="no Baton server"):
+            ask(f"{server.url}/docs", "sesame")
+        once = subprocess.run(
+            [sys.executable, "-m", "baton.cli.main", "top", server.url],
+            env={**os.environ, "BATON_TOP_KEY": "sesame"},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=True,
+        ).stdout
+        assert re.search(r"prefill-0 +prefill +ready +0 +0 +0\.0 %", once)
+        assert "\x1b" not in once
+        screen = Screen(server.url, "--api-key", "sesame", "--interval", "0.2")
+        screen.expect("decode-0.*decode.*ready")
+    try:
+        screen.expect("does not answer.*asking again")
+        with pytest.raises(Away, match="does not answer"):
+            ask(address, "sesame")
+        port = server.url.rpartition(":")[2]
+        with Server(*SIMULATED, "--admin-key", "sesame", "--port", port):
+            screen.expect("asking again.*?prefill-0(?:(?!asking again).)*prefill-0")
+        assert screen.process.poll() is None
+    finally:
+        screen.close()

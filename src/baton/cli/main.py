@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from baton.cli import bench, chat, cluster, generate, model_dir, plan, replay, run_batch, serve, simulate
+from baton.cli import (
+    bench,
+    chat,
+    cluster,
+    generate,
+    model_dir,
+    plan,
+    replay,
+    run_batch,
+    serve,
+    simulate,
+    top,
+)
 from baton.version import __version__
 
 app = typer.Typer(
@@ -45,6 +57,7 @@ app.command("simulate")(simulate.simulate)
 app.command("plan")(plan.plan)
 app.command("model-dir")(model_dir.model_dir)
 app.command("replay")(replay.replay)
+app.command("top")(top.top)
 
 if __name__ == "__main__":
     app()

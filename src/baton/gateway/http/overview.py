@@ -1,4 +1,4 @@
-"""The server as it stands, for `/ui`: instances with their load, totals, the requests that are open.
+"""The server as it stands, for `/ui` and `baton top`: instances, totals, the requests that are open.
 
 All of it is in the gateway's own books; no engine is asked.  A snapshot is made when somebody wants one and
 the last is older than `KEPT_S`: however many look, it is made once, in slices between which other requests
