@@ -116,8 +116,9 @@ def test_new_weights_a_kill_and_a_recording(
         assert stats(two)["decode-0"]["arrived"] == 4
         two.http.post("/update_weights", json={"path": str(other_weights)}).raise_for_status()
         assert answers() == alone[1], "nothing that was cached with the old weights is used"
+        computed = two.metric("baton:generation_tokens_total")
         running = pool.submit(answers_of, two, 4)
-        wait_metric(two, "baton:num_requests_running", 1)
+        wait_metric(two, "baton:generation_tokens_total", computed + 1)
         os.kill(child_pids(engines(two)["decode-0"])[0], signal.SIGKILL)
         assert running.result(200) == alone[1]
         wait_metric(two, "baton:instance_restarts_total", 1)

@@ -157,8 +157,9 @@ def test_one_instance_that_cannot_keeps_all_from_changing(other_weights: Path, t
     with Server(*flags, "--quantize-head", "8", *OPEN) as server, ThreadPoolExecutor(8) as pool:
         before = answers(server)
         given = {name: entry["weights"] for name, entry in instances(server).items()}
+        computed = server.metric("baton:generation_tokens_total")
         running = [pool.submit(ask, server.client(), number, 600) for number in range(6)]
-        wait_metric(server, "baton:num_requests_running", 4)
+        wait_metric(server, "baton:generation_tokens_total", computed + 24)
         poor = child_pids(engines(server)["decode-1"])[0]
         limits = resource.prlimit(poor, resource.RLIMIT_NOFILE)
         resource.prlimit(poor, resource.RLIMIT_NOFILE, (3, limits[1]))
