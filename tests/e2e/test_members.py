@@ -230,6 +230,7 @@ def test_garbage_and_silence_at_the_ports_disturb_nobody(pair: tuple[Server, Els
     engine = next(filter(is_engine, child_pids(server.process.pid)))
     ports = listening_ports(engine)
     assert ports, "the engine listens for others"
+    (page_port,) = page_ports(engine)
     descriptors = len(os.listdir(f"/proc/{engine}/fd"))
     (expected, _), strange = complete(server, max_tokens=300), []
     request = InBackground(lambda: complete(server, max_tokens=300))
@@ -239,6 +240,9 @@ def test_garbage_and_silence_at_the_ports_disturb_nobody(pair: tuple[Server, Els
             strange.append(socket.create_connection((HERE, port)))
             strange[-1].sendall(sent)
         strange += [socket.create_connection((HERE, port)) for _ in range(4 * MAX_HALF_OPEN)]
+    for sent in (b"GET / HTTP/1.1\r\n\r\n", random.Random(2).randbytes(5000)) * 5:
+        strange.append(socket.create_connection((HERE, page_port)))
+        strange[-1].sendall(sent)
     assert request.result()[0] == expected
     assert complete(server, max_tokens=300)[0] == expected
     many = MAX_HALF_OPEN + 30
@@ -246,6 +250,16 @@ def test_garbage_and_silence_at_the_ports_disturb_nobody(pair: tuple[Server, Els
     for one in strange:
         one.close()
     until(lambda: nothing_is_held(server), "every block is free or cached")
+    until(lambda: refusals(server, "half_open") > 0, "the engine counts those that it has sent away")
+    until(lambda: refusals(server, "page_connection") == 10, "and those of its page servers")
+    assert any(f"pages: a connection from {HERE} is refused: " in line for line in server.warnings())
+
+
+def refusals(server: Server, at: str) -> float:
+    """Of the engine here, as they are counted for Prometheus."""
+    pattern = rf'^baton:cluster_refusals_total{{at="{at}",instance="prefill-0",.*}} (\S+)$'
+    (count,) = re.findall(pattern, server.http.get("/metrics").text, re.M)
+    return float(count)
 
 
 def test_an_engine_that_is_killed_comes_back_with_another_key(pair: tuple[Server, Elsewhere]) -> None:

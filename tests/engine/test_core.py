@@ -7,8 +7,9 @@ import re
 import msgspec
 import pytest
 
-from baton.engine.core import DYING_S, EngineCore
+from baton.engine.core import EngineCore
 from baton.engine.states import TRANSITIONS, Event, IllegalTransition, State
+from baton.engine.workers.handshake import DYING_S
 from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import Abort, Admit, Control, Grow, Pace, Preempt

@@ -10,8 +10,7 @@ Theory.  The core knows every request as (gateway, id).  It is fed by
 
 and collects what is to be sent until `flush(now)` takes it: at most one `CommandBatch` (numbered from 1
 without gaps, the same for every rank), for each gateway its replies and one `Outputs`, and messages to other
-engines, each with the peer and its address.  The shell calls `flush` after it has fed everything that had
-arrived, so one look at the queues is one decision, one record and one message.
+engines, each with its address.  The shell flushes after each look at its queues: one decision, one record.
 
 The worker decides tokens and closings, the core everything else.  A slot is the worker's from
 `Admit` to `Closed`; whatever happens meanwhile (`Cancel`, `Preempt`, both), the core waits for that closing
@@ -30,7 +29,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from baton.engine.counters import Counters
+from baton.engine.counters import Counters, Counting
 from baton.engine.dispatch import CommandBuffer
 from baton.engine.endings import refuse
 from baton.engine.handover.courier import Courier, earliest
@@ -43,7 +42,7 @@ from baton.engine.standing import Announcements
 from baton.engine.states import State
 from baton.engine.validation import Rejected
 from baton.engine.workers.controls import ACTIONS, Controls, OrderFailed, UnexpectedDone
-from baton.engine.workers.handshake import Handshake, HandshakeError
+from baton.engine.workers.handshake import DYING_S, Handshake, HandshakeError
 from baton.engine.workers.steps import UnreadableReport
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.commands import CommandBatch, Control, Grants
@@ -53,6 +52,7 @@ from baton.protocol.reports import (
     ControlDone,
     Fetched,
     LayersDone,
+    PagesRefused,
     Report,
     StepReport,
     StepRoutes,
@@ -78,8 +78,6 @@ from baton.protocol.weights import Weights
 log = logging.getLogger(__name__)
 
 _CLOSING = (State.PREEMPTING, State.ABORTING)
-DYING_S = 5.0
-"""A rank that said `WorkerFailed` has so long to exit; then the instance fails without its exit status."""
 
 
 class Outgoing(NamedTuple):
@@ -90,7 +88,7 @@ class Outgoing(NamedTuple):
     peers: list[tuple[Target, PeerMessage]]
 
 
-class EngineCore:
+class EngineCore(Counting):
     """One instance's engine.  `workers` are the process ids of the ranks, rank 0 first; `peer_endpoint` is
     where other engines reach this one, "" if it takes part in no hand-over; `secret` is drawn for this
     incarnation (`protocol/rules/passes.py`)."""
@@ -418,6 +416,8 @@ class EngineCore:
             self._worker_ready(rank, report)
         elif isinstance(report, ControlDone):
             self._control_done(rank, report, now)
+        elif isinstance(report, PagesRefused):
+            self.refused_pages(report)
         elif isinstance(report, WorkerFailed):
             self.worker_failures[rank] = report.message
             self._failing_at = now + DYING_S

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.engine.request import Request
-from baton.protocol.reports import EXPERT_LOADS
+from baton.protocol.reports import EXPERT_LOADS, PagesRefused
+
+REFUSED_AT = ("handshake", "half_open", "peer", "page_connection", "page_grant")
+"""Connections without a key of the cluster; those that made room for others, or sent too much before they had
+shown one; messages on a connection that is not its peer's; the same of page servers, and questions without a
+grant."""
 
 
 @dataclass
@@ -141,6 +146,8 @@ class Counters:
     """As `StepReport.expert_tokens`, together; empty without experts."""
     queue_seconds: float = 0.0
     """Sum over first admissions."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Of those who are no members of the cluster, by where they came: `REFUSED_AT`."""
     violations: int = 0
     """Messages that could not be: stale slots, unknown epochs, bytes that are no message."""
 
@@ -175,8 +182,23 @@ class Counters:
         }
         values["finished"] = dict(self.finished)
         values["rejected"] = dict(self.rejected)
+        values["refusals"] = dict.fromkeys(REFUSED_AT, 0) | self.refusals
         values["handovers"] = self.handovers.snapshot()
         values["preemptions_of"] = self.preemptions_of.snapshot()
         values["step_tokens"] = self.step_tokens.snapshot()
         values["step_prompt_tokens"] = self.step_prompt_tokens.snapshot()
         return values
+
+
+class Counting:
+    """The part of the core that only counts."""
+
+    counters: Counters
+
+    def refused(self, where: str, count: int) -> None:
+        """So many at one of `REFUSED_AT` since the start, who have no part in the cluster."""
+        self.counters.refusals[where] = count
+
+    def refused_pages(self, report: PagesRefused) -> None:
+        self.counters.refusals["page_connection"] += report.strangers
+        self.counters.refusals["page_grant"] += report.grants

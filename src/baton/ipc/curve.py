@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import zmq
@@ -141,6 +142,7 @@ class Doorkeeper:
             self._socket.bind(_ZAP)
         self.refused = 0
         """Handshakes of those who have no key of this cluster."""
+        self._counted = (0, 0)
 
     def descriptors(self) -> tuple[int, ...]:
         """Readable when `turn` has something to do; ask `busy` before sleeping on them."""
@@ -172,6 +174,14 @@ class Doorkeeper:
         while limit > 0 and self._socket is not None and has_messages(self._socket):
             self._answer(self._socket, self._socket.recv_multipart(zmq.NOBLOCK))
             limit -= 1
+
+    def count(self, refused: Callable[[str, int], None]) -> None:
+        """Calls it with how many have been refused where, if there are more than before."""
+        found = (self.refused, self.half_open.ended)
+        for where, now, before in zip(("handshake", "half_open"), found, self._counted, strict=True):
+            if now != before:
+                refused(where, now)
+        self._counted = found
 
     def _answer(self, socket: Socket, frames: list[bytes]) -> None:
         sender, _, version, number, domain, address, _, mechanism, *credentials = frames

@@ -101,6 +101,13 @@ _BY: dict[str, tuple[str, str, bool, Callable[[Mapping[str, Any]], Mapping[str, 
         False,
         lambda s: {state: s["blocks"][state] for state in ("held", "exported", "reserved", "cached", "free")},
     ),
+    "cluster_refusals": (
+        "Who is no member of the cluster, or asked for pages without a grant: handshakes that were refused, "
+        "connections that were ended half open, messages of strangers, connections and questions of pages.",
+        "at",
+        True,
+        lambda s: s["refusals"],
+    ),
     "admission_rejections": (
         "Requests that the instance refused.",
         "reason",

@@ -132,6 +132,14 @@ class Metrics:
             ("method", "route", "status"),
         )
         self.registry.register(self._http)
+        self._refused = Tallies(
+            model_name,
+            "member_refusals",
+            "Requests for members of the cluster that were refused, by the error's code.",
+            ("code",),
+            [("another_secret",), ("replayed",), ("clocks_differ",), ("another_body",)],
+        )
+        self.registry.register(self._refused)
 
     def first_tokens(self, count: int, prompt: int, seconds: float) -> None:
         """The first tokens of a sequence came, so long after the request."""
@@ -212,6 +220,9 @@ class Metrics:
             "generated_tokens": int(self._generation_tokens.value),
             "ended": int(self._success.total),
         }
+
+    def member_refused(self, code: str) -> None:
+        self._refused.add((code,), 1)
 
     def render(
         self,

@@ -131,6 +131,16 @@ class Fetched(msgspec.Struct, tag="fetched", array_like=True, frozen=True):
     """The last one that copied some of the pages; "" if none did."""
 
 
+class PagesRefused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
+    """What the rank's page server has refused since its last report of this kind; one a second at most."""
+
+    rank: int
+    strangers: int
+    """Connections that have not shown in time that they belong to the cluster."""
+    grants: int
+    """Questions of pages without a grant of them that stands."""
+
+
 class WorkerReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):
     """The rank has loaded its model and allocated its KV pool."""
 
@@ -165,6 +175,8 @@ class WorkerFailed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     message: str
 
 
-Report = StepReport | StepRoutes | LayersDone | Fetched | WorkerReady | ControlDone | WorkerFailed
+Report = (
+    StepReport | StepRoutes | LayersDone | Fetched | PagesRefused | WorkerReady | ControlDone | WorkerFailed
+)
 
 REPORTS: Codec[Report] = Codec(Report)

@@ -24,10 +24,12 @@ from baton.ipc.ring import RingReader
 from baton.protocol.commands import TRANSFERS, DropFetch, Fetch, Grants
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PoolSource
+from baton.protocol.reports import Fetched, PagesRefused
 from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets
 from baton.transfer.base import PoolView, Transport
-from baton.transfer.fetcher import Fetcher, Report
+from baton.transfer.fetcher import Fetcher
 from baton.transfer.grants import GrantBook
+from baton.transfer.refusals import Refusals
 from baton.transfer.tasks import READ, TaskGenerator, Tasks, Wait
 from baton.transfer.transports.channel import Encryption
 from baton.transfer.transports.nixl import NixlTransport
@@ -54,7 +56,7 @@ class TransferService:
         rank: int,
         pool: PoolView,
         config: InstanceConfig,
-        report: Report,
+        report: Callable[[Fetched | PagesRefused], None],
         on_failure: Callable[[], None] = lambda: None,
         *,
         ring: RingReader | None = None,
@@ -72,7 +74,9 @@ class TransferService:
         self._ring = ring
         self._read = 0  # batches of the ring
         self._grants = GrantBook(self._look_for_grants)
-        self._transports = make_transports(pool, config, self._tasks, self._grants, secrets)
+        self._transports = make_transports(
+            pool, config, self._tasks, self._grants, Refusals(rank, self._tasks, report), secrets
+        )
         self._fetcher = Fetcher(rank, pool, self._transports, self._tasks, report)
         self.source: PoolSource | None = self._export(rank, pool)
         """How others fetch this rank's pages; None: they cannot."""
@@ -190,7 +194,12 @@ class TransferService:
 
 
 def make_transports(
-    pool: PoolView, config: InstanceConfig, tasks: Tasks, grants: GrantBook, secrets: Secrets = NO_SECRETS
+    pool: PoolView,
+    config: InstanceConfig,
+    tasks: Tasks,
+    grants: GrantBook,
+    refusals: Refusals,
+    secrets: Secrets = NO_SECRETS,
 ) -> list[Transport]:
     """Those that the configuration allows, in the order in which they are to be tried."""
     checksums, chosen = config.transfer_checksums, config.transfer
@@ -202,7 +211,9 @@ def make_transports(
     if chosen in ("auto", "tcp"):
         encryption = _encryption(secrets) if config.transfer_encryption else None
         host = config.transfer_host
-        found.append(TcpTransport(pool, tasks, grants, host=host, checksums=checksums, encryption=encryption))
+        found.append(
+            TcpTransport(pool, tasks, grants, refusals, host=host, checksums=checksums, encryption=encryption)
+        )
     return found
 
 

@@ -84,7 +84,14 @@ def test_a_peer_proves_itself_also_by_what_this_engine_has_told_it():
     assert p.hear(answering).peer == "d"
 
 
-def test_what_a_stranger_sends_is_answered_and_the_peer_goes_on(side):  # noqa: F811
+@pytest.mark.parametrize(
+    "forged",
+    [
+        Taken(666, 1),
+        Handoff(1, 1, first=0, blocks=b"", tokens=pack_int32([7]), logprobs=[], num_cached=0, queued_s=0.0),
+    ],
+)
+def test_what_a_stranger_sends_is_answered_and_the_peer_goes_on(side, forged):  # noqa: F811
     """Its messages are lost, its connection is closed by itself; nothing of the real one is."""
     p, d = side("p"), side("d")
     p.send(d, Taken(1, 1))
@@ -93,8 +100,14 @@ def test_what_a_stranger_sends_is_answered_and_the_peer_goes_on(side):  # noqa: 
     stranger = context.socket(zmq.DEALER)
     stranger.setsockopt(zmq.ROUTING_ID, b"p/99999999/0123456789abcdef/00")
     stranger.connect(d.peers.endpoint)
-    stranger.send(PEER.encode(Taken(666, 1)))
+    stranger.send(PEER.encode(forged))
     d.until(lambda: d.violations, p)
+    assert d.refusals == [("peer", 1)]
+    ((sender, why),) = d.violations
+    assert sender.startswith("peer b'p/99999999/")
+    assert "not read" in why
+    if d.peers.endpoint.startswith("tcp"):
+        assert sender.endswith(" at 127.0.0.1")
     assert stranger.poll(60_000), "it is told"
     stranger.close(0)
     context.term()

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.main import app
-from baton.engine.core import DYING_S, EngineCore
+from baton.engine.core import EngineCore
 from baton.engine.recording.recorder import (
     EVENTS,
     HEADER,
@@ -32,6 +32,7 @@ from baton.engine.recording.recorder import (
 from baton.engine.recording.replay import describe, find_recordings, replay
 from baton.engine.recording.tape import MAGIC, DamagedRecording, TapeReader, TapeWriter, segment
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.workers.handshake import DYING_S
 from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.handover import Taken
@@ -152,6 +153,7 @@ def test_every_kind_of_call_is_replayed(tmp_path):
     core.on_message(b"g", Hello("two"), 0.4)  # the core itself says that the first one is gone
     core.flush(0.4)
     core.violation("gateway 67", "no message")
+    core.refused("handshake", 2)
     core.on_report(1, StepReport(1, 1), 0.5)  # the core itself finds a violation
     core.on_message(b"g", Query(1, "stats"), 0.6)
     core.flush(0.6)
@@ -167,8 +169,8 @@ def test_every_kind_of_call_is_replayed(tmp_path):
     result = replay(found)
     assert result.identical, result
     expected = {
-        "messages": 4, "reports": 3, "malformed messages": 1, "deadlines": 1, "gateways lost": 1,
-        "shutdowns": 1, "decisions": 4, "commands": 1,
+        "messages": 4, "refusals": 1, "reports": 3, "malformed messages": 1, "deadlines": 1,
+        "gateways lost": 1, "shutdowns": 1, "decisions": 4, "commands": 1,
     }  # fmt: skip
     assert {name: result.counts[name] for name in expected} == expected
     assert result.counts["failures"] == 0

@@ -66,6 +66,9 @@ class SimulatedSide(Party):
     def peer_lost(self, peer, now, *, dead=False):
         self.lost.append((peer, dead))
 
+    def refused(self, where, count):
+        pass
+
     def violation(self, sender, what):
         self.violations.append((sender, what))
 

@@ -31,6 +31,7 @@ class Side:
         self.messages = []
         self.lost = []
         self.violations = []
+        self.refusals = []
         self.turns = 0
 
     def on_peer(self, peer, message, now):
@@ -38,6 +39,9 @@ class Side:
 
     def peer_lost(self, peer, now, *, dead=False):
         self.lost.append((peer, dead))
+
+    def refused(self, where, count):
+        self.refusals.append((where, count))
 
     def violation(self, sender, what):
         self.violations.append((sender, what))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,7 @@ def test_the_engine_must_know_the_secret_as_well(site: Site):
 def test_who_is_no_member_does_not_join(site: Site, caplog: pytest.LogCaptureFixture):
     """Not with an admin key either; and it is logged who tried."""
     body = registration(site, "far")
+    before = [refusals(site, code) for code in ("another_secret", "member_required")]
     with caplog.at_level(logging.WARNING):
         for key in ({}, {"authorization": "Bearer admin"}, {"authorization": "Bearer user"}):
             answer = httpx.put(f"{site.http.base_url}{PATH}/far", json=body, headers=key)
@@ -88,6 +90,8 @@ def test_who_is_no_member_does_not_join(site: Site, caplog: pytest.LogCaptureFix
             member(site, STRANGE).ask("PUT", f"{PATH}/far", body)
     said = [one.getMessage() for one in caplog.records if "is refused" in one.getMessage()]
     assert len(said) == 4
+    after = [refusals(site, code) for code in ("another_secret", "member_required")]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [1, 3]
     assert all(line.startswith(f"PUT of {PATH}/far by 127.0.0.1 is refused: ") for line in said)
     assert "far" not in [entry["name"] for entry in site.http.get(PATH).json()["instances"]]
 
@@ -119,6 +123,12 @@ class Wire:
         ), signed
 
 
+def refusals(site: Site, code: str) -> int:
+    """As they are counted for Prometheus."""
+    pattern = rf'^baton:member_refusals_total{{code="{code}",.*}} (\S+)$'
+    return sum(int(float(found)) for found in re.findall(pattern, site.http.get("/metrics").text, re.M))
+
+
 def test_a_request_counts_once(site: Site, caplog: pytest.LogCaptureFixture):
     wire = Wire(site)
     body = json.dumps(registration(site, "far")).encode()
@@ -127,11 +137,13 @@ def test_a_request_counts_once(site: Site, caplog: pytest.LogCaptureFixture):
     assert answer.status_code == 200
     assert check_answer(signed, answer.headers[ANSWER_HEADER], 200, answer.content)
     site.http.delete(f"{PATH}/far").raise_for_status()
+    before = refusals(site, "replayed")
     with caplog.at_level(logging.WARNING):
         answer, signed = wire.send(question)
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "replayed")
     assert check_answer(signed, answer.headers[ANSWER_HEADER], 401, answer.content)
     assert "by 127.0.0.1 is refused: this request was made before" in caplog.text
+    assert refusals(site, "replayed") == before + 1
     assert site.http.get(f"{PATH}/far").status_code == 404
 
 

@@ -96,6 +96,13 @@ class Violated(msgspec.Struct, tag=5, array_like=True, frozen=True):
     what: str
 
 
+class Refusals(msgspec.Struct, tag=13, array_like=True, frozen=True):
+    """`refused`: so many by now who have no part in the cluster."""
+
+    where: str
+    count: int
+
+
 class Failed(msgspec.Struct, tag=6, array_like=True, frozen=True):
     """`fail`, called by the loop."""
 
@@ -151,6 +158,7 @@ Event = (
     | GatewayLost
     | PeerLost
     | Violated
+    | Refusals
     | Failed
     | ShutDown
     | Flushed
@@ -267,6 +275,10 @@ class RecordingCore(EngineCore):
     def violation(self, sender: str, what: str) -> None:
         self._note(Violated(sender, what))
         super().violation(sender, what)
+
+    def refused(self, where: str, count: int) -> None:
+        self._note(Refusals(where, count))
+        super().refused(where, count)
 
     def fail(self, message: str) -> None:
         self._note(Failed(message))

@@ -31,6 +31,7 @@ from baton.engine.recording.recorder import (
     Message,
     PeerLost,
     PeerSaid,
+    Refusals,
     Reported,
     ShutDown,
     Violated,
@@ -172,6 +173,8 @@ class _Player:
                 core.gateway_lost(event.gateway)
             case Violated():
                 core.violation(event.sender, event.what)
+            case Refusals():
+                core.refused(event.where, event.count)
             case Failed():
                 core.fail(event.reason)
             case ShutDown():
@@ -222,6 +225,7 @@ _NAMES: dict[type, str] = {
     GatewayLost: "gateways lost",
     PeerLost: "engines lost",
     Violated: "malformed messages",
+    Refusals: "refusals",
     Failed: "failures",
     ShutDown: "shutdowns",
     FlushRaised: "decisions that raised",

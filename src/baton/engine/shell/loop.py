@@ -222,6 +222,7 @@ class EngineLoop:
         self._doorbell.drain()
         self._door.turn()
         self._leavers.turn(time.monotonic())
+        self._door.count(self.core.refused)
         self._receive()
         if self._peers is not None:
             self._peers.turn(self.core, time.monotonic(), _TURN)

@@ -87,6 +87,8 @@ class PeerEvents(Protocol):
 
     def peer_lost(self, peer: str, now: float, *, dead: bool = False) -> None: ...
 
+    def refused(self, where: str, count: int) -> None: ...
+
     def violation(self, sender: str, what: str) -> None: ...
 
 
@@ -131,6 +133,8 @@ class Peers:
         self._context = context
         self._encryption = None if door is None else door.encryption
         self._callers = Callers(incarnation, secret)
+        self._strangers = 0
+        """Messages on connections of strangers."""
         self._max_bytes = max_bytes
         self._router = listen(context, endpoint, max_bytes, _RECEIVE_HWM, door=door)
         self.endpoint = bound_endpoint(self._router, door)
@@ -276,7 +280,8 @@ class Peers:
             if taken >= _TURN_BYTES or not has_messages(self._router):
                 return
             try:
-                identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+                first = self._router.recv(zmq.NOBLOCK, copy=False)
+                identity, frames = first.bytes, self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             taken += sum(map(len, frames))
@@ -285,7 +290,10 @@ class Peers:
             if heard.refusal:
                 self._close_theirs(identity)
                 if heard.stranger:
-                    events.violation(f"peer {identity[:80]!r}", f"{heard.refusal}; it is not read")
+                    self._strangers += 1
+                    events.refused("peer", self._strangers)
+                    sender = f"peer {identity[:80]!r} at {_address(first)}"
+                    events.violation(sender, f"{heard.refusal}; it is not read")
             if not heard.peer:
                 continue
             if heard.reconnected:
@@ -330,6 +338,14 @@ class Peers:
                 events.peer_lost(peer, now, dead=True)
             elif now >= suspect.give_up:
                 del self._suspects[peer]
+
+
+def _address(frame: zmq.Frame) -> str:
+    """Where it came from."""
+    try:
+        return str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return "a local socket"
 
 
 def _close_sockets(link: _Link, linger_ms: int) -> None:

@@ -12,6 +12,9 @@ from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import InstanceSource
 from baton.protocol.reports import WorkerReady
 
+DYING_S = 5.0
+"""A rank that said `WorkerFailed` has so long to exit; then the instance fails without its exit status."""
+
 
 class HandshakeError(ValueError):
     """The ranks do not fit together; the message names the ranks and what they said."""

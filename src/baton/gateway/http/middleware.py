@@ -64,11 +64,11 @@ class GatewayMiddleware:
                 caller = self._guard.check(scope, headers)
             except ApiError as error:
                 if isinstance(error, NoMember | Unsigned):
-                    _log_refusal(scope, error)
+                    self._count_refusal(scope, error)
                 await error_response(error, scope)(scope, receive, send_with_id)
             except Unheard as refused:
                 if refused.error.code != "other_server":  # (how each one begins)
-                    _log_refusal(scope, refused.error)
+                    self._count_refusal(scope, refused.error)
                 exchange = Exchange(self._guard.members, refused.secret, refused.nonce, send_with_id)
                 await error_response(refused.error, scope)(scope, receive, exchange.send)
             else:
@@ -95,14 +95,15 @@ class GatewayMiddleware:
         try:
             await exchange.run(self._app, scope, receive, signed.body)
         except BadRequest as error:
-            _log_refusal(scope, error)
+            self._count_refusal(scope, error)
             await error_response(error, scope)(scope, receive, exchange.send)
 
-
-def _log_refusal(scope: Scope, error: ApiError) -> None:
-    client = scope.get("client")
-    asker = client[0] if client is not None else "a local socket"
-    log.warning("%s of %s by %s is refused: %s", scope["method"], scope["path"], asker, error.message)
+    def _count_refusal(self, scope: Scope, error: ApiError) -> None:
+        """Who is no member, or says twice what counts once."""
+        client = scope.get("client")
+        asker = client[0] if client is not None else "a local socket"
+        log.warning("%s of %s by %s is refused: %s", scope["method"], scope["path"], asker, error.message)
+        self._metrics.member_refused(error.code or "other")
 
 
 def _route(scope: dict[str, Any] | Scope) -> str:

@@ -24,8 +24,9 @@ import numpy as np
 from baton.transfer.base import Int32Array, PoolView, TransferError
 from baton.transfer.grants import EARLY, GrantBook
 from baton.transfer.layout import Part, runs
+from baton.transfer.refusals import Refusals
 from baton.transfer.tasks import READ, Task, Tasks, Wait
-from baton.transfer.transports.channel import Channel, Encryption, PlainChannel, receive_bytes
+from baton.transfer.transports.channel import Channel, Encryption, NotAMember, PlainChannel, receive_bytes
 from baton.transfer.transports.page_stream import (
     ANSWER,
     MAGIC,
@@ -59,6 +60,7 @@ class PageServer:
         pool: PoolView,
         tasks: Tasks,
         grants: GrantBook,
+        refusals: Refusals,
         host: str,
         silence_s: float,
         encryption: Encryption | None = None,
@@ -68,6 +70,7 @@ class PageServer:
         self._memory: memoryview | None = pool.memory
         self._tasks = tasks
         self._grants = grants
+        self._refusals = refusals
         self._silence_s = silence_s
         self._socket = _listen_on(host)
         address, port = self._socket.getsockname()[:2]
@@ -96,7 +99,7 @@ class PageServer:
         while True:
             yield Wait(self._socket.fileno(), READ, 3600.0)
             try:
-                connection, _ = self._socket.accept()
+                connection, address = self._socket.accept()
             except (BlockingIOError, ConnectionError):
                 continue
             except OSError as error:
@@ -108,15 +111,18 @@ class PageServer:
                 oldest = next(iter(self._strangers))
                 self._tasks.cancel(self._strangers.pop(oldest))
                 oldest.connection.close()
-            self._begin(connection)
+                self._refusals.stranger(oldest.address, "others come, and it has not said who it is")
+            self._begin(connection, str(address[0]))
 
-    def _begin(self, connection: socket.socket) -> None:
-        visit = _Visit(connection)
+    def _begin(self, connection: socket.socket, address: str) -> None:
+        visit = _Visit(connection, address)
 
         def ended(_result: Any, error: Exception | None) -> None:
             self._strangers.pop(visit, None)
             self._members.pop(visit, None)
-            if error is not None and not isinstance(error, (OSError, Closed, TransferError)):
+            if isinstance(error, NotAMember):
+                self._refusals.stranger(visit.address, str(error))
+            elif error is not None and not isinstance(error, (OSError, Closed, TransferError)):
                 log.error("serving pages failed", exc_info=error)
 
         self._strangers[visit] = self._tasks.start(self._serve(visit), ended)
@@ -132,11 +138,12 @@ class PageServer:
                 if header is None:
                     return
                 magic, token, count, *part, checked = REQUEST.unpack(header)
-                if magic != MAGIC:
-                    return  # who this is does not understand an answer
+                if magic != MAGIC:  # (it would not understand an answer)
+                    raise NotAMember("what it sends is no question of pages")
                 problem = yield from self._known(token)
                 if visit.stranger:
                     if problem and visit.bytes_left < 4 * count:
+                        self._refusals.grant(visit.address, problem)
                         return
                     if not problem and not self._admit(visit):
                         return
@@ -147,6 +154,7 @@ class PageServer:
                 pages = np.frombuffer(packed, "<i4").astype(np.int32)
                 problem = problem or self._problem(token, count, pages, *part)
                 if problem:
+                    self._refusals.grant(visit.address, problem)
                     yield from self._refuse(channel, problem)
                     if count > _MAX_PAGES:
                         return  # the rest of the list follows
@@ -161,10 +169,10 @@ class PageServer:
         return channel
 
     def _header(self, visit: _Visit, channel: Channel) -> Step:
-        """The next question's; None: the connection was idle, or a stranger's for too long."""
+        """The next question's; None: the other end has left.  Raises `NotAMember` for a stranger."""
         if visit.stranger:
             if visit.bytes_left < REQUEST.size:
-                return None
+                raise NotAMember("it has asked several times without a grant")
             visit.bytes_left -= REQUEST.size
             return (yield from _receive_within(channel, REQUEST.size, visit))
         # (What has come of an encrypted connection may be here already, and no more come.)
@@ -242,8 +250,9 @@ class PageServer:
 class _Visit:
     """A connection."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, address: str = "") -> None:
         self.connection = connection
+        self.address = address
         self.stranger = True
         """It has shown no grant yet."""
         self.bytes_left = AUTH_BYTES
@@ -256,7 +265,7 @@ class _Visit:
 
 
 def _receive_within(channel: Channel, size: int, visit: _Visit) -> Step:
-    """The next `size` bytes of a stranger; None if they do not come in time."""
+    """The next `size` bytes of a stranger; None: it has left."""
     data = memoryview(bytearray(size))
     rest = data
     while rest:
@@ -264,7 +273,7 @@ def _receive_within(channel: Channel, size: int, visit: _Visit) -> Step:
             count = channel.receive_into([rest])
         except BlockingIOError:
             if not (yield Wait(channel.connection.fileno(), READ, visit.seconds_left())):
-                return None
+                raise NotAMember("it has not shown a grant in time") from None
             continue
         if not count:
             return None

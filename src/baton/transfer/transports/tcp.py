@@ -37,6 +37,7 @@ from baton.protocol.handover import PoolSource
 from baton.transfer.base import SILENCE_S, Copy, Copying, Int32Array, PoolView, TransferError
 from baton.transfer.grants import GrantBook
 from baton.transfer.layout import Part, part_here, runs
+from baton.transfer.refusals import Refusals
 from baton.transfer.tasks import Tasks, Wait
 from baton.transfer.transports.channel import Encryption
 from baton.transfer.transports.page_server import PageServer
@@ -60,6 +61,7 @@ class TcpTransport:
         pool: PoolView,
         tasks: Tasks,
         grants: GrantBook,
+        refusals: Refusals,
         *,
         host: str = "127.0.0.1",
         checksums: bool = False,
@@ -71,6 +73,7 @@ class TcpTransport:
         self._memory = pool.memory
         self._tasks = tasks
         self._grants = grants
+        self._refusals = refusals
         self._host = host
         self._checksums = checksums
         self._silence_s = silence_s
@@ -83,7 +86,13 @@ class TcpTransport:
         if self._memory is None:
             return source
         self._server = PageServer(
-            self._pool, self._tasks, self._grants, self._host, self._silence_s, self._encryption
+            self._pool,
+            self._tasks,
+            self._grants,
+            self._refusals,
+            self._host,
+            self._silence_s,
+            self._encryption,
         )
         return msgspec.structs.replace(source, tcp=self._server.name)
 
