@@ -6,6 +6,10 @@
   of `fetch` to the report.  In turns with it, page for page the same bytes: for shared memory a `memcpy` from
   the mapped pool into the own one; for TCP a plain blocking socket, `sendmsg` on one side and `recvmsg_into`
   on the other.  "Best" compares the fastest of each: what else the machine does adds to both, but not evenly.
+* `tcp+secret`: the same with the pages encrypted, as between members of a cluster.  Beside it what one core's
+  AES-256-GCM does, which is the most that encryption leaves: by `openssl speed` (the system's, records of
+  16 KiB), and by the package that seals the records.  "A CPU second" of the reader and of the source moves
+  so much: on a busy machine that says more than the time.
 * Slowdown: two worker groups (real processes, simulated executor) decode; in turns, D fetches from P, or not.
   With "host-bound" steps the loop computes all the time, with "device" steps it sleeps as if for an
   accelerator.
@@ -16,6 +20,7 @@ A page is 36 layers x K/V x 16 KiB = 1,152 KiB (16 tokens of a model with 8 head
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import mmap
 import os
@@ -31,6 +36,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -52,9 +58,11 @@ from baton.protocol.commands import (
 )
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.handover import InstanceSource, PoolSource
-from baton.protocol.reports import REPORTS, Fetched, StepReport, WorkerReady
+from baton.protocol.reports import REPORTS, Fetched, PagesRefused, StepReport, WorkerReady
+from baton.protocol.rules.cluster_secret import NO_SECRETS, ClusterSecret, Secrets
 from baton.protocol.sampling import Sampling, Stopping
 from baton.transfer.service import TransferService
+from baton.transfer.transports.sealing import HEAD_BYTES, RECORD_BYTES, TAG_BYTES, Seal
 from baton.worker.wiring import GroupWiring, worker_argv
 
 LAYERS, TILE_BYTES, BLOCK = 36, 16384, 16
@@ -62,6 +70,12 @@ PAGE_BYTES = LAYERS * 2 * TILE_BYTES
 POOL = 320
 WINDOW = 64
 TOKEN = b"of the benchmark"
+SECRETS = Secrets((ClusterSecret.make(bytes(32)),))
+ENCRYPTED = "tcp+secret"
+
+
+def secrets_of(transfer: str) -> Secrets:
+    return SECRETS if transfer == ENCRYPTED else NO_SECRETS
 
 
 def config(transfer: str, **changes: Any) -> InstanceConfig:
@@ -75,7 +89,7 @@ def config(transfer: str, **changes: Any) -> InstanceConfig:
         "simulated_layers": LAYERS,
         "simulated_tile_bytes": TILE_BYTES,
         "peer_endpoint": "ipc://unused",
-        "transfer": transfer,
+        "transfer": transfer.partition("+")[0],
         "log_level": "warning",
     }
     return instance_config(**(values | changes))
@@ -93,7 +107,7 @@ def make_pool() -> TokenPool:
 def serve(transfer: str) -> None:
     """The source process: a service, and a plain socket that sends the pages it is asked for."""
     pool = make_pool()
-    service = TransferService(0, pool.view, config(transfer), print)
+    service = TransferService(0, pool.view, config(transfer), print, secrets=secrets_of(transfer))
     service.start()
     service.grant(Grant(TOKEN, "reader", pack_int32(range(POOL)), 1e6))
     raw = socket.create_server(("127.0.0.1", 0))
@@ -132,8 +146,10 @@ class Pair:
 
     def __init__(self, transfer: str) -> None:
         self.pool = make_pool()
-        self.reports: queue.Queue[Fetched] = queue.Queue()
-        self.service = TransferService(0, self.pool.view, config(transfer), self.reports.put)
+        self.reports: queue.Queue[Fetched | PagesRefused] = queue.Queue()
+        self.service = TransferService(
+            0, self.pool.view, config(transfer), self.reports.put, secrets=secrets_of(transfer)
+        )
         self.service.start()
         argv = [sys.executable, __file__, "--serve", transfer]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
@@ -159,7 +175,13 @@ class Pair:
     def fetch(self, pages: list[int], blocks: list[int]) -> None:
         self.service.fetch(Fetch(1, self.source, pack_int32(pages), pack_int32(blocks), 0, -1, TOKEN))
         found = self.reports.get(timeout=30)
+        assert isinstance(found, Fetched)
         assert not found.error, found.error
+
+    def cpu_s(self) -> tuple[float, float]:
+        """Seconds of processors that the reader and the source have used."""
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return time.process_time(), sum(int(one.read_text().split()[0]) for one in threads) / 1e9
 
     def memcpy(self, pages: list[int], blocks: list[int]) -> None:
         move, here, there = ctypes.memmove, self.address, self.there
@@ -184,15 +206,20 @@ def bandwidth(transfer: str, counts: list[int], rounds: int) -> list[dict[str, A
     try:
         for count in counts:
             times: dict[str, list[float]] = {transfer: [], name: []}
+            cpu = [0.0, 0.0]  # of the reader and of the source, while ours runs
             for round_ in range(rounds + 2):
                 pages, blocks = rng.sample(range(POOL), count), rng.sample(range(POOL), count)
                 ways: list[tuple[str, Callable[[list[int], list[int]], None]]]
                 ways = [(transfer, pair.fetch), (name, baseline)]
                 for way, copy in ways if round_ % 2 else reversed(ways):
+                    before = pair.cpu_s()
                     began = time.perf_counter()
                     copy(pages, blocks)
                     if round_ >= 2:  # the first ones map memory
                         times[way].append(time.perf_counter() - began)
+                        if way == transfer:
+                            used = zip(pair.cpu_s(), before, strict=True)
+                            cpu = [total + now - then for total, (now, then) in zip(cpu, used, strict=True)]
             size = count * PAGE_BYTES
             ours, theirs = (statistics.median(times[way]) for way in (transfer, name))
             found.append(
@@ -208,6 +235,7 @@ def bandwidth(transfer: str, counts: list[int], rounds: int) -> list[dict[str, A
                     ),
                     "share_of_best": min(times[name]) / min(times[transfer]),
                     "ms": ours * 1e3,
+                    "gb_cpu_s": [rounds * size / max(one, 1e-2) / 1e9 for one in cpu],
                 }
             )
     finally:
@@ -325,17 +353,60 @@ def slowdown(
 
 
 def show_bandwidth(rounds: int) -> list[dict[str, Any]]:
-    columns = ["transport", "pages", "MiB", "ms", "GB/s", "baseline GB/s", "share", "best"]
+    columns = [
+        "transport",
+        "MiB",
+        "ms",
+        "GB/s",
+        "baseline GB/s",
+        "share",
+        "best",
+        "GB a CPU second: reader, source",
+    ]
     table, rows = Table("Pool to pool, scattered pages", columns), []
-    for transfer in ("shared_memory", "tcp"):
+    for transfer in ("shared_memory", "tcp", ENCRYPTED):
         for row in bandwidth(transfer, [1, 16, 128], rounds):
             rows.append(row)
             baseline = f"{row['baseline_gb_s']:.2f} ({row['baseline']})"
             shares = [f"{100 * row[key]:.0f} %" for key in ("share", "share_of_best")]
             numbers = f"{row['ms']:.2f}", f"{row['gb_s']:.2f}", baseline, *shares
-            table.row(row["transport"], row["pages"], row["mib"], *numbers)
+            cpu = ", ".join(f"{value:.2f}" for value in row["gb_cpu_s"])
+            table.row(row["transport"], row["mib"], *numbers, cpu)
     table.print()
     return rows
+
+
+def aes() -> dict[str, float]:
+    """Bytes a second of AES-256-GCM on one core: of the system's OpenSSL in records of TLS's size, and of the
+    package `cryptography` in ours, sealing and opening."""
+    found = {}
+    command = ["openssl", "speed", "-evp", "aes-256-gcm", "-bytes", "16384", "-seconds", "2"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        found["openssl"] = float(said.split()[-1].removesuffix("k")) * 1e3
+    one, other = Seal(bytes(32)), Seal(bytes(32))
+    content = memoryview(bytearray(os.urandom(RECORD_BYTES)))
+    record = memoryview(bytearray(RECORD_BYTES + HEAD_BYTES + TAG_BYTES))
+    seconds = {"seal": 0.0, "open": 0.0}
+    for _ in range(4000):
+        began = time.thread_time()
+        one.seal(content, record)
+        sealed = time.thread_time()
+        other.open(record[HEAD_BYTES:], content)
+        seconds["seal"] += sealed - began
+        seconds["open"] += time.thread_time() - sealed
+    return found | {name: 4000 * RECORD_BYTES / one_s for name, one_s in seconds.items()}
+
+
+def show_aes(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """And which part of it pages reach that are encrypted: in a second of the reader's processor."""
+    found = aes()
+    table = Table("AES-256-GCM, one core", ["of", "GB/s", *(f"{row['mib']} MiB" for row in rows)])
+    for name, bytes_s in found.items():
+        shares = (f"{100e9 * row['gb_cpu_s'][0] / bytes_s:.0f} %" for row in rows)
+        table.row(name, f"{bytes_s / 1e9:.2f}", *shares)
+    table.print()
+    return found
 
 
 def show_slowdown(slices: int, slice_s: float) -> list[dict[str, Any]]:
@@ -369,7 +440,8 @@ def main() -> None:
     print_machine(facts)
     result: dict[str, Any] = {"machine": facts}
     if arguments.only != "slowdown":
-        result["bandwidth"] = show_bandwidth(6 if arguments.quick else 40)
+        rows = result["bandwidth"] = show_bandwidth(6 if arguments.quick else 40)
+        result["aes"] = show_aes([row for row in rows if row["transport"] == ENCRYPTED])
     if arguments.only != "bandwidth":
         result["slowdown"] = show_slowdown(*((2, 0.5) if arguments.quick else (6, 1.0)))
     write_json(arguments.out, result)

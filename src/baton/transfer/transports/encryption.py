@@ -18,8 +18,8 @@ TLS any more: from there on each direction is a sequence of records under its ke
 server says nothing more before it is asked, and the reader nothing before it has the keys, no byte of a
 record can be taken for TLS.
 
-Why not TLS for all.  Its records have 16 KiB, and Python's `ssl` needs system calls and copies for each:
-pages come at a third of the speed (`benchmarks/transfer.py`).
+Why not TLS for all.  Its records have 16 KiB, and Python's `ssl` needs system calls and copies for each: a
+processor's second moves less than half as many pages.
 
 The package `cryptography` seals the records and makes the certificates, which Python's `ssl` cannot.
 """
