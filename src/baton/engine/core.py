@@ -116,7 +116,7 @@ class EngineCore(Counting):
         """What ranks said of themselves before they died."""
         self._started = now
         self._handshake = Handshake(config, len(self.workers))
-        self._outboxes = Outboxes()
+        self._outboxes = Outboxes(now)
         self.gateways = self._outboxes.heard_of
         self._controls = Controls(
             len(self.workers), config.step_timeout_s, self._outboxes, config.startup_timeout_s
@@ -125,7 +125,6 @@ class EngineCore(Counting):
         self._courier = Courier(incarnation, peer_endpoint)
         self._machinery: Machinery | None = None
         self._announced = Announcements(self._outboxes)
-        self._now = now
         self._buffer = CommandBuffer()
         self._reports = Silence(config.step_timeout_s, now)
         self._expecting = False
@@ -184,7 +183,7 @@ class EngineCore(Counting):
 
     def flush(self, now: float) -> Outgoing:
         """Decides, and takes everything that is to be sent."""
-        self._now = now
+        self._outboxes.now = now
         if self._machinery is not None and self.failure is None and not self.closing:
             self._decide(self._machinery, now)
         expects = self._expects_reports()
@@ -202,7 +201,7 @@ class EngineCore(Counting):
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
             return
-        self._now = now
+        self._outboxes.now = now
         self._touch()
         if self._failing_at is not None:
             rank, message = next(iter(self.worker_failures.items()))
@@ -252,8 +251,8 @@ class EngineCore(Counting):
             log.log(level, "gateway %s is gone; cancelling its %d requests", outbox, alive)
             if self._machinery is not None:
                 for request in list(outbox.requests.values()):
-                    self._machinery.intake.cancel(request, self._now)
-                self._machinery.handovers.arrivals.gateway_lost(outbox, self._now)
+                    self._machinery.intake.cancel(request, self._outboxes.now)
+                self._machinery.handovers.arrivals.gateway_lost(outbox, self._outboxes.now)
 
     def violation(self, sender: str, what: str) -> None:
         """Something arrived that cannot be."""
@@ -263,7 +262,7 @@ class EngineCore(Counting):
     # -- gateways
 
     def on_message(self, gateway: bytes, message: ToEngine, now: float) -> None:
-        self._now = now
+        self._outboxes.now = now
         self._touch()
         outbox = self._outboxes.of(gateway)
         if isinstance(message, Submit):
@@ -284,12 +283,12 @@ class EngineCore(Counting):
             # Another process behind the same connection: it numbers its requests anew.
             self.gateway_lost(outbox.identity)
             outbox = self._outboxes.of(outbox.identity)
-        self._send_load(self._now, at_once=True)
+        self._send_load(self._outboxes.now, at_once=True)
         outbox.call(hello.gateway)
         if self.failure is not None:
             self._outboxes.reply(outbox, Failing(self.failure))
         elif self._announced.hello(outbox, hello):
-            whole = self._machinery.loads.whole(self._now) if self._machinery else None
+            whole = self._machinery.loads.whole(self._outboxes.now) if self._machinery else None
             if whole is not None:
                 self._outboxes.reply(outbox, whole)
 
@@ -332,7 +331,7 @@ class EngineCore(Counting):
         return {"paused": self._pause(query)}
 
     def _pause(self, query: Query) -> bool:
-        paused, scheduler = self._announced.pause(query, self._now), self.scheduler
+        paused, scheduler = self._announced.pause(query, self._outboxes.now), self.scheduler
         if paused != scheduler.paused:
             scheduler.pause(paused)
             self._buffer.commands.append(Control("pause" if paused else "resume"))
@@ -344,6 +343,7 @@ class EngineCore(Counting):
             "ready": self.ready,
             "incarnation": self.incarnation,
             "uptime_s": now - self._started,
+            "now": now,
             "gateways": len(self._outboxes),
             "max_waiting": self.config.max_waiting,
             "max_num_seqs": self.config.max_num_seqs,
@@ -370,7 +370,7 @@ class EngineCore(Counting):
 
     def on_peer(self, peer: str, message: PeerMessage, now: float) -> None:
         """`peer`: the incarnation of the engine that sent this."""
-        self._now = now
+        self._outboxes.now = now
         self._touch()
         machinery = self._machinery
         if machinery is None or self.closing or self.failure is not None:
@@ -388,7 +388,7 @@ class EngineCore(Counting):
 
     def peer_lost(self, peer: str, now: float, dead: bool = False) -> None:
         """The connection to this engine is gone.  `dead`: its process has ended, for certain."""
-        self._now = now
+        self._outboxes.now = now
         self._touch()
         if self._handovers is not None:
             self._handovers.peer_lost(peer, now, dead)
@@ -402,7 +402,7 @@ class EngineCore(Counting):
     # -- workers
 
     def on_report(self, rank: int, report: Report, now: float) -> None:
-        self._now = now
+        self._outboxes.now = now
         self._reports.heard(now)
         self._touch()
         self._hand_over_clock(now)
@@ -428,7 +428,7 @@ class EngineCore(Counting):
             self.violation(f"worker rank {rank}", "a step report, which is only rank 0's to send, when ready")
             return
         try:
-            self._machinery.steps.read(report, self._now)
+            self._machinery.steps.read(report, self._outboxes.now)
         except UnreadableReport as error:
             self.fail(f"a step report of worker rank 0 cannot be read: {error}")
 
@@ -501,7 +501,7 @@ class EngineCore(Counting):
             weights=self._controls.weights,
         )
         self._announced.begin(welcome)
-        whole = machinery.loads.whole(self._now)
+        whole = machinery.loads.whole(self._outboxes.now)
         if whole is not None:
             self._outboxes.tell_all(whole)
 

@@ -90,12 +90,16 @@ class Dispatcher:
             about = {"request_id": request.name or request.id}
             log.debug("preempting request %s on slot %d", about["request_id"], request.slot, extra=about)
             commands.append(Preempt(request.slot, request.epoch))
+            if request.notes is not None:
+                request.notes.add(now, "preempted", len(request.tokens), c=request.slot)
         for request in decisions.gave_up:
             request.num_preemptions += 1
             self._counters.preemptions += 1
         newcomers = 0
         for request in decisions.following:
             newcomers += self._takes_slot(request, now)
+            if request.notes is not None:
+                request.notes.add(now, "follows", request.slot)
         for admission in decisions.admitted:
             newcomers += self._takes_slot(admission.request, now)
             commands.append(self._admit(admission, now))
@@ -120,6 +124,8 @@ class Dispatcher:
 
     def _admit(self, admission: Admission, now: float) -> Admit:
         request = admission.request
+        if request.notes is not None:
+            request.notes.add(now, "admitted", request.slot, admission.num_computed, len(request.tokens))
         if not request.begun:
             request.begun = True
             request.num_cached = admission.num_computed

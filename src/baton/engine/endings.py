@@ -31,6 +31,9 @@ def finish(
     if reason != "handed_over":
         counters.preemptions_of.add(request.num_preemptions)
     admitted = request.first_admitted
+    notes = request.notes
+    if notes is not None:
+        notes.add(outboxes.now, "ended", request.num_generated, request.num_preemptions, text=reason)
     outbox.finished.append(
         Finished(
             request.id,
@@ -41,6 +44,7 @@ def finish(
             num_preemptions=request.num_preemptions,
             queued_s=0.0 if admitted is None else admitted - request.arrived,
             pooled=pooled,
+            notes=[] if notes is None else notes.entries,
         )
     )
     outboxes.touch(outbox)

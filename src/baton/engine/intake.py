@@ -31,6 +31,7 @@ from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.states import Event, State
 from baton.engine.validation import Limits, Rejected, check_submit
 from baton.protocol.commands import Abort
+from baton.protocol.notes import Notes
 from baton.protocol.requests import Submit, Target
 from baton.protocol.rules.fair_queue import Flow
 
@@ -119,7 +120,7 @@ class Intake:
             self._dispatcher.schedule(now)  # what came just before may be admitted at once
         if self.num_waiting >= self._max_waiting:
             self._make_place(submit, flow, now)
-        return Request(
+        request = Request(
             outbox,
             submit.id,
             submit.name,
@@ -135,6 +136,10 @@ class Intake:
             patient=submit.patient,
             flow=flow,
         )
+        if submit.noted:
+            request.notes = Notes()
+            request.notes.add(now, "arrived", request.num_prompt, request.num_generated)
+        return request
 
     def _make_place(self, submit: Submit, flow: Flow, now: float) -> None:
         """The queue is full: the worst newcomer that waits goes.  Raises `Rejected` if that is this one."""

@@ -16,7 +16,9 @@ _MAX_UNNAMED = 256
 class Outboxes:
     """Those of all gateways, and which of them hold something."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        """When the last thing happened to this engine, on its clock."""
         self._of: dict[bytes, Outbox] = {}
         self._unnamed: OrderedDict[bytes, None] = OrderedDict()
         """Of the last senders that were heard of; those that say no `Hello` are forgotten in the end."""

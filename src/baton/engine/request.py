@@ -10,6 +10,7 @@ from array import array
 
 from baton.engine.states import TRANSITIONS, Event, IllegalTransition, State
 from baton.protocol.codec import INT32, INT64, pack_int32, pack_int64
+from baton.protocol.notes import Notes
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import Finished, Outputs
 from baton.protocol.routes import Routes
@@ -47,6 +48,7 @@ class Request:
         "lets_pass",
         "limit",
         "name",
+        "notes",
         "num_cached",
         "num_preemptions",
         "num_prompt",
@@ -162,6 +164,8 @@ class Request:
         gateway that named the instance which has."""
         self.num_cached = 0
         self.num_preemptions = 0
+        self.notes: Notes | None = None
+        """Its way, if its gateway wants to know it."""
         self.prompt_logprobs_sent = 1 if len(tokens) == self.num_prompt else self.num_prompt
         """Prompt positions below this need no log-probabilities any more (position 0 never has any)."""
         self.routes_sent = NEVER if sampling.routes_from is None else sampling.routes_from

@@ -265,6 +265,7 @@ def _make_http(
         tls=served.tls,
         root_path=options.root_path,
         log_requests=options.enable_log_requests,
+        events_keep=options.events_keep,
         started_with={**served.chosen.as_dict(), "instance": msgspec.to_builtins(config)},
     )
     gc.collect()

@@ -136,6 +136,8 @@ class Reserve(msgspec.Struct, tag="reserve", array_like=True, frozen=True):
     """Shows that the gateway named P in the plan of this request (`passes.plan_pass`)."""
     grant: bytes = b""
     """With which D can fetch the pages that will be named, from P's page servers (`commands.Grant`)."""
+    noted: bool = False
+    """As in `Submit`."""
 
 
 class Reserved(msgspec.Struct, tag="reserved", array_like=True, frozen=True):

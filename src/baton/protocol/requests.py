@@ -30,6 +30,7 @@ import msgspec
 
 from baton.protocol.codec import Codec
 from baton.protocol.handover import InstanceSource
+from baton.protocol.notes import Note
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
@@ -105,6 +106,8 @@ class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
     at once, and all tokens with it."""
     flow: Flow = EVERYBODY
     """Whose it is: requests of one priority are served fairly by flow."""
+    noted: bool = False
+    """Its gateway wants to know its way (`notes.py`)."""
 
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
@@ -181,6 +184,8 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
     """With `queue_full`: how long what waits will take at the speed of lately; 0: not known."""
     pooled: bytes = b""
     """With reason `pooled`: packed float32, what was asked for in `Sampling.pooling`."""
+    notes: list[Note] = []
+    """Of a request that is noted: its way here, on this engine's clock."""
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):

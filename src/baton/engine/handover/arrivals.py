@@ -47,6 +47,7 @@ from baton.engine.handover.fetches import Fetches
 from baton.engine.handover.on_the_way import OnTheWay
 from baton.engine.handover.records import Arrival, Reply, Stage
 from baton.engine.handover.reservation import Checker, Refusal
+from baton.engine.noting import note
 from baton.engine.outbox import Outboxes
 from baton.engine.request import Outbox, Request
 from baton.engine.scheduling.scheduler import Admission, Scheduler
@@ -135,7 +136,7 @@ class Arrivals:
             if now >= arrival.deadline:
                 if arrival.closing is not None:
                     if arrival.closing.look(now):
-                        return self._describe_stuck(arrival)
+                        return arrival.stuck(self._config.step_timeout_s)
                     continue
                 self._fail(arrival, arrival.overdue(now), now)
         self._alarm.at = None
@@ -294,8 +295,7 @@ class Arrivals:
         request, outbox = arrival.request, arrival.request.gateway
         tokens = self._tokens(message.tokens)
         goes_on = 0 < len(tokens) < request.stopping.max_tokens - request.num_generated
-        aligned = len(message.logprobs) in (0, len(tokens))
-        if not goes_on or not aligned or request.id in outbox.requests:
+        if not goes_on or len(message.logprobs) not in (0, len(tokens)) or request.id in outbox.requests:
             what = f"Handoff with {len(tokens)} tokens and {len(message.logprobs)} log-probabilities"
             self._cannot_be(arrival, f"{what} of request {request.id}", now)
             return
@@ -310,6 +310,7 @@ class Arrivals:
         request.num_cached = message.num_cached
         request.first_admitted, request.arrived = now, now - message.queued_s  # as it was at P
         request.begun = True
+        note(request, now, "received", arrival.num_pages, len(tokens), text=peer)
         arrival.pass_routes_on()
         for index, logprobs in enumerate(message.logprobs):
             outbox.logprobs.append((len(outbox.ids) + index, logprobs))
@@ -360,7 +361,7 @@ class Arrivals:
     # -- what the workers say
 
     def fetched(self, rank: int, report: Fetched, now: float) -> None:
-        arrival = self.fetches.ended(rank, report)
+        arrival = self.fetches.ended(rank, report, now)
         if arrival is None:
             self._violation(f"worker rank {rank}", f"Fetched of {report.id}, which is not under way there")
         elif arrival.stage is Stage.CLOSING:
@@ -443,6 +444,7 @@ class Arrivals:
         about = {"request_id": request.name or request.id}
         log.info("computing request %s again: %s", about["request_id"], why, extra=about)
         self._counters.recomputed[why] += 1
+        note(request, now, "recompute", text=why)
         usual = Reply.TAKEN if arrival.stage is Stage.FETCHING else Reply.NOTHING
         self._close(arrival, reply or usual, now)
         request.advance(Event.RECOMPUTE)
@@ -508,13 +510,6 @@ class Arrivals:
             for arrival in needed:
                 arrival.listed = now if arrival.listed is None else arrival.listed
             self._courier.send(needed[0].peer, Renew(now, [(a.id, a.attempt) for a in needed]))
-
-    def _describe_stuck(self, arrival: Arrival) -> str:
-        ranks = sorted({rank for ranks in arrival.fetches.values() for rank in ranks})
-        return (
-            f"worker ranks {ranks} have not ended fetches from {arrival.peer.incarnation} for "
-            f"{self._config.step_timeout_s:g} s after they were told to (step_timeout_s): they hang"
-        )
 
     def _promise(self) -> None:
         self._scheduler.promise(self.credits.promised_slots, self.credits.promised_blocks)

@@ -145,6 +145,7 @@ class Attempts:
                 flow=request.flow,
                 plan_pass=target.plan_pass,
                 grant=token,
+                noted=request.notes is not None,
             ),
         )
         return attempt

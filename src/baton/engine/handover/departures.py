@@ -54,6 +54,7 @@ from baton.engine.endings import finish
 from baton.engine.handover.attempts import Attempts
 from baton.engine.handover.courier import Courier
 from baton.engine.handover.records import Attempt, Departure, Phase, departure_of
+from baton.engine.noting import note
 from baton.engine.outbox import Outboxes
 from baton.engine.request import Request
 from baton.engine.scheduling.scheduler import Scheduler
@@ -264,6 +265,7 @@ class Departures:
             queued_s=admitted - request.arrived,
         )
         attempt.named = len(attempt.kept)
+        note(request, now, "handed", attempt.named, len(aside.tokens), text=attempt.target.incarnation)
         self.attempts.enter(attempt, Phase.HANDED, now)
         for _, routes in aside.routes:
             self._courier.send(attempt.target, Routed(departure.id, attempt.number, routes))
@@ -296,6 +298,7 @@ class Departures:
         self._counters.reserved += 1
         self._counters.reserve_seconds += now - attempt.since
         self.attempts.answered(peer)
+        note(departure.request, now, "room", attempt.number, message.num_cached_blocks, text=peer)
         self.attempts.renew(attempt, now)
         self.attempts.enter(attempt, Phase.RESERVED, now)
         for other in list(departure.attempts.values()):
@@ -314,6 +317,7 @@ class Departures:
             return
         departure = attempt.departure
         self._counters.refused[message.code] += 1
+        note(departure.request, now, "no_room", attempt.number, text=message.code)
         self.attempts.answered(peer)
         log.debug("%s refuses %s: %s", peer, departure.request.name, message.message)
         if message.credit:
@@ -348,6 +352,7 @@ class Departures:
         self._counters.taken += 1
         self._counters.taken_seconds += now - attempt.since
         self._counters.takes.add(now - attempt.since)
+        note(request, now, "taken", text=peer)
         request.advance(Event.TAKEN)
         finish(self._outboxes, self._all_counters, request, "handed_over", peer)
         self.attempts.release(attempt)
@@ -418,7 +423,8 @@ class Departures:
         source = self._source()
         if source is None:
             raise RuntimeError("a departure of an instance whose pages nobody can fetch")
-        self.attempts.begin(departure, target, source, now)
+        attempt = self.attempts.begin(departure, target, source, now)
+        note(departure.request, now, "asks", attempt.number, text=target.incarnation)
         self._counters.reserves += 1
         if not departure.placed and departure.request.state in (State.PREPARING, State.WAITING):
             departure.placed = True
@@ -471,6 +477,7 @@ class Departures:
             return
         if phase is Phase.HANDED:
             self._counters.returned += 1
+            note(request, now, "returned")
             request.advance(Event.RETURNED)
             self._scheduler.enqueue(request)
             self._stay(departure, "returned")
@@ -493,6 +500,7 @@ class Departures:
         if crowded and request.state is State.PREPARING:
             request.let_pass(self._config.max_waiting)
         self._counters.stayed[why] += 1
+        note(request, self._outboxes.now, "stays", text=why)
         self._pour(departure)
         self._finish(departure)
         self._settle(request)

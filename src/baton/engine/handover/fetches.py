@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from baton.engine.counters import HandoverCounters
 from baton.engine.handover.records import Arrival
+from baton.engine.noting import note
 from baton.engine.scheduling.ledger import Ledger
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Command, DropFetch, Fetch
@@ -70,12 +71,14 @@ class Fetches:
                 )
             )
 
-    def ended(self, rank: int, report: Fetched) -> Arrival | None:
+    def ended(self, rank: int, report: Fetched, now: float) -> Arrival | None:
         """A rank has ended one; returns whose it is, or None if that cannot be."""
         arrival = self._under_way.get(report.id)
         if arrival is None or rank not in arrival.fetches[report.id]:
             return None
         ranks = arrival.fetches[report.id]
+        microseconds = round(report.seconds * 1e6)
+        note(arrival.request, now, "fetched", report.num_bytes, microseconds, rank, report.transport)
         ranks.discard(rank)
         if not ranks:
             del arrival.fetches[report.id], self._under_way[report.id]

@@ -202,6 +202,14 @@ class Arrival:
         """Why it ends at its deadline."""
         return "fetch stalled" if self.holds_lease(now) else "lease over"
 
+    def stuck(self, seconds: float) -> str:
+        """Why the instance cannot go on: ranks were told so long ago to end its fetches."""
+        ranks = sorted({rank for ranks in self.fetches.values() for rank in ranks})
+        return (
+            f"worker ranks {ranks} have not ended fetches from {self.peer.incarnation} for "
+            f"{seconds:g} s after they were told to (step_timeout_s): they hang"
+        )
+
     def waits(self, now: float) -> dict[str, Any]:
         """What it waits for, and how long at most."""
         return {

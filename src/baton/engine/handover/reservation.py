@@ -15,6 +15,7 @@ from baton.engine.scheduling.prefix import root_key
 from baton.engine.states import State
 from baton.engine.validation import Limits, Rejected, check_submit
 from baton.protocol.handover import InstanceSource, RefusalCode, Reserve
+from baton.protocol.notes import Notes
 from baton.protocol.requests import Submit
 from baton.protocol.rules.passes import plan_pass
 
@@ -96,6 +97,9 @@ class Checker:
         )
         request.prompt_logprobs_sent = request.num_prompt  # P has sent them, or nobody wants them
         request.routes_sent = NEVER  # P computes them, and sends them before `Handoff`
+        if message.noted:
+            request.notes = Notes()
+            request.notes.add(now, "reserved", message.attempt, len(tokens), text=peer)
         return request
 
 

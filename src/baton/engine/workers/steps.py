@@ -81,7 +81,7 @@ class StepReader:
         prefilled = pairs = finished = 0
         if report.prefill_slots or report.prefill_epochs or report.prefill_computed:
             chunks = _unpack(report.prefill_slots, report.prefill_epochs, report.prefill_computed)
-            prefilled, pairs, finished = self._add_computed(*chunks)
+            prefilled, pairs, finished = self._add_computed(*chunks, now)
             self._counters.step_prompt_tokens.add(prefilled)
         if report.step:
             self._counters.count_step(prefilled + len(tokens), report.seconds)
@@ -117,7 +117,7 @@ class StepReader:
         return request
 
     def _add_computed(
-        self, slots: array[int], epochs: array[int], computed: array[int]
+        self, slots: array[int], epochs: array[int], computed: array[int], now: float
     ) -> tuple[int, int, int]:
         """Pieces of prompts.  Returns how many tokens they have, how many positions those attend to, and how
         many of the prompts are through and gave a token."""
@@ -130,6 +130,9 @@ class StepReader:
                 pairs += piece * (request.computed + piece // 2)
                 if num_tokens >= len(request.tokens) and not request.pools:
                     finished += 1
+                if request.notes is not None:
+                    what = "chunk" if num_tokens < len(request.tokens) else "prefilled"
+                    request.notes.add(now, what, piece, num_tokens, slot)
                 self._scheduler.computed(request, num_tokens)
                 if request.departure is not None and self._departures is not None:
                     self._departures.computed(request, num_tokens)

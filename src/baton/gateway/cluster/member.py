@@ -34,6 +34,7 @@ import msgspec
 from baton.gateway.arranging.measured import Label as Label
 from baton.gateway.cluster.digest import PrefixDigest
 from baton.gateway.errors import ApiError, InstanceUnavailable
+from baton.observe.events.clocks import Alignment
 from baton.protocol.requests import (
     Cancel,
     Hello,
@@ -62,6 +63,8 @@ Answer = Callable[[dict[str, Any] | ApiError], None]
 _SETTLE_S = 0.02
 """A `Load` that arrives so soon after a request was sent does not count it yet."""
 _MAX_CANCELLED = 4096
+MAX_LOADS = 1200
+"""An instance under load says how busy it is 20 times a second."""
 
 
 class Member:
@@ -102,6 +105,9 @@ class Member:
         self.outgoing: list[ToEngine] = []
         self.load_answer: dict[str, Any] | None = None
         """Its answer to the last order to load weights; None until it comes."""
+        self.clock = Alignment()  # with the engine at the other end
+        self.loads: deque[tuple[float, int, int, int]] = deque(maxlen=MAX_LOADS)
+        """(when, running, waiting, free blocks) as it has said lately."""
         self.was_ready = False
         self._incarnation = ""
         self._proof = b""
@@ -154,8 +160,8 @@ class Member:
         if self.state == "failed":
             self.state = "restarting" if self.was_ready else "starting"
         self.failure = None
-        self._incarnation = incarnation
-        self._proof = proof
+        self._incarnation, self._proof = incarnation, proof
+        self.clock = Alignment()
         self.outgoing = [hello]
 
     def is_proven(self, welcome: Welcome) -> bool:
@@ -303,6 +309,7 @@ class Member:
         """Takes in a report.  Raises `MalformedMessage`."""
         self.digest.update(load)
         self.load, self.loaded_at = load, now
+        self.loads.append((now, load.running, load.waiting, load.free_blocks))
         self.full = False
         while self._fresh and self._fresh[0][0] < now - _SETTLE_S:
             self._fresh_tokens -= self._fresh.popleft()[1]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from baton.gateway.errors import ApiError
+from baton.observe.events.trail import Trail
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import Finished, Submit, Target
 from baton.protocol.routes import Routes
@@ -113,6 +114,8 @@ class EngineRequest:
     error: ApiError | None = None
     consumer: Any = None
     """Whatever the consumer wants to find here."""
+    trail: Trail | None = None
+    """Its way, if somebody wants to know it: then the engines note it as well."""
 
     @property
     def num_generated(self) -> int:
@@ -172,7 +175,13 @@ class EngineRequest:
             decoders=decoders,
             patient=self.patient,
             flow=self.flow,
+            noted=self.trail is not None,
         )
+
+    def note(self, now: float, what: str, b: int = 0, text: str = "") -> None:
+        """With its present id (`protocol/notes.py`)."""
+        if self.trail is not None:
+            self.trail.add(now, what, self.id, b, 0, text[:200])
 
     def add_prompt_logprobs(self, run: PromptLogprobs) -> bool:
         """Takes the positions that did not come before; False if there are none."""

@@ -20,9 +20,8 @@ the tokens are the same and the client sees no seam.  If what came so far is com
 the way), it ends here.
 
 A request may be what kills its instances.  One that lost `SUSPECT_AFTER` of them without a token in between
-is
-*suspect*: of these only one at a time is sent, until a token of it comes, so that the others, which were only
-beside it, get away.  After `MAX_FRUITLESS` such losses, or `MAX_LOSSES` in all, a request fails.
+is *suspect*: of these only one at a time is sent, until a token of it comes, so that the others, which were
+only beside it, get away.  After `MAX_FRUITLESS` such losses, or `MAX_LOSSES` in all, a request fails.
 
 While no instance can take it a request waits, at most `retry_wait_s`, if one may still come; else it fails.
 Those that wait are sent by priority, those that have tokens first, and fairly by flow: the order in which
@@ -44,6 +43,7 @@ from baton.gateway.cluster.continued import Continued
 from baton.gateway.cluster.member import Member
 from baton.gateway.cluster.request import Consumer, EngineRequest, in_order
 from baton.gateway.cluster.routing import Job, Plan, choose
+from baton.gateway.cluster.trails import Trails
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.protocol.codec import MalformedMessage, unpack_int32, unpack_int64
 from baton.protocol.requests import Finished, Outputs, Routed
@@ -84,6 +84,7 @@ class RequestTable:
         self.num_handed_over = 0
         """Requests that were heard of from another instance than the one they were sent to."""
         self.continued = Continued()
+        self._trails = Trails()
         self._members = members
         self._ids = ids
         self._retry_wait_s = retry_wait_s
@@ -176,6 +177,7 @@ class RequestTable:
         if not any(member.serves for member in self._members.values()):
             return False
         for request in self.at(name):
+            request.note(now, "moved", request.num_generated, name)
             self._retire(request)
             if not self._ends_here(request):
                 self.enqueue(request, now)
@@ -270,6 +272,7 @@ class RequestTable:
         self._is_at(request, sender)
         sender.decodes_now(request.id, sender.decodes[request.id])
         request.heard, request.absence = True, None
+        request.note(now, "heard", 0, sender.name)
         if request.first_at is None:
             request.first_at = now
             self.traffic.began(now - request.asked_at)
@@ -293,6 +296,7 @@ class RequestTable:
     def _finished(self, sender: Member, finished: Finished, now: float) -> None:
         sender.ended(finished.id)
         request = self.running.get(finished.id)
+        self._trails.told(request, sender, finished, now)
         if request is None or sender.name not in request.plan:
             return
         if finished.reason == "lost":
@@ -329,6 +333,7 @@ class RequestTable:
     def _goes_elsewhere(self, request: EngineRequest, sender: Member, finished: Finished, now: float) -> bool:
         """Another instance takes a request that this one refused; or it waits, if tokens of it are out."""
         request.refused_by.add(sender.name)
+        request.note(now, "refused", 0, finished.code)
         if finished.code == "queue_full":
             sender.full = True
             if finished.retry_after_s > 0:
@@ -380,6 +385,7 @@ class RequestTable:
         request.work = plan.work
         request.gone.clear()
         self.running[request.id] = request
+        request.note(now, "sent", plan.work, ">".join(plan.names))
         plan.at.turn = next(self._turns)
         plan.at.sent(plan.work, now)
         self.traffic.sent(plan.work)
@@ -401,6 +407,7 @@ class RequestTable:
     def _drop(self, request: EngineRequest) -> None:
         """Takes a request out of the books."""
         del self.running[request.id]
+        self._trails.retired(request)
         for name in request.plan:
             member = self._members.get(name)
             if member is not None:
@@ -412,6 +419,7 @@ class RequestTable:
         if self._ends_here(request):
             return
         num_generated = request.num_generated
+        request.note(now, "lost", num_generated, reason)
         request.losses += 1
         request.fruitless = request.fruitless + 1 if num_generated == request.known else 1
         request.known = num_generated
@@ -437,6 +445,7 @@ class RequestTable:
 
     def _park(self, request: EngineRequest, now: float) -> None:
         request.at, request.plan = "", ()
+        request.note(now, "parked")
         if request.absence is None:
             request.absence = Silence(self._retry_wait_s, now)
         self.parked[request] = None

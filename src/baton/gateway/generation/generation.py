@@ -14,21 +14,20 @@ A generation can be ended from this side with what it has (`abort`), for pauses 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from baton.gateway.cluster.request import Chunk, EngineRequest
 from baton.gateway.errors import ApiError, RequestCancelled
+from baton.gateway.generation.ending import log_end, tell_end
 from baton.gateway.generation.sequence import Completion, Sequence, Update
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.inbox import Inbox
 from baton.gateway.parsing.deltas import Parsed
+from baton.observe.events.story import Story
 from baton.observe.metrics import Metrics
 from baton.protocol.requests import Finished
-
-log = logging.getLogger(__name__)
 
 QUEUE_FULL_S = 60.0
 """How long a request that has begun tries to have its other sequences accepted."""
@@ -47,9 +46,7 @@ class Generation:
         "_cached",
         "_client",
         "_closed",
-        "_error",
         "_feeds",
-        "_first_token",
         "_full_since",
         "_make",
         "_metrics",
@@ -61,10 +58,13 @@ class Generation:
         "_window",
         "arrived",
         "choices",
+        "error",
+        "first_token",
         "held",
         "inbox",
         "request_id",
         "sequences",
+        "story",
     )
 
     def __init__(
@@ -78,12 +78,15 @@ class Generation:
         arrived: float,
         window: int,
         on_close: Callable[[Generation], None],
+        story: Story | None = None,
     ) -> None:
         self.request_id = request_id
         self.sequences: list[Sequence] = []
         self.inbox = Inbox(client.turn)
         self.arrived = arrived
         """`time.monotonic()` when the request came."""
+        self.story = story
+        """Its way, if somebody may want to know it."""
         self.held = False
         """Nothing of it is submitted now."""
         self._on_close = on_close
@@ -104,11 +107,13 @@ class Generation:
         self._begun = False
         """Something came of it."""
         self._full_since: float | None = None
-        self._first_token: float | None = None
+        self.first_token: float | None = None
+        """When it came."""
         self._cached = (0, 0)
         """(the first sequence of which the cached tokens are not counted yet, those counted)."""
         self._closed = False
-        self._error: str | None = None
+        self.error: str | None = None
+        """The code of what `next` raised."""
 
     def add(self, sequence: Sequence) -> None:
         self.sequences.append(sequence)
@@ -219,7 +224,7 @@ class Generation:
                 try:
                     update = sequence.advance(chunk)
                 except ApiError as error:
-                    self._error = error.code or type(error).__name__
+                    self.error = error.code or type(error).__name__
                     self.close()
                     raise
             if update.finish_reason is not None:
@@ -313,8 +318,10 @@ class Generation:
         if self._closed:
             return
         self._closed = True
-        self._on_close(self)
         now = time.monotonic()
+        if self.story is not None:
+            tell_end(self, self.story, now)
+        self._on_close(self)
         self._pending.clear()
         unsent: Counter[tuple[str, int]] = Counter()
         for sequence in self.sequences:
@@ -331,10 +338,10 @@ class Generation:
             for (reason, prompt), count in unsent.items():
                 self._metrics.finished(reason, seconds=seconds, prompt=prompt, generated=0, count=count)
             self._metrics.choices(self.choices, max((one.num_generated for one in self.sequences), default=0))
-        self._log(now)
+        log_end(self, now)
 
     def _reason(self, sequence: Sequence) -> str:
-        return sequence.finish_reason or ("error" if self._error else "abort")
+        return sequence.finish_reason or ("error" if self.error else "abort")
 
     def _count(self, sequence: Sequence, now: float) -> None:
         """A sequence that was submitted is over: at once, as 4,096 of them take long together."""
@@ -365,35 +372,20 @@ class Generation:
                 metrics.more_tokens(count, now - last)
             return
         sequence.first_tokens_at = now
-        if self._first_token is None:
-            self._first_token = now
+        if self.first_token is None:
+            self.first_token = now
         if metrics is not None:
             metrics.first_tokens(count, len(sequence.prompt), now - self.arrived)
 
     def _observe_all(self, sequence: Sequence, count: int, first: float, now: float) -> None:
         """All tokens of a patient sequence are taken at its end; the first one came at `first`."""
         sequence.first_tokens_at, sequence.last_tokens_at = first, max(first, now)
-        if self._first_token is None or first < self._first_token:
-            self._first_token = first
+        if self.first_token is None or first < self.first_token:
+            self.first_token = first
         if self._metrics is not None:
             self._metrics.first_tokens(1, len(sequence.prompt), first - self.arrived)
             if count > 1:
                 self._metrics.all_tokens(count - 1, max(0.0, now - first))
-
-    def _log(self, now: float) -> None:
-        if not log.isEnabledFor(logging.INFO):
-            return
-        reasons = {one.finish_reason or self._error or "cancelled" for one in self.sequences}
-        ttft = "-" if self._first_token is None else f"{self._first_token - self.arrived:.3f}"
-        log.info(
-            "%s prompt=%d generated=%d cached=%s ttft=%s total=%.3f %s",
-            *(self.request_id, self.num_prompt, self.num_generated),
-            "-" if self.num_cached is None else self.num_cached,
-            ttft,
-            now - self.arrived,
-            ",".join(sorted(reasons)) or "cancelled",
-            extra={"request_id": self.request_id},
-        )
 
 
 __all__ = ["Completion", "Generation", "RequestCancelled", "Update"]

@@ -32,6 +32,8 @@ from baton.gateway.reading.prompts import is_packed
 from baton.gateway.served_model import ServedModel
 from baton.gateway.text.bad_words import bad_sequences
 from baton.gateway.text.tokenizer import Tokenizer
+from baton.observe.events.log import EventLog
+from baton.observe.events.story import Story
 from baton.observe.metrics import Metrics
 from baton.protocol.codec import pack_int32
 from baton.protocol.pooling import Pooling
@@ -57,6 +59,7 @@ class Generator:
         client: ClusterClient,
         *,
         metrics: Metrics | None = None,
+        events: EventLog | None = None,
     ) -> None:
         if not served.eos_token_ids and tokenizer.eos_token_id is not None:
             # (Neither config.json nor generation_config.json names one: the tokenizer's own ends a text.)
@@ -65,6 +68,8 @@ class Generator:
         self.tokenizer = tokenizer
         self.client = client
         self.metrics = metrics
+        self.events = events or EventLog()
+        """The ways of requests that have ended."""
         self.logs = False
         """Each request is logged."""
         self._unseeded = 0
@@ -110,6 +115,8 @@ class Generator:
 
     def _closed(self, generation: Generation) -> None:
         self._open.discard(generation)
+        if generation.story is not None:
+            self.events.add(generation.story, time.monotonic())
         if self._drained is not None:
             self._check_drained()
 
@@ -135,6 +142,7 @@ class Generator:
         field: str = "prompt",
         parsing: Parsing | None = None,
         grammar: str = "",
+        timed: bool = False,
     ) -> Generation:
         """Submits prompts × `params.n` sequences.
 
@@ -144,6 +152,7 @@ class Generator:
         `pooling`: this is wanted of each prompt, and no tokens (`Sequence.pooled`).  `field`: where the
         prompts stood, for errors.  `drop_output`: only the prompt is of interest.  `patient`: only the end of
         each sequence is, so tokens may come late, unless something has to be looked for in them.
+        `timed`: its story is told with the answer, also where none are kept.
         `shorten`: an answer of `max_tokens` for which there is no room ends earlier, and is not refused.
         `parsing`: how the texts are taken apart (`Update.deltas`).  Raises `BadRequest`, `InvalidParameter`,
         `InstanceUnavailable`, or `Overloaded` if too many are held back already.
@@ -208,8 +217,18 @@ class Generator:
         self.client.check_size(max(map(len, packed)), sampling, stopping, request_id, cache_salt)
 
         keys: list[dict[int, array[int]]] = [{} for _ in packed]
+        story = None
+        if self.events.keep or timed:
+            now, most = time.monotonic(), params.max_tokens
+            story = Story(request_id, arrived, now, time.time() - (now - arrived), max_tokens=most)
+            story.prompt_tokens, story.sequences = sum(map(len, prompts)), count
 
         def make(sequence: Sequence, inbox: Inbox) -> EngineRequest:
+            request = prepare(sequence, inbox)
+            request.trail = None if story is None else story.trail()
+            return request
+
+        def prepare(sequence: Sequence, inbox: Inbox) -> EngineRequest:
             index, number = sequence.index, sequence.index // params.n
             if pooling is not None:
                 return self.client.prepare(
@@ -250,6 +269,7 @@ class Generator:
             arrived=arrived,
             window=max(1, limits.max_num_seqs if limits else 1),
             on_close=self._closed,
+            story=story,
         )
         shared = Shared(
             params,

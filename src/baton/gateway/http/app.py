@@ -30,6 +30,7 @@ from baton.gateway.http.routes.cluster import cluster_routes
 from baton.gateway.http.routes.completions import completion_routes
 from baton.gateway.http.routes.docs import docs_routes
 from baton.gateway.http.routes.embeddings import embedding_routes
+from baton.gateway.http.routes.events import event_routes
 from baton.gateway.http.routes.messages import message_routes
 from baton.gateway.http.routes.ranking import ranking_routes
 from baton.gateway.http.routes.responses import responses_routes
@@ -96,6 +97,7 @@ def create_app(
         *ranking_routes(gateway),
         *token_routes(gateway),
         *server_routes(gateway),
+        *event_routes(gateway),
         *cluster_routes(gateway),
         *ui_routes(gateway),
         *docs_routes(root_path),

@@ -14,7 +14,7 @@ import msgspec
 
 from baton.gateway.anthropic import answers as anthropic
 from baton.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
-from baton.gateway.api import answers, orders, pooling, schemas, states
+from baton.gateway.api import answers, events, orders, pooling, schemas, states
 from baton.gateway.http.described import INSTANCE, JSON, PAUSE, Route, Schema, event_schema
 from baton.gateway.http.rights import RIGHTS
 from baton.gateway.responses import answers as responses
@@ -209,6 +209,8 @@ ROUTES: tuple[Route, ...] = (
     Route("get", "/debug/overview", "Instances, totals and open requests", states.Overview),
     Route("get", "/ui", "A page for operators", "text/html"),
     Route("get", "/ui/events", "What it shows, as events", "text/event-stream", errors=(429,)),
+    Route("get", "/debug/requests", events.ABOUT, events.Requests, errors=(400, 404), query=events.WHICH),
+    Route("get", "/debug/timeline", events.TRACE, events.Trace, errors=(400, 404), query=events.WHEN),
     Route("post", "/pause", "Stop all instances", states.Paused, errors=(400, 409, 503), query=PAUSE),
     Route("post", "/resume", "Let them go on", states.Resumed, errors=(503,)),
     Route("get", "/is_paused", "Whether they stand still, and since when", states.PauseStatus),

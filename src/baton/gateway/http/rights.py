@@ -75,6 +75,8 @@ RIGHTS: dict[str, Right] = {
     "/debug/memory": "operator",
     "/debug/overview": "operator",
     "/ui/events": "operator",
+    "/debug/requests": "operator",
+    "/debug/timeline": "operator",
     "/pause": "operator",
     "/resume": "operator",
     "/is_paused": "operator",

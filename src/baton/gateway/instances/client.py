@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import signal
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -398,7 +399,7 @@ class ClusterClient:
     # -- inside
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return time.monotonic()
 
     def _serving(self) -> list[Member]:
         return [member for member in self.cluster.members.values() if member.serves]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -166,9 +167,14 @@ class InstanceClient:
 
     async def query(self, what: QueryKind, deadline_s: float = 5.0, argument: str = "") -> dict[str, Any]:
         """Asks the instance.  Raises `InstanceUnavailable` without an instance or an answer in time."""
-        return await self.answered(
+        clock, asked = self.member.clock, time.monotonic()
+        reply = await self.answered(
             lambda answer: self._cluster.query(self.name, what, answer, argument), what, deadline_s
         )
+        if what == "stats" and isinstance(now := reply.get("now"), float):
+            clock.sent(asked, now)
+            clock.heard(now, time.monotonic())
+        return reply
 
     async def answered(
         self, ask: Callable[[Answer], int], what: str = "stand", deadline_s: float = 5.0
@@ -234,6 +240,7 @@ class InstanceClient:
         else:
             hello = Hello(self._cluster.name, watches=self._owner.watches)
             self._cluster.attach(self.name, incarnation, self._now(), hello)
+        self.member.clock.shared = endpoint.startswith("ipc:")
         self._owner.settle()
         return channel
 
@@ -261,7 +268,7 @@ class InstanceClient:
     # -- inside
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return time.monotonic()  # (the loop's own is as old as its turn, and the clock of this)
 
     def _receive(self, data: bytes) -> None:
         try:

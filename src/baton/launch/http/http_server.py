@@ -34,6 +34,7 @@ from baton.launch.http.listening import Listener
 from baton.launch.http.protocol import Connection
 from baton.launch.options.flag import parse_bytes
 from baton.launch.options.server import HttpOptions
+from baton.observe.events.log import EventLog
 
 _ANSWERING_S = 5.0
 """What the last answers may take to be written."""
@@ -167,6 +168,7 @@ def make_http(
     tls: ssl.SSLContext | None = None,
     root_path: str = "",
     log_requests: bool = False,
+    events_keep: int = 0,
 ) -> HttpServer:
     """Raises as `create_app`.  `started_with`, `processes`, `placing`: see `Gateway`; `tls` None: HTTP."""
     app = create_app(
@@ -181,6 +183,7 @@ def make_http(
         ),
     )
     app.state.gateway.generator.logs = log_requests
+    app.state.gateway.generator.events = EventLog(events_keep)
     app.state.gateway.bodies.limit_bytes = parse_bytes("--max-body-memory", limits.max_body_memory)
     config = uvicorn.Config(
         app,

@@ -58,6 +58,14 @@ class ServerOptions(Options):
     enable_log_requests: bool = flag(
         False, "Log each request: its id, the lengths of its prompts and its parameters, not the texts."
     )
+    events_keep: int = flag(
+        1000,
+        "Requests whose way is kept for /debug/requests and /debug/timeline after they have ended; slow and "
+        "failed ones are kept for longer, a quarter of this number of each. 0: none, and nothing is noted.",
+        least=0,
+        most=100_000,
+        unit="requests",
+    )
     shutdown_timeout: float = flag(
         10.0,
         "Seconds that running requests get to finish on Ctrl-C.",

@@ -1,0 +1,196 @@
+"""Stories as a trace in Chrome's format, which ui.perfetto.dev and chrome://tracing show.
+
+| track | what is on it |
+| --- | --- |
+| gateway | a row for each request: its spans, whoever works on it |
+| instance, slot | `prefill` and `decode` of the requests that had this slot, one after the other |
+| instance, queue | who waits there |
+| instance, rank | what this rank fetched from others |
+| wire P → D | a hand-over, from P's first token to D's seat, with bytes and transport |
+| counters of an instance | requests that run and wait, blocks in use |
+
+An arrow leads from the prefill at P to the decoding at D.  Spans of one slot never overlap, as a slot has one
+request at a time; whatever can overlap has a row of its own ("async" events).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from baton.observe.events.spans import GATEWAY, Span, events, spans
+from baton.observe.events.story import Story
+from baton.observe.events.trail import Trail
+from baton.protocol.notes import described
+
+_SLOT = 100
+"""Thread ids of slots begin here: below are ranks and the rest."""
+
+
+class Load(NamedTuple):
+    at: float
+    """On the gateway's clock."""
+    running: int
+    waiting: int
+    used_blocks: int
+
+
+def chrome_trace(
+    stories: Iterable[Story], now: float, loads: Mapping[str, Iterable[Load]] | None = None
+) -> dict[str, Any]:
+    """`loads`: of instances by name.  Times are microseconds of the gateway's monotonic clock."""
+    trace = _Trace()
+    for story in stories:
+        if not story.trails:
+            trace.spans(story, None, 0, now)
+        for index, trail in enumerate(story.trails):
+            trace.spans(story, trail, index, now)
+    for name, rows in (loads or {}).items():
+        for row in rows:
+            values = {"running": row.running, "waiting": row.waiting}
+            trace.counter(name, "requests", row.at, values)
+            trace.counter(name, "KV blocks", row.at, {"used": row.used_blocks})
+    return {"traceEvents": trace.named() + trace.events, "displayTimeUnit": "ms"}
+
+
+class _Trace:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._processes: dict[str, int] = {GATEWAY: 1}
+        self._threads: dict[tuple[int, int], str] = {(1, 1): "requests"}
+        self._flows = 0
+        self._rows = 0
+
+    def named(self) -> list[dict[str, Any]]:
+        """Says how processes and threads are called."""
+        found = []
+        for name, pid in self._processes.items():
+            found.append({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": name}})
+        for (pid, tid), name in self._threads.items():
+            found.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}})
+        return found
+
+    def spans(self, story: Story, trail: Trail | None, index: int, now: float) -> None:
+        title = story.id if story.sequences == 1 else f"{story.id}[{index}]"
+        row = self._row()
+        found = spans(story, trail, now)
+        if not found:
+            return
+        args = {"request": story.id, "error": story.error, "reasons": list(story.reasons)}
+        self._async(1, 1, "request", title, row, found[0].begin, found[-1].end, args)
+        for span in found:
+            more = {"where": span.where, "attempt": span.id}
+            self._async(1, 1, "request", span.name, row, span.begin, span.end, more)
+            self._at_instance(span, title)
+        self._handovers(found, trail, title, now)
+        if trail is not None:
+            self._notes(trail, title, row, now)
+
+    def counter(self, process: str, name: str, at: float, values: Mapping[str, int]) -> None:
+        self.events.append(
+            {"name": name, "ph": "C", "pid": self._process(process), "tid": 0, "ts": _us(at), "args": values}
+        )
+
+    def _at_instance(self, span: Span, title: str) -> None:
+        if span.where == GATEWAY or span.name == "handover":
+            return
+        pid = self._process(span.where)
+        if span.slot < 0 or span.name == "queue":
+            tid = self._thread(pid, 1, "queue" if span.name == "queue" else "slot not known")
+            more = {"attempt": span.id}
+            self._async(pid, tid, span.name, title, self._row(), span.begin, span.end, more)
+            return
+        tid = self._thread(pid, _SLOT + span.slot, f"slot {span.slot}")
+        self.events.append(
+            {
+                "name": f"{span.name} {title}",
+                "cat": span.name,
+                "ph": "X",
+                "pid": pid,
+                "tid": tid,
+                "ts": _us(span.begin),
+                "dur": round(_us(span.end) - _us(span.begin), 3),
+                "args": {"attempt": span.id},
+            }
+        )
+
+    def _handovers(self, found: list[Span], trail: Trail | None, title: str, now: float) -> None:
+        """The wire, and the arrow over it."""
+        for before, span, after in zip(found, found[1:], [*found[2:], None], strict=False):
+            if span.name != "handover" or after is None:
+                continue
+            fetched = [
+                event
+                for event in ([] if trail is None else events(trail, now))
+                if event.note.what == "fetched" and event.id == span.id and event.where == after.where
+            ]
+            args = {
+                "bytes": sum(event.note.a for event in fetched),
+                "transport": ",".join(sorted({event.note.text for event in fetched} - {""})),
+                "outcome": after.name,
+            }
+            pid = self._process(f"wire {before.where} → {after.where}")
+            tid = self._thread(pid, 1, "hand-overs")
+            self._async(pid, tid, "handover", title, self._row(), span.begin, span.end, args)
+            if before.slot >= 0 and after.slot >= 0:
+                self._arrow(before, after)
+
+    def _arrow(self, before: Span, after: Span) -> None:
+        self._flows += 1
+        for phase, span, at in (("s", before, before.begin), ("f", after, after.begin)):
+            pid = self._process(span.where)
+            flow = {"name": "hand-over", "cat": "handover", "ph": phase, "id": self._flows, "pid": pid}
+            flow |= {"tid": _SLOT + span.slot, "ts": _us(at)}
+            self.events.append(flow | ({"bp": "e"} if phase == "f" else {}))
+
+    def _notes(self, trail: Trail, title: str, row: int, now: float) -> None:
+        for event in events(trail, now):
+            note = event.note
+            if note.what == "fetched":
+                pid = self._process(event.where)
+                tid = self._thread(pid, 2 + note.c, f"rank {note.c}")
+                begin, args = event.at - note.b / 1e6, described(note)
+                self._async(pid, tid, f"rank {note.c}", title, self._row(), begin, event.at, args)
+                continue
+            self.events.append(
+                {
+                    "name": f"{note.what} {event.where}",
+                    "cat": "request",
+                    "ph": "n",
+                    "id": row,
+                    "pid": 1,
+                    "tid": 1,
+                    "ts": _us(event.at),
+                    "args": described(note),
+                }
+            )
+
+    def _async(
+        self,
+        pid: int,
+        tid: int,
+        category: str,
+        name: str,
+        row: int,
+        begin: float,
+        end: float,
+        args: Mapping[str, Any],
+    ) -> None:
+        common = {"name": name, "cat": category, "id": row, "pid": pid, "tid": tid}
+        self.events.append({**common, "ph": "b", "ts": _us(begin), "args": args})
+        self.events.append({**common, "ph": "e", "ts": _us(end)})
+
+    def _row(self) -> int:
+        self._rows += 1
+        return self._rows
+
+    def _process(self, name: str) -> int:
+        return self._processes.setdefault(name, len(self._processes) + 1)
+
+    def _thread(self, pid: int, tid: int, name: str) -> int:
+        self._threads.setdefault((pid, tid), name)
+        return tid
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)

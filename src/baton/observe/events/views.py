@@ -1,0 +1,130 @@
+"""Stories as JSON: a line of each, all of one, and the timings of an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.observe.events.spans import GATEWAY, events, spans, sums
+from baton.observe.events.story import Story
+from baton.observe.events.trail import Trail
+from baton.protocol.notes import described
+
+
+def summary(story: Story, now: float) -> dict[str, Any]:
+    """One request in a few words: `timings` are of its first sequence, in milliseconds."""
+    return {
+        "id": story.id,
+        "state": _state(story),
+        "arrived": round(story.wall, 6),
+        "seconds": _seconds((now if story.ended is None else story.ended) - story.arrived),
+        "first_token_s": None if story.first_at is None else _seconds(story.first_at - story.arrived),
+        "sequences": story.sequences,
+        "prompt_tokens": story.prompt_tokens,
+        "generated_tokens": story.generated_tokens,
+        "cached_tokens": story.cached_tokens,
+        "reasons": list(story.reasons),
+        "error": story.error,
+        "instances": instances(story),
+        "preemptions": _count(story, "preempted"),
+        "continuations": _lost(story),
+        "timings": timings(story, now),
+    }
+
+
+def whole(story: Story, now: float) -> dict[str, Any]:
+    """`summary`, and of each sequence that is kept its spans and notes; times in milliseconds since the
+    request arrived, on the gateway's clock."""
+    kept: list[Trail | None] = list(story.trails) or [None]
+    rows = [_sequence(story, index, trail, now) for index, trail in enumerate(kept)]
+    return summary(story, now) | {"clocks": _clocks(story, now), "trails": rows}
+
+
+def timings(story: Story, now: float) -> dict[str, Any]:
+    """Where the time went, in milliseconds: `*_ms` of the spans add up to `total_ms`."""
+    trail = story.trails[0] if story.trails else None
+    found = spans(story, trail, now)
+    end = now if story.ended is None else story.ended
+    answer: dict[str, Any] = {
+        "total_ms": _ms(end - story.arrived),
+        "first_token_ms": None if story.first_at is None else _ms(story.first_at - story.arrived),
+    }
+    answer |= {f"{name}_ms": _ms(seconds) for name, seconds in sums(found).items()}
+    errors = [clock["error_ms"] for clock in _clocks(story, now).values()]
+    answer["clock_error_ms"] = max((error for error in errors if error is not None), default=None)
+    return answer
+
+
+def instances(story: Story) -> list[str]:
+    """Those that had it, in the order of their coming."""
+    names: dict[str, None] = {}
+    for trail in story.trails:
+        for note in trail.entries:
+            if note.what == "sent":
+                names[note.text.partition(">")[0]] = None
+            elif note.what == "heard":
+                names[note.text] = None
+    return list(names)
+
+
+def _state(story: Story) -> str:
+    if story.ended is None:
+        return "running"
+    return "failed" if story.failed else "done"
+
+
+def _sequence(story: Story, index: int, trail: Trail | None, now: float) -> dict[str, Any]:
+    begin = story.arrived
+    return {
+        "index": index,
+        "spans": [
+            {
+                "name": span.name,
+                "where": span.where,
+                "begin_ms": _ms(span.begin - begin),
+                "end_ms": _ms(span.end - begin),
+                "attempt": span.id,
+                "slot": None if span.slot < 0 else span.slot,
+            }
+            for span in spans(story, trail, now)
+        ],
+        "events": [
+            {
+                "at_ms": _ms(event.at - begin),
+                "where": event.where,
+                "what": event.note.what,
+                "attempt": event.id,
+                **({"detail": detail} if (detail := described(event.note)) else {}),
+            }
+            for event in ([] if trail is None else events(trail, now))
+        ],
+    }
+
+
+def _clocks(story: Story, now: float) -> dict[str, dict[str, float | None]]:
+    """Of each instance that told something: its clock minus the gateway's, and how wrong that can be."""
+    found: dict[str, dict[str, float | None]] = {}
+    for trail in story.trails:
+        for told in trail.told:
+            offset, error = told.clock.offset(now)
+            row = {"offset_ms": _ms(offset), "error_ms": None if error is None else _ms(error)}
+            found[told.instance] = row
+    return found
+
+
+def _count(story: Story, what: str) -> int:
+    return sum(note.what == what for trail in story.trails for told in trail.told for note in told.notes)
+
+
+def _lost(story: Story) -> int:
+    return sum(note.what == "lost" for trail in story.trails for note in trail.entries)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+def _seconds(seconds: float) -> float:
+    return round(seconds, 6)
+
+
+__all__ = ["GATEWAY", "instances", "summary", "timings", "whole"]

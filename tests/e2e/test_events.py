@@ -1,0 +1,119 @@
+"""Where the time of a request went: a real hand-over, and one whose decoder is killed with `kill -9`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.gateway.api.events import LoggedRequest, Requests, Trace
+from tests.e2e.killing import engines
+from tests.e2e.server import Server
+from tests.e2e.test_disaggregation import CLUSTER
+from tests.observe.traces import check_trace
+
+PROMPT = [5 + number % 50 for number in range(200)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Server]:
+    with Server("--prefill", "1", "--decode", "2", *CLUSTER) as running:
+        yield running
+
+
+def logged(server: Server, id: str) -> LoggedRequest:
+    answer = server.http.get("/debug/requests", params={"id": id}).raise_for_status()
+    (found,) = msgspec.json.decode(answer.content, type=Requests).requests
+    return found
+
+
+def trace(server: Server, **which: str) -> list[dict[str, Any]]:
+    answer = server.http.get("/debug/timeline", params=which).raise_for_status()
+    events = msgspec.json.decode(answer.content, type=Trace).traceEvents
+    check_trace(events)
+    return events
+
+
+def complete(server: Server, id: str, max_tokens: int) -> Any:
+    body = {"prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": True, "request_id": id, "seed": 1}
+    return server.http.post("/v1/completions", json=body).raise_for_status().json()
+
+
+def test_a_handed_over_request_is_seen_from_its_arrival_to_its_end(cluster: Server) -> None:
+    complete(cluster, "whole", 20)
+    found = logged(cluster, "whole")
+    assert (found.state, found.reasons, found.error) == ("done", ["length"], None)
+    assert (found.prompt_tokens, found.generated_tokens, found.continuations) == (200, 20, 0)
+    prefiller, decoder = found.instances
+    assert (prefiller, decoder[:6]) == ("prefill-0", "decode")
+    (trail,) = found.trails or []
+    assert [(span.name, span.where) for span in trail.spans] == [
+        ("read", "gateway"),
+        ("queue", prefiller),
+        ("prefill", prefiller),
+        ("handover", prefiller),
+        ("decode", decoder),
+        ("finish", decoder),
+    ]
+    assert trail.spans[0].begin_ms == 0
+    for span, after in pairwise(trail.spans):
+        assert span.begin_ms <= span.end_ms == after.begin_ms
+    assert trail.spans[-1].end_ms == pytest.approx(found.seconds * 1000, abs=0.002)
+    parts = [value for name, value in found.timings.items() if name.endswith("_ms") and value is not None]
+    for other in ("total_ms", "first_token_ms", "clock_error_ms"):
+        parts.remove(found.timings[other])
+    assert sum(parts) == pytest.approx(found.timings["total_ms"], abs=0.01)
+    fetched = [event for event in trail.events if event.what == "fetched"]
+    assert sum(event.detail["bytes"] for event in fetched) > 0
+    assert {(event.where, event.detail["transport"]) for event in fetched} == {(decoder, "shared_memory")}
+
+
+def test_the_trace_has_tracks_of_slots_and_wires_and_an_arrow(cluster: Server) -> None:
+    complete(cluster, "traced", 20)
+    decoder = logged(cluster, "traced").instances[1]
+    events = trace(cluster, id="traced")
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {"gateway", "prefill-0", decoder, f"wire prefill-0 → {decoder}"} <= set(names.values())
+    slots = {names[event["pid"]]: event["name"].split()[0] for event in events if event["ph"] == "X"}
+    assert slots == {"prefill-0": "prefill", decoder: "decode"}
+    arrows = [(event["ph"], names[event["pid"]]) for event in events if event["ph"] in "sf"]
+    assert arrows == [("s", "prefill-0"), ("f", decoder)]
+    (wire,) = [event for event in events if names[event["pid"]].startswith("wire") and event["ph"] == "b"]
+    assert wire["args"]["bytes"] > 0
+    assert wire["args"]["transport"] == "shared_memory"
+    counters = [event for event in trace(cluster, last_s="3600") if event["ph"] == "C"]
+    assert {event["name"] for event in counters} == {"requests", "KV blocks"}
+
+
+@pytest.mark.slow
+def test_both_attempts_are_seen_if_the_decoder_is_killed(cluster: Server) -> None:
+    (model,) = cluster.http.get("/v1/models").json()["data"]
+    most = model["max_model_len"] - len(PROMPT)
+    body = {"prompt": PROMPT, "max_tokens": most, "ignore_eos": True, "request_id": "killed", "stream": True}
+    with cluster.http.stream("POST", "/v1/completions", json=body, timeout=300) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
+        next(lines)
+        running = logged(cluster, "killed")
+        assert running.state == "running"
+        first = running.instances[-1]
+        os.kill(engines(cluster)[first], signal.SIGKILL)
+        rest = list(lines)
+    assert '"finish_reason":"length"' in rest[-1]
+    found = logged(cluster, "killed")
+    assert (found.state, found.generated_tokens, found.continuations) == ("done", most, 1)
+    (trail,) = found.trails or []
+    sent = [event for event in trail.events if event.what == "sent"]
+    assert len({event.attempt for event in sent}) == 2
+    (lost,) = [event for event in trail.events if event.what == "lost"]
+    assert 0 < lost.detail["tokens"] < most
+    spans = [(span.name, span.where) for span in trail.spans]
+    at = spans.index(("decode", first))
+    assert spans[at + 1] == ("lost", "gateway")
+    assert [name for name, _ in spans[at + 2 :]].count("decode") == 1
+    assert trail.spans[at].attempt != trail.spans[-1].attempt
+    trace(cluster, id="killed")
