@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.launch.cluster_secret import check_open, listens_openly, read_secrets
+from baton.launch.cluster_secret import check_open, listens_openly, read_secrets, warn_if_open
 from baton.launch.limits import OptionError
 from baton.launch.options import ServeOptions
 from baton.launch.options.sources import choose
@@ -103,3 +104,21 @@ def test_what_listens_for_others_needs_a_secret(given: dict[str, Any], open_at: 
 def test_a_secret_and_none_are_not_both():
     with pytest.raises(OptionError, match="--insecure-cluster: with --cluster-secret"):
         check_open(options(cluster_secret=("file",), insecure_cluster=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"cluster_secret": ("file",), "transfer": "nixl"}, "RDMA is not encrypted"),
+        ({"cluster_secret": ("file",), "transfer_encryption": "off"}, "--transfer-encryption off"),
+        ({"insecure_cluster": True}, "whoever reaches this machine may take part"),
+        ({"cluster_secret": ("file",), "transfer": "tcp"}, ""),
+        ({"transfer": "nixl"}, ""),
+    ],
+)
+def test_what_is_not_encrypted_is_said_at_each_start(
+    given: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.WARNING):
+        warn_if_open(options(**given))
+    assert words in caplog.text if words else not caplog.text

@@ -58,6 +58,11 @@ def warn_if_open(options: ServeOptions) -> None:
             "--transfer-encryption off: who is on the network between the cluster's hosts can read prompts "
             "and answers, and change them"
         )
+    elif options.cluster_secret and options.transfer == "nixl":
+        log.warning(
+            "--transfer nixl: RDMA is not encrypted and asks for no grant, so who is on the network between "
+            "the cluster's hosts may read KV pages; --transfer tcp encrypts them"
+        )
 
 
 def listens_openly(options: ServeOptions) -> list[str]:
