@@ -20,6 +20,7 @@ from tests.simulation import (  # noqa: F401  (they add to the table)
     follow_mutations,
     handover_mutations,
     pace_mutations,
+    relay_mutations,
     room_mutations,
     stranger_mutations,
 )

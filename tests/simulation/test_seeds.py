@@ -48,6 +48,7 @@ FIXED = {
     "routes": range(0, 40),
     "constrained": range(0, 60),
     "auto-labels": range(0, 40),
+    "relay": range(0, 40),
 }
 assert FIXED.keys() == SCENARIOS.keys()
 

@@ -24,12 +24,13 @@ from baton.simulation.checks.explain import explain
 from baton.simulation.checks.monitor import Monitor, Violation
 from baton.simulation.describe import number_in
 from baton.simulation.events import Events, Party
-from baton.simulation.faults import cluster_kinds  # noqa: F401  (it adds its faults to the table)
+from baton.simulation.faults import cluster_kinds, host_kinds  # noqa: F401  (they add to the table)
 from baton.simulation.faults.kinds import resume, strike
 from baton.simulation.parties.client import Client
 from baton.simulation.parties.instance import EngineProcess, Instance
 from baton.simulation.parties.new_weights import check_weights
 from baton.simulation.parties.registrar import check_found
+from baton.simulation.parties.relay import OtherHosts
 from baton.simulation.parties.supervisor import Supervisor
 from baton.simulation.parties.worker import RankProcess
 from baton.simulation.plans.plan import Fault, RunPlan
@@ -119,6 +120,7 @@ class World:
         self._engines: dict[str, EngineProcess] = {}
         self.supervisor = Supervisor(self)
         self.gateways = [self.supervisor.new_gateway(number) for number in range(plan.num_gateways)]
+        self.hosts = OtherHosts(self)
         self.instances = [self.supervisor.new_instance(index) for index in range(len(plan.instances))]
         self.clients = [Client(self, spec) for spec in plan.requests]
         self._by_number = {client.spec.number: client for client in self.clients}
@@ -134,6 +136,12 @@ class World:
     def newest_weights(self) -> Weights:
         """What an instance that is started now loads."""
         return max(self.decided, key=lambda weights: (weights.generation, weights.name), default=Weights())
+
+    @property
+    def nobody_waits(self) -> bool:
+        """The faults are over, all clients have their answers, and all instances are well."""
+        calm = not self.open_clients and self.events.now > self.plan.faults_end
+        return calm and all(one.alive and one.engine.core.ready for one in self.instances)
 
     # -- what the parties use
 
@@ -209,6 +217,7 @@ class World:
     def engine_left(self, engine: EngineProcess) -> None:
         """The engine ends by itself: it has failed, or was told to."""
         instance, reason = engine.instance, engine.core.failure
+        self.monitor.relay.failed(instance, reason)
         if reason is not None and not instance.excuses:
             raise Violation("failure", f"{instance.name} failed though nothing was done to it: {reason}")
         self.note(engine, f"leaves: {reason or 'it was told to'}")
@@ -253,6 +262,7 @@ class World:
         self.events.at(self.plan.faults_end, self.people, self._calm)
         for instance in self.instances:
             self.supervisor.start(instance)
+        self.hosts.begin()
 
     def _loop(self, until: float, give_up: Callable[[], bool] | None) -> bool:
         """False: it was not run to its end."""
@@ -271,11 +281,8 @@ class World:
                 where = error.__traceback__
                 while where is not None and where.tb_next is not None:
                     where = where.tb_next
-                line = (
-                    f"{where.tb_frame.f_code.co_filename.rsplit('/', 2)[-1]}:{where.tb_lineno}"
-                    if where
-                    else ""
-                )
+                file = where.tb_frame.f_code.co_filename.rsplit("/", 2)[-1] if where else ""
+                line = f"{file}:{where.tb_lineno}" if where else ""
                 raise Violation(
                     "crash", f"{timer.owner.name}: {type(error).__name__}: {error} ({line})"
                 ) from error
@@ -357,6 +364,7 @@ class World:
         self.note(self.people, "THE FAULTS ARE OVER")
         self._crash_points.clear()
         self.network.heal()
+        self.hosts.heal()
         for gateway in self.gateways:
             for connection in gateway.connections.values():
                 connection.slow_down(0.0)

@@ -37,6 +37,8 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | `weights` | all instances have the same, and each gateway knows which; at the end |
 | `arrange` | a gateway changes one label at a time, for a reason that is not old, and somebody is left to |
 | | prefill and to decode (`watches/arranging.py`); each call of a gateway |
+| `relay` | what a host beside the leader's gets, and reports, is what was written, in order, once |
+| | (`watches/relay.py`); each record, ticket and report; a rank whose death is all that happened is named |
 | `crash` | no production code raises what it does not say |
 | `end` | nothing is held, nobody waits; at the end |
 
@@ -76,6 +78,7 @@ from baton.simulation.checks.watches.following import FollowWatch
 from baton.simulation.checks.watches.gateway import GatewayWatch
 from baton.simulation.checks.watches.handover import HandoverWatch
 from baton.simulation.checks.watches.order import OrderWatch
+from baton.simulation.checks.watches.relay import RelayWatch
 from baton.simulation.checks.watches.room import RoomWatch
 from baton.simulation.checks.watches.strangers import StrangerWatch
 from baton.simulation.checks.watches.worker import WorkerWatch
@@ -107,6 +110,7 @@ class Monitor:
         self.strangers = StrangerWatch(world)
         self.clients = ClientWatch(world)
         self.arranging = ArrangingWatch()
+        self.relay = RelayWatch()
 
     def books(self, instance: Instance) -> Books:
         """What the wires of this incarnation said so far."""

@@ -10,7 +10,7 @@ gone so are its ranks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,13 @@ from baton.protocol.commands import COMMANDS, Grants
 from baton.protocol.reports import REPORTS
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE
 from baton.simulation.events import Party, Timer
+from baton.simulation.parties.hosts import LinkProcess, NodeRings
 from baton.simulation.parties.registrar import Registrar
 from baton.simulation.parties.worker import RankProcess
 from baton.simulation.wires.gate import StepGate
 from baton.simulation.wires.network import Channel, Connection, Delays
 from baton.simulation.wires.peers import Peers
-from baton.simulation.wires.rings import TicketBoard
+from baton.simulation.wires.rings import ReportEnd, TicketBoard
 
 if TYPE_CHECKING:
     from baton.simulation.world import World
@@ -144,7 +145,7 @@ class EngineProcess(Party):
             for _ in range(min(limit, len(queue))):
                 data, made_up = queue.popleft()
                 if not made_up:
-                    self.instance.ranks[rank].report_end.freed()
+                    self.instance.report_end(rank).freed()
                 world.message_passed("engine", self.instance.index, self)
                 if made_up == "stale":
                     world.monitor.engine.refused_stale(self)
@@ -235,14 +236,18 @@ class Instance:
         self.excuses: list[str] = []
         """Injected faults for which this incarnation may fail."""
         self.records: list[bytes] = []
+        here = self.config.ranks_per_host
+        self.rings: dict[int, NodeRings] = {}
+        """By the number of the host, for those beside the leader's."""
+        self.link: LinkProcess | None = None
         self.engine = EngineProcess(self, random)
         self.tickets = TicketBoard(world.plan.ticket_entries, self._ticket)
-        self.ranks = [RankProcess(self, rank, random) for rank in range(self.config.tensor_parallel_size)]
+        self.ranks = [RankProcess(self, rank, random) for rank in range(here)]
         self.registrar = Registrar(world, self)
         self.gate = StepGate(
             world.events,
             self.ranks[0],
-            len(self.ranks),
+            self.config.tensor_parallel_size,
             self.config.simulated_layers,
             self.ranks[0].report_end,
         )
@@ -250,12 +255,40 @@ class Instance:
         wire = Party(f"{self.name}.rings")
         self.report_channels = [
             Channel(world.events, wire, Delays(random, 1e-6, 2e-4), _Report(self.engine, rank))
-            for rank in range(len(self.ranks))
+            for rank in range(here)
         ]
+        if self.config.nodes.count > 1:
+            self.link = LinkProcess(self, random)
+            self.tickets.ends.append(self.link.ticket_end)
+            for number in range(1, self.config.nodes.count):
+                self.new_host(number, random)
 
     @property
     def alive(self) -> bool:
         return self.engine.alive
+
+    @property
+    def ranks_here(self) -> list[RankProcess]:
+        """Those on the leader's host."""
+        return self.ranks[: self.config.ranks_per_host]
+
+    def new_host(self, number: int, random: Random) -> NodeRings:
+        """Another host's rings and ranks, of which nothing has run yet."""
+        here = self.config.ranks_per_host
+        numbers = range(number * here, (number + 1) * here)
+        rings = self.rings[number] = NodeRings(self, numbers, self.world.plan.ticket_entries)
+        self.ranks[numbers.start : numbers.stop] = rings.make_ranks(random)
+        return rings
+
+    def report_end(self, rank: int) -> ReportEnd:
+        """Whose records the engine reads: the rank's, or what the link writes for it."""
+        if self.link is None or rank < self.config.ranks_per_host:
+            return self.ranks[rank].report_end
+        return self.link.report_ends[rank]
+
+    def to_engine(self, rank: int) -> Callable[[bytes], None]:
+        """Delivers what is reported for that rank."""
+        return _Report(self.engine, rank)
 
     @property
     def parties(self) -> list[Party]:
@@ -266,9 +299,11 @@ class Instance:
     def append(self, record: bytes) -> None:
         """A record of the command log."""
         self.records.append(record)
-        for rank in self.ranks:
+        for rank in self.ranks_here:
             if rank.alive:
                 rank.log_grew()
+        if self.link is not None:
+            self.link.log_grew()
 
     def grant(self, grants: Sequence[Grants]) -> None:
         """What page servers are to know, on the way of the transfer threads."""
@@ -279,16 +314,26 @@ class Instance:
     def die(self) -> None:
         """All processes end at once."""
         self.engine.alive = False
-        for rank in self.ranks:
+        for rank in self.ranks_here:
             rank.die()
+        if self.link is not None:
+            self.link.die()
         self.world.network.died(self.engine)
         for connection in self.engine.connections.values():
             connection.open = False
 
     def _ticket(self, round_: int, sequence: int) -> None:
-        for rank in self.ranks[1:]:
+        self.world.monitor.relay.leads(self, sequence)
+        for rank in self.ranks_here[1:]:
             if rank.alive:
                 rank.ticket_written(round_, sequence)
+        if self.link is not None:
+            self.link.ticket_written(round_, sequence)
+
+    def ticket_taken(self) -> None:
+        """The link has read one: rank 0 may wait for that."""
+        if self.ranks[0].alive:
+            self.ranks[0].wake()
 
 
 class _Report:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from baton.simulation.events import Party
 from baton.simulation.parties.gateway import GatewayProcess
+from baton.simulation.parties.hosts import LinkProcess
 from baton.simulation.parties.instance import EngineProcess, Instance
 from baton.simulation.parties.worker import RankProcess
 
@@ -46,11 +47,13 @@ class Supervisor(Party):
     def start(self, instance: Instance) -> None:
         """Processes, and gateways that connect to them."""
         world = self._world
+        if instance.link is not None:
+            instance.link.wake()
         random = world.random_for(f"start {instance.name}")
         world.note(self, f"starts {instance.name}")
         engine = instance.engine
         self._events.after(0.02 * random.random(), engine, engine.listen)
-        for rank in instance.ranks:
+        for rank in instance.ranks_here:
             self._events.after(0.01 + 0.1 * random.random(), rank, rank.load)
         for gateway in world.gateways:
             self._events.after(0.0, gateway, gateway.attach, instance)
@@ -79,6 +82,18 @@ class Supervisor(Party):
         rank.instance.excuses.append(f"rank {rank.rank} {how}")
         self._world.note(rank, how)
         text = f"worker rank {rank.rank} {how}"
+        if rank.relay is not None:
+            relay = rank.relay
+            self._events.after(0.001 * self._random.random(), relay, relay.rank_died, rank.rank, text)
+            return
+        self._events.after(0.001 * self._random.random(), engine, engine.rank_died, text)
+
+    def link_ended(self, link: LinkProcess, how: str) -> None:
+        """What stands for the ranks of other hosts is gone: the engine sees that as a rank's end."""
+        engine = link.instance.engine
+        link.die()
+        self._world.note(link, f"ends: {how}")
+        text = f"the link {how}"
         self._events.after(0.001 * self._random.random(), engine, engine.rank_died, text)
 
     def instance_gone(self, instance: Instance, reason: str) -> None:

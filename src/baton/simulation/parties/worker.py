@@ -38,7 +38,9 @@ from baton.worker.rounds import FollowerRounds, LeaderRounds
 from baton.worker.slots import Slots
 
 if TYPE_CHECKING:
+    from baton.simulation.parties.hosts import NodeRings
     from baton.simulation.parties.instance import Instance
+    from baton.simulation.parties.relay import Relay
 
 
 class DeviceLost(RuntimeError):
@@ -89,7 +91,8 @@ class RankProcess(Party):
     rank: int
     executor: Executor
 
-    def __init__(self, instance: Instance, rank: int, random: Random) -> None:
+    def __init__(self, instance: Instance, rank: int, random: Random, rings: NodeRings | None = None) -> None:
+        """`rings`: of its host, if that is not the leader's."""
         world = instance.world
         super().__init__(f"{instance.name}.rank{rank}", world.draw_rate(random), random.uniform(0, 1e4))
         self.instance = instance
@@ -120,7 +123,8 @@ class RankProcess(Party):
             block_size=info.block_size,
             num_blocks=info.num_blocks,
         )
-        self.log_end = LogEnd(instance.records)
+        self._rings = rings
+        self.log_end = LogEnd(instance.records if rings is None else rings.records)
         self.log = CommandLog(cast(RingReader, self.log_end))
         self.ticket_end = TicketEnd(self._ticket_taken)
         self.report_end = ReportEnd(world.plan.report_room, self._send_report, self.wake)
@@ -151,6 +155,11 @@ class RankProcess(Party):
             tickets=None if alone else cast(TicketWriter, instance.tickets),
         )
 
+    @property
+    def relay(self) -> Relay | None:
+        """Its parent, if it is not the engine's process."""
+        return None if self._rings is None else self._rings.relay
+
     # -- what becomes visible
 
     def log_grew(self) -> None:
@@ -176,6 +185,9 @@ class RankProcess(Party):
         self.wake()
 
     def _ticket_taken(self) -> None:
+        if self._rings is not None:
+            self._rings.wake()
+            return
         leader = self.instance.ranks[0]
         if leader.alive:
             leader.wake()
@@ -283,7 +295,11 @@ class RankProcess(Party):
         return report
 
     def _send_report(self, record: bytes) -> None:
-        self.instance.report_channels[self.rank].send(record)
+        if self._rings is not None:
+            self._world.monitor.relay.reported(self.instance, self.rank, record)
+            self._rings.report(self.rank, record)
+        else:
+            self.instance.report_channels[self.rank].send(record)
 
     def describe(self) -> str:
         """For people: what it does now."""

@@ -61,8 +61,20 @@ FaultKind = Literal[
     "strange_link",
     "strange_reader",
     "linger_peer",
+    "kill_relay",
+    "kill_link",
+    "kill_launcher",
+    "cut_line",
+    "vanish_line",
+    "stall_line",
+    "stall_relay",
+    "lose_frame",
+    "repeat_frames",
+    "twin_node",
 ]
-FAULT_KINDS: tuple[FaultKind, ...] = FaultKind.__args__  # type: ignore[attr-defined]
+HOST_FAULTS: tuple[FaultKind, ...] = FaultKind.__args__[-10:]  # type: ignore[attr-defined]
+"""Those of instances over several hosts."""
+FAULT_KINDS: tuple[FaultKind, ...] = FaultKind.__args__[:-10]  # type: ignore[attr-defined]
 RARE: frozenset[FaultKind] = frozenset(
     (
         "crash_engine",
@@ -202,6 +214,8 @@ class Shape:
     max_model_len: tuple[int, int] = (24, 48)
     clusters: tuple[tuple[Label, ...], ...] = (("mixed",),)
     """Labels of the instances; one of these is drawn."""
+    hosts: tuple[int, ...] = ()
+    """Of each instance one of these numbers; empty: one."""
     burdens: tuple[tuple[int, Burden], ...] = ()
     """What is wrong with an instance from the beginning."""
     step_tokens: tuple[int, ...] = (6, 12, 24, 48)

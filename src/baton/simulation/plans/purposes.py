@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.gateway.cluster.member import Label
 from baton.protocol.rules.fair_queue import Flow
-from baton.simulation.plans.plan import CLUSTER_DRIFT, Shape
+from baton.simulation.plans.plan import CLUSTER_DRIFT, HOST_FAULTS, Shape
 
 P1D1: tuple[Label, ...] = ("prefill", "decode")
 P2D3: tuple[Label, ...] = ("prefill", "prefill", "decode", "decode", "decode")
@@ -244,6 +244,15 @@ PURPOSES = (
         always=("break_link",),
         credit_wait_s=(0.3, 1.0),
         load_interval_s=(5.0,),
+    ),
+    Shape(
+        "relay",
+        "ranks on two or three hosts, whose relays die and whose connections are late, cut or gone",
+        num_requests=14,
+        seconds=1.0,
+        faults=(*HOST_FAULTS, "crash_engine", "crash_rank", "fail_rank", "stall_rank", "pause", "terminate"),
+        fault_chance=0.2,
+        hosts=(2, 2, 3),
     ),
     Shape(
         "auto-labels",
