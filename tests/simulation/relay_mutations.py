@@ -76,17 +76,6 @@ def nameless_rank(patch: Patch) -> None:
     patch.setattr(Node, "leave", lambda self, reason, rank=-1: leave(self, "a rank died"))
 
 
-@mutation("a rank that died has left as it should", "relay", "liveness", "failure", scenario="relay")
-def left_well(patch: Patch) -> None:
-    leave = Node.leave
-    patch.setattr(Node, "leave", lambda self, reason, rank=-1: leave(self, ""))
-
-
-@mutation("a silent leader is waited for", "liveness", scenario="relay")
-def silent_leader(patch: Patch) -> None:
-    patch.setattr(Node, "on_clock", lambda self, now: None)
-
-
 @mutation("nobody says that it is there while there is nothing to say", "failure", scenario="relay")
 def no_beats(patch: Patch) -> None:
     patch.setattr(Lane, "due", lambda self, now: False)

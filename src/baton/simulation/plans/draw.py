@@ -19,9 +19,10 @@ from msgspec.structs import replace as replace_in
 from baton.gateway.arranging.arranger import Rules
 from baton.gateway.arranging.slo import Slo
 from baton.gateway.cluster.member import Label
-from baton.protocol.config import CostModel, InstanceConfig, Nodes
+from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.pooling import Pooling, PoolingKind
 from baton.protocol.sampling import Constraint, Sampling, Stopping
+from baton.simulation.plans.hosts import draw_hosts
 from baton.simulation.plans.plan import (
     CLUSTER_DRIFT,
     GATEWAY_FAULTS,
@@ -55,7 +56,7 @@ def draw_plan(seed: int, shape: Shape) -> RunPlan:
     }
     labels = random.choice(shape.clusters)
     instances = tuple(
-        _draw_hosts(Random((seed << 8) + 128 + place), _draw_pace(Random((seed << 8) + place), one), shape)
+        draw_hosts(Random((seed << 8) + 128 + place), _draw_pace(Random((seed << 8) + place), one), shape)
         for place, one in enumerate(_draw_instances(random, shape, labels, clients_on))
     )
     num_gateways = random.randint(1, shape.max_gateways)
@@ -175,19 +176,6 @@ def _draw_pace(random: Random, instance: InstanceConfig) -> InstanceConfig:
         max_num_batched_tokens=random.choice((instance.max_num_batched_tokens, 64)),
         itl_target_s=random.choice((None, None, 0.001, 0.02)),
         ttft_target_s=random.choice((None, None, 0.05)),
-    )
-
-
-def _draw_hosts(random: Random, instance: InstanceConfig, shape: Shape) -> InstanceConfig:
-    """Its ranks on several hosts.  What may be on the way between them is as little as a record, or much."""
-    if not shape.hosts:
-        return instance
-    count = random.choice(shape.hosts)
-    return replace_in(
-        instance,
-        tensor_parallel_size=count * random.choice((1, 1, 2)),
-        command_ring_bytes=random.choice((60, 500, 1 << 20)),
-        nodes=Nodes(count=count, listen="sim", timeout_s=random.choice((0.4, 1.0, 3.0))),
     )
 
 
