@@ -1,4 +1,4 @@
-"""A server as its operator sees it: the log as JSON, and `baton top`."""
+"""A server as its operator sees it: the status line, the log as JSON, `baton top`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
 
+import httpx
 import pytest
 
 from baton.cli.top import Away, Refused, ask
-from tests.e2e.server import Server
+from tests.e2e.server import Server, child_pids, is_engine
 
 SIMULATED = ("--executor", "simulated", "--prefill", "1", "--decode", "1", "--disaggregation-threshold", "0")
 DEADLINE_S = 120.0
@@ -35,17 +37,17 @@ def test_every_process_logs_json() -> None:
 
 
 class Screen:
-    """`baton top` in a pseudo-terminal."""
+    """`baton` in a pseudo-terminal."""
 
     def __init__(self, *arguments: str) -> None:
         self._master, slave = pty.openpty()
-        command = [sys.executable, "-m", "baton.cli.main", "top", *arguments]
+        command = [sys.executable, "-m", "baton.cli.main", *arguments]
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
         self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
         os.close(slave)
         self.seen = ""
 
-    def expect(self, pattern: str) -> None:
+    def expect(self, pattern: str) -> re.Match[str]:
         """Reads until the pattern shows, and forgets what came up to its end."""
         end = time.monotonic() + DEADLINE_S
         while not (found := re.search(pattern, self.seen, re.DOTALL)):
@@ -53,11 +55,37 @@ class Screen:
             assert ready, f"{pattern!r} did not show: {self.seen[-2000:]!r}"
             self.seen += os.read(self._master, 65536).decode(errors="replace")
         self.seen = self.seen[found.end() :]
+        return found
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
         os.close(self._master)
+
+
+def test_serve_keeps_a_status_line_below_its_log() -> None:
+    cost = ("--simulated-cost", "0.02")
+    screen = Screen("serve", "--port", "0", "--executor", "simulated", *cost, "--log-level", "debug")
+    try:
+        address = screen.expect(r"address +(http://[0-9.:]+)/v1")[1]
+        screen.expect(r"\r\x1b\[Kidle, 0 ended · KV 0.0 % · 1 of 1 instances ready\r")
+        httpx.post(
+            f"{address}/v1/completions",
+            json={"prompt": "Once", "max_tokens": 100, "ignore_eos": True},
+            headers={"x-request-id": "mine"},
+            timeout=DEADLINE_S,
+        ).raise_for_status()
+        screen.expect(r"\r\x1b\[K1 running, 0 waiting · [0-9,]+ tokens/s · KV 0")
+        screen.expect(r"\r\x1b\[K\d\d:\d\d:\d\d INFO    gateway     mine ")
+        screen.expect(r"\r\x1b\[Kidle, 1 ended · ")
+        (engine,) = [pid for pid in child_pids(screen.process.pid) if is_engine(pid)]
+        os.kill(engine, signal.SIGKILL)
+        screen.expect(r"\r\x1b\[K[^\r]*0 of 1 instances ready\r")
+        screen.expect(r"\r\x1b\[K[^\r]*1 of 1 instances ready\r")
+        screen.process.send_signal(signal.SIGTERM)
+        assert screen.process.wait(DEADLINE_S) == 0
+    finally:
+        screen.close()
 
 
 def test_top_shows_a_server_and_finds_it_again() -> None:
@@ -78,7 +106,7 @@ def test_top_shows_a_server_and_finds_it_again() -> None:
         ).stdout
         assert re.search(r"prefill-0 +prefill +ready +0 +0 +0\.0 %", once)
         assert "\x1b" not in once
-        screen = Screen(server.url, "--api-key", "sesame", "--interval", "0.2")
+        screen = Screen("top", server.url, "--api-key", "sesame", "--interval", "0.2")
         screen.expect("decode-0.*decode.*ready")
     try:
         screen.expect("does not answer.*asking again")

@@ -25,6 +25,7 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
     Every flag may also stand in the environment (`BATON_MAX_NUM_SEQS=64`) or in a YAML or TOML file
     (`--config serve.yaml` with a line `max-num-seqs: 64`).
     """
+    from baton.launch import status
     from baton.launch.instances import starting
 
     options = chosen.options
@@ -54,6 +55,7 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
                 f"--{flag} {getattr(options, name)}: of an instance that joins a server (--instance --join "
                 "HOST:PORT); the instances of this one are given with --prefill, --decode, --mixed"
             )
+    status.begin(options.log_format)
     if not options.runs_none:
         starting.begin(options.executor, options.log_format)
     from baton.launch.server import run_server

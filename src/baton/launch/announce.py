@@ -11,6 +11,7 @@ from baton.gateway.errors import ApiError
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.connection import InstanceClient
 from baton.launch.plan import ServerPlan
+from baton.observe.logs import erasing
 from baton.observe.memory import Memory, memory_of_all, sum_of
 from baton.version import __version__
 
@@ -77,5 +78,5 @@ def _parts(memory: Memory) -> str:
 
 
 def say(*lines: str) -> None:
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write(erasing() + "\n".join(lines) + "\n")
     sys.stdout.flush()

@@ -31,6 +31,7 @@ from baton.gateway.instances.client import ClusterClient
 from baton.gateway.sharing import SharingOptions, WeightsError, read_weights
 from baton.ipc.curve import Encryption
 from baton.ipc.process import process_age_s
+from baton.launch import status
 from baton.launch.announce import announce
 from baton.launch.arranging import make_arranger
 from baton.launch.cluster_options import InstancePlan, bracketed, check_cluster, plan_instances
@@ -199,7 +200,8 @@ async def _serve(
     ]
     if guest is None:
         announced = announce(plan, client, fleet.processes, _address(listener, served), started)
-        others.append(asyncio.create_task(announced, name="announce"))
+        announcing = asyncio.create_task(announced, name="announce")
+        others.append(announcing)
     visit: list[asyncio.Task[None]] = []
     try:
         await asyncio.wait((spawned, instances), return_when=asyncio.FIRST_COMPLETED)
@@ -207,6 +209,8 @@ async def _serve(
         end.on_notice(http.leave)
         if options.fair_weights is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, http)
+        if guest is None:
+            others.append(asyncio.create_task(status.show(client, http.totals, announcing), name="status"))
         serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
         if guest is not None:
             visit.append(asyncio.create_task(guest.run(), name="guest"))

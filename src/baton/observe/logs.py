@@ -67,6 +67,17 @@ def _cut(text: str, most: int = MAX_CHARS) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
+SHOWN = "_BATON_STATUS_LINE"
+"""Set in the environment of all processes of a server that has a status line (`launch/status.py`)."""
+ERASE = "\r\x1b[K"
+"""Goes to the beginning of a terminal's line, and clears it."""
+
+
+def erasing() -> str:
+    """What lines for people begin with in this process: `ERASE` or nothing."""
+    return ERASE if SHOWN in os.environ else ""
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line."""
 
@@ -100,7 +111,9 @@ def configure_logging(level: str, who: str, form: str = "text") -> None:
         handler.setFormatter(JsonLines(who))
     else:
         handler.setFormatter(
-            logging.Formatter(f"%(asctime)s %(levelname)-7s {who:<11} %(message)s", datefmt="%H:%M:%S")
+            logging.Formatter(
+                f"{erasing()}%(asctime)s %(levelname)-7s {who:<11} %(message)s", datefmt="%H:%M:%S"
+            )
         )
     handler.addFilter(Bounded())
     root = logging.getLogger()

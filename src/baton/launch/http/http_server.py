@@ -72,6 +72,10 @@ class HttpServer(uvicorn.Server):
     def close(self) -> None:
         self._gateway.close()
 
+    def totals(self) -> dict[str, int]:
+        """`Metrics.totals`."""
+        return self._gateway.metrics.totals()
+
     def reload(self) -> None:
         """Reads files that may change while it serves.  Raises `ValueError`, and changes nothing then."""
         self._gateway.sharing.reload()
