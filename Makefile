@@ -50,9 +50,10 @@ soak-server: $(VENV)/.installed-dev
 	mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --kills $(KILLS) --out benchmarks/results/soak.json
 
-# Frameworks of agents against a server (tests/clients), in an environment of their own: they are many packages.
-clients: $(VENV)-clients/.installed
-	$(VENV)-clients/bin/pytest -q tests/clients
+# Frameworks of agents (tests/clients/requirements.txt) against a server: they want other versions of common packages
+# than it does, so they have an environment of their own, and the server runs in $(VENV).
+clients: $(VENV)/.installed $(VENV)-clients/.installed
+	BATON_PYTHON=$(BIN)/python $(VENV)-clients/bin/pytest -q tests/clients
 
 # The Helm chart, rendered and validated offline, and its containers' commands run as processes.
 deploy-check: $(VENV)/.installed-deploy
@@ -107,9 +108,10 @@ $(VENV)/.installed-deploy: $(VENV)/.installed-dev
 	$(PIP) install --quiet -c constraints.txt -e '.[dev,deploy,ray]'
 	touch $@
 
-$(VENV)-clients/.installed: pyproject.toml constraints.txt $(NATIVE)
-	$(PYTHON) -m venv $(VENV)-clients
-	$(VENV)-clients/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt -e '.[dev,clients]'
+$(VENV)-clients/.installed: tests/clients/requirements.txt
+	$(PYTHON) -m venv --clear $(VENV)-clients
+	$(VENV)-clients/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	$(VENV)-clients/bin/python -m pip --disable-pip-version-check check
 	touch $@
 
 clean:

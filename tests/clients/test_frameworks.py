@@ -33,6 +33,88 @@ def test_langchain_calls_and_streams(base_url: str) -> None:
     assert isinstance(structured.invoke(QUESTION), Weather)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_agent_of_langchain_calls_and_tells(base_url: str, streaming: bool) -> None:
+    """Its loop runs to the end: the model asks for the tool, gets the result, and answers with it."""
+    agents = pytest.importorskip("langchain.agents")
+    langchain = pytest.importorskip("langchain_openai")
+    asked: list[str] = []
+
+    def weather(city: str) -> str:
+        """Tells the weather of a city."""
+        asked.append(city)
+        return "sunny"
+
+    model = langchain.ChatOpenAI(
+        base_url=base_url, api_key="none", model="tiny", temperature=0, max_tokens=200
+    )
+    agent = agents.create_agent(model, tools=[weather])
+    asking = {"messages": [{"role": "user", "content": "How is the weather in Paris?"}]}
+    if streaming:
+        pieces = list(agent.stream(asking, stream_mode="messages"))
+        answers = [piece for piece, about in pieces if about["langgraph_node"] == "model"]
+        last = [piece for piece in answers if piece.id == answers[-1].id]
+        text = "".join(piece.text for piece in last)
+        assert len(last) > 2
+    else:
+        messages = agent.invoke(asking)["messages"]
+        assert [one.type for one in messages] == ["human", "ai", "tool", "ai"]
+        text = messages[-1].text
+    assert asked == ["Paris"]
+    assert "sunny" in text.lower()
+
+
+def test_litellm_plain_and_streamed(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    litellm = pytest.importorskip("litellm")
+    ask: dict[str, Any] = {
+        "model": "hosted_vllm/tiny",
+        "api_base": base_url,
+        "api_key": "none",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 40,
+        "temperature": 0,
+    }
+    whole = litellm.completion(**ask)
+    assert whole.choices[0].message.content
+    assert whole.usage.completion_tokens > 1
+    chunks = list(litellm.completion(**ask, stream=True, stream_options={"include_usage": True}))
+    told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert told == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_litellms_adapter_for_anthropics_clients(
+    base_url: str, monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    """A client of the Messages API behind LiteLLM, which asks this server as OpenAI's."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    litellm = pytest.importorskip("litellm")
+    tool = {"name": "weather", "description": "Tells it.", "input_schema": Weather.model_json_schema()}
+    answer = await litellm.anthropic.messages.acreate(
+        model="hosted_vllm/tiny",
+        api_base=base_url,
+        api_key="none",
+        messages=[{"role": "user", "content": QUESTION}],
+        max_tokens=200,
+        tools=[tool],
+        tool_choice={"type": "any"},
+        stream=streaming,
+    )
+    if not streaming:
+        (block,) = [block for block in answer["content"] if block["type"] == "tool_use"]
+        assert (answer["stop_reason"], block["name"]) == ("tool_use", "weather")
+        Weather.model_validate(block["input"])
+        return
+    text = "".join([piece.decode() if isinstance(piece, bytes) else str(piece) async for piece in answer])
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    arguments = "".join(one["partial_json"] for one in deltas if one["type"] == "input_json_delta")
+    Weather.model_validate_json(arguments)
+    assert events[-1]["type"] == "message_stop"
+
+
 def test_litellm(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # (else it asks the network)
     litellm = pytest.importorskip("litellm")

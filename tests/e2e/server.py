@@ -27,7 +27,8 @@ class Server:
         self.flags = flags
         handle, self._log_path = tempfile.mkstemp(prefix="baton-test-", suffix=".log")
         self.log_file = os.fdopen(handle, "wb")
-        command = [sys.executable, "-m", "baton.cli.main", "serve", *([model] if model else [])]
+        python = os.environ.get("BATON_PYTHON", sys.executable)  # (`make clients`: tests have another one)
+        command = [python, "-m", "baton.cli.main", "serve", *([model] if model else [])]
         self.process = subprocess.Popen(
             [*command, "--port", "0", *flags],
             stdout=subprocess.PIPE,
