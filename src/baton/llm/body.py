@@ -22,7 +22,7 @@ from baton.gateway.errors import BadRequest
 from baton.gateway.generation.generation import Generation
 from baton.gateway.generation.outputs import ClassificationRequestOutput, ScoringOutput, ScoringRequestOutput
 from baton.gateway.generation.outputs import classes_of as _classes_of
-from baton.gateway.parsing.choice import Formats, begins_thinking, choose
+from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.parsing.plan import Parsing
 from baton.gateway.reading.arguments import Prompt, as_list, token_ids
 from baton.gateway.reading.calling import Function, functions_of, loosened, structure_of
@@ -301,7 +301,7 @@ class Body:
         """Whether the answer to a prompt begins inside of reasoning."""
         if text is None:
             text = self._background.tokenizer.decode(ids[-_TAIL:], skip_special_tokens=False)
-        return begins_thinking(self._formats.thinking, text)
+        return self._formats.begins_thinking(text)
 
     def _bound(
         self, params: SamplingParams, tools: Tools, thinking: Callable[[], bool], *, chat: bool = False

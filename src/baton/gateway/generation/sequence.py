@@ -15,8 +15,7 @@ from typing import Literal
 from baton.gateway.cluster.request import Chunk, EngineRequest
 from baton.gateway.errors import ApiError, BadRequest, InstanceUnavailable, InternalError, Overloaded
 from baton.gateway.parsing.deltas import Delta, Parsed
-from baton.gateway.parsing.parser import ResponseParser
-from baton.gateway.parsing.plan import Parsing
+from baton.gateway.parsing.plan import AnswerParser, Parsing
 from baton.gateway.sharing import retry_after
 from baton.gateway.text.detokenizer import Detokenizer, StopStrings, StopTables
 from baton.gateway.text.tokenizer import Tokenizer
@@ -176,7 +175,7 @@ class Sequence:
         self._last_token = -1
         self._detokenizer: Detokenizer | None = None
         self._stops: StopStrings | None = None
-        self._parser: ResponseParser | None = None
+        self._parser: AnswerParser | None = None
         self._repeating: list[int] = []
         """The last tokens, where an end by repetition is wanted."""
 
@@ -322,7 +321,7 @@ class Sequence:
         return "".join(pieces), len(tokens), None
 
     def _parse_tokens(
-        self, tokens: list[int], parser: ResponseParser, deltas: list[Delta], marks: list[int] | None
+        self, tokens: list[int], parser: AnswerParser, deltas: list[Delta], marks: list[int] | None
     ) -> tuple[str, int, str | None]:
         """`_take_tokens`, one token at a time: so what they count for does not depend on how they come."""
         pieces: list[str] = []

@@ -8,8 +8,12 @@ import msgspec
 
 from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS, Calls, Think
 from baton.gateway.parsing.parser import HARMONY_MARKERS
+from baton.gateway.parsing.templates.parser import begins_thinking as template_begins_thinking
+from baton.gateway.parsing.templates.template import CALLS as CALLS_FIELD
+from baton.gateway.parsing.templates.template import ResponseTemplate, TemplateError, load
 
-AUTO, NONE = "auto", "none"
+AUTO, NONE, HF = "auto", "none", "hf"
+"""`HF`: the checkpoint's `response_template` is run as it stands."""
 
 # In this order: a template may show what another format has, too.
 _CALL_SIGNS = (
@@ -55,13 +59,22 @@ class Formats(msgspec.Struct, frozen=True):
     """Its chat template has a place for tools."""
     template_opens: bool = False
     """Where the model shall think, its chat template opens the region: the model never does."""
+    template: str = ""
+    """The `response_template` that reads answers, as JSON, where the names are `HF`."""
+
+    @property
+    def response(self) -> ResponseTemplate | None:
+        """The template that reads answers; None: the formats do."""
+        return load(self.template) if self.template else None
 
     @property
     def calling(self) -> Calls | None:
-        return CALLS[self.calls] if self.calls else None
+        return CALLS.get(self.calls)
 
     @property
     def thinking(self) -> Think | None:
+        if self.response is not None:
+            return self.response.think if self.think else None
         return THINKS[self.think] if self.think else None
 
     def thinking_in(self, opened: bool) -> Think | None:
@@ -80,7 +93,9 @@ class Formats(msgspec.Struct, frozen=True):
     @property
     def markers(self) -> frozenset[str]:
         """Texts that a model may have as special tokens, and that the parser has to see."""
-        marks = set(HARMONY_MARKERS) if self.is_harmony else set()
+        marks = set(HARMONY_MARKERS) if self.is_harmony else set[str]()
+        if self.response is not None:
+            marks |= self.response.marks
         if self.thinking is not None:
             marks |= {self.thinking.open, self.thinking.close}
         if self.calling is not None:
@@ -89,17 +104,56 @@ class Formats(msgspec.Struct, frozen=True):
                 marks |= frame.words
         return frozenset(marks)
 
+    def begins_thinking(self, prompt: str, *, continued: str | None = None) -> bool:
+        """Whether the answer to this prompt begins inside of reasoning.  `continued`: the text of the last
+        message, which the answer continues."""
+        if self.response is not None and self.think:
+            return template_begins_thinking(self.response, prompt, continued=continued)
+        return begins_thinking(self.thinking, prompt, continued=continued)
+
 
 def choose(template: str | None, calls: str = AUTO, think: str = AUTO, *, response: str = "") -> Formats:
-    """By the names of flags (`CALL_NAMES`, `THINK_NAMES`), else by what `response` shows, the checkpoint's
-    `response_template` (how transformers reads answers), else by what the chat template does."""
+    """By the names of flags (`CALL_NAMES`, `THINK_NAMES`, `HF`), else by what `response` shows, the
+    checkpoint's `response_template` (how transformers reads answers), else by what the chat template does.
+    A `response` that shows no known format for one of its fields is run itself.  Raises `TemplateError`."""
     source = template or ""
     shown = response.replace("\\", "")  # (markers stand in it as expressions)
+    if HF in (calls, think) or (calls == think == AUTO and _is_new(response, shown)):
+        return _by_template(source, response, calls, think)
     return Formats(
         _chosen(shown, calls, _CALL_SIGNS, CALL_NAMES) or _chosen(source, calls, _CALL_SIGNS, CALL_NAMES),
         _chosen(shown, think, _THINK_SIGNS, THINK_NAMES) or _chosen(source, think, _THINK_SIGNS, THINK_NAMES),
         _KNOWS_TOOLS.search(source) is not None,
         _OPENS.search(source, max(0, source.rfind("add_generation_prompt"))) is not None,
+    )
+
+
+def _is_new(response: str, shown: str) -> bool:
+    """The template can be run, and has calls or reasoning in a format that is not among ours."""
+    try:
+        template = load(response) if response else None
+    except TemplateError:
+        return False
+    if template is None:
+        return False
+    calls = CALLS_FIELD in template.fields and not _chosen(shown, AUTO, _CALL_SIGNS, CALL_NAMES)
+    return calls or (template.reasoning != "" and not _chosen(shown, AUTO, _THINK_SIGNS, THINK_NAMES))
+
+
+def _by_template(source: str, response: str, calls: str, think: str) -> Formats:
+    if not {calls, think} <= {AUTO, NONE, HF}:
+        raise TemplateError(
+            "--tool-call-parser hf and --reasoning-parser hf go together: one response_template reads both"
+        )
+    if not response:
+        raise TemplateError(f"{HF}: the model's tokenizer_config.json has no response_template")
+    template = load(response)
+    return Formats(
+        HF if CALLS_FIELD in template.fields and calls != NONE else "",
+        HF if template.reasoning and think != NONE else "",
+        _KNOWS_TOOLS.search(source) is not None,
+        False,
+        response,
     )
 
 

@@ -43,9 +43,11 @@ class Words:
             self._held = ""
         self._skips = True
 
-    def separate(self) -> None:
-        """What follows is another part of the text."""
-        if self._begun and not self._held:
+    def separate(self, by: str | None = None) -> None:
+        """What follows is another part of the text; `by`: what stands between them, else spaces do."""
+        if self._begun and by is not None:
+            self._held = by
+        elif self._begun and not self._held:
             self._held = "\n"
 
     def end(self) -> None:

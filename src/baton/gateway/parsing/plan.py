@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from baton.gateway.parsing.calls import Types
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.parsing.parser import ResponseParser
+from baton.gateway.parsing.templates.parser import TemplateParser
+
+AnswerParser = ResponseParser | TemplateParser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +28,28 @@ class Parsing:
 
     @property
     def has_reasoning(self) -> bool:
-        return self.formats.thinking_in(self.thinking) is not None or self.formats.is_harmony
+        formats = self.formats
+        by_template = formats.response is not None and formats.think != ""
+        return formats.thinking_in(self.thinking) is not None or formats.is_harmony or by_template
 
     @property
     def changes_anything(self) -> bool:
         """Texts may hold more than an answer's text."""
         calls = self.formats.calling
-        return self.calling or self.has_reasoning or (calls is not None and bool(calls.dropped))
+        drops = self.formats.response is not None or (calls is not None and bool(calls.dropped))
+        return self.calling or self.has_reasoning or drops
 
-    def parser(self) -> ResponseParser:
+    def parser(self) -> AnswerParser:
         """For one answer."""
+        if self.formats.response is not None:
+            return TemplateParser(
+                self.formats.response,
+                calling=self.calling,
+                reasons=self.formats.think != "",
+                types=self.types,
+                thinking=self.thinking,
+                parallel=self.parallel,
+            )
         return ResponseParser(
             self.formats.thinking_in(self.thinking),
             self.formats.calling,

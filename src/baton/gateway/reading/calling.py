@@ -15,6 +15,7 @@ from baton.gateway.api.tools import Tools
 from baton.gateway.errors import BadRequest
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.parsing.formats import Think
+from baton.gateway.reading.template_calls import written
 from baton.grammar.description import (
     AnyText,
     Choice,
@@ -99,7 +100,7 @@ def _answer(
     parallel: bool,
     content: Content | None,
 ) -> Content:
-    writing = _WRITING[formats.calls]
+    writing = _writing(formats)
     calls = Either([writing.call(one) for one in functions])
     several = Repeat(calls, separator=writing.between) if parallel and not writing.once else calls
     frame = Parts([Text(writing.before), several, Text(writing.after)])
@@ -115,10 +116,33 @@ def _answer(
         marks = [mark for mark in formats.markers if writing.before.startswith(mark)]
         trigger = max(marks, key=len, default=writing.before)
         return Tagged([Tag(writing.before, Parts([several, Text(writing.after)]))], [trigger])
-    if formats.calls not in _TRIGGERS:  # the answer's first character tells
+    triggers = _TRIGGERS if formats.response is None else {formats.calls: _begin(formats).split("NAME")[0]}
+    if formats.calls not in triggers:  # the answer's first character tells
         return Either([frame, Regex(r"([^\s{\[](.|\n)*)?")])
-    trigger = _TRIGGERS[formats.calls]
+    trigger = triggers[formats.calls]
     return Tagged([_tag(trigger, writing.call(one)) for one in functions], [trigger])
+
+
+def _writing(formats: Formats) -> Writing:
+    """Raises `BadRequest` where a `response_template` says only how calls are read."""
+    if formats.response is None:
+        return _WRITING[formats.calls]
+    found = written(formats.template)
+    if found is None:
+        raise BadRequest(
+            "tools: this model's response_template tells how calls are read, not how they are written: they "
+            "cannot be demanded, be strict, or stand beside response_format; start the server with "
+            "--tool-call-parser NAME",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    return Writing(_json(*found))
+
+
+def _begin(formats: Formats) -> str:
+    """What stands before a call, with `NAME` for its name."""
+    found = written(formats.template)
+    return "" if found is None else found[0]
 
 
 def _tag(trigger: str, call: Content) -> Tag:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from baton.gateway.api.schemas import ChatFields
 from baton.gateway.api.tools import Tools, read_tools
 from baton.gateway.errors import BadRequest
-from baton.gateway.parsing.choice import Formats, begins_thinking
+from baton.gateway.parsing.choice import Formats
 from baton.gateway.text.chat_template import ChatTemplate
 
 
@@ -44,7 +44,7 @@ def render_conversation(
         variables={**defaults, **_variables(request.chat_template_kwargs, request.reasoning_effort)},
     )
     continued = _text_of(messages[-1]) if request.continue_final_message else None
-    return text, Conversation(tools, begins_thinking(formats.thinking, text, continued=continued))
+    return text, Conversation(tools, formats.begins_thinking(text, continued=continued))
 
 
 def echo_of(request: ChatFields, messages: Sequence[Mapping[str, Any]]) -> str:

@@ -41,7 +41,7 @@ def _check_head_bits(bits: int | None) -> None:
 
 
 def _check_parser(names: Mapping[str, str]) -> Callable[[str], None]:
-    known = ("auto", "none", *names)
+    known = ("auto", "none", "hf", *names)
 
     def check(name: str) -> None:
         if name not in known:
@@ -147,14 +147,16 @@ class ModelOptions(Options):
     tool_call_parser: str = flag(
         "auto",
         f"How the model writes calls of tools: {', '.join(CALLS)}, or another name that vLLM has for one of "
-        "these; none: calls are text. auto: as its chat template shows.",
+        "these; hf: the checkpoint's response_template is run; none: calls are text. auto: as its "
+        "response_template shows, else its chat template.",
         check=_check_parser(CALL_NAMES),
         metavar="NAME",
     )
     reasoning_parser: str = flag(
         "auto",
         f"How the model writes reasoning: {', '.join(THINKS)}, or another name that vLLM has for one of "
-        "these; none: it is part of the answer. auto: as its chat template shows.",
+        "these; hf: the checkpoint's response_template is run; none: it is part of the answer. auto: as its "
+        "response_template shows, else its chat template.",
         check=_check_parser(THINK_NAMES),
         metavar="NAME",
     )
