@@ -9,7 +9,7 @@
 * `tcp+secret`: the same with the pages encrypted, as between members of a cluster.  Beside it what one core's
   AES-256-GCM does, which is the most that encryption leaves: by `openssl speed` (the system's, records of
   16 KiB), and by the package that seals the records.  "A CPU second" of the reader and of the source moves
-  so much: on a busy machine that says more than the time.
+  so much: on a busy machine that says more than the time ("–": too little to tell).
 * Slowdown: two worker groups (real processes, simulated executor) decode; in turns, D fetches from P, or not.
   With "host-bound" steps the loop computes all the time, with "device" steps it sleeps as if for an
   accelerator.
@@ -235,7 +235,7 @@ def bandwidth(transfer: str, counts: list[int], rounds: int) -> list[dict[str, A
                     ),
                     "share_of_best": min(times[name]) / min(times[transfer]),
                     "ms": ours * 1e3,
-                    "gb_cpu_s": [rounds * size / max(one, 1e-2) / 1e9 for one in cpu],
+                    "gb_cpu_s": [rounds * size / one / 1e9 if one > 0.02 else 0.0 for one in cpu],
                 }
             )
     finally:
@@ -370,7 +370,7 @@ def show_bandwidth(rounds: int) -> list[dict[str, Any]]:
             baseline = f"{row['baseline_gb_s']:.2f} ({row['baseline']})"
             shares = [f"{100 * row[key]:.0f} %" for key in ("share", "share_of_best")]
             numbers = f"{row['ms']:.2f}", f"{row['gb_s']:.2f}", baseline, *shares
-            cpu = ", ".join(f"{value:.2f}" for value in row["gb_cpu_s"])
+            cpu = ", ".join(f"{value:.2f}" if value else "–" for value in row["gb_cpu_s"])
             table.row(row["transport"], row["mib"], *numbers, cpu)
     table.print()
     return rows
@@ -403,7 +403,8 @@ def show_aes(rows: list[dict[str, Any]]) -> dict[str, float]:
     found = aes()
     table = Table("AES-256-GCM, one core", ["of", "GB/s", *(f"{row['mib']} MiB" for row in rows)])
     for name, bytes_s in found.items():
-        shares = (f"{100e9 * row['gb_cpu_s'][0] / bytes_s:.0f} %" for row in rows)
+        reached = (row["gb_cpu_s"][0] for row in rows)
+        shares = (f"{100e9 * one / bytes_s:.0f} %" if one else "–" for one in reached)
         table.row(name, f"{bytes_s / 1e9:.2f}", *shares)
     table.print()
     return found
