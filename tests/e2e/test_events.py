@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -88,6 +92,20 @@ def test_the_trace_has_tracks_of_slots_and_wires_and_an_arrow(cluster: Server) -
     assert wire["args"]["transport"] == "shared_memory"
     counters = [event for event in trace(cluster, last_s="3600") if event["ph"] == "C"]
     assert {event["name"] for event in counters} == {"requests", "KV blocks"}
+
+
+def test_the_command_line_writes_the_trace(cluster: Server, tmp_path: Path) -> None:
+    complete(cluster, "written", 5)
+    file = tmp_path / "trace.json"
+    command = [sys.executable, "-m", "baton.cli.main", "timeline", cluster.url, "--id", "written"]
+    done = subprocess.run([*command, "-o", str(file)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    check_trace(json.loads(file.read_text())["traceEvents"])
+    unknown = [*command[:-1], "unknown", "-o", str(tmp_path / "none.json")]
+    done = subprocess.run(unknown, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "no request 'unknown' is known" in done.stderr
+    assert not (tmp_path / "none.json").exists()
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from baton.cli import (
     run_batch,
     serve,
     simulate,
+    timeline,
     top,
 )
 from baton.version import __version__
@@ -58,6 +59,7 @@ app.command("plan")(plan.plan)
 app.command("model-dir")(model_dir.model_dir)
 app.command("replay")(replay.replay)
 app.command("top")(top.top)
+app.command("timeline")(timeline.timeline)
 
 if __name__ == "__main__":
     app()

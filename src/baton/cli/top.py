@@ -67,8 +67,8 @@ def top(
         raise typer.Exit(1) from None
 
 
-def ask(address: str, api_key: str) -> dict[str, Any]:
-    """The server's overview.  Raises `Refused` or `Away`."""
+def ask(address: str, api_key: str, key: str = "instances") -> dict[str, Any]:
+    """What the server tells there: an object with this key.  Raises `Refused` or `Away`."""
     request = urllib.request.Request(address)
     if api_key:
         request.add_header("Authorization", f"Bearer {api_key}")
@@ -85,9 +85,9 @@ def ask(address: str, api_key: str) -> dict[str, Any]:
     except (OSError, http.client.HTTPException) as error:
         raise Away(f"the server does not answer: {error or type(error).__name__}") from None
     except ValueError:
-        raise Refused(f"what answers there is no Baton server, or an older one ({_PATH})") from None
-    if not isinstance(found, dict) or "instances" not in found:
-        raise Refused(f"what answers there is no Baton server, or an older one ({_PATH})")
+        raise Refused(f"what answers there is no Baton server, or an older one ({address})") from None
+    if not isinstance(found, dict) or key not in found:
+        raise Refused(f"what answers there is no Baton server, or an older one ({address})")
     return found
 
 
