@@ -206,6 +206,7 @@ $("chat").addEventListener("submit", async (event) => {
     draw();
     $("request").textContent = `${id}: ${number(tokens)} tokens in ${last.toFixed(0)} ms, as this page measured`;
     $("id").value = id;
+    if (!$("look").hidden) await look(id);
   } catch (error) {
     if (last) draw();
     $("request").textContent = chatting.signal.aborted ? `${id}: stopped` : `${id}: ${error.message}`;
