@@ -18,6 +18,7 @@ from tests.simulation import (  # noqa: F401  (they add to the table)
     constrained_mutations,
     fair_mutations,
     follow_mutations,
+    gateway_mutations,
     handover_mutations,
     pace_mutations,
     relay_mutations,

@@ -49,6 +49,7 @@ FIXED = {
     "constrained": range(0, 60),
     "auto-labels": range(0, 40),
     "relay": range(0, 40),
+    "multi-gateway": range(0, 40),
 }
 assert FIXED.keys() == SCENARIOS.keys()
 

@@ -24,7 +24,7 @@ from baton.simulation.checks.explain import explain
 from baton.simulation.checks.monitor import Monitor, Violation
 from baton.simulation.describe import number_in
 from baton.simulation.events import Events, Party
-from baton.simulation.faults import cluster_kinds, host_kinds  # noqa: F401  (they add to the table)
+from baton.simulation.faults import cluster_kinds, gateway_kinds, host_kinds  # noqa: F401  (for FAULTS)
 from baton.simulation.faults.kinds import resume, strike
 from baton.simulation.parties.client import Client
 from baton.simulation.parties.instance import EngineProcess, Instance
@@ -382,7 +382,7 @@ class World:
             rank.transfers.transport.extra_s = 0.0
         if not instance.alive or not core.ready:
             self.events.after(0.1, self.people, self._see_that_it_runs, index)
-        elif core.scheduler.paused:
+        elif core.scheduler.paused or self.monitor.standing.drains(instance):
             resume(self, index)
             self.events.after(0.1, self.people, self._see_that_it_runs, index)
 

@@ -190,6 +190,7 @@ class Simulated:
             ttl_s=None,
             usual_delay=0.001,
             arranging=None,
+            notices=False,
         )
         self.labels = ["mixed"]
         self.decided: list[Any] = []

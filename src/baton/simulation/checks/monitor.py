@@ -39,6 +39,9 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | | prefill and to decode (`watches/arranging.py`); each call of a gateway |
 | `relay` | what a host beside the leader's gets, and reports, is what was written, in order, once |
 | | (`watches/relay.py`); each record, ticket and report; a rank whose death is all that happened is named |
+| `standing` | orders are numbered upwards, and all gateways know the last; each turn, at the end |
+| | one gateway is the first of those of an engine; at the end |
+| `gone` | 1 s after a gateway is gone, no engine that was awake works for it; then |
 | `crash` | no production code raises what it does not say |
 | `end` | nothing is held, nobody waits; at the end |
 
@@ -80,6 +83,7 @@ from baton.simulation.checks.watches.handover import HandoverWatch
 from baton.simulation.checks.watches.order import OrderWatch
 from baton.simulation.checks.watches.relay import RelayWatch
 from baton.simulation.checks.watches.room import RoomWatch
+from baton.simulation.checks.watches.standing import StandingWatch
 from baton.simulation.checks.watches.strangers import StrangerWatch
 from baton.simulation.checks.watches.worker import WorkerWatch
 
@@ -111,6 +115,7 @@ class Monitor:
         self.clients = ClientWatch(world)
         self.arranging = ArrangingWatch()
         self.relay = RelayWatch()
+        self.standing = StandingWatch(world)
 
     def books(self, instance: Instance) -> Books:
         """What the wires of this incarnation said so far."""
@@ -177,6 +182,7 @@ class Monitor:
         self.room.after_turn(engine, now)
         self.gateways.after_turn(engine)
         self.strangers.grants.after_turn(engine)
+        self.standing.after_turn(engine)
 
     # -- a gateway reads and sends
 
@@ -219,6 +225,7 @@ class Monitor:
                 raise Violation("end", f"open at the end: {rank.describe()}")
             if rank.transfers.under_way:
                 raise Violation("end", f"{rank.transfers.under_way} fetches of {rank.name} are not over")
+        self.standing.check_end(instance, gateways)
         for gateway in gateways:
             if len(gateway.cluster) or gateway.cluster.next_deadline() is not None:
                 raise Violation("end", f"{gateway.name} still has {len(gateway.cluster)} requests")

@@ -35,9 +35,13 @@ def strike(world: World, fault: Fault) -> None:
 
 
 def resume(world: World, index: int) -> None:
-    """An operator ends a pause of an instance, through any gateway that can."""
+    """An operator ends a pause of an instance, or that it drains, through any gateway that can."""
     name = world.plan.instances[index].name
-    any(gateway.query(name, "resume") for gateway in world.gateways)
+    for gateway in world.gateways:
+        if gateway.query(name, "resume"):
+            if gateway.cluster.members[name].draining:
+                gateway.undrain(name)
+            return
 
 
 def fault(kind: FaultKind) -> Callable[[Strike], Strike]:

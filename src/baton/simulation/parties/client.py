@@ -99,7 +99,7 @@ class Client(Party):
         world, spec = self._world, self.spec
         if self.answer is not None:
             return
-        gateway = world.gateways[spec.gateway]
+        gateway = self._balanced(world.gateways[spec.gateway])
         if self._must_wait(gateway, self.arrive):
             return
         if not gateway.alive or not self._submit(gateway):
@@ -110,6 +110,11 @@ class Client(Party):
             return
         if spec.cancel_after_s is not None:
             self._events.after(spec.cancel_after_s, self, self.cancel)
+
+    def _balanced(self, gateway: GatewayProcess) -> GatewayProcess:
+        """Another one, if this one is about to leave."""
+        others = [one for one in self._world.gateways if one.alive and not one.leaving]
+        return others[self.spec.number % len(others)] if gateway.leaving and others else gateway
 
     def _submit(self, gateway: GatewayProcess) -> bool:
         spec = self.spec

@@ -50,6 +50,8 @@ class GatewayProcess(Party):
         self.heard: dict[str, Any] = {}
         """By instance: what its registrar has sent (`registrar.py`)."""
         self.updates = WeightsUpdates(world, self)
+        self.leaving = False
+        """It was told to leave: clients go to others, if there are any."""
         self.clients: dict[EngineRequest, Client] = {}
         self.connections: dict[str, Connection] = {}
         """By the instance's name."""
@@ -210,6 +212,9 @@ class GatewayProcess(Party):
         connection = self.connections.pop(name, None)
         if connection is not None:
             connection.detach()
+            if self._world.plan.notices:
+                self._events.after(0.02 * self._random.random(), connection.engine, connection.ended)
+                self._world.monitor.standing.closed(connection)
 
 
 __all__ = ["Client", "GatewayProcess"]

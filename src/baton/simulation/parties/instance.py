@@ -64,6 +64,8 @@ class EngineProcess(Party):
         self._events = world.events
         self._random = random
         self._dead: list[str] = []
+        self._ended: list[bytes] = []
+        """Connections that have ended and whose gateways were not asked yet."""
         self._turning = False
         self._timer: Timer | None = None
         self._deadline: float | None = None
@@ -80,6 +82,12 @@ class EngineProcess(Party):
     def message_arrived(self, connection: Connection, data: bytes) -> None:
         self.inbox.append((connection, data))
         self.wake()
+
+    def connection_ended(self, connection: Connection) -> None:
+        """The socket's monitor says so: see `engine/shell/leavers.py`."""
+        if self.connections.get(connection.identity) is connection:
+            self._ended.append(connection.identity)
+            self.wake()
 
     def report_arrived(self, rank: int, data: bytes, made_up: str = "") -> None:
         self.reports[rank].append((data, made_up))
@@ -110,6 +118,8 @@ class EngineProcess(Party):
         self._receive(limit)
         self.peers.turn(now, limit)
         self._read_reports(limit)
+        while self._ended and not self.inbox:
+            self._lose(self._ended.pop())
         if self._dead:
             core.fail("; ".join(self._dead))
         core.on_clock(now)
@@ -187,11 +197,15 @@ class EngineProcess(Party):
                 world.monitor.peer_sends(self, to, told, now)
                 self.peers.send(to, told)
             for identity in lost:
-                self.connections.pop(identity, None)
-                world.monitor.engine.gateway_lost(self, identity)
-                self.core.gateway_lost(identity)
+                self._lose(identity)
             if not lost:
                 return
+
+    def _lose(self, identity: bytes) -> None:
+        """Nobody can be reached behind this connection."""
+        self.connections.pop(identity, None)
+        self._world.monitor.engine.gateway_lost(self, identity)
+        self.core.gateway_lost(identity)
 
     def _arm(self) -> None:
         """One timer, for the core's next deadline."""

@@ -71,8 +71,12 @@ class Supervisor(Party):
             self._world.crashes -= 1
             self.rank_died(party, "was killed by SIGKILL")
         elif isinstance(party, GatewayProcess):
-            party.die()
-            self._events.after(0.1 + 0.2 * self._random.random(), self, self._restart_gateway, party)
+            self.gateway_ends(party)
+
+    def gateway_ends(self, gateway: GatewayProcess) -> None:
+        """Its process is gone: another one takes its place."""
+        gateway.die()
+        self._events.after(0.1 + 0.2 * self._random.random(), self, self._restart_gateway, gateway)
 
     def rank_died(self, rank: RankProcess, how: str) -> None:
         """A rank is gone: its engine will notice."""

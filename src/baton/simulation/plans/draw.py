@@ -59,7 +59,7 @@ def draw_plan(seed: int, shape: Shape) -> RunPlan:
         draw_hosts(Random((seed << 8) + 128 + place), _draw_pace(Random((seed << 8) + place), one), shape)
         for place, one in enumerate(_draw_instances(random, shape, labels, clients_on))
     )
-    num_gateways = random.randint(1, shape.max_gateways)
+    num_gateways = random.randint(shape.min_gateways, shape.max_gateways)
     requests = _draw_requests(random, shape, instances[0], num_gateways, clients_on)
     if shape.bursts is not None:
         requests = _draw_bursts(random, shape.bursts, instances[0], requests)
@@ -93,6 +93,7 @@ def draw_plan(seed: int, shape: Shape) -> RunPlan:
         kinds=(*faults_on, *sorted(clients_on)),
         ttl_s=random.choice(shape.ttl_s) if shape.ttl_s else None,
         arranging=_draw_rules(Random((seed << 8) + 255)) if shape.arranged else None,
+        notices=shape.notices,
     )
 
 

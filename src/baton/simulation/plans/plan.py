@@ -61,6 +61,8 @@ FaultKind = Literal[
     "strange_link",
     "strange_reader",
     "linger_peer",
+    "order_at_one",
+    "leave_gateway",
     "kill_relay",
     "kill_link",
     "kill_launcher",
@@ -74,7 +76,8 @@ FaultKind = Literal[
 ]
 HOST_FAULTS: tuple[FaultKind, ...] = FaultKind.__args__[-10:]  # type: ignore[attr-defined]
 """Those of instances over several hosts."""
-FAULT_KINDS: tuple[FaultKind, ...] = FaultKind.__args__[:-10]  # type: ignore[attr-defined]
+FAULT_KINDS: tuple[FaultKind, ...] = FaultKind.__args__[:-12]  # type: ignore[attr-defined]
+"""Those that may be mixed; besides those of hosts, two are of the scenario `multi-gateway` alone."""
 RARE: frozenset[FaultKind] = frozenset(
     (
         "crash_engine",
@@ -97,6 +100,8 @@ GATEWAY_FAULTS: frozenset[FaultKind] = frozenset(
         "break_link",
         "slow_link",
         "corrupt_output",
+        "order_at_one",
+        "leave_gateway",
     )
 )
 """Those whose target is a gateway or its connection."""
@@ -209,6 +214,9 @@ class Shape:
     client_chance: float = 0.5
     max_ranks: int = 3
     max_gateways: int = 2
+    min_gateways: int = 1
+    notices: bool = False
+    """Engines notice at once that a gateway is gone, as they do; else when there is something to tell it."""
     spare_blocks: tuple[int, int] = (0, 7)
     """Blocks beyond those of the longest possible request."""
     max_model_len: tuple[int, int] = (24, 48)
@@ -279,6 +287,8 @@ class RunPlan:
     """Time to live of a registration, by the gateway's clock; None: instances do not register."""
     arranging: Rules | None = None
     """By which gateways change labels; None: they do not."""
+    notices: bool = False
+    """See `Shape`."""
     delays: int = 0
     """Another number gives the same plan other delays."""
 

@@ -127,6 +127,13 @@ class Connection:
         self.wire.alive = False
         self.open = False
 
+    def ended(self) -> None:
+        """The engine's kernel sees the end, after what was sent before it."""
+        if self.wire.alive and self.to_engine.in_flight:
+            self._events.after(0.001, self.engine, self.ended)
+        else:
+            self.engine.connection_ended(self)
+
     def slow_down(self, extra: float) -> None:
         """Every message takes `extra` seconds more from now on; 0: as before."""
         self._delays.extra = extra

@@ -189,6 +189,10 @@ class OrderWatch:
             return one_ran
         if not one_ran and one.flow != other.flow and not (one.lets_pass or other.lets_pass):
             return False
+        before = known.before.waiting if known.before is not None else []
+        flows = {request.flow for request, ran in before if not ran}
+        if other.lets_pass and not (one_ran or one.lets_pass) and len(flows) > 1:
+            return False  # (it goes before the newcomer whose turn it is, if that came later still)
         passes = engine.instance.config.max_waiting + 0.5
         return mine.place + passes * one.lets_pass < theirs.place + passes * other.lets_pass
 
