@@ -1,4 +1,4 @@
-"""`--slo` and `--autoscale`: what is read, and what is said of what is not."""
+"""`--slo`, and bounds of the number of instances: what is read, and what is said of what is not."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class ArrangingChange(Struct, forbid_unknown_fields=True):
 
 
 class Arranging(Struct, forbid_unknown_fields=True):
-    """What --auto-labels and --autoscale have decided."""
+    """What --auto-labels has decided."""
 
     slo: str
     labels: bool
@@ -181,7 +181,7 @@ class Instances(Struct):
     instances: list[Instance]
     unplaced: list[Unplaced]
     arranging: Arranging | None
-    """None: without --auto-labels and --autoscale."""
+    """None: without --auto-labels."""
     traffic: ClusterTraffic
     weights: InstanceWeights
     """Those that all are to have."""

@@ -3,6 +3,5 @@ many there are.  Pure: no I/O, the clock an argument.
 
 `slo` reads what clients are promised; `measured` is what is looked at; `pressure` says how hard each of the
 two kinds of work presses, now and after a change; `arranger` decides.  The gateway's cluster asks it when
-reports of instances come (`gateway/cluster/arranging.py`), `baton scale` from outside, `baton plan` in a
-simulation.  Imports nothing of Baton.
+instances report (`gateway/cluster/roles.py`), `baton plan` in a simulation.  Imports nothing of Baton.
 """
