@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema_rs
@@ -227,3 +228,19 @@ def test_what_a_format_cannot_keep() -> None:
         with pytest.raises(BadRequest, match="'pattern' of the parameter 'a' of 'f' cannot be kept"):
             structure_of(formats, tools, functions_of(tools), parallel=True, thinking=False)
         assert (loosened(functions_of(tools), tools) == functions_of(tools)) is strict
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_thoughts_end_where_the_model_ends_them(special: bool) -> None:
+    """Also where their end is a text of several tokens."""
+    formats = choose("", "hermes", "deepseek_r1")
+    marks = special_of(formats, special)
+    grammar, end = Checker(marks).check(structure(formats, NAMED, thinking=True)), 256 + len(marks)
+    tokenizer = matching_tokenizer([bytes([byte]) for byte in range(256)], marks, end)
+    for thoughts in ("", "a < b, </thin and </think", "</</think"):
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        text = f'{thoughts}</think>\n<tool_call>\n{{"name": "weather", "arguments": {{"unit": "C", '
+        for part in re.split("(" + "|".join(map(re.escape, marks)) + ")", text) if marks else [text]:
+            for token in [marks[part]] if part in marks else part.encode():
+                assert matcher.consume_token(token), (text, matcher.get_error())
+        assert not matcher.get_error()

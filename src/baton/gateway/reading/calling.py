@@ -179,7 +179,10 @@ def _after_analysis(answer: Content, budget: int | None) -> Content:
 
 
 def _thoughts(end: str, budget: int | None) -> Content:
-    """With what ends them."""
+    """With what ends them.  Where that is a text, not a token, thoughts with a budget end when it is spent,
+    not before: what takes any text up to a limit takes the beginning of that text as well."""
+    if budget is None:
+        return _until(end, Text(""))
     return Parts([AnyText(without=end, most=budget), Text(end)])
 
 
