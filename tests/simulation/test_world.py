@@ -132,7 +132,7 @@ def first_failure(shape=STANDARD):
 def test_a_failure_is_made_small(monkeypatch):
     mutation("Finished is sent twice").apply(monkeypatch)
     seed, first = first_failure()
-    small = shrink(draw_plan(seed, STANDARD), first)
+    small = shrink(draw_plan(seed, STANDARD), first, limit_s=math.inf)
     assert small.violation.rule == first.rule
     assert len(small.plan.requests) == 1
     assert len(small.plan.faults) == 0
@@ -160,7 +160,7 @@ def test_making_a_failure_small_ends_when_its_time_is_over(monkeypatch):
 def test_what_the_violation_names_is_tried_first(monkeypatch):
     mutation("a closing of a stale epoch is accepted by the engine").apply(monkeypatch)
     seed, first = first_failure()
-    small = shrink(draw_plan(seed, STANDARD), first)
+    small = shrink(draw_plan(seed, STANDARD), first, limit_s=math.inf)
     assert small.whole
     assert small.runs < 300
     assert named_in("request 7 is not r12, as r7 said; slot r") == [7, 12]
