@@ -100,13 +100,13 @@ def told_before_closed(patch: Patch) -> None:
 def one_rank_of_two(patch: Patch) -> None:
     ended = Fetches.ended
 
-    def wrong(self, rank, report):
+    def wrong(self, rank, report, now):
         arrival = self._under_way.get(report.id)
         if arrival is None:
             # One of which something is still under way, so that nothing follows from it.
             return SimpleNamespace(stage=None, fetches=(1,), holds_lease=lambda now: True, handed=False)
         arrival.fetches[report.id] = {rank}
-        return ended(self, rank, report)
+        return ended(self, rank, report, now)
 
     patch.setattr(Fetches, "ended", wrong)
 

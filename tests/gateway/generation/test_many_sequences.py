@@ -54,6 +54,7 @@ def test_a_queue_that_fills_up_later_costs_no_work(server: GatewayServer, room):
     def answer(prompt):
         if prompt[0] == 70:  # of the second window: from here on there is less room
             server.engine.behaviour.room = room
+            server.engine.behaviour.step_s = 0.05  # (none ends before the gateway sends the next)
             crowded.set()
         return lambda i: prompt[0]
 
