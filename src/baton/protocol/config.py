@@ -21,6 +21,22 @@ class CostModel(msgspec.Struct, frozen=True):
     """For each token of context that a row reads."""
 
 
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tokens are drafted, so that a step can confirm several of them (`drafting/base.py`)."""
+
+    method: Literal["auto", "ngram", "suffix", "draft", "planted"]
+    """`planted`: by one that knows the answers and errs on purpose, for the simulator and benchmarks."""
+    num_speculative_tokens: int = 8
+    """Drafts of a slot in a step, at most; the engine gives a slot blocks for so many tokens more."""
+    prompt_lookup_min: int = 2
+    """Of `ngram` and `auto`: tokens that must be found again, at least."""
+    prompt_lookup_max: int = 4
+    model: str = ""
+    """Of `draft`: the checkpoint of the draft model."""
+    planted_right: float = 1.0
+    """Of `planted`: how many of its drafts are right."""
+
+
 class Nodes(msgspec.Struct, frozen=True, kw_only=True):
     """The hosts of an instance."""
 
@@ -89,6 +105,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     admission_headroom: int | None = None
     """Tokens of growth of everything that runs, for which an admission leaves room; None: adapts."""
     enable_prefix_caching: bool
+    speculation: Speculation | None = None
+    """None: each step gives a slot one token."""
     num_threads: int | None = None
     """Compute threads of one worker; None: the cores divided among the ranks."""
     step_timeout_s: float
