@@ -21,6 +21,7 @@ from baton.llm.streams import Stream, Streams
 from tests.conftest import GENEROUS_S
 from tests.e2e.server import alive, child_pids
 from tests.e2e.test_llm import engines
+from tests.observe.timings import check_timings
 
 DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 LONG = SamplingParams(max_tokens=2000, temperature=0, ignore_eos=True)
@@ -131,6 +132,9 @@ async def test_each_kind_of_output(model: AsyncLLM) -> None:
     several = [one async for one in model.generate("Once upon a time", params)]
     assert several[-1].outputs == whole.outputs
     assert several[-1].prompt_logprobs == whole.prompt_logprobs != None  # noqa: E711
+    assert [one.timings is None for one in several] == [True] * (len(several) - 1) + [False]
+    check_timings(whole.timings, "prefill")
+    check_timings(several[-1].timings, "prefill")
     assert [one.finished for one in several] == [False] * (len(several) - 1) + [True]
     for one in several:
         for output, end in zip(one.outputs, whole.outputs, strict=True):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from baton.gateway.api.events import LoggedRequest, Requests, Trace
 from tests.e2e.killing import engines
 from tests.e2e.server import Server
 from tests.e2e.test_disaggregation import CLUSTER
+from tests.observe.timings import check_timings
 from tests.observe.traces import check_trace
 
 PROMPT = [5 + number % 50 for number in range(200)]
@@ -68,13 +70,31 @@ def test_a_handed_over_request_is_seen_from_its_arrival_to_its_end(cluster: Serv
     for span, after in pairwise(trail.spans):
         assert span.begin_ms <= span.end_ms == after.begin_ms
     assert trail.spans[-1].end_ms == pytest.approx(found.seconds * 1000, abs=0.002)
-    parts = [value for name, value in found.timings.items() if name.endswith("_ms") and value is not None]
-    for other in ("total_ms", "first_token_ms", "clock_error_ms"):
-        parts.remove(found.timings[other])
-    assert sum(parts) == pytest.approx(found.timings["total_ms"], abs=0.01)
+    check_timings(found.timings, "prefill", "handover", "finish")
     fetched = [event for event in trail.events if event.what == "fetched"]
     assert sum(event.detail["bytes"] for event in fetched) > 0
     assert {(event.where, event.detail["transport"]) for event in fetched} == {(decoder, "shared_memory")}
+
+
+def test_an_answer_tells_what_the_log_tells(cluster: Server) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, "timings": True, "request_id": "asked"}
+    begun = time.monotonic()
+    answer = cluster.http.post("/v1/completions", json=body).raise_for_status()
+    took_ms = (time.monotonic() - begun) * 1000
+    timings = answer.json()["timings"]
+    assert timings == logged(cluster, "asked").timings
+    check_timings(timings, "prefill", "handover")
+    assert timings["clock_error_ms"] == 0  # (one host)
+    assert timings["total_ms"] <= took_ms
+    header = answer.headers["server-timing"]
+    assert f"handover;dur={timings['handover_ms']}" in header
+    assert f"total;dur={timings['total_ms']}" in header
+    # Without being asked the header is there as well, and a stream has none.
+    body = {**body, "timings": False, "request_id": "not-asked"}
+    assert "decode;dur=" in cluster.http.post("/v1/completions", json=body).headers["server-timing"]
+    streamed = cluster.http.post("/v1/completions", json={**body, "stream": True, "timings": True})
+    assert "server-timing" not in streamed.headers
+    assert '"handover_ms":' in streamed.text.split("\n\n")[-3]
 
 
 def test_the_trace_has_tracks_of_slots_and_wires_and_an_arrow(cluster: Server) -> None:

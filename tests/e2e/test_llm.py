@@ -21,6 +21,7 @@ from baton import LLM, SamplingParams
 from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.text.chat_template import ChatTemplate
 from tests.e2e.server import alive, is_engine
+from tests.observe.timings import check_timings
 
 FEW = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -180,6 +181,15 @@ def test_wrong_sampling_params_are_named(llm) -> None:
 
 
 # -- restarts
+
+
+def test_outputs_say_where_their_time_went(llm) -> None:
+    begun = time.monotonic()
+    outputs = llm.generate([[5, 6, 7], [8, 9]], FEW, use_tqdm=False)
+    took_ms = (time.monotonic() - begun) * 1000
+    for output in outputs:
+        check_timings(output.timings, "prefill")
+        assert output.timings["total_ms"] <= took_ms
 
 
 def test_many_prompts_with_different_ends(llm) -> None:

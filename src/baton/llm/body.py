@@ -244,6 +244,7 @@ class Body:
             pooling=request.pooling,
             parsing=request.parsing,
             grammar=request.grammar,
+            timed=request.pooling is None,
         )
 
     def _check_task(self, task: Literal["score", "classify"]) -> None:

@@ -89,6 +89,8 @@ class Stream:
             self.leave()
             return
         ended = generation.done
+        if ended:
+            generation.close()  # (before the other side looks at its times)
         if updates or ended:
             self._give(updates, None, ended=ended)
         if ended:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from baton.gateway.api.answers import Count
+from baton.gateway.api.answers import Count, Timings
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "model_context_window_exceeded"
@@ -73,6 +73,7 @@ class MessageAnswer(Struct, forbid_unknown_fields=True):
     """Null in `message_start` alone."""
     stop_sequence: str | None
     usage: MessageUsage
+    timings: Timings | None = None
 
 
 class TokensCounted(Struct, forbid_unknown_fields=True):
@@ -121,6 +122,7 @@ class BlockStop(Struct, forbid_unknown_fields=True, tag="content_block_stop", ta
 class MessageDelta(Struct, forbid_unknown_fields=True, tag="message_delta", tag_field="type"):
     delta: MessageEnd
     usage: MessageUsage
+    timings: Timings | None = None
 
 
 class MessageStop(Struct, forbid_unknown_fields=True, tag="message_stop", tag_field="type"):

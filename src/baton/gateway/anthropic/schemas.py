@@ -153,6 +153,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stream: bool | None = None
     metadata: MessagesMetadata | None = None
     seed: f.Seed | None = None
+    timings: bool | None = None
+    """As in /v1/chat/completions."""
     priority: f.Priority | None = None
     cache_salt: f.CacheSalt | None = None
     service_tier: f.Ignored = f.nothing()

@@ -54,6 +54,8 @@ class PromptLogprob(Struct, forbid_unknown_fields=True):
     decoded_token: str
 
 
+Timings = dict[str, float | None]
+"""Where the time went, in milliseconds; `clock_error_ms` may be null (docs/observability.md)."""
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Of each prompt token, by token id; of the first none."""
 
@@ -171,6 +173,7 @@ class Completion(Struct, forbid_unknown_fields=True):
     choices: list[CompletionChoice]
     usage: Usage
     kv_transfer_params: None
+    timings: Timings | None = None
 
 
 class CompletionChunkChoice(Struct, forbid_unknown_fields=True):
@@ -192,6 +195,8 @@ class CompletionChunk(Struct, forbid_unknown_fields=True):
     model: str
     choices: list[CompletionChunkChoice]
     usage: Usage | None = None
+    timings: Timings | None = None
+    """In the last one."""
 
 
 class TopLogprob(Struct, forbid_unknown_fields=True):
@@ -248,6 +253,7 @@ class ChatCompletion(Struct, forbid_unknown_fields=True):
     prompt_logprobs: PromptLogprobs | None
     prompt_token_ids: list[int] | None
     kv_transfer_params: None
+    timings: Timings | None = None
 
 
 class Delta(Struct, forbid_unknown_fields=True):
@@ -279,6 +285,8 @@ class ChatCompletionChunk(Struct, forbid_unknown_fields=True):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
+    timings: Timings | None = None
+    """In the last one."""
 
 
 class ModelCard(Struct, forbid_unknown_fields=True):

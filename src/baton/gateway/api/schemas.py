@@ -66,6 +66,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    timings: bool | None = None
+    """The answer says where its time went."""
     priority: f.Priority | None = None
     cache_salt: f.CacheSalt | None = None
     request_id: f.RequestId | None = None

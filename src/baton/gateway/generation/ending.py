@@ -1,13 +1,15 @@
-"""What is told of a request that is over: a line of the log, and the end of its story."""
+"""What is told of a request that is over: a line of the log, where its time went, the end of its story."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
+from time import monotonic
 from typing import Protocol
 
 from baton.gateway.generation.sequence import Sequence
 from baton.observe.events.story import Story
+from baton.observe.events.views import Timings, timings
 
 log = logging.getLogger("baton.gateway.generation.generation")
 
@@ -19,6 +21,7 @@ class Generation(Protocol):
     arrived: float
     error: str | None
     first_token: float | None
+    story: Story | None
 
     @property
     def sequences(self) -> Seq[Sequence]: ...
@@ -42,6 +45,16 @@ def tell_end(generation: Generation, story: Story, now: float) -> None:
     story.reasons = _reasons(generation)
     story.error = generation.error
     story.ended = now
+
+
+def timings_of(generation: Generation) -> Timings | None:
+    """Where its time went, until its end or until now; None: no notes are taken of it."""
+    story = generation.story
+    if story is None:
+        return None
+    if story.ended is None:
+        tell(generation, story)
+    return timings(story, monotonic())
 
 
 def log_end(generation: Generation, now: float) -> None:

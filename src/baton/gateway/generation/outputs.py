@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from baton.gateway.api.calls import call_id
+from baton.gateway.generation.ending import timings_of
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.generation.routes import routed_experts
 from baton.gateway.parsing.deltas import Call, Content, Parsed, Reasoning
+from baton.observe.events.views import Timings
 from baton.protocol.pooling import unpack_vector
 from baton.protocol.sampling import TokenLogprobs
 
@@ -70,6 +72,8 @@ class RequestOutput:
     """One for each prompt token, the first None; None unless asked for."""
     num_cached_tokens: int = 0
     finished: bool = field(default=True)
+    timings: Timings | None = field(default=None, compare=False)
+    """Where its time went, in milliseconds (docs/observability.md); None before the end."""
 
 
 @dataclass
@@ -219,6 +223,7 @@ def _request_output(
         num_cached_tokens=(generation.num_cached or 0) if finished else 0,
         outputs=outputs,
         finished=finished,
+        timings=timings_of(generation) if finished else None,
     )
 
 

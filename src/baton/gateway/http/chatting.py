@@ -58,6 +58,7 @@ async def start_chat(
         grammar=grammar,
         drop_output=drop_output,
         shorten=shorten,
+        timed=bool(body.timings),
     )
 
 

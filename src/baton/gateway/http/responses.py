@@ -25,10 +25,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from baton.gateway.errors import ApiError, InternalError, RequestCancelled
+from baton.gateway.generation.ending import timings_of
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.http.failures import error_response, log_failure
 from baton.gateway.http.stepping import Begun, begin
 from baton.gateway.rendering.formats import Part, in_turns
+from baton.observe.events.views import server_timing
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ class GenerationResponse(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                 await self._send_stream(updates, scope.get(SEND, send), scope.get(KEEP_ALIVE, 0.0))
             else:
-                body = Response(await self._whole(), media_type="application/json")
+                body = Response(await self._whole(), headers=self._timing(), media_type="application/json")
                 await body(scope, receive, send)
         except ApiError as error:
             await error_response(error, scope)(scope, receive, send)
@@ -104,6 +106,10 @@ class GenerationResponse(Response):
     async def _whole(self) -> bytes:
         """The body of an answer that is not streamed.  Raises as `Generation.collect`."""
         return await in_turns(self._renderer.whole(await self._generation.collect()))
+
+    def _timing(self) -> dict[str, str]:
+        found = timings_of(self._generation)
+        return {} if found is None else {"server-timing": server_timing(found)}
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

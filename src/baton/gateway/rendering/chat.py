@@ -10,7 +10,7 @@ from baton.gateway.api.calls import call_id
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.parsing.deltas import Call, Content, Delta, Reasoning
 from baton.gateway.rendering.chunks import ChunkRenderer, Shape
-from baton.gateway.rendering.formats import Part, TokenNames, chat_logprobs, encode, usage
+from baton.gateway.rendering.formats import Part, TokenNames, chat_logprobs, encode, timings_member, usage
 
 _PLAIN = b'},"logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":null}]}\n\n'
 _MESSAGE: dict[str, Any] = {
@@ -66,7 +66,8 @@ class ChatRenderer(ChunkRenderer):
         yield 0, b'],"usage":' + encode(usage(self._generation)) + b',"prompt_logprobs":'
         sequence = self._generation.sequences[0]
         yield from self._prompt_logprobs(sequence)
-        yield 0, b',"prompt_token_ids":' + self._prompt_ids(sequence) + b',"kv_transfer_params":null}'
+        yield 0, b',"prompt_token_ids":' + self._prompt_ids(sequence) + b',"kv_transfer_params":null'
+        yield 0, timings_member(self._generation, self._shape.timings) + b"}"
 
     def begin(self) -> bytes:
         """Every choice begins by saying who speaks, before any token is counted."""

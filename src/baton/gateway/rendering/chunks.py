@@ -41,6 +41,7 @@ class Shape:
     routed_experts: bool
     include_usage: bool
     continuous_usage: bool
+    timings: bool = False
 
 
 class ChunkRenderer:
@@ -73,7 +74,9 @@ class ChunkRenderer:
             "created": int(time.time()),
             "model": shape.model,
         }
-        self._usage = StreamUsage(generation, self._head, shape.include_usage, shape.continuous_usage)
+        self._usage = StreamUsage(
+            generation, self._head, shape.include_usage, shape.continuous_usage, shape.timings
+        )
         opening = b"data: " + encode(self._head)[:-1] + b',"choices":[{"index":'
         self._openings = tuple(
             opening + b'%d,"%s":' % (index, member) for index in range(len(generation.sequences))
@@ -83,7 +86,7 @@ class ChunkRenderer:
         self._plain = None if self._usage.changes else plain
 
     def end(self) -> bytes:
-        """After all choices have ended: the usage, if it is wanted, and the end mark."""
+        """After all choices have ended: usage and timings, if they are wanted, and the end mark."""
         return self._usage.at_end() + DONE
 
     def failure(self, error: ApiError) -> bytes:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.reading.prompts import Prompt
 from baton.gateway.rendering.chunks import ChunkRenderer, Shape
-from baton.gateway.rendering.formats import CompletionLogprobs, Part, TextOffsets, TokenNames, encode, usage
+from baton.gateway.rendering.formats import (
+    CompletionLogprobs,
+    Part,
+    TextOffsets,
+    TokenNames,
+    encode,
+    timings_member,
+    usage,
+)
 
 _NO_TOKENS = b',"token_ids":null,"prompt_token_ids":null'
 _PLAIN = b',"logprobs":null,"finish_reason":null,"stop_reason":null' + _NO_TOKENS + b"}]}\n\n"
@@ -55,7 +63,8 @@ class CompletionRenderer(ChunkRenderer):
             if completion.index:
                 yield 0, b","
             yield from self._choice(completion)
-        yield 0, b'],"usage":' + encode(usage(self._generation)) + b',"kv_transfer_params":null}'
+        yield 0, b'],"usage":' + encode(usage(self._generation)) + b',"kv_transfer_params":null'
+        yield 0, timings_member(self._generation, self._shape.timings) + b"}"
 
     def begin(self) -> bytes:
         return b""

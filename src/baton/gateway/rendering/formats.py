@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from baton.gateway.generation.ending import timings_of
 from baton.gateway.generation.generation import Generation
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.protocol.sampling import TokenLogprobs
@@ -66,9 +67,14 @@ def _usage(prompt: int, generated: int, cached: int | None) -> dict[str, Any]:
     }
 
 
+def timings_member(generation: Generation, wanted: bool) -> bytes:
+    """The last member of an answer, with its leading comma; empty if it is not wanted."""
+    return b',"timings":' + encode(timings_of(generation)) if wanted else b""
+
+
 @dataclass(slots=True)
 class StreamUsage:
-    """`stream_options`: where a stream tells its token counts.
+    """`stream_options`: where a stream tells its token counts, and at its end where its time went.
 
     With `continuous` each chunk tells the tokens of the chunks up to itself, of all choices together; the
     renderer says what each chunk brings (`add`).
@@ -79,6 +85,7 @@ class StreamUsage:
     """What every chunk begins with."""
     include: bool
     continuous: bool
+    timings: bool
     _prompt: int = 0
     _generated: int = 0
 
@@ -101,10 +108,11 @@ class StreamUsage:
         return NO_USAGE if self.include else b""
 
     def at_end(self) -> bytes:
-        """The event after all choices have ended; empty if usage is not wanted."""
-        if not self.include:
+        """The event after all choices have ended; empty if neither usage nor timings are wanted."""
+        if not (self.include or self.timings):
             return b""
-        return event(encode({**self.head, "choices": [], "usage": usage(self.generation)}))
+        last = {**self.head, "choices": []} | ({"usage": usage(self.generation)} if self.include else {})
+        return event(encode(last)[:-1] + timings_member(self.generation, self.timings) + b"}")
 
 
 @dataclass(slots=True, frozen=True)

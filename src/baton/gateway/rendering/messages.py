@@ -10,6 +10,7 @@ from baton.gateway.anthropic.shapes import error_body
 from baton.gateway.anthropic.signatures import sign
 from baton.gateway.api.calls import call_id
 from baton.gateway.errors import ApiError
+from baton.gateway.generation.ending import timings_of
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.parsing.deltas import Call, Content, Delta, Parsed, Reasoning, Said
 from baton.gateway.rendering.formats import Part, encode
@@ -30,6 +31,8 @@ class MessageOptions:
     """... but not their text.  (Never without `thinking`.)"""
     short_ids: bool = False
     """Calls' ids have nine letters and digits, as the model's template wants them."""
+    timings: bool = False
+    """It says where its time went."""
 
 
 class MessageRenderer:
@@ -59,7 +62,7 @@ class MessageRenderer:
         (completion,) = completions
         reason, sequence = self._end_of(completion)
         blocks = self._blocks(completion)
-        yield len(blocks), encode(self._message(blocks, reason, sequence))
+        yield len(blocks), encode(self._message(blocks, reason, sequence) | self._timings())
 
     def _message(
         self, blocks: list[dict[str, Any]], reason: str | None, sequence: str | None
@@ -129,6 +132,9 @@ class MessageRenderer:
             counts["output_tokens_details"] = {"thinking_tokens": generation.num_reasoning}
         return counts
 
+    def _timings(self) -> dict[str, Any]:
+        return {"timings": timings_of(self._generation)} if self._options.timings else {}
+
     # -- events
 
     def begin(self) -> bytes:
@@ -149,7 +155,8 @@ class MessageRenderer:
 
     def end(self) -> bytes:
         delta = {"stop_reason": self._reason, "stop_sequence": self._sequence}
-        return self._close() + _event("message_delta", delta=delta, usage=self._usage()) + _STOP
+        end = _event("message_delta", delta=delta, usage=self._usage(), **self._timings())
+        return self._close() + end + _STOP
 
     def failure(self, error: ApiError) -> bytes:
         return b"event: error\ndata: " + encode(error_body(error, self._generation.request_id)) + b"\n\n"

@@ -15,7 +15,7 @@ from baton.gateway.api.calls import call_id
 from baton.gateway.errors import ApiError, BadRequest, Overloaded
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.parsing.deltas import Content
-from baton.gateway.rendering.formats import Part, TokenNames, encode, logprobs_entry
+from baton.gateway.rendering.formats import Part, TokenNames, encode, logprobs_entry, timings_member
 from baton.gateway.responses.output import Output, event
 from baton.protocol.sampling import TokenLogprobs
 
@@ -39,6 +39,8 @@ class ResponsesOptions:
     """None: no log-probabilities."""
     short_ids: bool = False
     """As of `ChatOptions`."""
+    timings: bool = False
+    """It says where its time went."""
 
 
 class ResponsesRenderer:
@@ -187,8 +189,9 @@ class ResponsesRenderer:
         }
         usage = encode(self._usage()) if ended else b"null"
         listed = b",".join([item for _, item in items])
+        told = timings_member(self._generation, ended and self._options.timings)
         return b"".join(
-            (encode(head)[:-1], b",", self._before, b',"output":[', listed, b'],"usage":', usage, b"}")
+            (encode(head)[:-1], b",", self._before, b',"output":[', listed, b'],"usage":', usage, told, b"}")
         )
 
     def _usage(self) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from baton.gateway.api.answers import Timings
+
 Count = Annotated[int, Meta(ge=0)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -121,6 +123,7 @@ class ResponseObject(Struct, forbid_unknown_fields=True):
     user: str | None
     output: list[OutputItem]
     usage: ResponseUsage | None
+    timings: Timings | None = None
 
 
 class ResponseEvent(Struct, forbid_unknown_fields=True):

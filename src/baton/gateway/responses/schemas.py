@@ -169,6 +169,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     structured_outputs: StructuredOutputs | None = None
+    timings: bool | None = None
+    """As in /v1/chat/completions."""
     thinking_token_budget: f.Budget | None = None
     priority: f.Priority | None = None
     cache_salt: f.CacheSalt | None = None

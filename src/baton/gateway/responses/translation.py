@@ -42,6 +42,7 @@ _SAME = (
     "include_stop_str_in_output",
     "structured_outputs",
     "thinking_token_budget",
+    "timings",
     "priority",
     "cache_salt",
     "request_id",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.observe.events.spans import GATEWAY, events, spans, sums
+from baton.observe.events.spans import GATEWAY, ORDER, events, spans, sums
 from baton.observe.events.story import Story
 from baton.observe.events.trail import Trail
 from baton.protocol.notes import described
+
+Timings = dict[str, float | None]
+"""Milliseconds by name: `total_ms`, `first_token_ms`, those of each kind of span, `clock_error_ms`."""
 
 
 def summary(story: Story, now: float) -> dict[str, Any]:
@@ -39,12 +42,12 @@ def whole(story: Story, now: float) -> dict[str, Any]:
     return summary(story, now) | {"clocks": _clocks(story, now), "trails": rows}
 
 
-def timings(story: Story, now: float) -> dict[str, Any]:
+def timings(story: Story, now: float) -> Timings:
     """Where the time went, in milliseconds: `*_ms` of the spans add up to `total_ms`."""
     trail = story.trails[0] if story.trails else None
     found = spans(story, trail, now)
     end = now if story.ended is None else story.ended
-    answer: dict[str, Any] = {
+    answer: Timings = {
         "total_ms": _ms(end - story.arrived),
         "first_token_ms": None if story.first_at is None else _ms(story.first_at - story.arrived),
     }
@@ -52,6 +55,12 @@ def timings(story: Story, now: float) -> dict[str, Any]:
     errors = [clock["error_ms"] for clock in _clocks(story, now).values()]
     answer["clock_error_ms"] = max((error for error in errors if error is not None), default=None)
     return answer
+
+
+def server_timing(found: Timings) -> str:
+    """The same as the value of a `Server-Timing` header: the kinds of spans, and `total`."""
+    spent = [(name.removesuffix("_ms"), value) for name, value in found.items() if value is not None]
+    return ", ".join(f"{name};dur={value}" for name, value in spent if name in (*ORDER, "total"))
 
 
 def instances(story: Story) -> list[str]:
@@ -127,4 +136,4 @@ def _seconds(seconds: float) -> float:
     return round(seconds, 6)
 
 
-__all__ = ["GATEWAY", "instances", "summary", "timings", "whole"]
+__all__ = ["GATEWAY", "Timings", "instances", "server_timing", "summary", "timings", "whole"]

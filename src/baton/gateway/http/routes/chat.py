@@ -37,6 +37,7 @@ def chat_routes(gateway: Gateway) -> list[Route]:
             routed_experts=bool(body.return_routed_experts),
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+            timings=bool(body.timings),
         )
         names = TokenNames(gateway.tokenizer, bool(body.return_tokens_as_token_ids))
         renderer = ChatRenderer(generation, shape, names)

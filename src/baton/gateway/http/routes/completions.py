@@ -52,6 +52,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
             patient=not body.stream,
             arrived=arrived,
             grammar=grammar,
+            timed=bool(body.timings),
         )
         shape = CompletionOptions(
             model=model,
@@ -64,6 +65,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
             routed_experts=params.return_routed_experts,
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+            timings=bool(body.timings),
         )
         names = TokenNames(gateway.tokenizer, bool(body.return_tokens_as_token_ids))
         renderer = CompletionRenderer(generation, prompts, shape, names)

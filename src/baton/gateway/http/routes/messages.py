@@ -47,6 +47,7 @@ def message_routes(gateway: Gateway) -> list[Route]:
             thinking=thinking,
             omitted=thinking and body.thinking is not None and body.thinking.display == "omitted",
             short_ids=has_short_ids(gateway),
+            timings=bool(body.timings),
         )
         renderer = MessageRenderer(generation, options)
         return GenerationResponse(generation, renderer, stream=bool(body.stream))

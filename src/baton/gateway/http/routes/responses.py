@@ -54,6 +54,7 @@ def responses_routes(gateway: Gateway) -> list[Route]:
             encrypted=body.encrypted,
             top_logprobs=(chat.top_logprobs or 0) if body.logprobs else None,
             short_ids=has_short_ids(gateway),
+            timings=bool(chat.timings),
         )
         keep = _keeper(gateway, request, body, options, before) if body.keeps else None
         names = TokenNames(gateway.tokenizer, as_ids=False)
