@@ -59,7 +59,7 @@ from baton.protocol.commands import (
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.handover import InstanceSource, PoolSource
 from baton.protocol.reports import REPORTS, Fetched, PagesRefused, StepReport, WorkerReady
-from baton.protocol.rules.cluster_secret import NO_SECRETS, ClusterSecret, Secrets
+from baton.protocol.rules.cluster_secret import NO_SECRETS, SECRETS_VARIABLE, ClusterSecret, Secrets
 from baton.protocol.sampling import Sampling, Stopping
 from baton.transfer.service import TransferService
 from baton.transfer.transports.sealing import HEAD_BYTES, RECORD_BYTES, TAG_BYTES, Seal
@@ -104,12 +104,13 @@ def make_pool() -> TokenPool:
 # ---- bandwidth
 
 
-def serve(transfer: str) -> None:
-    """The source process: a service, and a plain socket that sends the pages it is asked for."""
+def serve(transfer: str, key: str) -> None:
+    """The source process: a service, and a plain socket that sends the pages it is asked for.  `key`: of the
+    reader (`PoolSource.reader_key`), in hex."""
     pool = make_pool()
     service = TransferService(0, pool.view, config(transfer), print, secrets=secrets_of(transfer))
     service.start()
-    service.grant(Grant(TOKEN, "reader", pack_int32(range(POOL)), 1e6))
+    service.grant(Grant(TOKEN, "reader", [bytes.fromhex(key)], pack_int32(range(POOL)), 1e6))
     raw = socket.create_server(("127.0.0.1", 0))
     print(msgspec.json.encode((service.source, raw.getsockname()[1])).decode(), flush=True)
     memory = pool.view.memory
@@ -151,7 +152,9 @@ class Pair:
             0, self.pool.view, config(transfer), self.reports.put, secrets=secrets_of(transfer)
         )
         self.service.start()
-        argv = [sys.executable, __file__, "--serve", transfer]
+        mine = self.service.source
+        key = mine.reader_key.hex() if mine is not None else ""
+        argv = [sys.executable, __file__, "--serve", transfer, "--key", key]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -249,10 +252,11 @@ def bandwidth(transfer: str, counts: list[int], rounds: int) -> list[dict[str, A
 class Group:
     """The engine's end of one worker process."""
 
-    def __init__(self, settings: InstanceConfig) -> None:
+    def __init__(self, settings: InstanceConfig, secrets: Secrets) -> None:
         self.wiring = GroupWiring(settings, "")
         wiring = self.wiring.worker(0)
-        self.worker = subprocess.Popen(worker_argv(wiring), pass_fds=wiring.descriptors())
+        environment = os.environ | {SECRETS_VARIABLE: secrets.dump()}
+        self.worker = subprocess.Popen(worker_argv(wiring), pass_fds=wiring.descriptors(), env=environment)
         self.wiring.close_worker_ends()
         self.sequence = 0
         self.fetches = 0
@@ -304,14 +308,16 @@ def slowdown(
     """Steps of P and D, in slices with and without fetches (16 pages, one each `every_s`)."""
     cost = CostModel(base=step_ms / 1e3)
     settings = config(transfer, simulated_cost=cost, max_num_seqs=8)
-    prefill, decode = Group(settings), Group(settings)
+    prefill, decode = (Group(settings, secrets_of(transfer)) for _ in range(2))
     rng = random.Random(2)
     try:
         for group in (prefill, decode):
             group.decode_for_ever()
-        prefill.transfer(Grant(TOKEN, "decode", pack_int32(range(POOL)), 1e6))
-        assert prefill.ready is not None
-        assert prefill.ready.source is not None
+        for group in (prefill, decode):
+            assert group.ready is not None
+            assert group.ready.source is not None
+        keys = [decode.ready.source.reader_key]
+        prefill.transfer(Grant(TOKEN, "decode", keys, pack_int32(range(POOL)), 1e6))
         source = InstanceSource("token-ids", BLOCK, [prefill.ready.source])
         seen: dict[tuple[str, bool], list[float]] = {}
         next_at = 0.0
@@ -413,7 +419,7 @@ def show_aes(rows: list[dict[str, Any]]) -> dict[str, float]:
 def show_slowdown(slices: int, slice_s: float) -> list[dict[str, Any]]:
     columns = ["transport", "steps", "load", "of", "p50 ms", "p99 ms", "mean"]
     table, rows = Table("Steps while pages travel (without → with)", columns), []
-    for transfer in ("shared_memory", "tcp"):
+    for transfer in ("shared_memory", "tcp", ENCRYPTED):
         for step_ms, every_s in ((0.0, 0.05), (0.0, 0.0), (10.0, 0.05), (10.0, 0.0)):
             for row in slowdown(transfer, step_ms, every_s, slices, slice_s):
                 rows.append(row)
@@ -432,10 +438,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few rounds, for a look")
     parser.add_argument("--only", choices=["bandwidth", "slowdown"])
     parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--key", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         threading.Thread(target=watch_parent, daemon=True).start()
-        serve(arguments.serve)
+        serve(arguments.serve, arguments.key)
         return
     facts = machine()
     print_machine(facts)

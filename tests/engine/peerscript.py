@@ -21,8 +21,9 @@ SAMPLING = Sampling(seed=1, temperature=0.0)
 
 
 def pool_source(rank: int = 0, **changes) -> PoolSource:
-    values = {"num_blocks": 64, "block_bytes": 64, "num_layers": 4, "kv_heads": 1, "head_start": rank}
-    return PoolSource(rank, "host", **{**values, "total_kv_heads": 2, **changes})
+    values: dict = {"num_blocks": 64, "block_bytes": 64, "num_layers": 4, "kv_heads": 1, "head_start": rank}
+    values |= {"total_kv_heads": 2, "reader_key": b"of rank %d" % rank}
+    return PoolSource(rank, "host", **{**values, **changes})
 
 
 def instance_source(**changes) -> InstanceSource:
@@ -33,6 +34,8 @@ class PeerScript:
     """The core of instance `me`; peers are called by their incarnations and listen on `ipc://<incarnation>`."""
 
     def __init__(self, *, ranks: int = 1, num_blocks: int = 32, gateway: bool = True, **changes) -> None:
+        self.readers = [pool_source(rank).reader_key for rank in range(ranks)]
+        """As it names them to P (`Reserved.reader_keys`)."""
         options = {
             "model": "",
             "max_model_len": 64,

@@ -155,7 +155,7 @@ def granted_too_early(patch: Patch) -> None:
         request = departure.request
         blocks = self._scheduler.ledger.table(request.slot) if request.slot >= 0 else ()
         self._grants.append(
-            Grant(attempt.grant, target.incarnation, pack_int32(blocks), self._config.lease_s)
+            Grant(attempt.grant, target.incarnation, [], pack_int32(blocks), self._config.lease_s)
         )
         return attempt
 
@@ -252,13 +252,46 @@ def extended_after_the_end(patch: Patch) -> None:
 @mutation("a page server does not look which pages were granted", "grant", scenario="strangers")
 def pages_unchecked(patch: Patch) -> None:
     why_not = GrantBook.why_not
-    patch.setattr(GrantBook, "why_not", lambda self, token, now, pages=(): why_not(self, token, now))
+    patch.setattr(
+        GrantBook, "why_not", lambda self, token, key, now, pages=(): why_not(self, token, key, now)
+    )
 
 
 @mutation("a grant does not end by itself", "grant", scenario="strangers", start=145)
 def grant_without_end(patch: Patch) -> None:
     why_not = GrantBook.why_not
-    patch.setattr(GrantBook, "why_not", lambda self, token, now, pages=(): why_not(self, token, 0.0, pages))
+
+    def wrong(self, token, key, now, pages=()):
+        return why_not(self, token, key, 0.0, pages)
+
+    patch.setattr(GrantBook, "why_not", wrong)
+
+
+@mutation("a page server serves a grant to whichever member shows it", "grant", scenario="strangers")
+def grant_of_the_bearer(patch: Patch) -> None:
+    why_not = GrantBook.why_not
+
+    def wrong(self, token, key, now, pages=()):
+        granted = self._of.get(token)
+        named = next(iter(granted.keys), key) if granted is not None else key
+        return why_not(self, token, named, now, pages)
+
+    patch.setattr(GrantBook, "why_not", wrong)
+
+
+@mutation("a grant names the keys of the reader before it", "grant", scenario="2p3d")
+def keys_of_another_reader(patch: Patch) -> None:
+    reserved = Attempts.reserved
+    before: dict[int, list[bytes]] = {}
+
+    def wrong(self, attempt, message, now):
+        problem = reserved(self, attempt, message, now)
+        said = attempt.reader_keys
+        attempt.reader_keys = before.get(id(self), said)
+        before[id(self)] = said
+        return problem
+
+    patch.setattr(Attempts, "reserved", wrong)
 
 
 @mutation("a grant that was revoked is served", "grant", scenario="strangers")

@@ -176,7 +176,9 @@ def serve(geometry):
         pool.array[:] = content(geometry, rank)
         services.append(TransferService(rank, pool.view, geometry.config(), print))
         services[-1].start()
-        services[-1].grant(Grant(geometry.grant, "reader", pack_int32(range(geometry.num_blocks)), 3600.0))
+        services[-1].grant(
+            Grant(geometry.grant, "reader", [b""], pack_int32(range(geometry.num_blocks)), 3600.0)
+        )
     print(
         msgspec.json.encode(InstanceSource("tile", 8, [one.source for one in services])).decode(), flush=True
     )

@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -32,7 +33,10 @@ SMALL = Geometry(num_blocks=64, tile_bytes=512)
 
 
 class Member:
-    """A transfer service of one rank, with what a source has granted, or with zeros."""
+    """A transfer service of one rank, with pages that it grants to all members that come later, or with
+    zeros."""
+
+    _sources: ClassVar[list] = []
 
     def __init__(self, geometry, secrets, *, filled=False, rank=0):
         self.pool = Pool(geometry, rank)
@@ -41,9 +45,17 @@ class Member:
         self.service = TransferService(rank, self.pool.view, config, self.reports.put, secrets=secrets)
         if filled:
             self.pool.array[:] = content(geometry, rank)
-            pages = pack_int32(range(geometry.num_blocks))
-            self.service.grant(Grant(geometry.grant, "reader", pages, 3600.0))
         self.service.start()
+        self._blocks = geometry.num_blocks
+        for source in self._sources:
+            source.grant(self)
+        if filled:
+            self._sources.append(self)
+
+    def grant(self, reader, token=TOKEN):
+        """All its pages."""
+        keys = [reader.service.source.reader_key]
+        self.service.grant(Grant(token, "reader", keys, pack_int32(range(self._blocks)), 3600.0))
 
     @property
     def source(self):
@@ -67,6 +79,8 @@ class Member:
         return self
 
     def __exit__(self, *_):
+        if self in self._sources:
+            self._sources.remove(self)
         self.service.close()
         self.pool.close()
 
@@ -231,6 +245,23 @@ def test_a_grant_is_asked_for_in_encrypted_connections_too():
         assert "no such grant" in reader.fetch(source.source, [1], [1], grant=b"of other readers").error
         assert not reader.pool.array.any()
         assert reader.fetch(source.source, [1], [1]).error == ""
+
+
+def test_a_grant_that_another_member_shows_is_refused():
+    """Both are members, and the token is the right one: it was made for the other one."""
+    token = b"of one request.."
+    with (
+        Member(SMALL, OURS, filled=True) as source,
+        Member(SMALL, OURS) as reader,
+        Member(SMALL, OURS) as thief,
+    ):
+        source.grant(reader, token)
+        assert "the grant is another reader's" in thief.fetch(source.source, [1], [1], grant=token).error
+        assert not thief.pool.array.any()
+        assert reader.fetch(source.source, [1], [1], grant=token).error == ""
+        assert thief.fetch(source.source, [1], [1]).error == "", "what it was given it may read"
+        assert "the grant is another reader's" in thief.fetch(source.source, [2], [2], grant=token).error
+        assert not thief.pool.array[2].any()
 
 
 class Unlimited:

@@ -15,7 +15,7 @@ import pytest
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Extend, Grant, Revoke
 from baton.protocol.handover import InstanceSource
-from baton.transfer.grants import EARLY, OVER, GrantBook
+from baton.transfer.grants import EARLY, FOREIGN, OVER, GrantBook
 from baton.transfer.service import TransferFailed, TransferService
 from baton.transfer.transports import page_server
 from tests.conftest import GENEROUS_S
@@ -78,10 +78,10 @@ def test_a_grant_names_pages_and_ends():
         def error(*pages):
             return reader.fetch(source, list(pages), list(range(len(pages))), grant=token).error
 
-        service.grant(Grant(token, "d", pack_int32([3, 4]), 60.0))
+        service.grant(Grant(token, "d", [b""], pack_int32([3, 4]), 60.0))
         assert error(3, 4) == ""
         assert "page 5 is not among those of the grant" in error(3, 5)
-        service.grant(Grant(token, "d", pack_int32([5]), 60.0))
+        service.grant(Grant(token, "d", [b""], pack_int32([5]), 60.0))
         assert error(3, 5) == "", "more pages of the request"
         service.grant(Extend([token, b"unknown"], 60.0))
         service.grant(Revoke([token]))
@@ -92,13 +92,23 @@ def test_a_grant_names_pages_and_ends():
 
 def test_a_grant_that_nobody_extends_ends_by_itself():
     book = GrantBook()
-    book.apply(Grant(b"t", "d", pack_int32([1]), 2.0), 10.0)
-    assert book.why_not(b"t", 11.9, [1]) == ""
+    book.apply(Grant(b"t", "d", [b""], pack_int32([1]), 2.0), 10.0)
+    assert book.why_not(b"t", b"", 11.9, [1]) == ""
     book.apply(Extend([b"t"], 2.0), 11.9)
-    assert book.why_not(b"t", 13.8, [1]) == ""
-    assert book.why_not(b"t", 13.9, [1]) == OVER
+    assert book.why_not(b"t", b"", 13.8, [1]) == ""
+    assert book.why_not(b"t", b"", 13.9, [1]) == OVER
     assert len(book) == 0
-    assert book.why_not(b"never", 0.0) == EARLY
+    assert book.why_not(b"never", b"", 0.0) == EARLY
+
+
+def test_a_grant_is_for_readers_that_prove_one_of_its_keys():
+    """What the token's bearer has proved counts; and what names nobody is nobody's."""
+    book = GrantBook()
+    book.apply(Grant(b"t", "d", [b"rank 0", b"rank 1"], pack_int32([1]), 2.0), 10.0)
+    assert [book.why_not(b"t", key, 11.0, [1]) for key in (b"rank 0", b"rank 1")] == ["", ""]
+    assert [book.why_not(b"t", key, 11.0, [1]) for key in (b"rank 2", b"")] == [FOREIGN, FOREIGN]
+    book.apply(Grant(b"of nobody", "d", [], pack_int32([1]), 2.0), 10.0)
+    assert book.why_not(b"of nobody", b"", 11.0, [1]) == FOREIGN
 
 
 def test_a_grant_may_come_a_moment_after_its_first_use():
@@ -109,7 +119,7 @@ def test_a_grant_may_come_a_moment_after_its_first_use():
     with Reader(geometry) as reader:
         reader.begin(InstanceSource("tile", 8, [service.source]), [1], [1])
         wait_until(lambda: service._transports[0]._server._strangers)
-        service.grant(Grant(TOKEN, "d", pack_int32([1]), 60.0))
+        service.grant(Grant(TOKEN, "d", [b""], pack_int32([1]), 60.0))
         assert reader.end().error == ""
     service.close()
     pool.close()
@@ -122,7 +132,7 @@ def test_strangers_keep_nobody_away(monkeypatch):
     pool = Pool(geometry)
     service = TransferService(0, pool.view, geometry.config(), print)
     service.start()
-    service.grant(Grant(TOKEN, "d", pack_int32(range(64)), 3600.0))
+    service.grant(Grant(TOKEN, "d", [b""], pack_int32(range(64)), 3600.0))
     host, _, port = service.source.tcp.rpartition(":")
     server, place = service._transports[0]._server, (host, int(port))
     try:

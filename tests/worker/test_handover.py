@@ -77,7 +77,7 @@ def test_a_request_goes_on_from_fetched_pages(here, there, transfer):
         assert prefill.closings()[0, 0] == "handed_over"
         first = prefill.tokens()[0, 0]
         assert first == oracle(PROMPT, 1)
-        prefill.transfer(Grant(TOKEN, "d", pack_int32(BLOCKS), 60.0))
+        prefill.transfer(Grant(TOKEN, "d", [b""], pack_int32(BLOCKS), 60.0))
         blocks = list(range(40, 56))
         decode.send(
             fetch(1, prefill, BLOCKS[:5], blocks[:5]), fetch(2, prefill, BLOCKS[5:], blocks[5:12], 0, 3)
@@ -141,7 +141,7 @@ def test_a_fetch_is_done_and_reported_in_the_middle_of_a_step():
 def test_drops_and_refusals_are_answered_once():
     with Group(handover_config(2, transfer="tcp")) as group:
         group.ready()
-        group.transfer(Grant(TOKEN, "d", pack_int32(range(5001)), 60.0))
+        group.transfer(Grant(TOKEN, "d", [b""], pack_int32(range(5001)), 60.0))
         gone = [msgspec.structs.replace(one, tcp="127.0.0.1:1") for one in source_of(group).ranks]
         there = InstanceSource("token-ids", 8, gone)
         group.send(Fetch(1, there, pack_int32([1]), pack_int32([2]), 0, -1), DropFetch([77]))

@@ -114,13 +114,16 @@ class DropFetch(msgspec.Struct, tag="drop_fetch", array_like=True, frozen=True):
 
 
 class Grant(msgspec.Struct, tag="grant", array_like=True, frozen=True):
-    """Another instance may fetch these pages of this one, besides those that were granted under the token
-    before.  Concerns what a page server serves; memory of one host needs no grant."""
+    """Another instance may fetch these pages of this one, besides what was granted under the token before.
+    Concerns what a page server serves; memory of one host needs no grant."""
 
     token: bytes
     """16 bytes that only the reader has been told."""
     reader: str
-    """The reader's incarnation."""
+    """The reader's incarnation, for people."""
+    keys: list[bytes]
+    """`PoolSource.reader_key` of each rank of the reader: who shows the token must have proved one of these.
+    An empty key stands for a connection in clear; without any nobody is served."""
     pages: bytes
     """Packed int32: block ids here."""
     seconds: float

@@ -89,10 +89,13 @@ class PoolSource(msgspec.Struct, array_like=True, frozen=True):
     """host:port of the page server; "" if there is none."""
     nixl: bytes = b""
     """NIXL agent metadata; empty if there is none."""
+    reader_key: bytes = b""
+    """What this rank proves to page servers that it reads from: SHA-256 of the certificate that it drew;
+    empty: it reads in clear, and proves nothing."""
 
     def without_places(self) -> PoolSource:
         """Its sizes alone: for who compares instances and fetches nothing."""
-        return msgspec.structs.replace(self, host="", shared_memory="", tcp="", nixl=b"")
+        return msgspec.structs.replace(self, host="", shared_memory="", tcp="", nixl=b"", reader_key=b"")
 
 
 class InstanceSource(msgspec.Struct, array_like=True, frozen=True):
@@ -135,7 +138,8 @@ class Reserve(msgspec.Struct, tag="reserve", array_like=True, frozen=True):
     plan_pass: bytes = b""
     """Shows that the gateway named P in the plan of this request (`passes.plan_pass`)."""
     grant: bytes = b""
-    """With which D can fetch the pages that will be named, from P's page servers (`commands.Grant`)."""
+    """With which D can fetch the pages that will be named, from P's page servers (`commands.Grant`); of no
+    use to others, as D also has to prove a key (`Reserved.reader_keys`)."""
     noted: bool = False
     """As in `Submit`."""
 
@@ -145,6 +149,8 @@ class Reserved(msgspec.Struct, tag="reserved", array_like=True, frozen=True):
     attempt: int
     num_cached_blocks: int
     """Leading full blocks that D has already and will not fetch."""
+    reader_keys: list[bytes] = []
+    """`PoolSource.reader_key` of each rank of D: P's page servers serve the pages to these alone."""
 
 
 class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):

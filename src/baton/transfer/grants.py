@@ -2,10 +2,11 @@
 argument.
 
 Theory.  The engine of P grants the pages of one attempt of a hand-over to one reader, D, when it names them
-to it.  D shows the grant's token, which only P and D know.  There is no token for the whole pool.  A grant
-ends when P's engine revokes it, which it does when the attempt is over and before the blocks can belong to
-another request, or `seconds` after it was given or extended last: so it ends also if the engine cannot revoke
-it any more.
+to it.  D shows the grant's token, which only P and D know, on a connection on which it has proved a key that
+the grant names (`transports/encryption.py`): to another member that has got hold of the token nothing is
+served.  (In clear nobody proves anything.)  There is no token for the whole pool.  A grant ends when P's
+engine revokes it, which it does when the attempt is over and before the blocks can belong to another request,
+or `seconds` after it was given or extended last: so it ends also if the engine cannot revoke it any more.
 
 A token may be shown before it was heard of, because commands and requests take different ways: that is
 `EARLY`, and to be looked at again a moment later.  One that was revoked is `OVER`.
@@ -22,13 +23,14 @@ from baton.protocol.commands import Extend, Grant, Grants
 
 EARLY = "no such grant: what it was for is another process's, or it was never given"
 OVER = "the grant is over"
+FOREIGN = "the grant is another reader's"
 _MAX_OVER = 4096
 """Revoked grants that are remembered, to answer at once."""
 
 
 @dataclass(slots=True)
 class _Granted:
-    reader: str
+    keys: set[bytes]
     until: float
     pages: set[int] = field(default_factory=set)
 
@@ -51,7 +53,8 @@ class GrantBook:
             pages = unpack_int32(command.pages)
             granted = self._of.get(command.token)
             if granted is None:
-                granted = self._of[command.token] = _Granted(command.reader, 0.0)
+                granted = self._of[command.token] = _Granted(set(), 0.0)
+            granted.keys.update(command.keys)
             granted.pages.update(pages)
             granted.until = now + command.seconds
         elif isinstance(command, Extend):
@@ -62,8 +65,9 @@ class GrantBook:
             for token in command.tokens:
                 self._end(token)
 
-    def why_not(self, token: bytes, now: float, pages: Iterable[int] = ()) -> str:
-        """Why these pages may not be read by who shows this; "" if they may."""
+    def why_not(self, token: bytes, key: bytes, now: float, pages: Iterable[int] = ()) -> str:
+        """Why these pages may not be read by who shows this token and has proved this key (empty: it has
+        proved none, in clear); "" if they may."""
         self._look()
         granted = self._of.get(token)
         if granted is None:
@@ -71,6 +75,8 @@ class GrantBook:
         if now >= granted.until:
             self._end(token)
             return OVER
+        if key not in granted.keys:
+            return FOREIGN
         foreign = next((page for page in pages if page not in granted.pages), None)
         return "" if foreign is None else f"page {foreign} is not among those of the grant"
 

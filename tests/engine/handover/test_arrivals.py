@@ -38,7 +38,7 @@ HANDOFF = Handoff(1, 1, 0, PAGES, pack_int32([7]), [], 4, 0.25)
 def reserved(**changes) -> PeerScript:
     d = PeerScript(**changes)
     d.ask()
-    assert d.take() == [("p", Reserved(1, 1, 0))]
+    assert d.take() == [("p", Reserved(1, 1, 0, d.readers))]
     return d
 
 
@@ -151,7 +151,7 @@ def test_cached_pages_are_not_fetched_and_fetched_ones_are_cached_when_seated():
     d.first_token(admit, 8, CloseReason.LENGTH)
     assert d.counts["cached"] == 2
     d.ask(number=2)
-    assert d.take()[-1] == ("p", Reserved(2, 1, 2))
+    assert d.take()[-1] == ("p", Reserved(2, 1, 2, d.readers))
     d.hear("p", Handoff(2, 1, 0, PAGES, pack_int32([7]), [], 0, 0.0))
     (fetch,) = d.orders()
     assert fetch.pages == pack_int32([42])
@@ -163,7 +163,7 @@ def test_a_prompt_that_is_here_to_its_last_token_needs_no_fetch():
     (admit,) = d.orders()
     d.first_token(admit, 7, CloseReason.STOP)
     d.ask(prompt=range(1, 13))
-    assert d.take() == [("p", Reserved(1, 1, 3))]
+    assert d.take() == [("p", Reserved(1, 1, 3, d.readers))]
     d.hear("p", HANDOFF)
     (admit,) = d.orders()
     assert admit.num_computed == 12
@@ -296,7 +296,7 @@ def test_credit_is_given_in_order_and_room_is_not_promised_twice():
     d.submit(2)
     assert d.orders() == [], "promised is promised"
     d.ask("p", 1, attempt=2)
-    assert d.take() == [("p", Reserved(1, 2, 0))]
+    assert d.take() == [("p", Reserved(1, 2, 0, d.readers))]
 
 
 def test_the_line_is_ordered_by_priority():
@@ -741,7 +741,7 @@ def test_fastdeploy_3_asked_twice_is_allocated_once():
     d = reserved()
     owned = d.owned
     d.ask()
-    assert d.take() == [("p", Reserved(1, 1, 0))]
+    assert d.take() == [("p", Reserved(1, 1, 0, d.readers))]
     assert d.owned == owned
     d.ask(attempt=2)
     assert [type(m) for _, m in d.take()] == [Cancel, Reserved]

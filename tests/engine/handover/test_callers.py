@@ -141,7 +141,7 @@ def test_a_reserve_is_taken_only_from_the_instance_that_the_gateway_named():
         assert {type(message) for _, message in d.take()} == {Cancel}
         assert not d.orders()
     d.hear("p", msgspec.structs.replace(honest, plan_pass=plan_pass(key, "gate", honest.request, "p")))
-    assert d.take() == [("p", Reserved(1, 1, 0))]
+    assert d.take() == [("p", Reserved(1, 1, 0, d.readers))]
 
 
 def test_welcome_says_nothing_with_which_pages_can_be_read():
@@ -211,17 +211,32 @@ def test_p_grants_the_pages_of_the_request_to_its_decoder_until_it_is_over():
     assert isinstance(asked, Reserve)
     assert len(asked.grant) == 16
     assert p.core.take_grants() == []
-    p.hear("d", Reserved(asked.id, 1, 0))
+    keys = [b"of rank 0", b"of rank 1"]
+    p.hear("d", Reserved(asked.id, 1, 0, keys))
     (admit,) = p.orders()
     p.prefilled(admit, 4)
     (grant,) = p.core.take_grants()
-    assert grant == Grant(asked.grant, "d", pack_int32(unpack_int32(admit.blocks)[:3]), LEASE_S)
+    assert grant == Grant(asked.grant, "d", keys, pack_int32(unpack_int32(admit.blocks)[:3]), LEASE_S)
     p.prefilled(admit, 8)
     assert p.core.take_grants() == [], "one of all pages of the request"
     p.hear("d", Renew(1.0, [(asked.id, 1)]))
     assert p.core.take_grants() == [Extend([asked.grant], LEASE_S)]
     p.hear("d", Cancel(asked.id, 1, by_p=False))
     assert p.core.take_grants() == [Revoke([asked.grant])]
+
+
+@pytest.mark.parametrize("keys", [[b"k"] * 2000, [bytes(33)]])
+def test_keys_of_readers_that_make_no_sense_open_nothing(keys):
+    """They would fill the command ring of P's workers."""
+    p = PeerScript()
+    p.submit(1, "d")
+    ((_, asked),) = p.take()
+    p.hear("d", Reserved(asked.id, 1, 0, keys))
+    (admit,) = p.orders()
+    p.prefilled(admit, 4)
+    (grant,) = p.core.take_grants()
+    assert grant.keys == []
+    assert p.core.counters.violations == 1
 
 
 def test_pages_that_were_not_named_are_nobodys_to_read_once_the_slot_is_released():

@@ -42,7 +42,7 @@ def test_one_prompt_of_eight_requests_is_fetched_once():
     d = PeerScript(num_blocks=64, max_num_seqs=8)
     for number in range(1, 9):
         d.ask("p", number, prompt=range(1, 33))
-        assert d.take() == [("p", Reserved(number, 1, 0))]
+        assert d.take() == [("p", Reserved(number, 1, 0, d.readers))]
     assert d.owned == (0, 0, 8 + 8 * 2), "its 8 pages once, and for each room to decode"
     d.hear("p", Progress(1, 1, 0, pack_int32(range(8)), 8))
     (fetch,) = d.orders()

@@ -218,7 +218,7 @@ class Arrivals:
         for other in [a for a in self._arrivals.values() if (a.peer.incarnation, a.id) == (peer, message.id)]:
             if other.attempt == message.attempt:
                 if other.stage is not Stage.CLOSING:
-                    self._courier.send(target, Reserved(message.id, message.attempt, other.num_cached))
+                    self._courier.send(target, self._reserved(message, other))
                 return
             if other.stage is not Stage.CLOSING:
                 self._fail(other, "a later attempt has begun", now)
@@ -265,7 +265,12 @@ class Arrivals:
         self._renew_at.setdefault(peer, now + message.lease_s / 3)
         self._alarm.note(arrival.deadline)
         self._counters.arrivals += 1
-        self._courier.send(target, Reserved(message.id, message.attempt, arrival.num_cached))
+        self._courier.send(target, self._reserved(message, arrival))
+
+    def _reserved(self, message: Reserve, arrival: Arrival) -> Reserved:
+        source = self._source()
+        keys = {rank.reader_key for rank in source.ranks} if source is not None else ()
+        return Reserved(message.id, message.attempt, arrival.num_cached, sorted(keys))
 
     def progress(self, peer: str, message: Progress, now: float) -> None:
         arrival = self._find(peer, message)

@@ -5,7 +5,8 @@ This is the bookkeeping below `departures.py`, which decides what an event means
 twice as many after each answer that came in time.
 
 Over the network the workers serve pages only to readers with a *grant*: a request's decoder has one for its
-pages, from when the first of them is named until the attempt is over.
+pages, from when the first of them is named until the attempt is over.  It is bound to the keys that the
+decoder has said its ranks prove (`Reserved.reader_keys`): no other member can use it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from baton.engine.scheduling.scheduler import Scheduler
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Extend, Grant, Grants, Revoke
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import Cancel, InstanceSource, Reserve
+from baton.protocol.handover import Cancel, InstanceSource, Reserve, Reserved
 from baton.protocol.requests import Target
 from baton.protocol.rules.passes import grant_token
 from baton.protocol.rules.silence import Silence
+
+_MAX_READER_KEYS = 1024
+_READER_KEY_BYTES = 32
 
 
 class Attempts:
@@ -150,12 +154,24 @@ class Attempts:
         )
         return attempt
 
+    def reserved(self, attempt: Attempt, message: Reserved, now: float) -> str:
+        """D holds room for it.  Returns what is wrong with the keys of its readers, "" if nothing: then no
+        page server serves them, and D computes the request itself."""
+        self.answered(attempt.target.incarnation)
+        self.renew(attempt, now)
+        self.enter(attempt, Phase.RESERVED, now)
+        keys = message.reader_keys
+        if len(keys) > _MAX_READER_KEYS or any(len(key) > _READER_KEY_BYTES for key in keys):
+            return f"Reserved names {len(keys)} keys of readers, or one that is too long"
+        attempt.reader_keys = keys
+        return ""
+
     def grant(self, attempt: Attempt, blocks: Sequence[int]) -> None:
         """D may fetch these, all pages of the request, from now on."""
         if len(blocks) > attempt.granted:
             new = pack_int32(blocks[attempt.granted :])
             reader, lease_s = attempt.target.incarnation, self._config.lease_s
-            self._grants.append(Grant(attempt.grant, reader, new, lease_s))
+            self._grants.append(Grant(attempt.grant, reader, attempt.reader_keys, new, lease_s))
             attempt.granted = len(blocks)
 
     def extend(self, attempts: Sequence[Attempt]) -> None:

@@ -297,10 +297,9 @@ class Departures:
         departure = attempt.departure
         self._counters.reserved += 1
         self._counters.reserve_seconds += now - attempt.since
-        self.attempts.answered(peer)
         note(departure.request, now, "room", attempt.number, message.num_cached_blocks, text=peer)
-        self.attempts.renew(attempt, now)
-        self.attempts.enter(attempt, Phase.RESERVED, now)
+        if problem := self.attempts.reserved(attempt, message, now):
+            self._violation(peer, problem)
         for other in list(departure.attempts.values()):
             if other.phase is Phase.CREDIT:
                 self.attempts.end(other, "another one has room")

@@ -81,6 +81,8 @@ class Attempt:
     """That of the decoder when it was asked, while it is asked."""
     grant: bytes = b""
     """With which D fetches pages of this attempt."""
+    reader_keys: list[bytes] = field(default_factory=list)
+    """By which page servers know D's ranks (`Grant.keys`)."""
     granted: int = 0
     """Leading pages of the request that were granted."""
 

@@ -11,7 +11,7 @@ needs to be remembered and nobody but the right parties can make it:
 | `link_proof` | P and D | this connection is made by one of the two |
 | `grant_token` of P | P, and D, which has it from `Reserve` | D may fetch pages of this attempt |
 
-There is no encryption: who reads what passes between two hosts reads these as well.
+Who reads what passes between two hosts in clear reads these as well.
 """
 
 from __future__ import annotations

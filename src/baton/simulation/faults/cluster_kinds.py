@@ -173,7 +173,8 @@ _SNOOPS = 40
 
 @fault("strange_reader")
 def _strange_reader(world: World, fault: Fault, random: Random) -> None:
-    """Somebody asks a page server for pages again and again, with tokens that he has seen or made up."""
+    """Somebody asks a page server for pages again and again, with tokens that he has seen or made up, and as
+    another member than the one for which they were made, or as none."""
     rank = random.choice(world.instances[fault.instance].ranks)
     world.struck(fault, rank)
     _snoop(world, rank, random, [random.randbytes(16)], _SNOOPS)
@@ -183,7 +184,8 @@ def _snoop(world: World, rank: RankProcess, random: Random, seen: list[bytes], l
     seen += [token for token in world.monitor.strangers.grants.tokens(rank) if token not in seen]
     if rank.alive and not world.plan.one_host and rank.transfers.party.stalled_until <= world.events.now:
         page = random.randrange(rank.executor.info.num_blocks)
-        rank.transfers.serves(random.choice(seen), (page,))
+        members = [one.transfers.source().reader_key for other in world.instances for one in other.ranks]
+        rank.transfers.serves(random.choice(seen), random.choice([b"", *members]), (page,))
     if left and world.events.now < world.plan.faults_end:
         world.events.after(0.02 * random.random(), world.people, _snoop, world, rank, random, seen, left - 1)
 

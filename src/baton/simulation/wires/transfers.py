@@ -61,6 +61,7 @@ class VirtualTransport:
         self._rank = rank
         self._world = rank.instance.world
         self._random = random
+        self._key = reader_key(rank.instance.name, rank.rank)
         self._opened: set[str] = set()
         self.extra_s = 0.0
         """What each page takes longer."""
@@ -100,7 +101,7 @@ class VirtualTransport:
                 yield from self._show(there, copy)
                 granted = True
             found = there.pages.seen(page, copy.first_layer, copy.num_layers)
-            if not by_memory and not there.transfers.serves(copy.grant, (page,)):
+            if not by_memory and not there.transfers.serves(copy.grant, self._key, (page,)):
                 found = np.zeros_like(found)
             if not by_memory:
                 yield Wait(-1, READ, self._world.plan.usual_delay * self._random.random())
@@ -128,7 +129,7 @@ class VirtualTransport:
         """Shows the grant, which may be on its way to the source."""
         events, grants = self._world.events, there.transfers.grants
         give_up = events.now + SILENCE_S
-        while problem := grants.why_not(copy.grant, events.now, copy.pages.tolist()):
+        while problem := grants.why_not(copy.grant, self._key, events.now, copy.pages.tolist()):
             if problem != EARLY or events.now >= give_up:
                 raise TransferError(problem)
             yield Wait(-1, READ, 0.005)
@@ -175,12 +176,12 @@ class VirtualTransfers:
         if grants and not self._world.plan.one_host:
             self._granting.send(grants)
 
-    def serves(self, token: bytes, pages: Sequence[int]) -> bool:
-        """Whether its page server serves these to who shows this token."""
+    def serves(self, token: bytes, key: bytes, pages: Sequence[int]) -> bool:
+        """Whether its page server serves these to who shows this token and has proved this key."""
         now = self._world.events.now
-        if self.grants.why_not(token, now, pages):
+        if self.grants.why_not(token, key, now, pages):
             return False
-        self._world.monitor.strangers.grants.serves(self._rank, token, pages, now)
+        self._world.monitor.strangers.grants.serves(self._rank, token, key, pages, now)
         return True
 
     def _grant(self, grants: Sequence[Grants]) -> None:
@@ -219,4 +220,10 @@ def describe_pool(pool: PoolView, incarnation: str, rank: int) -> PoolSource:
         head_start=pool.head_start,
         total_kv_heads=pool.total_kv_heads,
         shared_memory=name,
+        reader_key=reader_key(incarnation, rank),
     )
+
+
+def reader_key(incarnation: str, rank: int) -> bytes:
+    """What this rank proves to page servers."""
+    return f"{incarnation}/{rank}".encode()

@@ -32,6 +32,8 @@ class Channel(Protocol):
     """A connection that is open, and never blocks."""
 
     connection: socket.socket
+    key: bytes
+    """That the reader at the other end has proved (`PoolSource.reader_key`); empty: in clear."""
 
     def receive_into(self, window: list[memoryview]) -> int:
         """What has come, into the first of these.  0: the other end has closed.  Raises `BlockingIOError` if
@@ -49,6 +51,8 @@ class Channel(Protocol):
 
 class PlainChannel:
     """In clear."""
+
+    key = b""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -71,7 +75,9 @@ class Encryption(Protocol):
     """How connections are encrypted; `encryption.py`."""
 
     fingerprint: str
-    """Of the page server of this process."""
+    """Of the certificate of this process, by which readers know its page server."""
+    key: bytes
+    """The same as bytes, by which page servers know its readers."""
 
     def open(self, connection: socket.socket, fingerprint: str, budget: Budget) -> Step:
         """The reader's end, to the server of this fingerprint.  Returns a `Channel`; raises `NotAMember`."""

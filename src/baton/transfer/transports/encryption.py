@@ -1,14 +1,17 @@
 """With which keys pages travel encrypted: TLS 1.3 between members of the cluster, both ends pinned.
 
-Theory.  There is no certificate authority and no name to check.  A certificate here is only the form in which
-TLS wants a public key (Ed25519, self-signed):
+Theory.  Each process draws a key when it starts (Ed25519) and makes a certificate for it, which it signs with
+the key that is derived from the cluster's secret: every member can do that, and nobody else.  Names in it
+mean nothing.  Both ends of a connection show theirs:
 
-* **a page server** draws its key when it starts.  The SHA-256 of its certificate stands in the address that
-  others are told, `10.0.0.7:4711?tls=HEX`, which travels only over the engines' encrypted connections
-  (`ipc/curve.py`).  So a reader knows that the very process answers that its peer has named;
-* **a reader** has the key that is derived from the cluster's secret.  Ed25519 signs without chance, so every
-  member makes the same certificate, byte for byte, and a server trusts exactly those of the secrets that it
-  accepts.  While one secret is exchanged for another these are two; a reader shows the first one's.
+* **a page server** is known by the SHA-256 of its certificate, which stands in the address that others are
+  told, `10.0.0.7:4711?tls=HEX`.  So a reader knows that the very process answers that its peer has named;
+* **a reader** is let in if its certificate is signed with the key of a secret that the server accepts, so it
+  is a member; and it is known by the SHA-256 of its certificate too, which each grant names (`grants.py`).
+  So no member reads what was granted to another one.
+
+Both travel only over the engines' encrypted connections (`ipc/curve.py`).  While one secret is exchanged for
+another a server accepts two, and a reader signs with the first.
 
 Keys are drawn for each connection, so who learns the secret later cannot read what was recorded.
 
@@ -33,11 +36,11 @@ from datetime import datetime
 from hashlib import sha256
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from baton.protocol.rules.cluster_secret import PAGE_READER, ClusterSecret, Secrets
+from baton.protocol.rules.cluster_secret import PAGE_MEMBERS, ClusterSecret, Secrets
 from baton.transfer.base import TransferError
 from baton.transfer.tasks import READ, WRITE, Wait
 from baton.transfer.transports.channel import Budget, NotAMember
@@ -56,35 +59,34 @@ class PageEncryption:
         if not secrets:
             raise ValueError("encryption of pages needs the cluster's secret")
         drawn = Ed25519PrivateKey.generate()
-        certificate = _certificate(drawn, "page server")
-        self.fingerprint = sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
-        """Of this process' page server: 64 digits."""
+        certificate = _certificate(drawn.public_key(), "member", secrets.first)
+        self.key = sha256(certificate.public_bytes(Encoding.DER)).digest()
+        self.fingerprint = self.key.hex()
+        """Of this process' certificate: 64 digits."""
         self._serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._serving.num_tickets = 0  # nobody resumes a connection, and nothing follows the handshake
         self._serving.verify_mode = ssl.CERT_REQUIRED
         for secret in secrets.accepted:
-            self._serving.load_verify_locations(cadata=_of_member(secret)[1].public_bytes(Encoding.DER))
+            self._serving.load_verify_locations(cadata=_of_cluster(secret).public_bytes(Encoding.DER))
         self._reading = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._reading.check_hostname = False
         self._reading.verify_mode = ssl.CERT_NONE  # (the fingerprint is compared instead: `_is_of`)
-        for context, key, own in (
-            (self._serving, drawn, certificate),
-            (self._reading, *_of_member(secrets.first)),
-        ):
+        for context in (self._serving, self._reading):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
-            _load(context, key, own)
+            _load(context, drawn, certificate)
 
     def open(self, connection: socket.socket, fingerprint: str, budget: Budget) -> Step:
         """The reader's end, to the server of this fingerprint."""
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = self._reading.wrap_bio(incoming, outgoing)
         yield from _shake(connection, tls, incoming, outgoing, budget)
-        if not _is_of(tls, fingerprint):
+        shown = _shown(tls)
+        if shown.hex() != fingerprint:
             raise NotAMember("another process than the one that was named answers there")
         while True:
             try:
                 sending, receiving = _halves(tls.read(2 * KEY_BYTES))
-                return SealedChannel(connection, sending, receiving, RECORD_BYTES)
+                return SealedChannel(connection, sending, receiving, RECORD_BYTES, shown)
             except ssl.SSLWantReadError:
                 yield from _feed(connection, incoming, budget)
             except ssl.SSLError as error:
@@ -101,25 +103,43 @@ class PageEncryption:
         tls.write(made)
         yield from _flush(connection, outgoing, budget)
         receiving, sending = _halves(made)
-        return SealedChannel(connection, sending, receiving, QUESTION_BYTES)
+        return SealedChannel(connection, sending, receiving, QUESTION_BYTES, _shown(tls))
 
 
-def _is_of(connection: ssl.SSLObject, fingerprint: str) -> bool:
-    """Whether the page server with this fingerprint is at the other end, after the handshake."""
+def _shown(connection: ssl.SSLObject) -> bytes:
+    """SHA-256 of the certificate whose key the other end has proved to have, after the handshake."""
     shown = connection.getpeercert(binary_form=True)
-    return shown is not None and sha256(shown).hexdigest() == fingerprint
+    if shown is None:
+        raise NotAMember("it has shown no certificate")
+    return sha256(shown).digest()
 
 
-def _of_member(secret: ClusterSecret) -> tuple[Ed25519PrivateKey, x509.Certificate]:
-    key = Ed25519PrivateKey.from_private_bytes(secret.key(PAGE_READER))
-    return key, _certificate(key, f"member {secret.id}")
+def _of_cluster(secret: ClusterSecret) -> x509.Certificate:
+    """That of the key with which members sign; each of them can make it."""
+    return _certificate(_signing(secret).public_key(), _name_of(secret), secret, signs=True)
 
 
-def _certificate(key: Ed25519PrivateKey, name: str) -> x509.Certificate:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    made = x509.CertificateBuilder().subject_name(subject).issuer_name(subject)
-    made = made.public_key(key.public_key()).serial_number(1)
-    return made.not_valid_before(_FIRST).not_valid_after(_LAST).sign(key, None)
+def _signing(secret: ClusterSecret) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(secret.key(PAGE_MEMBERS))
+
+
+def _name_of(secret: ClusterSecret) -> str:
+    return f"cluster {secret.id}"
+
+
+def _certificate(
+    key: Ed25519PublicKey, name: str, secret: ClusterSecret, *, signs: bool = False
+) -> x509.Certificate:
+    """Of this key, signed by who has the secret; `signs`: it may sign others."""
+    subject, issuer = (
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in (name, _name_of(secret))
+    )
+    made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    made = made.serial_number(1).not_valid_before(_FIRST).not_valid_after(_LAST)
+    made = made.add_extension(
+        x509.BasicConstraints(ca=signs, path_length=0 if signs else None), critical=True
+    )
+    return made.sign(_signing(secret), None)
 
 
 def _load(context: ssl.SSLContext, key: Ed25519PrivateKey, certificate: x509.Certificate) -> None:

@@ -140,7 +140,7 @@ class PageServer:
                 magic, token, count, *part, checked = REQUEST.unpack(header)
                 if magic != MAGIC:  # (it would not understand an answer)
                     raise NotAMember("what it sends is no question of pages")
-                problem = yield from self._known(token)
+                problem = yield from self._known(token, channel.key)
                 if visit.stranger:
                     if problem and visit.bytes_left < 4 * count:
                         self._refusals.grant(visit.address, problem)
@@ -152,7 +152,7 @@ class PageServer:
                 packed = yield from receive_bytes(channel, 4 * min(count, _MAX_PAGES), wait_s)
                 visit.bytes_left -= len(packed)
                 pages = np.frombuffer(packed, "<i4").astype(np.int32)
-                problem = problem or self._problem(token, count, pages, *part)
+                problem = problem or self._problem(token, channel.key, count, pages, *part)
                 if problem:
                     self._refusals.grant(visit.address, problem)
                     yield from self._refuse(channel, problem)
@@ -178,11 +178,12 @@ class PageServer:
         # (What has come of an encrypted connection may be here already, and no more come.)
         return (yield from receive_bytes(channel, REQUEST.size, self._silence_s, _IDLE_S))
 
-    def _known(self, token: bytes) -> Step:
-        """Why nothing is served under this token, "" if something is.  It may be a moment early."""
+    def _known(self, token: bytes, key: bytes) -> Step:
+        """Why nothing is served under this token to who has proved this key, "" if something is.  It may be a
+        moment early."""
         give_up = time.monotonic() + _EARLY_S
         while True:
-            problem = self._grants.why_not(token, time.monotonic())
+            problem = self._grants.why_not(token, key, time.monotonic())
             if problem != EARLY or time.monotonic() >= give_up:
                 return problem
             yield Wait(-1, 0, _EARLY_LOOK_S)
@@ -199,6 +200,7 @@ class PageServer:
     def _problem(
         self,
         token: bytes,
+        key: bytes,
         count: int,
         pages: Int32Array,
         first_layer: int,
@@ -213,7 +215,7 @@ class PageServer:
             return "layers or heads outside the pool"
         if len(pages) and (pages.min() < 0 or pages.max() >= pool.num_blocks):
             return "a page outside the pool"
-        return self._grants.why_not(token, time.monotonic(), pages.tolist())
+        return self._grants.why_not(token, key, time.monotonic(), pages.tolist())
 
     def _send_pages(
         self,
@@ -231,16 +233,18 @@ class PageServer:
         part = Part(pool.num_layers, pool.kv_heads, pool.tile_bytes, first_layer, layers, head, heads)
         size = len(pages) * part.page_bytes
         beginning = ANSWER.pack(MAGIC, OK, size)
-        parts = (self._granted(token, memory[at : at + length]) for at, length in runs(part, pages))
+        parts = (
+            self._granted(token, channel.key, memory[at : at + length]) for at, length in runs(part, pages)
+        )
         yield from channel.send(chain([beginning], parts), self._silence_s)
         if checked:
             found = np.fromiter(checksums(memory, part, pages), "<u4", len(pages))
             yield from channel.send([found.tobytes()], self._silence_s)
 
-    def _granted(self, token: bytes, memory: memoryview) -> bytes | memoryview:
+    def _granted(self, token: bytes, key: bytes, memory: memoryview) -> bytes | memoryview:
         """A part of an answer.  Zeros once the grant has ended: its reader believes nothing that comes now,
         and other answers on this connection follow."""
-        return bytes(len(memory)) if self._grants.why_not(token, time.monotonic()) else memory
+        return bytes(len(memory)) if self._grants.why_not(token, key, time.monotonic()) else memory
 
     def _refuse(self, channel: Channel, message: str) -> Step:
         text = message.encode()[:MAX_MESSAGE]

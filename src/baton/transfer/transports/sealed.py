@@ -25,12 +25,13 @@ _OVERHEAD = HEAD_BYTES + TAG_BYTES
 
 
 class SealedChannel:
-    """Records.  `record_bytes`: the longest that the other end makes."""
+    """Records.  `record_bytes`: the longest that the other end makes; `key`: what it has proved."""
 
     def __init__(
-        self, connection: socket.socket, sending: bytes, receiving: bytes, record_bytes: int
+        self, connection: socket.socket, sending: bytes, receiving: bytes, record_bytes: int, key: bytes
     ) -> None:
         self.connection = connection
+        self.key = key
         self._sending, self._receiving = Seal(sending), Seal(receiving)
         self._most = record_bytes
         self._buffer = memoryview(bytearray(_AT_ONCE * (record_bytes + _OVERHEAD)))

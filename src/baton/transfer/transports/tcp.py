@@ -13,7 +13,8 @@ In a cluster with a secret all of this travels in a connection between members t
 
 `PoolSource.tcp` is "HOST:PORT", and says nothing that opens anything.  Every question shows the token of a
 *grant* (`grants.py`), which names a request's pages, their reader and an end: a reader never gets pages of a
-process that took over the port, nor of a request that is not its own, nor after they were given up.
+process that took over the port, nor of a request that is not its own, nor after they were given up; and if
+connections are encrypted, another member does not get them with its token.
 
 | limit | of the server | of the reader |
 | --- | --- | --- |
@@ -94,7 +95,8 @@ class TcpTransport:
             self._silence_s,
             self._encryption,
         )
-        return msgspec.structs.replace(source, tcp=self._server.name)
+        key = b"" if self._encryption is None else self._encryption.key
+        return msgspec.structs.replace(source, tcp=self._server.name, reader_key=key)
 
     def why_not(self, source: PoolSource) -> str:
         if self._memory is None:

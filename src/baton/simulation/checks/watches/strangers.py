@@ -126,6 +126,8 @@ class LinkWatch:
 class _Granted:
     """What a rank was told of a grant."""
 
+    reader: str = ""
+    """Whose ranks alone may read: the decoder's incarnation."""
     pages: set[int] = field(default_factory=set)
     until: float = 0.0
 
@@ -178,6 +180,10 @@ class GrantWatch:
         what = f"{attempt.departure.request.name}, attempt {attempt.number}"
         if command.reader != attempt.target.incarnation:
             raise Violation("grant", f"{name} grants {command.reader} pages of {what}")
+        reader = self._world.engine_of(command.reader)
+        ranks = reader.instance.ranks if reader is not None else []
+        if command.keys != sorted(rank.transfers.source().reader_key for rank in ranks):
+            raise Violation("grant", f"{name} grants {command.keys} pages of {what}, for {command.reader}")
         pages = unpack_int32(command.pages)
         if attempt.phase is not Phase.ENDING and not owns(engine, attempt, pages):
             raise Violation("grant", f"{name} grants pages {list(pages)}, which are not all of {what}")
@@ -197,7 +203,7 @@ class GrantWatch:
         """A rank's page server hears of it."""
         served = self._served.setdefault(rank.name, {})
         if isinstance(command, Grant):
-            granted = served.setdefault(command.token, _Granted())
+            granted = served.setdefault(command.token, _Granted(command.reader))
             granted.pages.update(unpack_int32(command.pages))
             granted.until = now + command.seconds
             return
@@ -211,8 +217,8 @@ class GrantWatch:
         """Of grants that stand, or did not end by being revoked."""
         return list(self._served.get(rank.name, ()))
 
-    def serves(self, rank: RankProcess, token: bytes, pages: Iterable[int], now: float) -> None:
-        """A page server is about to serve these."""
+    def serves(self, rank: RankProcess, token: bytes, key: bytes, pages: Iterable[int], now: float) -> None:
+        """A page server is about to serve these to who has proved this key."""
         granted = self._served.get(rank.name, {}).get(token)
         foreign = [page for page in pages if granted is None or page not in granted.pages]
         if granted is None or now >= granted.until or foreign:
@@ -223,6 +229,10 @@ class GrantWatch:
             )
             raise Violation(
                 "grant", f"{rank.name} serves pages under {'no' if granted is None else 'a'} grant{why}"
+            )
+        if key.decode().rpartition("/")[0] != granted.reader:
+            raise Violation(
+                "grant", f"{rank.name} serves {key!r} pages that were granted to {granted.reader}"
             )
 
     def after_turn(self, engine: EngineProcess) -> None:
