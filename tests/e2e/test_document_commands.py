@@ -41,6 +41,7 @@ NOT_RUN = {
     r"baton serve MODEL --ray ": "needs Ray; tests/deploy/test_ray.py",
     r"(kubectl|helm|docker) |PREFILL=": "needs a cluster or a daemon; see tests/deploy",
     r"export ANTHROPIC_": "a client's settings",
+    r"baton scale ": "watches until Ctrl-C; tests/e2e/test_scale.py",
     r"baton simulate --explore all": "takes a minute; tests/simulation/test_explorer.py runs each scenario",
     r"baton simulate --(seeds (2000|0:10000)|scenario handover)": "takes minutes; tests/simulation has fewer",
 }

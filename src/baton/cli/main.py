@@ -15,6 +15,7 @@ from baton.cli import (
     plan,
     replay,
     run_batch,
+    scale,
     serve,
     simulate,
     timeline,
@@ -56,6 +57,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(cluster.app, name="cluster")
 app.command("simulate")(simulate.simulate)
 app.command("plan")(plan.plan)
+app.command("scale")(scale.scale)
 app.command("model-dir")(model_dir.model_dir)
 app.command("replay")(replay.replay)
 app.command("top")(top.top)

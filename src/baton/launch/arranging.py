@@ -7,8 +7,10 @@ from baton.gateway.arranging.slo import Slo, read_slo
 from baton.launch.options import ArrangingOptions
 
 
+def promised(options: ArrangingOptions) -> Slo:
+    return Slo() if options.slo is None else read_slo(options.slo)
+
+
 def make_arranger(options: ArrangingOptions) -> Arranger | None:
     """None: nothing is to be decided."""
-    if not options.auto_labels:
-        return None
-    return Arranger(Rules(slo=Slo() if options.slo is None else read_slo(options.slo)))
+    return Arranger(Rules(slo=promised(options))) if options.auto_labels else None

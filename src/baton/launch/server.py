@@ -33,7 +33,7 @@ from baton.ipc.curve import Encryption
 from baton.ipc.process import process_age_s
 from baton.launch import status
 from baton.launch.announce import announce
-from baton.launch.arranging import make_arranger
+from baton.launch.arranging import make_arranger, promised
 from baton.launch.cluster_options import InstancePlan, bracketed, check_cluster, plan_instances
 from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
 from baton.launch.descriptors import raise_descriptor_limit
@@ -186,6 +186,7 @@ async def _serve(
         served.instances, client, max_restarts=options.max_restarts, cluster_secrets=cluster_secrets
     )
     client.on_weights = fleet.use_weights
+    client.cluster.table.traffic.slo = promised(options)
     arranger = make_arranger(options)
     if arranger is not None:
         client.cluster.roles.arrange(arranger)

@@ -12,7 +12,7 @@ from tests.gateway.fake_cluster import FakeCluster, load, welcome
 def arranged(bounds: tuple[int, int] | None = None, **labels: str) -> FakeCluster:
     world = FakeCluster(**labels)
     rules = Rules(slo=Slo(1.0, 0.05), looks=2, bounds=bounds, fewer_s=2.0)
-    world.cluster.roles.arrange(Arranger(rules), removable=lambda name: name == "d2")
+    world.cluster.roles.arrange(Arranger(rules), placed=lambda: {"d2"})
     for name in labels:
         world.say(name, welcome(f"{name}.1", first=True))  # no other gateway is there longer
     return world

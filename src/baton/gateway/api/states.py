@@ -115,6 +115,12 @@ class Instance(Struct):
     failure: str | None
     restarts: Count
     in_flight: Count
+    decoding: Count
+    """Of these, sequences whose first token came."""
+    queued_tokens: Count
+    """Tokens of prompts that wait there to be computed."""
+    reported_ago_s: float | None
+    """Since it said last how busy it is; null while it has not.  It does not while nothing changes."""
     weights: InstanceWeights | None
     """Those that it has; None while it is not ready."""
 
@@ -182,6 +188,8 @@ class Instances(Struct):
     unplaced: list[Unplaced]
     arranging: Arranging | None
     """None: without --auto-labels."""
+    slo: str
+    """What is promised, as --slo says it; empty: nothing."""
     traffic: ClusterTraffic
     weights: InstanceWeights
     """Those that all are to have."""

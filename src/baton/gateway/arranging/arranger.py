@@ -16,12 +16,14 @@ has had its effect:
 | after a pause in looking, counters start anew | a mean over the pause is not the load of now |
 
 The number of instances follows the best arrangement of that number: one more when even that is above
-`crowded`, one less when that of one fewer would be below `roomy`, for longer.
+`crowded`, one less when that of one fewer would be below `roomy`, for longer.  None is added while another
+one is still to come, be it new or one that was lost.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -127,7 +129,7 @@ class Arranger:
             return None
         self.waits_for = ""
         self.pressures = _floored(load.pressures(*pools([one.label for one in serving])), load.floor)
-        change = self._best(load, serving)
+        change = self._best(load, serving, seen.coming)
         if not self._lasts(change, seen.now):
             return None
         assert change is not None
@@ -200,7 +202,7 @@ class Arranger:
             done = one is None or not one.ready or one.label == change.label
             patience_s = self.rules.answer_s
         elif change.kind == "add":
-            done = one is not None and one.serves
+            done = (one is not None and one.serves) or change.name in seen.coming
         else:
             done = one is None or one.serves  # (an operator took it back)
         if done or seen.now > since + patience_s:
@@ -210,18 +212,20 @@ class Arranger:
 
     # -- inside: choosing
 
-    def _best(self, load: Load, serving: list[InstanceView]) -> Change | None:
+    def _best(self, load: Load, serving: list[InstanceView], coming: Sequence[str]) -> Change | None:
         best = self._best_label(load, serving)
         if self.rules.bounds is None:
             return best
         least, most = self.rules.bounds
         labels = [one.label for one in serving]
-        if len(serving) < least:
+        if len(serving) + len(coming) < least:
             label = _label_of_more(load, labels)
-            return Change("add", "", label, f"fewer than {least} instances serve")
+            return Change("add", "", label, f"fewer than {least} instances are there")
         assert self.pressures is not None
         reached = self.pressures.worst if best is None else _after(load, serving, best).worst
-        if reached > self.rules.crowded and len(serving) < most:
+        if reached > self.rules.crowded and coming:
+            self.waits_for = f"{', '.join(coming)} to come"
+        elif reached > self.rules.crowded and len(serving) < most:
             label = _label_of_more(load, labels)
             after = load.pressures(*pools([*labels, label]))
             if after.worst < self.pressures.worst:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal, NamedTuple
 
+from baton.gateway.arranging.slo import Slo
+
 Label = Literal["mixed", "prefill", "decode"]
 
 
@@ -61,7 +63,8 @@ class Counting:
     """Counts for `Traffic`, a few additions a request."""
 
     def __init__(self) -> None:
-        self.ttft_s = self.itl_s = float("inf")
+        self.slo = Slo()
+        """What is promised; what exceeds it is late, or slow."""
         self.requests = self.prompt_tokens = 0
         self.first = self.late = 0
         self.ended = self.slow = 0
@@ -74,13 +77,13 @@ class Counting:
     def began(self, seconds: float) -> None:
         """Its first token came after so long."""
         self.first += 1
-        self.late += seconds > self.ttft_s
+        self.late += seconds > self.slo.ttft_s
 
     def ended_with(self, tokens: int, seconds: float) -> None:
         """It ended so long after its first token."""
         if tokens > 1:
             self.ended += 1
-            self.slow += seconds > self.itl_s * (tokens - 1)
+            self.slow += seconds > self.slo.itl_s * (tokens - 1)
 
     def now(self) -> Traffic:
         return Traffic(self.requests, self.prompt_tokens, self.first, self.late, self.ended, self.slow)
@@ -92,6 +95,8 @@ class Snapshot(NamedTuple):
     now: float
     instances: tuple[InstanceView, ...]
     traffic: Traffic
+    coming: tuple[str, ...] = ()
+    """Instances that somebody starts, or brings back, and that are not there yet."""
 
 
 class Window:

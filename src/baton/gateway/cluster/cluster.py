@@ -364,7 +364,7 @@ class Cluster:
 
     def describe(self, name: str, now: float) -> dict[str, Any]:
         member = self.members[name]
-        return member.describe(now, drained=self.drained(name), in_flight=len(self.table.at(name)))
+        return facts.describe(member, now, drained=self.drained(name), requests=self.table.at(name))
 
     # -- inside
 

@@ -1,11 +1,13 @@
-"""What an instance must be like to take part, and what follows from how all of them stand."""
+"""What an instance must be like to take part, how it stands in words, and what follows from how all of them
+stand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 from baton.gateway.cluster.member import LABELS, Member
+from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import InstanceUnavailable
 from baton.protocol.requests import Welcome
 
@@ -60,3 +62,42 @@ def leads(members: Iterable[Member]) -> bool:
     shared = [member for member in ready if member.joined] or ready
     least = min(shared, key=lambda member: member.name, default=None)
     return least is not None and least.welcome is not None and least.welcome.first
+
+
+def describe(
+    member: Member, now: float, *, drained: bool, requests: Collection[EngineRequest]
+) -> dict[str, Any]:
+    """An instance, for people and programs.  `drained`, `requests` (those that are there): as the table of
+    requests says.  `gateway/arranging/described.py` reads it back."""
+    load, welcome = member.load, member.welcome
+    return {
+        "name": member.name,
+        "label": member.label,
+        "state": member.state,
+        "draining": member.draining,
+        "drained": drained,
+        "paused": member.paused,
+        "joined": member.joined,
+        "standing": member.standing.generation,
+        "incarnation": member.incarnation,
+        "failure": member.failure,
+        "restarts": member.restarts,
+        "in_flight": len(requests),
+        "decoding": sum(request.heard for request in requests),
+        "expires_in_s": None if member.lease is None else round(member.lease.until - now, 3),
+        "hands_over": member.hands_over,
+        "num_blocks": welcome.num_blocks if welcome else None,
+        "block_size": welcome.block_size if welcome else None,
+        "max_num_seqs": welcome.max_num_seqs if welcome else None,
+        "reported_ago_s": round(now - member.loaded_at, 3) if load else None,
+        "running": load.running if load else None,
+        "waiting": load.waiting if load else None,
+        "waiting_tokens": load.waiting_tokens if load else None,
+        "queued_tokens": member.queued_tokens,
+        "free_blocks": load.free_blocks if load else None,
+        "prefill_tokens_per_s": load.prefill_tokens_per_s if load else None,
+        "decode_step_s": load.decode_step_s if load else None,
+        "cached_prefix_blocks": len(member.digest),
+        "weights": welcome.weights.describe() if welcome else None,
+        "detail": welcome.detail if welcome else None,
+    }

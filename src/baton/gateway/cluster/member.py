@@ -357,38 +357,6 @@ class Member:
         free = self.load.free_blocks if self.load else self.welcome.num_blocks
         return free - self.unheard_blocks
 
-    def describe(self, now: float, *, drained: bool, in_flight: int) -> dict[str, Any]:
-        """For people and programs.  `drained`, `in_flight`: as the table of requests says."""
-        load, welcome = self.load, self.welcome
-        return {
-            "name": self.name,
-            "label": self.label,
-            "state": self.state,
-            "draining": self.draining,
-            "drained": drained,
-            "paused": self.paused,
-            "joined": self.joined,
-            "standing": self.standing.generation,
-            "incarnation": self.incarnation,
-            "failure": self.failure,
-            "restarts": self.restarts,
-            "in_flight": in_flight,
-            "expires_in_s": None if self.lease is None else round(self.lease.until - now, 3),
-            "hands_over": self.hands_over,
-            "num_blocks": welcome.num_blocks if welcome else None,
-            "block_size": welcome.block_size if welcome else None,
-            "max_num_seqs": welcome.max_num_seqs if welcome else None,
-            "running": load.running if load else None,
-            "waiting": load.waiting if load else None,
-            "waiting_tokens": load.waiting_tokens if load else None,
-            "free_blocks": load.free_blocks if load else None,
-            "prefill_tokens_per_s": load.prefill_tokens_per_s if load else None,
-            "decode_step_s": load.decode_step_s if load else None,
-            "cached_prefix_blocks": len(self.digest),
-            "weights": welcome.weights.describe() if welcome else None,
-            "detail": welcome.detail if welcome else None,
-        }
-
 
 def ignore(answer: dict[str, Any] | ApiError) -> None:
     """For those who need no answer."""

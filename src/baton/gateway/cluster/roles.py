@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from baton.gateway.arranging.arranger import Arranger, Change
@@ -52,17 +52,17 @@ class Roles:
     def __init__(self, cluster: Arranged) -> None:
         self.arranger: Arranger | None = None
         self._cluster = cluster
-        self._removable: Callable[[str], bool] = lambda name: False
+        self._placed: Callable[[], Collection[str]] = tuple
         self._wanted: list[Change] = []
         self._led = False
 
-    def arrange(self, arranger: Arranger, removable: Callable[[str], bool] | None = None) -> None:
-        """From now on this decides.  `removable`: whether an instance may be ended to have one less."""
+    def arrange(self, arranger: Arranger, placed: Callable[[], Collection[str]] | None = None) -> None:
+        """From now on this decides.  `placed`: the names of the instances that the shell has had started and
+        starts again when they are lost, and that it may end; whether they have joined yet or not."""
         self.arranger = arranger
-        if removable is not None:
-            self._removable = removable
-        traffic = self._cluster.table.traffic
-        traffic.ttft_s, traffic.itl_s = arranger.rules.slo
+        if placed is not None:
+            self._placed = placed
+        self._cluster.table.traffic.slo = arranger.rules.slo
 
     def look(self, now: float) -> None:
         """An instance has reported, or it is time."""
@@ -93,21 +93,32 @@ class Roles:
 
     def snapshot(self, now: float) -> Snapshot:
         in_flight, decoding = Counter[str](), Counter[str]()
-        table = self._cluster.table
+        table, members = self._cluster.table, self._cluster.members
+        placed = self._placed()
         for request in table.running.values():
             in_flight[request.at] += 1
             decoding[request.at] += request.heard
+        coming = tuple(
+            name
+            for name in placed
+            if name not in members or not (members[name].serves or members[name].draining)
+        )
         instances = tuple(
             view_of(
                 member,
                 now,
                 decoding=decoding[name],
                 in_flight=in_flight[name],
-                removable=self._removable(name),
+                removable=name in placed,
             )
-            for name, member in self._cluster.members.items()
+            for name, member in members.items()
         )
-        return Snapshot(now, instances, table.traffic.now())
+        return Snapshot(now, instances, table.traffic.now(), coming)
+
+    @property
+    def wants(self) -> bool:
+        """`take_wanted` has something."""
+        return bool(self._wanted)
 
     def take_wanted(self) -> list[Change]:
         """Instances that are to be added, or to be ended when they have drained; each once."""

@@ -21,7 +21,7 @@ class ArrangingOptions(Options):
     slo: str | None = flag(
         None,
         "What clients are promised, in milliseconds: the time to the first token, and the mean time between "
-        "tokens. For --auto-labels.",
+        "tokens. For --auto-labels and `baton scale`.",
         metavar='"ttft:500 itl:50"',
         unset="nothing: only queues and room count",
         check=lambda text: text is None or read_slo(text),

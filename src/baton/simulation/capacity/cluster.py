@@ -50,7 +50,7 @@ class Capacity:
         self.running: dict[str, Running] = {}
         self.traffic = Counting()
         if arranger is not None:
-            self.traffic.ttft_s, self.traffic.itl_s = arranger.rules.slo
+            self.traffic.slo = arranger.rules.slo
         self.history: list[tuple[float, tuple[Label, ...]]] = []
         """When labels changed, to what."""
         self.changes: list[tuple[float, Change]] = []

@@ -54,6 +54,7 @@ def cluster_routes(gateway: Gateway) -> list[Route]:
                 "instances": client.describe(),
                 "unplaced": gateway.placing(),
                 "arranging": cluster.roles.describe(asyncio.get_running_loop().time()),
+                "slo": str(cluster.table.traffic.slo),
                 "traffic": cluster.table.traffic.now()._asdict(),
                 # What all are to have; an instance that is about to join looks at it.
                 "weights": cluster.weights.describe(),

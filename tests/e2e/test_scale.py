@@ -1,0 +1,79 @@
+"""`baton scale` beside a real server: it advises what the load wants, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.conftest import GENEROUS_S
+from tests.e2e.server import Server
+from tests.e2e.test_auto_labels import FLAGS, load
+from tests.e2e.test_cluster import instances
+
+BATON = (sys.executable, "-m", "baton.cli.main", "scale")
+
+
+@contextmanager
+def scale(url: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*BATON, url, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], 3 * GENEROUS_S)
+    assert ready, "nothing was advised"
+    return process.stdout.readline()
+
+
+def test_prompts_that_press_are_advised_an_instance_more() -> None:
+    with Server(*FLAGS, "--prefill", "1", "--decode", "1", "--slo", "ttft:2000 itl:400") as server:
+        server.wait_ready()
+        with (
+            load(server, clients=12, prompt=400, tokens=1),
+            scale(server.url, "--watch", "--json", "--bounds", "2:3") as process,
+        ):
+            told = json.loads(next_line(process))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(GENEROUS_S) == 0
+        assert (told["what"], told["label"]) == ("add", "prefill")
+        assert told["wanted"] == {"prefill": 2, "decode": 1}
+        assert "prompts press more than streams" in told["why"]
+        assert told["pressure"]["prefill"] > 0.95
+        assert {one["label"] for one in instances(server).values()} == {"prefill", "decode"}
+
+        quiet = subprocess.run([*BATON, server.url], capture_output=True, text=True, timeout=GENEROUS_S)
+        assert quiet.returncode == 0, quiet.stderr
+        first, *_, last = quiet.stdout.splitlines()
+        assert first == "instances: 1 decode, 1 prefill; promised: ttft:2000 itl:400"
+        assert last.startswith("nothing to change")
+
+
+def test_who_is_not_there_or_will_not_tell() -> None:
+    nobody = subprocess.run([*BATON, "127.0.0.1:9"], capture_output=True, text=True, timeout=GENEROUS_S)
+    assert nobody.returncode == 1
+    assert "error: http://127.0.0.1:9: the server does not answer" in nobody.stderr
+    with Server("--executor", "simulated", "--admin-key", "sesame") as server:
+        server.wait_ready()
+        refused = subprocess.run([*BATON, server.url], capture_output=True, text=True, timeout=GENEROUS_S)
+    assert refused.returncode == 1
+    assert "401" in refused.stderr
+    assert "--api-key" in refused.stderr
+
+
+def test_flags_that_are_wrong_say_what_to_give() -> None:
+    for flag, value in (("--bounds", "8:2"), ("--slo", "soon")):
+        ended = subprocess.run([*BATON, flag, value], capture_output=True, text=True, timeout=GENEROUS_S)
+        assert ended.returncode == 2
+        assert flag in ended.stderr
