@@ -354,6 +354,7 @@ def test_fields_that_change_nothing_are_accepted(server: GatewayServer, tokenize
         ({"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name: there is no tool 'x'"),
         ({"tool_choice": {"type": "any"}, "tools": None}, "tool_choice: 'any' needs tools"),
         ({"tool_choice": {"type": "required"}}, "tool_choice.type: 'required' must be 'auto'"),
+        ({"output_config": {"effort": "hugest"}}, "output_config.effort: 'hugest' must be one of none,"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type: 'text' must be"),
         (
             {"output_config": {"format": {"type": "json_schema"}}},

@@ -294,6 +294,34 @@ def test_none_hides_the_tools(server: GatewayServer, tokenizer: Tokenizer) -> No
             {"tool_choice": {"type": "function", "function": {"name": "other"}}},
             "tool_choice: there is no tool 'oth",
         ),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+            "tool_choice.allowed_tools: must be",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "any", "tools": [{"type": "function", "name": "time"}]},
+                }
+            },
+            "tool_choice.allowed_tools: must be",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "x"}],
+                }
+            },
+            r"tool_choice.allowed_tools.tools\[0\]: there is no tool 'x'",
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": ["time"]}},
+            r"tool_choice.allowed_tools.tools\[0\]: must be {'type': 'function'",
+        ),
+        ({"tool_choice": {"type": "function"}}, "tool_choice: must be 'none'"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, r"tools\[0\].function.name: 'a b'"),
         ({"tools": [STRICT_UNKEPT]}, "unevaluatedItems"),
         ({"tools": [WEATHER, WEATHER]}, "'weather' is there more than once"),
@@ -366,6 +394,24 @@ def test_demanded_and_strict_calls_are_bound(server: GatewayServer) -> None:
     assert "weather" in grammar_of(server)
     ask(server, max_tokens=1, tools=[strict], tool_choice="none")
     assert grammar_of(server) == ""
+
+
+def test_a_choice_among_some_tools(server: GatewayServer, tokenizer: Tokenizer) -> None:
+    """`allowed_tools`: the model knows of these alone; and the forms of the Responses API."""
+    for allowed in (
+        {"allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "time"}}]}},
+        {"mode": "required", "tools": [{"type": "function", "name": "time"}]},
+    ):
+        ask(server, max_tokens=1, tool_choice={"type": "allowed_tools", **allowed})
+        assert "time" in grammar_of(server)
+        assert "weather" not in grammar_of(server) + prompt_of(server, tokenizer)
+    free: Any = {"mode": "auto", "tools": [{"type": "function", "name": "time"}]}
+    ask(server, max_tokens=1, tool_choice={"type": "allowed_tools", "allowed_tools": free})
+    assert grammar_of(server) == ""
+    assert "weather" not in prompt_of(server, tokenizer)
+    ask(server, max_tokens=1, tool_choice={"type": "function", "name": "time"})
+    assert "time" in grammar_of(server)
+    assert "weather" not in grammar_of(server)
 
 
 def test_a_schema_that_cannot_be_kept_binds_where_it_must(server: GatewayServer) -> None:

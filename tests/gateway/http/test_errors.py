@@ -162,6 +162,7 @@ def test_bad_fields_of_completions(server: GatewayServer, field, value):
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("tool_choice", "any"),
+        ("reasoning_effort", "hugest"),
         ("thinking_token_budget", 5),
         ("thinking_token_budget", -2),
         ("messages", [*USER, {"role": "tool", "content": "7", "tool_call_id": "1"}]),
@@ -365,6 +366,13 @@ def test_unknown_fields_are_said_once(server: GatewayServer, caplog: pytest.LogC
             post(server, CHAT, wibble=1, max_tokens=1).raise_for_status()
     assert [record for record in caplog.messages if "wibble" in record] == [
         "ignoring the unknown request field 'wibble' (said once)"
+    ]
+    with caplog.at_level(logging.WARNING, "baton.gateway.api.schemas"):
+        for _ in range(3):
+            options = {"include_usage": True, "include_wobble": 1, "include_obfuscation": False}
+            post(server, CHAT, stream=True, stream_options=options, max_tokens=1).raise_for_status()
+    assert [record for record in caplog.messages if "stream_options" in record] == [
+        "ignoring the unknown request field 'stream_options.include_wobble' (said once)"
     ]
 
 

@@ -23,6 +23,7 @@ APART = frozenset({"messages", "system", "tools", "tool_choice", "output_config"
 NAMES = {
     "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking.budget_tokens",
     "stop": "stop_sequences",
     "user": "metadata.user_id",

@@ -168,11 +168,13 @@ ToolChoice = Annotated[
         description="none, auto, required, or {'type': 'function', 'function': {'name': …}}.",
     ),
 ]
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""vLLM's.  A template's own words can be given in `chat_template_kwargs`."""
 ReasoningEffort = Annotated[
     str,
     Meta(
         description="Comes to the chat template under this name; none: with thinking switched off, too.",
-        max_length=32,
+        extra_json_schema={"enum": list(EFFORTS)},
     ),
 ]
 Prompt = Annotated[

@@ -22,7 +22,7 @@ from baton.gateway.api import fields as f
 from baton.gateway.api.fields import MAX_SEQUENCES
 from baton.gateway.api.formats import ResponseFormat
 from baton.gateway.api.messages import refuse_parts
-from baton.gateway.api.unknown import MAX_WARNED
+from baton.gateway.api.unknown import MAX_WARNED, unknown_in
 from baton.gateway.errors import BadRequest
 from baton.protocol.repetition import RepetitionDetection
 from baton.protocol.structured_outputs import StructuredOutputs
@@ -34,6 +34,8 @@ _NEUTRAL_BYTES = 64
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+    """OpenAI's; without effect: there is none."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -247,6 +249,8 @@ class _Reader(NamedTuple):
     """Of its fields."""
     integers: frozenset[str]
     """Of those that are a whole number."""
+    members: dict[str, frozenset[str]]
+    """Of those that are objects with names of their own."""
     decoder: msgspec.json.Decoder[Any]
 
 
@@ -258,9 +262,14 @@ def _reader(kind: type[msgspec.Struct]) -> _Reader:
         for field in fields
         if any(isinstance(one, msgspec.inspect.IntType) for one in _alternatives(field.type))
     }
-    return _Reader(
-        frozenset(field.encode_name for field in fields), frozenset(integers), msgspec.json.Decoder(kind)
-    )
+    members = {
+        field.encode_name: frozenset(member.encode_name for member in one.fields)
+        for field in fields
+        for one in _alternatives(field.type)
+        if isinstance(one, msgspec.inspect.StructType)
+    }
+    names = frozenset(field.encode_name for field in fields)
+    return _Reader(names, frozenset(integers), members, msgspec.json.Decoder(kind))
 
 
 def _alternatives(kind: Any) -> list[msgspec.inspect.Type]:
@@ -271,7 +280,7 @@ def _alternatives(kind: Any) -> list[msgspec.inspect.Type]:
 
 
 def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
-    """(the body, names in it that nobody knows).  Raises `BadRequest`."""
+    """(the body, names in it, and in its objects, that nobody knows).  Raises `BadRequest`."""
     try:
         fields = _FIELDS.decode(body)
     except msgspec.ValidationError:
@@ -288,6 +297,8 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
                 unknown.append(name)
         elif name in reader.integers and (whole := _whole(value)) is not None:
             fields[name], changed = whole, True
+        elif name in reader.members:
+            unknown += unknown_in(name, value, reader.members[name])
     try:
         decoded: T = reader.decoder.decode(msgspec.json.encode(fields) if changed else body)
     except msgspec.ValidationError as error:

@@ -82,6 +82,54 @@ def read_tools(tools: object, choice: object = None, *, bind: bool = False) -> T
     return Tools(names, types, chosen, named, strict, loose, _encoded(schemas))
 
 
+def narrowed(
+    tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None
+) -> tuple[list[dict[str, Any]] | None, str | dict[str, Any] | None]:
+    """Tools that may be called, and the choice among them: `allowed_tools` leaves these of them, with its
+    mode.  Any other choice stays as it is.  Raises `BadRequest`."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    allowed: object = choice.get("allowed_tools", choice)  # (beside `type` in the Responses API)
+    match allowed:
+        case {"mode": "auto" | "required" as mode, "tools": [_, *_] as listed}:
+            given = tools or []
+            known = [_function(tool, f"tools[{i}]")["name"] for i, tool in enumerate(given)]
+            names = [
+                _allowed(one, known, f"tool_choice.allowed_tools.tools[{i}]") for i, one in enumerate(listed)
+            ]
+            return [tool for tool, name in zip(given, known, strict=True) if name in names], mode
+    raise BadRequest(
+        "tool_choice.allowed_tools: must be {'mode': 'auto' or 'required', 'tools': [a tool or more, each "
+        "{'type': 'function', 'function': {'name': …}}]}",
+        param="tool_choice",
+    )
+
+
+def _allowed(tool: object, known: Sequence[str], where: str) -> str:
+    name = _name_in(tool)
+    if not isinstance(name, str):
+        raise BadRequest(
+            f"{where}: must be {{'type': 'function', 'function': {{'name': …}}}}", param="tool_choice"
+        )
+    if name not in known:
+        raise _unknown(where, name)
+    return name
+
+
+def _name_in(tool: object) -> object:
+    """Of a function that is chosen, in chat's form or the one of Responses; None: there is none."""
+    match tool:
+        case {"type": "function", "function": {"name": name}} | {"type": "function", "name": name}:
+            return name
+    return None
+
+
+def _unknown(where: str, name: str) -> BadRequest:
+    return BadRequest(
+        f"{where}: there is no tool {name[:140]!r} in tools; choose one that is there", param="tool_choice"
+    )
+
+
 def _encoded(schemas: Mapping[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(schemas)
@@ -140,15 +188,13 @@ def _choice(choice: object, names: list[str]) -> tuple[str, bool]:
             return "required", False
         case "required":
             raise BadRequest("tool_choice: 'required' needs tools; give some", param="tool_choice")
-        case {"type": "function", "function": {"name": str(name)}}:
+        case {"type": "function"} if isinstance(name := _name_in(choice), str):
             if name not in names:
-                raise BadRequest(
-                    f"tool_choice: there is no tool {name[:140]!r} in tools; choose one that is there",
-                    param="tool_choice",
-                )
+                raise _unknown("tool_choice", name)
             return name, True
     raise BadRequest(
-        "tool_choice: must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}",
+        "tool_choice: must be 'none', 'auto', 'required', {'type': 'function', 'function': {'name': …}} or "
+        "{'type': 'allowed_tools', 'allowed_tools': {'mode': …, 'tools': […]}}",
         param="tool_choice",
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from baton.gateway.api.fields import EFFORTS
 from baton.gateway.api.schemas import ChatFields
-from baton.gateway.api.tools import Tools, read_tools
+from baton.gateway.api.tools import Tools, narrowed, read_tools
 from baton.gateway.errors import BadRequest
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.text.chat_template import ChatTemplate
@@ -32,14 +33,15 @@ def render_conversation(
     """`messages`: those of the request, read; `defaults`: of the template's switches.  `strict`: tools are
     refused where it is not known how the model calls, also those that need not be called.  Raises
     `BadRequest`, `ChatTemplateError`."""
-    tools = read_tools(request.tools, request.tool_choice, bind=getattr(request, "binds_tools", False))
+    given, choice = narrowed(request.tools, request.tool_choice)
+    tools = read_tools(given, choice, bind=getattr(request, "binds_tools", False))
     if tools.wanted and (strict or tools.demanded or not formats.template_has_tools):
         check_calling(formats)
     text = template.render(
         messages,
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
-        tools=request.tools if tools.wanted else None,
+        tools=given if tools.wanted else None,
         documents=request.documents,
         variables={**defaults, **_variables(request.chat_template_kwargs, request.reasoning_effort)},
     )
@@ -55,9 +57,15 @@ def echo_of(request: ChatFields, messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _variables(given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
-    """What the chat template gets of these fields."""
+    """What the chat template gets of these fields.  Raises `BadRequest`."""
     if effort is None:
         return dict(given or {})
+    if effort not in EFFORTS:
+        raise BadRequest(
+            f"reasoning_effort: {effort[:50]!r} must be one of {', '.join(EFFORTS)}; what else the model's "
+            "template knows can be given in chat_template_kwargs",
+            param="reasoning_effort",
+        )
     off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
     return {"reasoning_effort": effort, **off, **(given or {})}
 
