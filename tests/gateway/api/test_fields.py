@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 import pytest
 
+from baton.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
 from baton.gateway.api import fields
-from baton.gateway.api.pooling import EmbeddingRequest
+from baton.gateway.api.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
 from baton.gateway.api.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -22,17 +23,26 @@ from baton.gateway.api.schemas import (
 from baton.gateway.errors import BadRequest
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.reading.conversations import render_conversation
+from baton.gateway.responses.schemas import ResponsesRequest
 from baton.gateway.text.chat_template import ChatTemplate
+from baton.protocol.repetition import RepetitionDetection
+from baton.protocol.sampling_params import FIELDS, RequestOutputKind, SamplingParams
+from baton.protocol.structured_outputs import StructuredOutputs
 
 TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 KINDS: dict[str, type[msgspec.Struct]] = {
     "chat": ChatRequest,
     "completions": CompletionRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+    "count_tokens": CountTokensRequest,
     "embeddings": EmbeddingRequest,
+    "rerank": RerankRequest,
+    "score": ScoreRequest,
     "tokenize": TokenizeRequest,
     "detokenize": DetokenizeRequest,
 }
-VLLM = {
+VLLM = {  # (what its protocol classes declare in 0.33.0, and SamplingParams)
     "chat": """
         messages model frequency_penalty logit_bias logprobs top_logprobs max_tokens
         max_completion_tokens n presence_penalty response_format seed stop stream stream_options
@@ -43,9 +53,9 @@ VLLM = {
         prompt_logprobs logprob_token_ids allowed_token_ids bad_words echo add_generation_prompt
         continue_final_message add_special_tokens documents chat_template chat_template_kwargs
         media_io_kwargs mm_processor_kwargs structured_outputs priority request_id session_id
-        return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets
-        return_prompt_text mm_payload return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params
-        vllm_xargs repetition_detection stream_interval""",
+        return_tokens_as_token_ids return_token_ids return_weight_versions routed_experts_prompt_start
+        return_token_offsets return_prompt_text mm_payload return_mm_kwargs cache_salt kv_transfer_params
+        ec_transfer_params vllm_xargs repetition_detection stream_interval""",
     "completions": """
         model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop
         stream stream_options suffix temperature top_p user use_beam_search top_k min_p
@@ -53,13 +63,46 @@ VLLM = {
         ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens
         truncation_side allowed_token_ids prompt_logprobs logprob_token_ids bad_words prompt_embeds
         add_special_tokens response_format structured_outputs priority request_id session_id
-        return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets
-        mm_payload return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params vllm_xargs
-        repetition_detection thinking_token_budget stream_interval""",
+        return_tokens_as_token_ids return_token_ids return_weight_versions routed_experts_prompt_start
+        return_token_offsets mm_payload return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params
+        vllm_xargs repetition_detection thinking_token_budget stream_interval""",
     "embeddings": """
         model user truncate_prompt_tokens padding truncation_side request_id priority
         mm_processor_kwargs cache_salt input add_special_tokens messages chat_template media_io_kwargs
-        encoding_format embed_dtype endianness dimensions use_activation""",
+        encoding_format embed_dtype endianness dimensions use_activation add_generation_prompt
+        continue_final_message chat_template_kwargs""",
+    "responses": """
+        background include input instructions max_output_tokens max_tool_calls metadata model logit_bias
+        parallel_tool_calls previous_response_id prompt reasoning include_reasoning service_tier store
+        stream temperature text tool_choice tools top_logprobs top_p top_k min_p truncation user
+        skip_special_tokens spaces_between_special_tokens include_stop_str_in_output presence_penalty
+        frequency_penalty prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier
+        watermarking request_id session_id media_io_kwargs mm_processor_kwargs priority mm_payload
+        return_mm_kwargs cache_salt enable_response_messages previous_input_messages structured_outputs
+        repetition_penalty seed stop stop_token_ids ignore_eos vllm_xargs kv_transfer_params
+        ec_transfer_params chat_template_kwargs""",
+    "messages": """
+        model messages max_tokens metadata output_config thinking stop_sequences stream system temperature
+        tool_choice tools top_k top_p mm_payload return_mm_kwargs cache_salt watermarking
+        kv_transfer_params ec_transfer_params vllm_xargs chat_template_kwargs""",
+    "count_tokens": """
+        model messages output_config system thinking tool_choice tools chat_template_kwargs""",
+    "rerank": """
+        model user truncate_prompt_tokens padding truncation_side request_id priority mm_processor_kwargs
+        cache_salt add_special_tokens use_activation max_tokens_per_query max_tokens_per_doc instruction
+        chat_template_kwargs query documents top_n""",
+    "score": """
+        model user truncate_prompt_tokens padding truncation_side request_id priority mm_processor_kwargs
+        cache_salt add_special_tokens use_activation max_tokens_per_query max_tokens_per_doc instruction
+        chat_template_kwargs text_1 text_2 queries documents""",
+    "Python": """
+        n presence_penalty frequency_penalty repetition_penalty temperature watermarking top_p top_k min_p
+        seed stop stop_token_ids ignore_eos max_tokens min_tokens logprobs prompt_logprobs
+        prompt_logprob_token_ids prompt_logprob_start logprob_token_ids flat_logprobs detokenize
+        skip_special_tokens spaces_between_special_tokens include_stop_str_in_output output_kind
+        stream_interval skip_clone output_text_buffer_length structured_outputs logit_bias
+        allowed_token_ids extra_args bad_words skip_reading_prefix_cache thinking_token_budget
+        repetition_detection routed_experts_prompt_start trace_decode_token_ids""",
     "tokenize": """
         model messages prompt add_generation_prompt return_token_strs continue_final_message
         add_special_tokens chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs tools""",
@@ -89,7 +132,8 @@ def rows() -> list[Row]:
     return found
 
 
-ROWS = rows()
+ROWS = [row for row in rows() if row.route != "Python"]
+PYTHON = [row for row in rows() if row.route == "Python"]
 
 
 def is_ignored(kind: type[msgspec.Struct], name: str) -> bool:
@@ -119,13 +163,31 @@ def test_each_row_is_so(row: Row) -> None:
             assert row.field not in names
 
 
-@pytest.mark.parametrize("route", KINDS)
+@pytest.mark.parametrize("row", PYTHON, ids=lambda row: row.field)
+def test_each_parameter_is_so(row: Row) -> None:
+    assert row.what == ("yes" if row.field in FIELDS else "refused")
+    made = {"structured_outputs": StructuredOutputs, "repetition_detection": RepetitionDetection}.get(
+        row.field
+    )
+    value = made(**row.example) if made is not None else row.example
+    if row.field == "output_kind":
+        value = RequestOutputKind(value)
+    if row.what == "refused":
+        with pytest.raises(TypeError, match=row.field):
+            SamplingParams(**{row.field: value})
+    else:
+        assert getattr(SamplingParams(**{"logprobs": 1, row.field: value}), row.field) is not None
+
+
+@pytest.mark.parametrize("route", [*KINDS, "Python"])
 def test_every_field_has_a_row(route: str) -> None:
     """Ours and vLLM's, once each."""
-    listed = [row.field for row in ROWS if row.route == route]
+    table = PYTHON if route == "Python" else ROWS
+    listed = [row.field for row in table if row.route == route]
     assert len(listed) == len(set(listed))
-    told = {row.field for row in ROWS if row.route == route and row.what != "–"}
-    ours = {one.encode_name for one in msgspec.structs.fields(KINDS[route])}
+    told = {row.field for row in table if row.route == route and row.what != "–"}
+    kind = KINDS.get(route, SamplingParams)
+    ours = {one.encode_name for one in msgspec.structs.fields(kind)} | set(getattr(kind, "UNSUPPORTED", ()))
     assert ours | set(VLLM[route].split()) <= told
 
 

@@ -399,7 +399,12 @@ def test_demanded_and_strict_calls_are_bound(server: GatewayServer) -> None:
 def test_a_choice_among_some_tools(server: GatewayServer, tokenizer: Tokenizer) -> None:
     """`allowed_tools`: the model knows of these alone; and the forms of the Responses API."""
     for allowed in (
-        {"allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "time"}}]}},
+        {
+            "allowed_tools": {
+                "mode": "required",
+                "tools": [{"type": "function", "function": {"name": "time"}}],
+            }
+        },
         {"mode": "required", "tools": [{"type": "function", "name": "time"}]},
     ):
         ask(server, max_tokens=1, tool_choice={"type": "allowed_tools", **allowed})

@@ -323,7 +323,11 @@ REFUSED = [
     ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools", "is for /v1/chat/completions"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "'a b'"),
     ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "no tool 'x'"),
-    ({"reasoning": {"effort": "hugest"}}, "reasoning.effort", "reasoning.effort: 'hugest' must be one of none,"),
+    (
+        {"reasoning": {"effort": "hugest"}},
+        "reasoning.effort",
+        "reasoning.effort: 'hugest' must be one of none,",
+    ),
     ({"tool_choice": {"type": "file_search"}}, "tool_choice", "no files"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "it is missing"),
     (

@@ -140,6 +140,9 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
             "is for /v1/chat/completions; give tool_choice.disable_parallel_tool_use",
         ),
         "logprobs": ((False,), "is for /v1/chat/completions; leave it out"),
+        "watermarking": ((False,), "texts are not watermarked; leave it out"),
+        "kv_transfer_params": ((), "is not supported; leave it out"),
+        "ec_transfer_params": ((), "is not supported; leave it out"),
     }
 
 
@@ -160,3 +163,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     service_tier: f.Ignored = f.nothing()
     inference_geo: f.Ignored = f.nothing()
     diagnostics: f.Ignored = f.nothing()
+    vllm_xargs: f.Ignored = f.nothing()
+    mm_payload: f.Ignored = f.nothing()
+    return_mm_kwargs: f.Ignored = f.nothing()

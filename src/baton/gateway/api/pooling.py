@@ -34,6 +34,9 @@ class EmbeddingRequest(PoolingFields, kw_only=True):
     """Each vector is divided by its length."""
     use_activation: bool | None = None
     """vLLM's newer name of `normalize`."""
+    add_generation_prompt: f.Ignored = f.nothing()
+    continue_final_message: f.Ignored = f.nothing()
+    chat_template_kwargs: f.Ignored = f.nothing()
 
 
 class ClassifyRequest(PoolingFields, kw_only=True):
@@ -52,6 +55,7 @@ class RankingFields(PoolingFields, kw_only=True):
     """What makes a document fit a query, for a model that is asked that (Qwen3-Reranker)."""
     use_activation: bool | None = None
     """false: the model's scores as they are, or the difference of the two logits."""
+    chat_template_kwargs: f.Ignored = f.nothing()
 
 
 class RerankRequest(RankingFields, kw_only=True):

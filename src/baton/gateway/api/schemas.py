@@ -35,7 +35,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
-    """OpenAI's; without effect: there is none."""
+    """Without effect: there is none."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -207,6 +207,7 @@ _OTHER = (
     "suffix",
     "web_search_options",
 )
+_PARTS_CUT = ("max_tokens_per_query", "max_tokens_per_doc")
 Refusal = tuple[tuple[Any, ...], str]
 """Of a field: (values that ask for nothing, why it is refused).  null asks for nothing too."""
 _UNSUPPORTED: dict[str, Refusal] = {
@@ -219,6 +220,8 @@ _UNSUPPORTED: dict[str, Refusal] = {
     "thinking_token_budget": ((-1,), "is for /v1/chat/completions; leave it out"),
     "watermarking": ((False,), "texts are not watermarked; leave it out"),
     "return_token_offsets": ((False,), "offsets of tokens are not told; leave it out"),
+    "return_weight_versions": ((False,), "which weights made a token is not told; leave it out"),
+    **dict.fromkeys(_PARTS_CUT, ((0,), "is not supported; give truncate_prompt_tokens")),
     "return_prompt_text": ((False,), "is not supported; ask /v1/chat/completions/render"),
     "padding": (("do_not_pad",), "prompts are not padded; leave it out"),
     "embed_dtype": (("float32",), "vectors are of 32-bit floats; leave it out"),
@@ -231,7 +234,6 @@ _UNSUPPORTED: dict[str, Refusal] = {
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
 _PATH = re.compile(r" - at `\$\.?(.*?)`$")
-
 _LIMIT = re.compile(r"Expected `(\w+)` (of length )?(>=|<=|>|<) (\S+)$")
 _SIGNS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 _NUMBER_BYTES = 32  # no integer of a request is written longer

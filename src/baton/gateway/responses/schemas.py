@@ -175,6 +175,13 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     priority: f.Priority | None = None
     cache_salt: f.CacheSalt | None = None
     request_id: f.RequestId | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_cache_options: f.Ignored = f.nothing()
+    prompt_cache_retention: f.Ignored = f.nothing()
+    session_id: f.Ignored = f.nothing()
+    vllm_xargs: f.Ignored = f.nothing()
+    mm_payload: f.Ignored = f.nothing()
+    return_mm_kwargs: f.Ignored = f.nothing()
 
     UNSUPPORTED: ClassVar[dict[str, Refusal]] = {
         "messages": ((), "is for /v1/chat/completions; give input"),
@@ -194,8 +201,11 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         "previous_input_messages": ((), "is not supported; give input"),
         "previous_response": ((), "is not supported; give its output items in input"),
         "enable_response_messages": ((False,), "is not supported; leave it out"),
-        "vllm_xargs": ((), "is not supported; leave it out"),
+        "include_reasoning": ((True,), "is for /v1/chat/completions; reasoning is an item of its own here"),
+        "watermarking": ((False,), "texts are not watermarked; leave it out"),
         "kv_transfer_params": ((), "is not supported; leave it out"),
+        "ec_transfer_params": ((), "is not supported; leave it out"),
+        "media_io_kwargs": ((), "is not supported; leave it out"),
         "allowed_token_ids": ((), "is not supported; leave it out"),
         "bad_words": ((), "is not supported; leave it out"),
         "logits_processors": ((), "is not supported; leave it out"),

@@ -39,6 +39,7 @@ _SAME = (
     "min_tokens",
     "seed",
     "skip_special_tokens",
+    "spaces_between_special_tokens",
     "include_stop_str_in_output",
     "structured_outputs",
     "thinking_token_budget",
