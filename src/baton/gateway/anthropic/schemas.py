@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from baton.gateway.api import fields as f
-from baton.gateway.api.schemas import Refusal
+from baton.gateway.api.unknown import Refusal
 
 _TEXTS: dict[str, Any] = {
     "anyOf": [

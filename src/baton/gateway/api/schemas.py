@@ -22,13 +22,10 @@ from baton.gateway.api import fields as f
 from baton.gateway.api.fields import MAX_SEQUENCES
 from baton.gateway.api.formats import ResponseFormat
 from baton.gateway.api.messages import refuse_parts
-from baton.gateway.api.unknown import MAX_WARNED, unknown_in
+from baton.gateway.api.unknown import MAX_WARNED, UNSUPPORTED, Refusal, is_refused, unknown_in
 from baton.gateway.errors import BadRequest
 from baton.protocol.repetition import RepetitionDetection
 from baton.protocol.structured_outputs import StructuredOutputs
-
-_NEUTRAL_BYTES = 64
-"""No value of an unsupported field that asks for nothing is written longer."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -194,43 +191,6 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-_OTHER = (
-    "audio",
-    "documents",
-    "ec_transfer_params",
-    "kv_transfer_params",
-    "logits_processors",
-    "media_io_kwargs",
-    "mm_processor_kwargs",
-    "prediction",
-    "prompt_embeds",
-    "suffix",
-    "web_search_options",
-)
-_PARTS_CUT = ("max_tokens_per_query", "max_tokens_per_doc")
-Refusal = tuple[tuple[Any, ...], str]
-"""Of a field: (values that ask for nothing, why it is refused).  null asks for nothing too."""
-_UNSUPPORTED: dict[str, Refusal] = {
-    "functions": (([],), "is not supported; give tools"),
-    "function_call": (("none", "auto"), "is not supported; give tools and tool_choice"),
-    "messages": ((), "is for /v1/chat/completions; give the texts themselves"),
-    "modalities": ((["text"],), "only text is generated; leave it out"),
-    "use_beam_search": ((False,), "beam search is not supported; leave it out"),
-    "chat_template": ((), "requests cannot bring one; start the server with --chat-template"),
-    "thinking_token_budget": ((-1,), "is for /v1/chat/completions; leave it out"),
-    "watermarking": ((False,), "texts are not watermarked; leave it out"),
-    "return_token_offsets": ((False,), "offsets of tokens are not told; leave it out"),
-    "return_weight_versions": ((False,), "which weights made a token is not told; leave it out"),
-    **dict.fromkeys(_PARTS_CUT, ((0,), "is not supported; give truncate_prompt_tokens")),
-    "return_prompt_text": ((False,), "is not supported; ask /v1/chat/completions/render"),
-    "padding": (("do_not_pad",), "prompts are not padded; leave it out"),
-    "embed_dtype": (("float32",), "vectors are of 32-bit floats; leave it out"),
-    "endianness": (("native", "little"), "base64 is little-endian; leave it out"),
-    "best_of": ((1,), "is for /v1/completions; leave it out"),
-    **dict.fromkeys(_OTHER, ((), "is not supported; leave it out")),
-}
-"""Of a kind that has no table `UNSUPPORTED` of its own."""
-
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
 _PATH = re.compile(r" - at `\$\.?(.*?)`$")
@@ -290,12 +250,12 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(body, error) from None
     reader = _reader(kind)
-    refused: Mapping[str, Refusal] = getattr(kind, "UNSUPPORTED", _UNSUPPORTED)
+    refused: Mapping[str, Refusal] = getattr(kind, "UNSUPPORTED", UNSUPPORTED)
     changed = False
     unknown: list[str] = []
     for name, value in fields.items():
         if name not in reader.names:
-            if not _is_refused(name, value, refused) and len(unknown) < MAX_WARNED:
+            if not is_refused(name, value, refused) and len(unknown) < MAX_WARNED:
                 unknown.append(name)
         elif name in reader.integers and (whole := _whole(value)) is not None:
             fields[name], changed = whole, True
@@ -325,24 +285,6 @@ def _reworded(text: str) -> str:
     kind, length, sign, limit = found.groups()
     what = {"str": "characters", "array": "items"}.get(kind, "entries") if length else ""
     return f"must be {'of ' if length else ''}{_SIGNS[sign]} {limit.removesuffix('.0')} {what}".rstrip()
-
-
-def _is_refused(name: str, raw: msgspec.Raw, refused: Mapping[str, Refusal]) -> bool:
-    """Whether the field is one that is known as not supported; it asks for nothing then.  Raises `BadRequest`
-    if it does."""
-    if name not in refused:
-        return False
-    neutral, reason = refused[name]
-    data = bytes(raw)
-    try:
-        value = msgspec.json.decode(data) if len(data) <= _NEUTRAL_BYTES else data
-    except msgspec.MsgspecError:  # a number out of range
-        value = data
-    # (0 is not false: a type that is not the field's asks for something that is not known.)
-    asks_nothing = any(type(value) is type(one) and value == one for one in neutral)
-    if value is not None and not asks_nothing:
-        raise BadRequest(f"{name}: {reason}", param=name, code="unsupported_parameter")
-    return True
 
 
 def _whole(raw: msgspec.Raw) -> msgspec.Raw | None:
