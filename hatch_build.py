@@ -136,7 +136,8 @@ def _compile_all(compiler: str, jobs: dict[Key, list[str]], headers: bytes) -> d
     results: dict[Key, Path | str] = {}
     waiting = []
     for key, flags in jobs.items():
-        made_of = hashlib.sha256(repr((compiler, flags)).encode() + headers + key[1].read_bytes())
+        # (Without the source's path, the last flag: checkouts at several places can share what one has made.)
+        made_of = hashlib.sha256(repr((compiler, flags[:-1])).encode() + headers + key[1].read_bytes())
         target = OBJECTS / f"{key[1].stem}-{key[0]}-{made_of.hexdigest()[:16]}.o"
         results[key] = target
         if not target.exists():

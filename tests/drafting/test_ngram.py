@@ -1,0 +1,172 @@
+"""Drafts by n-grams against a search that looks at everything, by every kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.drafting.ngram import NgramGuesses
+from baton.model.cpu.library import instruction_sets, load
+from baton.model.cpu.ngram import native_kernel, numba_kernel
+
+MOST = 5
+
+
+@pytest.fixture(scope="module", params=[*instruction_sets(), "numba"])
+def kernel(request):
+    return numba_kernel() if request.param == "numba" else native_kernel(load(request.param))
+
+
+def match_before(text: list[int], place: int, longest: int) -> int:
+    """So many tokens before `place` are those at the end."""
+    count = 0
+    while count < min(place, longest) and text[place - 1 - count] == text[len(text) - 1 - count]:
+        count += 1
+    return count
+
+
+def expected(text: list[int], shortest: int, longest: int) -> list[int]:
+    """What the theory in drafting/ngram.py says, by looking at every place."""
+    key = min(3, longest)
+    found = [(match_before(text, place, longest), place) for place in range(len(text) - 1, 0, -1)]
+    of_key = [pair for pair in found if pair[0] >= key][:16]
+    best = max(of_key, key=lambda pair: pair[0], default=(0, 0))
+    for n in range(key - 1, shortest - 1, -1):
+        if best[0] < n:
+            best = next((pair for pair in found if pair[0] >= n), best)
+    if best[0] < shortest:
+        return []
+    grown = list(text)
+    for index in range(MOST):
+        grown.append(grown[best[1] + index])
+    return grown[len(text) :]
+
+
+def guess(index: NgramGuesses, slot: int, new: list[int]) -> list[int]:
+    found = index.follow(np.array([slot]), np.array([len(new)]), np.array(new, np.int32))
+    assert found.counts[0] in (0, MOST)
+    return found.drafts[0, : found.counts[0]].tolist()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    text=st.lists(st.integers(0, 3), min_size=1, max_size=90),
+    cuts=st.lists(st.integers(1, 7), max_size=40),
+    shortest=st.integers(1, 4),
+    more=st.integers(0, 6),
+)
+def test_the_longest_match_is_found(kernel, text, cuts, shortest, more):
+    longest = shortest + more
+    index = NgramGuesses(kernel, 3, most=MOST, shortest=shortest, longest=longest)
+    first = cuts[0] if cuts else 1
+    index.admit(1, np.array(text[:first], np.int32))
+    done = min(first, len(text))
+    for cut in cuts[1:]:
+        if done < len(text):
+            new, done = text[done : done + cut], min(done + cut, len(text))
+            assert guess(index, 1, new) == expected(text[:done], shortest, longest)
+
+
+def test_it_finds_the_same_in_a_long_text_that_grew(kernel):
+    """Room is made anew several times, and slots do not see each other's texts."""
+    random = np.random.default_rng(1)
+    index = NgramGuesses(kernel, 2, most=MOST, shortest=2, longest=8)
+    texts: list[list[int]] = [[], []]
+    index.admit(0, np.empty(0, np.int32))
+    index.admit(1, np.empty(0, np.int32))
+    for _ in range(60):
+        runs = random.integers(1, 60, 2)
+        parts = [random.integers(0, 12, run).tolist() for run in runs]
+        for text, part in zip(texts, parts, strict=True):
+            text += part
+        found = index.follow(np.array([0, 1]), runs, np.concatenate(parts).astype(np.int32))
+        for slot in (0, 1):
+            assert found.drafts[slot, : found.counts[slot]].tolist() == expected(texts[slot], 2, 8)
+    assert [index.length(slot) for slot in (0, 1)] == [len(text) for text in texts]
+    assert index.nbytes <= 2 * 24 * sum(map(len, texts))
+    index.release(0)
+    index.release(1)
+    assert index.nbytes == 0
+
+
+def test_a_text_that_repeats_itself_is_drafted_beyond_its_end(kernel):
+    index = NgramGuesses(kernel, 1, most=MOST)
+    index.admit(0, np.array([7, 8, 9, 7, 8], np.int32))
+    assert guess(index, 0, [9]) == [7, 8, 9, 7, 8]
+
+
+def test_a_slot_that_is_used_again_knows_nothing_of_before(kernel):
+    index = NgramGuesses(kernel, 1, most=MOST)
+    index.admit(0, np.array([1, 2, 3, 4], np.int32))
+    assert guess(index, 0, [1, 2]) != []
+    index.admit(0, np.array([5], np.int32))
+    assert guess(index, 0, [1, 2]) == []
+
+
+def test_the_same_slot_may_occur_several_times(kernel):
+    index = NgramGuesses(kernel, 2, most=MOST)
+    index.admit(0, np.array([1, 2, 3, 4], np.int32))
+    index.admit(1, np.array([1], np.int32))
+    found = index.follow(np.array([0, 1, 0]), np.array([1, 2, 2]), np.array([9, 6, 7, 1, 2], np.int32))
+    assert found.counts.tolist() == [0, 0, MOST]
+    assert found.drafts[2].tolist() == [3, 4, 9, 1, 2]
+
+
+def test_a_chance_is_what_came_true(kernel):
+    """Of matches of the same length: what was right of them, whether anybody drafted or not."""
+    index = NgramGuesses(kernel, 2, most=MOST)
+    quoting = np.arange(100, 400, dtype=np.int32)
+    index.admit(0, quoting)
+    first = index.follow(np.array([0]), np.array([2]), quoting[:2]).chances[0].copy()
+    assert (np.diff(first) < 0).all()  # a draft is only of use if those before it are right
+    assert 0.2 < first[0] < 0.4
+    later = index.follow(np.array([0]), np.array([198]), quoting[2:200]).chances[0].copy()
+    assert later[0] > 0.97
+    assert later[-1] > 0.85
+    # Another request whose guesses are never right: its own chances fall, whatever the others' are.
+    index.admit(1, np.tile(np.arange(20, dtype=np.int32), 20))
+    random = np.random.default_rng(2)
+    for new in range(1000, 1080):
+        start = int(random.integers(0, 15))
+        index.follow(np.array([1]), np.array([3]), np.array([start, start + 1, new], np.int32))
+    wrong = index.follow(np.array([1]), np.array([2]), np.array([3, 4], np.int32))
+    assert wrong.counts[0] == MOST
+    assert wrong.chances[0, 0] < 0.12
+
+
+def test_prompts_are_not_judged(kernel):
+    """That a prompt repeats itself does not say that its answer does."""
+    index = NgramGuesses(kernel, 1, most=MOST)
+    index.admit(0, np.tile(np.arange(50, dtype=np.int32), 30))
+    assert not index._all.any()
+
+
+def test_kernels_agree():
+    """To the last bit, after any history."""
+    if not instruction_sets():
+        pytest.skip("no native library")
+    kernels = [numba_kernel(), native_kernel(load(instruction_sets()[0]))]
+    indexes = [NgramGuesses(kernel, 4, most=MOST) for kernel in kernels]
+    random = np.random.default_rng(3)
+    for _ in range(200):
+        slot = int(random.integers(0, 4))
+        prompt = random.integers(0, 6, int(random.integers(1, 100))).astype(np.int32)
+        for index in indexes:
+            index.admit(slot, prompt)
+            for other in range(4):
+                if other not in index._arrays:
+                    index.admit(other, prompt)
+        runs = random.integers(1, 9, 4)
+        tokens = random.integers(0, 6, runs.sum()).astype(np.int32)
+        a, b = [index.follow(np.arange(4), runs, tokens) for index in indexes]
+        assert a.counts.tolist() == b.counts.tolist()
+        for row, count in enumerate(a.counts):
+            assert a.drafts[row, :count].tolist() == b.drafts[row, :count].tolist()
+            np.testing.assert_allclose(a.chances[row, :count], b.chances[row, :count], rtol=1e-5)
+
+
+def test_lengths_are_checked():
+    with pytest.raises(ValueError, match="1 <= shortest"):
+        NgramGuesses(lambda *_: None, 1, most=4, shortest=4, longest=3)
