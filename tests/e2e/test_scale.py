@@ -1,4 +1,5 @@
-"""`baton scale` beside a real server: it advises what the load wants, and changes nothing."""
+"""`baton scale` beside a real server: it advises what the load wants, and changes nothing; and
+`baton plan` on what a server recorded."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from random import Random
 
+from baton.simulation.capacity.trace import read_trace
 from tests.conftest import GENEROUS_S
 from tests.e2e.server import Server
 from tests.e2e.test_auto_labels import FLAGS, load
@@ -77,3 +81,35 @@ def test_flags_that_are_wrong_say_what_to_give() -> None:
         ended = subprocess.run([*BATON, flag, value], capture_output=True, text=True, timeout=GENEROUS_S)
         assert ended.returncode == 2
         assert flag in ended.stderr
+
+
+def test_a_recording_is_a_trace(tmp_path: Path) -> None:
+    """Of two instances, one of which prefills: what clients asked, whichever of them answered."""
+    tape, random = tmp_path / "tape", Random(1)
+    sizes = [(300, 20), (120, 5), (64, 1)]
+    prompts = [[random.randrange(10, 250) for _ in range(prompt)] for prompt, _ in sizes]
+    roles = ("--prefill", "1", "--decode", "1", "--disaggregation-threshold", "0")
+    with Server(*FLAGS, *roles, "--record", str(tape)) as server:
+        server.wait_ready()
+
+        def ask(prompt: list[int], tokens: int, **more: object) -> None:
+            body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, **more}
+            server.http.post("/v1/completions", json=body).raise_for_status()
+
+        for prompt, (_, tokens) in zip(prompts, sizes, strict=True):
+            ask(prompt, tokens)
+        ask(prompts[0], 7)  # its beginning is cached
+        ask([random.randrange(10, 250) for _ in range(90)], 3, n=2, temperature=1.0)
+        assert server.stop() == 0
+    found = read_trace(tape)
+    assert [(one.prompt, one.output) for one in found[:3]] == sizes
+    assert 0 < found[3].prompt < 300
+    assert found[3].output == 7
+    assert [one.output for one in found[4:]] == [3, 3]
+    assert found[0].at == 0
+    assert [one.at for one in found] == sorted(one.at for one in found)
+    assert found[1].at > 0.002 * 20  # (a step takes 2 ms at least)
+    plan = ("plan", "--trace", str(tape), "--slo", "ttft:2000 itl:400", "--step-cost", "0.002,0.001,0.02")
+    told = subprocess.run([*BATON[:-1], *plan], capture_output=True, text=True, timeout=GENEROUS_S)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.startswith("6 requests in ")

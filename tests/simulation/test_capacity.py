@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from xml.etree import ElementTree
 
 import pytest
@@ -17,6 +18,7 @@ from baton.simulation.capacity.load import Asked, Hour, day
 from baton.simulation.capacity.machine import Machine
 from baton.simulation.capacity.planning import first_labels, plan_for, run_with, usage
 from baton.simulation.capacity.plot import Line, Panel, svg
+from baton.simulation.capacity.recorded import Seen, Sent, requests_of
 from baton.simulation.capacity.trace import TraceError, read_trace
 
 SLO = Slo(2.0, 0.05)
@@ -119,6 +121,38 @@ def test_traces(tmp_path):
     bench = tmp_path / "bench.json"
     bench.write_text(json.dumps({"input_lens": [3, 4], "output_lens": [5, 6], "start_times": [10.5, 10.0]}))
     assert read_trace(bench) == [Asked(0.0, 4, 6), Asked(0.5, 3, 5)]
+
+
+def test_what_gateways_sent_is_what_clients_asked():
+    """Refused and sent again, lost before the first token, continued after a loss, several sequences."""
+
+    def sent(
+        at: float, number: int, name: str = "a", prompt: int = 5, generated: int = 0, gateway: str = "g"
+    ):
+        return Sent(at, (gateway, number), (name, bytes(prompt)), prompt, generated)
+
+    seen = Seen(
+        sent=[
+            sent(3.5, 7, "d"),  # (two engines' recordings are read one after the other)
+            sent(1.0, 1, "a"),
+            sent(1.2, 2, "a"),  # 1 was refused
+            sent(2.0, 3, "b"),
+            sent(2.0, 4, "b"),
+            sent(2.9, 5, "b", generated=4),  # goes on from 4
+            sent(3.0, 6, "c", prompt=9),
+            sent(3.0, 6, "c", prompt=9, gateway="h"),
+        ],
+        tokens=Counter({("g", 2): 3, ("g", 3): 9, ("g", 4): 6, ("g", 5): 2, ("g", 6): 1}),
+        cached={("g", 6): 8},
+        pooled={("h", 6)},
+    )
+    assert requests_of(seen) == [
+        Asked(1.2, 5, 3),
+        Asked(2.0, 5, 9),
+        Asked(2.0, 5, 6),  # 4 that its client had, of the 6 that were sent, and 2 more
+        Asked(3.0, 1, 1),
+        Asked(3.0, 9, 1),
+    ]
 
 
 @pytest.mark.parametrize(

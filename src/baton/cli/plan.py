@@ -20,8 +20,9 @@ def plan(
     trace: Annotated[
         Path,
         typer.Option(
-            help="Requests: lines of JSON with timestamp (ms), input_length, output_length; or what "
-            "`baton bench serve --save-result --save-detailed` wrote."
+            help="Requests: lines of JSON with timestamp (ms), input_length, output_length; what "
+            "`baton bench serve --save-result --save-detailed` wrote; or the directory of "
+            "`baton serve --record`."
         ),
     ],
     slo: Annotated[str, typer.Option(help='What clients are promised, in ms: "ttft:500 itl:50".')],

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -84,6 +84,18 @@ class Replay:
         return self.difference is None and self.damage is None
 
 
+class Watch(Protocol):
+    """Looks on while a recording is replayed."""
+
+    def began(self, header: Header) -> None: ...
+
+    def reads(self, event: Event) -> None:
+        """The engine is about to."""
+
+    def sends(self, messages: Sequence[tuple[bytes, FromEngine]]) -> None:
+        """To gateways, by their identities."""
+
+
 def find_recordings(path: Path) -> list[Path]:
     """The recordings in a directory, oldest first, or itself.  Raises `DamagedRecording` if there is none."""
     if any(path.glob("*.tape")):
@@ -94,7 +106,7 @@ def find_recordings(path: Path) -> list[Path]:
     return found
 
 
-def replay(directory: Path) -> Replay:
+def replay(directory: Path, watch: Watch | None = None) -> Replay:
     """Replays one recording.
 
     Raises `DamagedRecording` if not even its beginning can be read; damage further on is in the result.
@@ -108,7 +120,7 @@ def replay(directory: Path) -> Replay:
         header = HEADER.decode(content)
     except MalformedMessage as error:
         raise DamagedRecording(f"{directory}: the header cannot be read: {error}") from None
-    player = _Player(header)
+    player = _Player(header, watch)
     result = player.result
     number = 1
     try:
@@ -128,7 +140,10 @@ def replay(directory: Path) -> Replay:
 class _Player:
     """Makes the calls, and compares."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header, watch: Watch | None = None) -> None:
+        self._watch = watch
+        if watch is not None:
+            watch.began(header)
         config = msgspec.structs.replace(header.config, record=None)
         self.result = Replay(header)
         self.digest = blake2b(digest_size=16)
@@ -150,6 +165,8 @@ class _Player:
                 self.result.ended = event.reason
             else:
                 self._count(event)
+                if self._watch is not None:
+                    self._watch.reads(event)
                 try:
                     self._call(event)
                 except Exception as error:  # as the loop does, which then says what follows
@@ -191,6 +208,8 @@ class _Player:
     def _flush(self, frame: int, number: int, recorded: Flushed) -> None:
         result = self.result
         batch, messages, peers = self._core.flush(recorded.now)
+        if self._watch is not None:
+            self._watch.sends(messages)
         result.counts["decisions"] += 1
         for command in batch.commands if batch else ():
             result.counts["commands"] += 1

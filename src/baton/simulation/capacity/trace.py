@@ -1,6 +1,6 @@
 """Requests of a real day, from a file.
 
-Two kinds of file are read:
+Two kinds of file are read, and the directory of `baton serve --record` (`recorded.py`):
 
 * JSON lines, one request each: `{"timestamp": 27000, "input_length": 3600, "output_length": 60}`, the time in
   milliseconds from any beginning, sizes in tokens.  Other keys are ignored.
@@ -29,6 +29,25 @@ class TraceError(ValueError):
 
 def read_trace(path: Path) -> list[Asked]:
     """In the order of their times, the first at 0.  Raises `TraceError`."""
+    found = _of_recordings(path) if path.is_dir() else _of_file(path)
+    if not found:
+        raise TraceError(f"{path}: has no request")
+    found.sort()
+    first = found[0].at
+    return [one._replace(at=one.at - first) for one in found]
+
+
+def _of_recordings(path: Path) -> list[Asked]:
+    from baton.engine.recording.tape import DamagedRecording
+    from baton.simulation.capacity.recorded import read_recordings
+
+    try:
+        return read_recordings(path)
+    except DamagedRecording as error:
+        raise TraceError(str(error)) from None
+
+
+def _of_file(path: Path) -> list[Asked]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise TraceError(f"{path}: larger than 1 GiB; give a part of it")
@@ -38,14 +57,10 @@ def read_trace(path: Path) -> list[Asked]:
     except UnicodeDecodeError:
         raise TraceError(f"{path}: is no UTF-8 text") from None
     found = _of_bench(path, text)
-    if found is None:
-        lines = enumerate(text.splitlines(), start=1)
-        found = [_of_line(f"{path}, line {number}", line) for number, line in lines if line.strip()]
-    if not found:
-        raise TraceError(f"{path}: has no request")
-    found.sort()
-    first = found[0].at
-    return [one._replace(at=one.at - first) for one in found]
+    if found is not None:
+        return found
+    lines = enumerate(text.splitlines(), start=1)
+    return [_of_line(f"{path}, line {number}", line) for number, line in lines if line.strip()]
 
 
 def _of_bench(path: Path, text: str) -> list[Asked] | None:
