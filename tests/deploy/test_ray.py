@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -11,72 +10,33 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from baton.launch.limits import OptionError
+from baton.launch.node_options import check_nodes
 from baton.launch.options import ServeOptions
 from baton.launch.placing import placement
 from baton.launch.placing.placement import Placement, arguments_of, check_ray, make_placing
 from baton.launch.placing.spec import Placed, Report, Standing
 from baton.protocol.rules.cluster_secret import NO_SECRETS
-from tests.deploy.test_chart import free_ports, until_ok
+from tests.deploy.test_chart import free_ports
 
 pytest.importorskip("ray", reason="`make deploy-check` installs it")
 
 from ray.cluster_utils import Cluster
 
-NODE = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 << 20, "include_dashboard": False}
-PATIENCE_S = 180
+from tests.deploy.ray_server import NODE, PATIENCE_S, Server, answer, processes_of, ray_cluster
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head without places, and two nodes with one each."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
-    made.nodes_with_places = [made.add_node(**NODE) for _ in range(2)]
-    yield made
-    made.shutdown()
-
-
-class Server:
-    """`baton serve --ray` as a process."""
-
-    def __init__(self, cluster: Cluster, folder: Path, *flags: str, port: int | None = None) -> None:
-        self.port = free_ports(1)[0] if port is None else port
-        folder.mkdir(exist_ok=True)
-        self.log = folder / f"log-{time.monotonic_ns()}"
-        command = [sys.executable, "-m", "baton.cli.main", "serve", "--port", str(self.port)]
-        command += ["--ray", cluster.address, "--instance-cpus", "1", "--kv-cache-memory-bytes", "64MB"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=120)
-
-    def instances(self) -> dict[str, Any]:
-        shown: dict[str, Any] = self.http.get("/cluster/instances").json()
-        return shown
-
-    def ready(self) -> list[str]:
-        return [one["name"] for one in self.instances()["instances"] if one["state"] == "ready"]
-
-    def until(self, holds: Callable[[], object]) -> float:
-        """Returns after how many seconds it did."""
-        started = time.monotonic()
-        while not holds():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() - started < PATIENCE_S, self.log.read_text()
-            time.sleep(0.2)
-        return time.monotonic() - started
-
-    def driver(self) -> int:
-        """The process with Ray's driver."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (pid,) = [pid for pid in children if b"placing.driver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return int(pid)
+    with ray_cluster(0) as made:
+        made.nodes_with_places = [made.add_node(wait=False, **NODE) for _ in range(2)]
+        yield made
 
 
 @pytest.fixture
@@ -84,48 +44,13 @@ def serve(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
     def start(*flags: str, port: int | None = None) -> Server:
-        servers.append(Server(cluster, tmp_path, *flags, port=port))
-        until_ok(f"http://127.0.0.1:{servers[-1].port}/ready", servers[-1].process, servers[-1].log)
+        servers.append(Server(cluster.address, tmp_path, *flags, port=port))
+        servers[-1].until_ready()
         return servers[-1]
 
     yield start
     for one in servers:
-        one.http.close()
-        if one.process.poll() is None:
-            one.process.terminate()
-            one.process.wait(90)
-
-
-def processes_of(port: int) -> list[int]:
-    """Of instances that join that server."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = entry.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"--instance" in words and f"127.0.0.1:{port}".encode() in words:
-            found.append(int(entry.parent.name))
-    return found
-
-
-def answer(http: httpx.Client, seed: int) -> str:
-    body = {
-        "prompt": f"{seed}: The old man",
-        "max_tokens": 300,
-        "ignore_eos": True,
-        "seed": seed,
-        "stream": True,
-    }
-    text = []
-    with http.stream("POST", "/v1/completions", json=body) as stream:
-        assert stream.status_code == 200, stream.read()
-        for line in stream.iter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line.removeprefix("data: "))
-                assert "error" not in event, event
-                text += [choice["text"] for choice in event["choices"]]
-    return "".join(text)
+        one.close()
 
 
 @pytest.mark.timeout(600)
@@ -167,7 +92,7 @@ def test_a_node_that_is_lost_loses_no_answer(cluster: Cluster, serve: Callable[.
     for one in clients:
         one.join(PATIENCE_S)
     assert wrong == []
-    cluster.nodes_with_places.append(cluster.add_node(**NODE))
+    cluster.nodes_with_places.append(cluster.add_node(wait=False, **NODE))
     server.until(lambda: len(server.ready()) == 2 and not server.instances()["unplaced"])
     assert answer(server.http, 0) == expected[0]
     server.process.terminate()
@@ -195,6 +120,99 @@ def test_what_a_killed_server_leaves_is_ended(serve: Callable[..., Server]) -> N
     while processes_of(after.port) or Path(f"/proc/{driver}").exists():
         assert time.monotonic() < deadline, "the driver ends what it placed when its server is gone"
         time.sleep(0.2)
+
+
+@pytest.mark.timeout(600)
+def test_a_driver_that_is_killed_is_replaced_by_one_that_takes_the_instances_over(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve("--mixed", "1")
+    (before,) = processes_of(server.port)
+    os.kill(server.driver(), signal.SIGKILL)
+    server.until(lambda: "Ray answers again; still there: mixed-0" in server.log.read_text())
+    server.until(lambda: not server.instances()["unplaced"])
+    assert processes_of(server.port) == [before]
+    assert "Ray's driver ended with -9; instances that run go on" in server.log.read_text()
+    server.process.terminate()
+    assert server.process.wait(PATIENCE_S) == 0, server.log.read_text()
+    assert processes_of(server.port) == []
+
+
+@pytest.mark.timeout(900)
+def test_an_instance_on_two_nodes_is_lost_with_one_and_comes_back(
+    cluster: Cluster, serve: Callable[..., Server]
+) -> None:
+    exact = ("--dtype", "float32")
+    alone = serve("--mixed", "1", *exact)
+    expected = answer(alone.http, 7)
+    alone.close()
+    server = serve("--mixed", "1", "-tp", "2", "--nodes", "2", *exact)
+    assert answer(server.http, 7) == expected
+    before = processes_of(server.port)
+    assert len(before) == 2, "a process on each node"
+    (first,) = server.instances()["instances"]
+    cluster.remove_node(cluster.nodes_with_places.pop(), allow_graceful=False)
+    server.until(lambda: "mixed-0 is lost and placed anew" in server.log.read_text())
+    server.until(lambda: server.instances()["unplaced"])
+    (unplaced,) = server.instances()["unplaced"]
+    assert (unplaced["needs"], unplaced["hosts"]) == ({"CPU": 1.0}, 2)
+    cluster.nodes_with_places.append(cluster.add_node(wait=False, **NODE))
+    server.until(lambda: server.ready() and not server.instances()["unplaced"])
+    (second,) = server.instances()["instances"]
+    assert second["incarnation"] != first["incarnation"]
+    assert not set(before) & set(processes_of(server.port))
+    assert answer(server.http, 7) == expected
+    os.kill(max(processes_of(server.port)), signal.SIGKILL)
+    server.until(lambda: server.log.read_text().count("mixed-0 is lost and placed anew") == 2)
+    server.until(lambda: server.ready() and not server.instances()["unplaced"])
+    assert answer(server.http, 7) == expected
+    server.process.terminate()
+    assert server.process.wait(PATIENCE_S) == 0, server.log.read_text()
+    assert processes_of(server.port) == []
+
+
+@pytest.mark.timeout(900)
+def test_a_ray_that_is_gone_costs_no_answer_and_is_found_again(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    with ray_cluster(1, port=port) as ray:
+        server = Server(ray.address, tmp_path, "--mixed", "1")
+        try:
+            server.until_ready()
+            expected = answer(server.http, 3)
+            (gcs,) = ray.head_node.all_processes["gcs_server"]
+            gcs.process.kill()
+            server.until(lambda: [one["state"] for one in server.instances()["unplaced"]] == ["unknown"])
+            assert answer(server.http, 3) == expected, "the instance does not need Ray"
+            ray.remove_node(ray.head_node, allow_graceful=False)
+            with ray_cluster(1, port=port):
+                server.until(lambda: server.ready() and not server.instances()["unplaced"])
+                assert answer(server.http, 3) == expected
+                told = server.log.read_text()
+                assert told.count("Ray does not answer; instances that run go on") == 1
+                assert told.count("Ray answers again; still there: no instance") == 1
+                server.process.terminate()
+                assert server.process.wait(PATIENCE_S) == 0, server.log.read_text()
+                assert processes_of(server.port) == []
+        finally:
+            server.close()
+
+
+@pytest.mark.timeout(600)
+def test_a_driver_outlives_neither_ray_nor_its_server(tmp_path: Path) -> None:
+    with ray_cluster(1) as ray:
+        server = Server(ray.address, tmp_path, "--mixed", "1")
+        try:
+            server.until_ready()
+            driver = server.driver()
+            ray.remove_node(ray.head_node, allow_graceful=False)
+            server.process.kill()
+            server.process.wait()
+            deadline = time.monotonic() + PATIENCE_S
+            while Path(f"/proc/{driver}").exists() or processes_of(server.port):
+                assert time.monotonic() < deadline, "it waits for a Ray that is gone"
+                time.sleep(0.2)
+        finally:
+            server.close()
 
 
 def test_an_instance_that_ends_is_started_again(serve: Callable[..., Server]) -> None:
@@ -262,12 +280,22 @@ def test_instances_get_the_flags_of_the_model_and_the_engine() -> None:
     assert arguments_of(ServeOptions()) == ()
 
 
+def test_of_an_instance_on_several_hosts_each_has_the_cpus() -> None:
+    options = ServeOptions(ray="auto", mixed=1, instance_cpus=8, tensor_parallel_size=4, nodes=2)
+    check_nodes(options)
+    placing = make_placing(options, (), 8000, NO_SECRETS)
+    assert placing.nodes == 2
+    assert " ".join(placing.arguments).endswith("--num-threads 4")
+    with pytest.raises(OptionError, match="--collective-encryption off"):
+        check_nodes(replace(options, host="0.0.0.0"))
+
+
 def test_who_has_no_node_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     placing = make_placing(ServeOptions(ray="auto", mixed=2), (), 1, NO_SECRETS)
     watched = Placement(placing)
-    here = Standing("mixed-0", "mixed", "placed", {"CPU": 4.0}, "n" * 40)
+    here = Standing("mixed-0", "mixed", "placed", {"CPU": 4.0}, nodes=("n" * 40,))
     watched._read(Report(instances=(here, Standing("mixed-1", "mixed", "waiting", {"CPU": 4.0}))))
     assert watched.describe() == [
-        {"name": "mixed-1", "label": "mixed", "state": "waiting", "needs": {"CPU": 4.0}}
+        {"name": "mixed-1", "label": "mixed", "state": "waiting", "needs": {"CPU": 4.0}, "hosts": 1}
     ]
     assert "mixed-1: no node has CPU 4 free" in caplog.text

@@ -22,11 +22,16 @@ async def announce(
     processes: Callable[[], Mapping[str, int]],
     address: str,
     started: float,
+    *,
+    placed: int = 0,
 ) -> None:
-    """At once where it will answer, then each instance as it becomes ready, and when requests are served."""
+    """At once where it will answer, then each instance as it becomes ready, and when requests are served.
+    `placed`: instances that Ray starts."""
     say(f"Baton {__version__} loads {plan.served.name}; it will answer at {address}")
     mine = list(client.instances.values())
-    if not mine:
+    if placed:
+        say(f"  Ray places {placed} instance{'s' if placed > 1 else ''}")
+    elif not mine:
         say("  no instance runs here; start some with: baton serve --instance --join HOST:PORT")
     config = plan.instance
     say(

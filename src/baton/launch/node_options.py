@@ -32,6 +32,8 @@ def over_hosts(plan: ServerPlan, options: ServeOptions) -> ServerPlan:
             f"--nodes {options.nodes}: each host has as many ranks as the others; give a "
             f"--tensor-parallel-size ({size}) that is a multiple"
         )
+    if options.ray is not None:
+        return plan  # its instances are elsewhere, and plan for themselves
     host, port = leader_address(options)
     check_reachable("--leader", host)
     if options.node_host is not None:
@@ -52,14 +54,15 @@ def check_nodes(options: ServeOptions) -> None:
     """Of the leader.  Raises `OptionError` if something would pass in clear that nobody agreed to."""
     if options.nodes == 1:
         return
-    if (options.prefill, options.decode, options.mixed) not in ((0, 0, None), (0, 0, 1)):
+    several = (options.prefill, options.decode, options.mixed) not in ((0, 0, None), (0, 0, 1))
+    if several and options.ray is None:
         raise OptionError(
             f"--nodes {options.nodes}: this server runs one instance then; start others with --instance "
             "--join, each with its own --nodes and --leader"
         )
-    if options.ray is not None:
-        raise OptionError(f"--nodes {options.nodes}: not with --ray; start its hosts with --leader")
-    host, _ = leader_address(options)
+    if options.ray is not None and (options.leader, options.node_host) != (None, None):
+        raise OptionError("--leader, --node-host: not with --ray, which chooses the hosts; leave them away")
+    host = options.host if options.ray is not None else leader_address(options)[0]
     open_ = options.collective_encryption == "on" and not options.insecure_cluster
     if open_ and not is_loopback(host):
         raise OptionError(

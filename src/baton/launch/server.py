@@ -200,7 +200,8 @@ async def _serve(
         asyncio.create_task(ending, name="end"),
     ]
     if guest is None:
-        announced = announce(plan, client, fleet.processes, _address(listener, served), started)
+        placed, address = len(served.placed), _address(listener, served)
+        announced = announce(plan, client, fleet.processes, address, started, placed=placed)
         announcing = asyncio.create_task(announced, name="announce")
         others.append(announcing)
     visit: list[asyncio.Task[None]] = []

@@ -126,14 +126,16 @@ class Instance(Struct):
 
 
 class Unplaced(Struct, forbid_unknown_fields=True):
-    """An instance for which Ray has no node."""
+    """An instance for which Ray has no node, or of which it says nothing."""
 
     name: str
     label: Literal["prefill", "decode", "mixed"]
-    state: Literal["waiting", "moving"]
-    """moving: its node was lost."""
+    state: Literal["waiting", "moving", "unknown"]
+    """moving: its node was lost. unknown: Ray does not answer; the instance may well run."""
     needs: dict[str, float]
     """What a node must have free, as Ray counts it, such as {"CPU": 8}."""
+    hosts: int
+    """How many such nodes."""
 
 
 class Pressure(Struct, forbid_unknown_fields=True):

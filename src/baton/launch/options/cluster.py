@@ -115,13 +115,19 @@ class PlacingOptions(Options):
         unset="none: instances run here",
     )
     instance_cpus: float = flag(
-        4.0, "CPUs of each instance, and its threads.", least=0.01, most=65536, unit="a number"
+        4.0,
+        "CPUs of each instance, and its threads; with --nodes of each of its hosts.",
+        least=0.01,
+        most=65536,
+        unit="a number",
     )
-    instance_gpus: float = flag(0.0, "GPUs of each instance.", least=0, most=1024, unit="a number")
+    instance_gpus: float = flag(
+        0.0, "GPUs of each instance; with --nodes of each of its hosts.", least=0, most=1024, unit="a number"
+    )
     instance_memory: int | None = flag(
         None,
-        "Memory that Ray counts for each instance, such as 20GiB. It limits nothing: size the KV cache by "
-        "--kv-cache-memory-bytes.",
+        "Memory that Ray counts for each instance (each host of it), such as 20GiB. It limits nothing: size "
+        "the KV cache by --kv-cache-memory-bytes.",
         size=True,
         unset="none is counted",
     )
@@ -142,7 +148,7 @@ class NodesOptions(Options):
     nodes: int = flag(
         1,
         "Hosts that share each layer of the model: --tensor-parallel-size divided among them. The others run "
-        "baton serve --instance --node 1 (2, ...) --leader HOST:PORT.",
+        "baton serve --instance --node 1 (2, ...) --leader HOST:PORT; with --ray they are started by Ray.",
         least=1,
         most=256,
         unit="a number of hosts",

@@ -1,15 +1,17 @@
-"""What Ray runs on a node: an actor that owns the resources of one instance, and its process.
+"""What Ray runs on a node: an actor that owns the resources of an instance there, and its process.
 
 The constructor starts the process, from a thread that lives as long as the actor's process: the kernel ends
 the instance when that is gone, however it ended (`die_with_parent`), so no instance outlives its resources.
 The instance restarts its engine by itself; if it gives up, or ends without being told to, the actor's process
-exits, and Ray makes the actor again, on this node or on another one.
+exits, and Ray makes the actor again, on this node or on another one; of an instance on several hosts the
+driver does so with all of them (`gang.py`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from contextlib import suppress
 import ray
 
 from baton.ipc.process import die_with_parent
+from baton.launch.cluster_options import bracketed
 
 _SOON_S = 30.0
 _PAUSE_S = 5.0
@@ -26,14 +29,30 @@ _PAUSE_S = 5.0
 
 
 class InstanceActor:
-    """One instance.  A method runs beside the constructor's thread (`max_concurrency` 2)."""
+    """One instance, or what one of its hosts has.  A method runs beside the constructor's thread
+    (`max_concurrency` 2)."""
 
     def __init__(
-        self, arguments: list[str], *, loopback: bool, secrets: tuple[str, ...], stop_after_s: float
+        self,
+        arguments: list[str],
+        *,
+        loopback: bool,
+        secrets: tuple[str, ...],
+        stop_after_s: float,
+        node: int = 0,
+        nodes: int = 1,
+        leader: str = "",
     ) -> None:
+        """`leader`: where the actor of node 0 waits for this one."""
         self._stop_after_s = stop_after_s
         self._stopping = False
         host = "127.0.0.1" if loopback else ray.util.get_node_ip_address()
+        self._leader = leader
+        if nodes > 1 and not node:
+            self._leader = f"{bracketed(host)}:{_free_port(host)}"
+            arguments = [*arguments, "--nodes", str(nodes)]
+        if nodes > 1:
+            arguments = [*arguments, "--node", str(node), "--leader", self._leader]
         parent = os.getpid()
         files = [_without_name(secret) for secret in secrets]
         given = [word for file in files for word in ("--cluster-secret", f"/proc/self/fd/{file}")]
@@ -52,6 +71,10 @@ class InstanceActor:
     def place(self) -> str:
         """Where it runs, for people; returns once the process has been started."""
         return str(ray.util.get_node_ip_address())
+
+    def leads(self) -> str:
+        """Where it waits for the other hosts of its instance."""
+        return self._leader
 
     def stop(self) -> int:
         """Drains the instance, and ends it after `stop_after_s` at the latest.  Returns its exit code."""
@@ -73,6 +96,12 @@ class InstanceActor:
         if time.monotonic() - started < _SOON_S:
             time.sleep(_PAUSE_S)
         os._exit(1)
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as taken:
+        return int(taken.getsockname()[1])
 
 
 def _without_name(secret: str) -> int:

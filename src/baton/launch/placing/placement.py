@@ -1,4 +1,9 @@
-"""The server's side of `--ray`: a child process with Ray's driver, and what it says of the instances."""
+"""The server's side of `--ray`: a child process with Ray's driver, and what it says of the instances.
+
+Ray's absence costs no request: instances answer the gateway directly, so as long as they run they go on.  The
+driver ends when Ray does not answer (`driver.py`); once Ray had been reached, another driver is started,
+again and again, which takes over the instances that are still there and places the others anew.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import sys
 from typing import Any
@@ -22,8 +28,10 @@ from baton.protocol.rules.cluster_secret import Secrets
 
 log = logging.getLogger(__name__)
 
-_MORE_S = 15.0
-"""What the driver may take to end, beyond what its instances get."""
+_MORE_S = 60.0
+"""What the driver may take to end, beyond what its instances get: its own deadlines are shorter."""
+_AGAIN_S = 5.0
+"""Until a Ray that did not answer is asked again."""
 _PASSED_ON = {one.name for one in flags_of(EngineOptions)} | {
     "transfer",
     "transfer_checksums",
@@ -35,6 +43,8 @@ _PASSED_ON = {one.name for one in flags_of(EngineOptions)} | {
     "max_restarts",
     "shutdown_timeout",
     "served_model_name",
+    "node_timeout",
+    "collective_encryption",
 }
 _NOT = {"model", "config", "num_threads"}
 """Said by other means: by position, by every flag that the file has, by the resources."""
@@ -71,7 +81,8 @@ def make_placing(
     """`port`: where the server listens."""
     loopback = is_loopback(options.host)
     host = options.host if options.host not in ("0.0.0.0", "::") else options.peer_host or _own_address()
-    threads = options.num_threads or max(1, int(options.instance_cpus) // options.tensor_parallel_size)
+    ranks = max(1, options.tensor_parallel_size // options.nodes)
+    threads = options.num_threads or max(1, int(options.instance_cpus) // ranks)
     join = ("--join", f"{host}:{port}", "--num-threads", str(threads))
     return Placing(
         address=options.ray or "auto",
@@ -80,6 +91,7 @@ def make_placing(
         cpus=options.instance_cpus,
         gpus=options.instance_gpus,
         memory=options.instance_memory or 0,
+        nodes=options.nodes,
         arguments=(*arguments_of(options), *join),
         loopback=loopback,
         secrets=tuple(one.file() for one in secrets.accepted),
@@ -92,19 +104,47 @@ class Placement:
 
     def __init__(self, placing: Placing) -> None:
         self._placing = placing
+        self._away = ""
+        """Why nothing is known of Ray, after it had been reached."""
         self.standing: tuple[Standing, ...] = ()
         """How the instances stand with Ray, as last told."""
 
     def describe(self) -> list[dict[str, Any]]:
-        """Those that have no node, for `/cluster/instances`."""
+        """Those that have no node, or of which nothing is known, for `/cluster/instances`."""
         return [
-            {"name": one.name, "label": one.label, "state": one.state, "needs": one.needs}
+            {
+                "name": one.name,
+                "label": one.label,
+                "state": "unknown" if self._away else one.state,
+                "needs": one.needs,
+                "hosts": one.hosts,
+            }
             for one in self.standing
-            if one.state != "placed"
+            if self._away or one.state != "placed"
         ]
 
     async def run(self) -> None:
-        """Until cancelled; then the instances drain and end.  Raises `InstanceFailed` if the driver ends."""
+        """Until cancelled; then the instances drain and end.  Raises `InstanceFailed` if Ray cannot be
+        reached from the start."""
+        ray = f"--ray {self._placing.address}"
+        while True:
+            why = await self._drive()
+            if not self.standing:
+                raise InstanceFailed(f"{ray}: {why}; is a Ray cluster there (`ray status`)?")
+            if not self._away:
+                log.error(
+                    "%s: %s; instances that run go on, and Ray is asked again every %g s", ray, why, _AGAIN_S
+                )
+            self._away = why
+            self._placing = msgspec.structs.replace(self._placing, adopt=True)
+            try:
+                await asyncio.sleep(_AGAIN_S)
+            except asyncio.CancelledError:
+                self._say_what_is_left()
+                raise
+
+    async def _drive(self) -> str:
+        """One driver from start to end.  Returns why it ended."""
         driver = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -117,39 +157,64 @@ class Placement:
         assert driver.stdin is not None
         assert driver.stdout is not None
         driver.stdin.write(msgspec.json.encode(self._placing) + b"\n")
+        why = ""
         try:
             while line := await driver.stdout.readline():
-                self._read(msgspec.json.decode(line, type=Report))
+                report = msgspec.json.decode(line, type=Report)
+                why = report.error or why
+                self._read(report)
             code = await driver.wait()
-            raise InstanceFailed(
-                f"--ray {self._placing.address}: Ray's driver ended with {code}; is a Ray cluster there "
-                "(`ray status`)?"
-            )
         finally:
             driver.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._placing.stop_after_s + _MORE_S):
-                    await asyncio.shield(driver.wait())
             if driver.returncode is None:
-                driver.kill()
+                await self._end(driver)
+        return why or _how_it_ended(code)
+
+    async def _end(self, driver: asyncio.subprocess.Process) -> None:
+        """The pipe is closed, so the driver ends what it placed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._placing.stop_after_s + _MORE_S):
+                await asyncio.shield(driver.wait())
+        if driver.returncode is None:
+            driver.kill()
+        if driver.returncode != 0:
+            self._say_what_is_left()
+
+    def _say_what_is_left(self) -> None:
+        log.error(
+            "--ray %s: Ray does not answer; what still runs of %s is ended by the next server on this host "
+            "and port, or with its node",
+            self._placing.address,
+            ", ".join(one.name for one in self._placing.instances),
+        )
 
     def _read(self, report: Report) -> None:
-        if report.error:
-            raise InstanceFailed(f"--ray {self._placing.address}: {report.error}")
         if report.note:
             log.warning("%s", report.note)
+        if not report.instances:
             return
         before = {one.name: one.state for one in self.standing}
+        self._away = ""
         self.standing = report.instances
         for one in report.instances:
             if one.state == before.get(one.name):
                 continue
+            hosts = f"{one.hosts} nodes" if one.hosts > 1 else "node"
             if one.state == "placed":
-                log.info("%s: placed by Ray on node %s", one.name, one.node[:12])
+                log.info(
+                    "%s: placed by Ray on %s %s", one.name, hosts, ", ".join(node[:12] for node in one.nodes)
+                )
             else:
                 needs = ", ".join(f"{key} {amount:g}" for key, amount in one.needs.items())
+                each = f"Ray has no {one.hosts} nodes that each have" if one.hosts > 1 else "no node has"
                 why = "its node is lost; " if one.state == "moving" else ""
-                log.warning("%s: %sno node has %s free", one.name, why, needs)
+                log.warning("%s: %s%s %s free", one.name, why, each, needs)
+
+
+def _how_it_ended(code: int) -> str:
+    if code == -signal.SIGALRM:
+        return "Ray does not answer"
+    return f"Ray's driver ended with {code}"
 
 
 def _own_address() -> str:

@@ -27,7 +27,9 @@ class Placing(msgspec.Struct, frozen=True, kw_only=True):
     cpus: float
     gpus: float
     memory: int
-    """Bytes that an instance takes of its node's, for Ray; 0: none."""
+    """Bytes that an instance takes of its node's, for Ray; 0: none.  All three are of each of its hosts."""
+    nodes: int = 1
+    """Hosts of each instance."""
     arguments: tuple[str, ...]
     """Of `baton serve --instance`, but for the name, the label and the host."""
     loopback: bool
@@ -36,10 +38,15 @@ class Placing(msgspec.Struct, frozen=True, kw_only=True):
     """What is in the files of `--cluster-secret`."""
     stop_after_s: float
     """What an instance gets to drain."""
+    patience_s: float = 20.0
+    """What Ray gets for each question, before it counts as gone."""
+    adopt: bool = False
+    """This server has placed these before, with another driver: what is still there is taken over."""
 
 
-State = Literal["waiting", "placed", "moving"]
-"""waiting: no node has the resources; moving: the node is lost, and another one is looked for."""
+State = Literal["waiting", "placed", "moving", "unknown"]
+"""waiting: no node has the resources; moving: the node is lost, and another one is looked for; unknown: Ray
+does not answer."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -49,7 +56,10 @@ class Standing(msgspec.Struct, frozen=True):
     label: Label
     state: State
     needs: dict[str, float]
-    node: str = ""
+    """Of each host."""
+    hosts: int = 1
+    nodes: tuple[str, ...] = ()
+    """Ray's, that it has."""
 
 
 class Report(msgspec.Struct, frozen=True):
