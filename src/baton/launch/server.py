@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_TRACES_S = 5.0
+"""What is left of traces gets so long to be sent at the end."""
+
 
 def make_access(options: RightsOptions, members: ClusterOptions | None = None) -> Access:
     """The flags about rights, with real paths.  Raises `OptionError`."""
@@ -234,7 +237,8 @@ async def _serve(
             fleet.kill()
         for task in (*others, *visit, instances):
             task.cancel()
-        await asyncio.gather(*others, *visit, instances, return_exceptions=True)
+        last = [] if http is None else [asyncio.to_thread(http.tell_traces, _TRACES_S)]
+        await asyncio.gather(*others, *visit, instances, *last, return_exceptions=True)
 
 
 def _placement(served: _Served, listener: socket.socket) -> Placement | None:
@@ -272,6 +276,7 @@ def _make_http(
         root_path=options.root_path,
         log_requests=options.enable_log_requests,
         events_keep=options.events_keep,
+        otlp_traces_endpoint=options.otlp_traces_endpoint,
         started_with={**served.chosen.as_dict(), "instance": msgspec.to_builtins(config)},
     )
     gc.collect()

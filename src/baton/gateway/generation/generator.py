@@ -32,9 +32,11 @@ from baton.gateway.reading.prompts import is_packed
 from baton.gateway.served_model import ServedModel
 from baton.gateway.text.bad_words import bad_sequences
 from baton.gateway.text.tokenizer import Tokenizer
+from baton.observe.events.context import Trace
 from baton.observe.events.log import EventLog
 from baton.observe.events.story import Story
 from baton.observe.metrics import Metrics
+from baton.observe.tracing.tracer import Tracer
 from baton.protocol.codec import pack_int32
 from baton.protocol.pooling import Pooling
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
@@ -70,6 +72,8 @@ class Generator:
         self.metrics = metrics
         self.events = events or EventLog()
         """The ways of requests that have ended."""
+        self.tracer: Tracer | None = None
+        """Tells a collector of them as well."""
         self.logs = False
         """Each request is logged."""
         self._unseeded = 0
@@ -117,6 +121,8 @@ class Generator:
         self._open.discard(generation)
         if generation.story is not None:
             self.events.add(generation.story, time.monotonic())
+            if generation.story.trace is not None and self.tracer is not None:
+                self.tracer.add(generation.story)
         if self._drained is not None:
             self._check_drained()
 
@@ -143,6 +149,7 @@ class Generator:
         parsing: Parsing | None = None,
         grammar: str = "",
         timed: bool = False,
+        trace: Trace | None = None,
     ) -> Generation:
         """Submits prompts × `params.n` sequences.
 
@@ -152,7 +159,7 @@ class Generator:
         `pooling`: this is wanted of each prompt, and no tokens (`Sequence.pooled`).  `field`: where the
         prompts stood, for errors.  `drop_output`: only the prompt is of interest.  `patient`: only the end of
         each sequence is, so tokens may come late, unless something has to be looked for in them.
-        `timed`: its story is told with the answer, also where none are kept.
+        `timed`: its story is told with the answer, also where none are kept; `trace`: to a collector.
         `shorten`: an answer of `max_tokens` for which there is no room ends earlier, and is not refused.
         `parsing`: how the texts are taken apart (`Update.deltas`).  Raises `BadRequest`, `InvalidParameter`,
         `InstanceUnavailable`, or `Overloaded` if too many are held back already.
@@ -218,10 +225,12 @@ class Generator:
 
         keys: list[dict[int, array[int]]] = [{} for _ in packed]
         story = None
-        if self.events.keep or timed:
+        if self.events.keep or timed or trace is not None:
             now, most = time.monotonic(), params.max_tokens
             story = Story(request_id, arrived, now, time.time() - (now - arrived), max_tokens=most)
             story.prompt_tokens, story.sequences = sum(map(len, prompts)), count
+            if trace is not None:
+                story.trace, story.params = trace, params
 
         def make(sequence: Sequence, inbox: Inbox) -> EngineRequest:
             request = prepare(sequence, inbox)

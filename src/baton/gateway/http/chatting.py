@@ -43,7 +43,7 @@ async def start_chat(
 
     Raises `ApiError`, `InvalidParameter`.
     """
-    who = identity(request, body, gateway.sharing)
+    who = identity(gateway, request, body)
     params = chat_params(gateway, body)
     gateway.client.check_ready()
     grammar = await gateway.grammar(found)

@@ -33,13 +33,23 @@ from baton.gateway.responses.store import ResponseStore
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import Sharing
 from baton.gateway.text.tokenizer import Tokenizer
+from baton.observe.events.context import Trace, caller_of
 from baton.observe.metrics import Metrics
+from baton.observe.tracing.tracer import Tracer
 
 _MIN_BODY_BYTES = 4 << 20
 _MAX_BODY_BYTES = 16 << 20
 _BODY_BYTES_PER_TOKEN = 256
 _MAX_ORDER_BYTES = 64 << 10
 """Of the body of an operator's or an instance's request."""
+
+_OPERATIONS = {
+    "/v1/chat/completions": ("chat", "chatcmpl-"),
+    "/v1/completions": ("text_completion", "cmpl-"),
+    "/v1/messages": ("chat", "msg_"),
+    "/v1/responses": ("chat", None),
+}
+"""For traces: what a path asks for, and what an answer's id has before the request's."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -110,6 +120,11 @@ class Gateway:
     def close(self) -> None:
         """Gives up what runs beside the event loop."""
         self.helpers.close()
+
+    def tell_traces(self, timeout_s: float) -> None:
+        """At the end: sends what has not been sent of traces.  Blocks for so long at most."""
+        if self.generator.tracer is not None:
+            self.generator.tracer.close(timeout_s)
 
     @property
     def checkpoint(self) -> str:
@@ -208,8 +223,8 @@ def check_whole(body: SamplingFields) -> None:
             raise BadRequest(f"{name}: not with stream; set stream to false", param=name)
 
 
-def identity(request: Request, body: SamplingFields | PoolingFields, sharing: Sharing) -> dict[str, Any]:
-    """The arguments of `Generator.start` that say who and when.  Raises `BadRequest`."""
+def identity(gateway: Gateway, request: Request, body: SamplingFields | PoolingFields) -> dict[str, Any]:
+    """The arguments of `Generator.start` that say who and when, and in whose trace.  Raises `BadRequest`."""
     priority = body.priority or 0
     best = getattr(request.state, "min_priority", None)
     if best is not None and priority < best:
@@ -217,13 +232,23 @@ def identity(request: Request, body: SamplingFields | PoolingFields, sharing: Sh
             f"priority: {priority} is better (lower) than {best}, the best that users may ask for here",
             param="priority",
         )
-    key = getattr(request.state, "key_id", "")
+    key, sharing = getattr(request.state, "key_id", ""), gateway.sharing
     return {
+        "trace": _trace(gateway.generator.tracer, request, bool(getattr(body, "stream", None))),
         "request_id": body.request_id or request.state.request_id,
         "priority": priority,
         "cache_salt": sharing.salt(key, body.cache_salt or ""),
         "flow": sharing.flow(key, body.user),
     }
+
+
+def _trace(tracer: Tracer | None, request: Request, stream: bool) -> Trace | None:
+    if tracer is None:
+        return None
+    path, headers = request.scope["path"], request.headers
+    operation, id_prefix = _OPERATIONS.get(path, (path.rpartition("/")[2], None))
+    caller = caller_of(headers.get("traceparent"), ",".join(headers.getlist("tracestate")))
+    return tracer.begin(caller, operation, id_prefix, stream)
 
 
 def check_room(asked: int | None, field_name: str, longest: int, max_model_len: int, source: str) -> None:

@@ -90,10 +90,12 @@ class GenerationResponse(Response):
         try:
             if self._stream:
                 updates = await self._generation.next(_FIRST_UPDATE_S)
-                await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                headers = [*_STREAM_HEADERS, *self._traced()]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
                 await self._send_stream(updates, scope.get(SEND, send), scope.get(KEEP_ALIVE, 0.0))
             else:
                 body = Response(await self._whole(), headers=self._timing(), media_type="application/json")
+                body.raw_headers += self._traced()
                 await body(scope, receive, send)
         except ApiError as error:
             await error_response(error, scope)(scope, receive, send)
@@ -110,6 +112,13 @@ class GenerationResponse(Response):
     def _timing(self) -> dict[str, str]:
         found = timings_of(self._generation)
         return {} if found is None else {"server-timing": server_timing(found)}
+
+    def _traced(self) -> list[tuple[bytes, bytes]]:
+        """Which span the request is."""
+        story = self._generation.story
+        if story is None or story.trace is None:
+            return []
+        return [(b"traceresponse", story.trace.response.encode())]
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

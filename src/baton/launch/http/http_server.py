@@ -35,6 +35,7 @@ from baton.launch.http.protocol import Connection
 from baton.launch.options.flag import parse_bytes
 from baton.launch.options.server import HttpOptions
 from baton.observe.events.log import EventLog
+from baton.observe.tracing.collector import make_tracer
 
 _ANSWERING_S = 5.0
 """What the last answers may take to be written."""
@@ -71,6 +72,10 @@ class HttpServer(uvicorn.Server):
 
     def close(self) -> None:
         self._gateway.close()
+
+    def tell_traces(self, timeout_s: float) -> None:
+        """`Gateway.tell_traces`."""
+        self._gateway.tell_traces(timeout_s)
 
     def totals(self) -> dict[str, int]:
         """`Metrics.totals`."""
@@ -173,6 +178,7 @@ def make_http(
     root_path: str = "",
     log_requests: bool = False,
     events_keep: int = 0,
+    otlp_traces_endpoint: str | None = None,
 ) -> HttpServer:
     """Raises as `create_app`.  `started_with`, `processes`, `placing`: see `Gateway`; `tls` None: HTTP."""
     app = create_app(
@@ -188,6 +194,11 @@ def make_http(
     )
     app.state.gateway.generator.logs = log_requests
     app.state.gateway.generator.events = EventLog(events_keep)
+    if otlp_traces_endpoint is not None:
+        tracer = make_tracer(otlp_traces_endpoint, served.name)
+        app.state.gateway.generator.tracer = tracer
+        app.state.gateway.metrics.registry.register(tracer)
+        tracer.start()
     app.state.gateway.bodies.limit_bytes = parse_bytes("--max-body-memory", limits.max_body_memory)
     config = uvicorn.Config(
         app,

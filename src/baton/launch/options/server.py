@@ -19,6 +19,12 @@ def _check_root_path(path: str) -> None:
         raise ValueError("give a path that begins with / and does not end with one, such as /llm")
 
 
+def _check_traces(endpoint: str) -> None:
+    from baton.observe.tracing.collector import check_endpoint  # (slow, and rarely wanted)
+
+    check_endpoint(endpoint)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(Options):
     title: ClassVar[str] = "Server"
@@ -65,6 +71,14 @@ class ServerOptions(Options):
         least=0,
         most=100_000,
         unit="requests",
+    )
+    otlp_traces_endpoint: str | None = flag(
+        None,
+        "Collector of OpenTelemetry's traces that is told of each request: http://HOST:4317 (gRPC) or "
+        "http://HOST:4318/v1/traces. What else OTEL_… variables say holds. Needs the extra `otel`.",
+        metavar="URL",
+        unset="no traces",
+        check=_check_traces,
     )
     shutdown_timeout: float = flag(
         10.0,

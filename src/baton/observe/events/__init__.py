@@ -6,6 +6,7 @@
 | `trail` | one sequence: what its gateway noted, and what engines told (`protocol/notes.py`) |
 | `story` | one request: its trails, when it came, how it ended |
 | `log` | the last stories; slow and failed ones for longer |
+| `context` | whose trace a request belongs to: W3C's headers |
 | `spans` | a trail as spans without gaps, from arrival to end; sums of them |
 | `views`, `perfetto` | the same as JSON, and as a trace that Perfetto shows |
 

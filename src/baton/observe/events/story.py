@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.observe.events.context import Trace
 from baton.observe.events.trail import Trail
+from baton.protocol.sampling_params import SamplingParams
 
 MAX_TRAILS = 8
 """Of one request: the first ones.  What is kept is bounded by requests, and one may have 4,096 sequences."""
@@ -34,6 +36,10 @@ class Story:
     error: str | None = None
     """The code of the error that its client got."""
     trails: list[Trail] = field(default_factory=list)
+    trace: Trace | None = None
+    """It is sent to a collector of traces when it has ended."""
+    params: SamplingParams | None = None
+    """What was asked for, where it is traced."""
 
     def trail(self) -> Trail | None:
         """That of its next sequence; None: enough are kept."""

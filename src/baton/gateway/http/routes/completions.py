@@ -29,7 +29,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
         body, found = await gateway.read_prompted(request, "completion")
         model = gateway.model_name(body.model)
         options = stream_options(body)
-        who = identity(request, body, gateway.sharing)
+        who = identity(gateway, request, body)
         _check(body)
         params = _params(gateway, body)
         gateway.client.check_ready()

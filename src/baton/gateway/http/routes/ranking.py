@@ -38,7 +38,7 @@ def ranking_routes(gateway: Gateway) -> list[Route]:
         """What `ScoringRenderer` takes."""
         arrived = time.monotonic()
         model = gateway.model_name(body.model)
-        who: dict[str, Any] = identity(request, body, gateway.sharing)
+        who: dict[str, Any] = identity(gateway, request, body)
         check_task(gateway.served, "score")
         gateway.client.check_ready()
         prompts = await ids_of(gateway, body, found)
