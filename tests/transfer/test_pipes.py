@@ -5,9 +5,12 @@ import socket
 import threading
 
 import numpy as np
+import pytest
 
 from baton.protocol.handover import InstanceSource
+from baton.transfer.base import TransferError
 from baton.transfer.transports import pipes
+from baton.transfer.transports.channel import Place
 from baton.transfer.transports.page_stream import ANSWER, MAGIC, OK, REQUEST
 from baton.transfer.transports.tcp import PIECE_BYTES
 from baton.transfer.transports.window import LEAST, MOST, Window
@@ -26,6 +29,8 @@ class FarServer:
         """Pages of each question, as they came."""
         self.connections: list[socket.socket] = []
         self.answering = threading.Event()
+        self.sends_away = 0
+        """So many connections are closed as soon as they are there."""
         threading.Thread(target=self._listen, daemon=True).start()
 
     @property
@@ -43,6 +48,9 @@ class FarServer:
             except OSError:
                 return
             self.connections.append(connection)
+            if len(self.connections) <= self.sends_away:
+                connection.close()
+                continue
             threading.Thread(target=self._read, args=(connection,), daemon=True).start()
 
     def _read(self, connection: socket.socket) -> None:
@@ -144,6 +152,58 @@ def test_when_nothing_is_wanted_any_more_the_connection_is_closed():
         server.answering.set()
         assert reader.fetch(server.source, [2], [2]).error == ""
         assert len(server.connections) == 2
+
+
+def test_a_reader_that_is_sent_away_unheard_comes_again():
+    """A server that is flooded may close the connection of a member."""
+    geometry = Geometry()
+    server = FarServer(geometry)
+    server.sends_away = 5
+    server.answering.set()
+    with contextlib.closing(server), Reader(geometry) as reader:
+        ids = [reader.begin(server.source, [page], [page]) for page in range(4)]
+        ended = [reader.end() for _ in ids]
+        assert [(one.id, one.error) for one in ended] == [(id_, "") for id_ in ids], "in their order"
+        assert np.array_equal(reader.pool.array[:4], content(geometry)[:4])
+        assert len(server.connections) == 6
+
+
+def test_a_reader_that_is_always_sent_away_gives_up():
+    geometry = Geometry()
+    server = FarServer(geometry)
+    server.sends_away = 1 << 30
+    with contextlib.closing(server), Reader(geometry) as reader:
+        (transport,) = reader.service._transports
+        transport._silence_s = 0.3
+        assert reader.fetch(server.source, [1], [1]).error
+        assert len(server.connections) > 1
+        server.sends_away = len(server.connections)
+        server.answering.set()
+        assert reader.fetch(server.source, [1], [1]).error == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ":80",
+        "10.0.0.1",
+        "10.0.0.1:80:",
+        "10.0.0.1:99999",
+        "page.server:80",
+        "10.0.0.1:80?tls=",
+        f"10.0.0.1:80?tls={'g' * 64}",
+        f"10.0.0.1:80?tls={'a' * 64}x",
+    ],
+)
+def test_what_is_no_place_is_refused(name):
+    with pytest.raises(TransferError, match="no address of a page server"):
+        Place.parse(name)
+
+
+def test_a_place():
+    assert Place.parse("10.0.0.1:80") == Place("10.0.0.1", 80, "")
+    assert Place.parse(f"[fe80::1%eth0]:8?tls={'ab' * 32}") == Place("fe80::1%eth0", 8, "ab" * 32)
 
 
 def test_the_window_is_twice_bandwidth_times_delay():

@@ -1,6 +1,7 @@
 """What page servers refuse: who is told in the log, what the engine is told, and that nobody else suffers."""
 
 import logging
+import os
 import re
 import socket
 import ssl
@@ -10,13 +11,14 @@ import pytest
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Revoke
 from baton.protocol.reports import PagesRefused
+from baton.protocol.rules.knock import NONCE_BYTES, knock
 from baton.transfer.refusals import Refusals
 from baton.transfer.tasks import Tasks
 from baton.transfer.transports import page_server
 from baton.transfer.transports.encryption import PageEncryption
 from baton.transfer.transports.page_stream import MAGIC, REQUEST
 
-from .pools import DEADLINE_S, TOKEN, Geometry
+from .pools import DEADLINE_S, TOKEN, Geometry, wait_until
 from .test_encryption import OURS, STRANGE, Member
 
 QUESTION = REQUEST.pack(MAGIC, TOKEN, 1, 0, 3, 0, 4, 0) + pack_int32([1])
@@ -32,54 +34,95 @@ def refused(source, strangers=0, grants=0):
     assert (sums.strangers, sums.grants) == (strangers, grants)
 
 
-def wrong_secret(place):
-    keys = PageEncryption(STRANGE)
-    with socket.create_connection(place) as plain:
-        plain.settimeout(DEADLINE_S)
-        with keys._reading.wrap_socket(plain) as connection, pytest.raises(ssl.SSLError):
-            assert not connection.recv(1), "it says nothing to a stranger"
+def knocked(place, server):
+    """A connection of who knows how to knock; and what that was."""
+    connection = socket.create_connection(place)
+    connection.settimeout(DEADLINE_S)
+    said = knock(OURS.first, bytes.fromhex(server), os.urandom(NONCE_BYTES))
+    connection.sendall(said)
+    return connection, said
 
 
-def no_certificate(place):
+def wrong_secret(source):
+    """It does not know how to knock; and if it did, it would not get through the handshake."""
+    with Member(GEOMETRY, STRANGE) as stranger:
+        error = stranger.fetch(source.source, [1], [1]).error
+    assert "refuses this instance's key: is its --cluster-secret another one?" in error
+
+
+def not_its_secret(source):
+    told_in_tls(source, PageEncryption(STRANGE)._reading)
+
+
+def no_certificate(source):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection(place) as plain:
-        plain.settimeout(DEADLINE_S)
-        with context.wrap_socket(plain) as connection, pytest.raises(ssl.SSLError):
-            assert not connection.recv(1), "it says nothing to a stranger"
+    told_in_tls(source, context)
 
 
-def old_tls(place):
+def told_in_tls(source, context):
+    plain, _ = knocked(source.place, source.server._encryption.fingerprint)
+    with plain, context.wrap_socket(plain) as connection, pytest.raises(ssl.SSLError):
+        assert not connection.recv(1), "it says nothing to a stranger"
+
+
+def old_tls(source):
     context = PageEncryption(OURS)._reading
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with socket.create_connection(place) as plain:
-        plain.settimeout(DEADLINE_S)
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            context.wrap_socket(plain)
+    plain, _ = knocked(source.place, source.server._encryption.fingerprint)
+    with plain, pytest.raises((ssl.SSLError, ConnectionError)):
+        context.wrap_socket(plain)
 
 
-def in_clear(place):
-    told(place, QUESTION)
+def repeated(source):
+    """What a member has begun with, once more."""
+    first, said = knocked(source.place, source.server._encryption.fingerprint)
+    wait_until(lambda: source.server._knocked)
+    told(source.place, said)
+    source.server._knocked.leave(next(iter(source.server._knocked)))  # (its silence is another test's)
+    return first
 
 
-def garbage(place):
-    told(place, b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n")
+def known_to_another_server(source):
+    with Member(GEOMETRY, OURS) as other:
+        connection, said = knocked(other.place, other.server._encryption.fingerprint)
+        connection.close()
+    told(source.place, said + bytes(300))
 
 
-def too_much(place):
+def in_clear(source):
+    told(source.place, QUESTION)
+
+
+def garbage(source):
+    told(source.place, b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n")
+
+
+def too_much(source):
     """The beginning of a handshake that never ends."""
-    told(place, b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03" + bytes(4000))
+    connection, _ = knocked(source.place, source.server._encryption.fingerprint)
+    told_on(connection, b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03" + bytes(4000))
 
 
-def silence(place):
-    told(place, b"")
+def silence(source):
+    told(source.place, b"")
+
+
+def silence_after_it_has_knocked(source):
+    connection, _ = knocked(source.place, source.server._encryption.fingerprint)
+    told_on(connection, b"")
 
 
 def told(place, data):
     """What is sent is answered with the end of the connection, an alert before it at most."""
-    with socket.create_connection(place) as connection:
-        connection.settimeout(DEADLINE_S)
+    connection = socket.create_connection(place)
+    connection.settimeout(DEADLINE_S)
+    told_on(connection, data)
+
+
+def told_on(connection, data):
+    with connection:
         try:
             connection.sendall(data)
             answer = b"".join(iter(lambda: connection.recv(4096), b""))
@@ -89,14 +132,27 @@ def told(place, data):
 
 
 @pytest.mark.parametrize(
-    "stranger", [wrong_secret, no_certificate, old_tls, in_clear, garbage, too_much, silence]
+    "stranger",
+    [
+        wrong_secret,
+        not_its_secret,
+        no_certificate,
+        old_tls,
+        repeated,
+        known_to_another_server,
+        in_clear,
+        garbage,
+        too_much,
+        silence,
+        silence_after_it_has_knocked,
+    ],
 )
 def test_strangers_are_logged_and_counted_and_members_served(stranger, caplog, monkeypatch):
-    monkeypatch.setattr(page_server, "AUTH_S", 0.3 if stranger is silence else 60.0)
+    monkeypatch.setattr(page_server, "AUTH_S", 0.3 if "silence" in stranger.__name__ else 60.0)
     caplog.set_level(logging.WARNING)
     with Member(GEOMETRY, OURS, filled=True) as source, Member(GEOMETRY, OURS) as reader:
         assert reader.fetch(source.source, [1], [1]).error == ""
-        stranger(source.place)
+        stranger(source)
         refused(source, strangers=1)
         assert reader.fetch(source.source, [2], [2]).error == ""
     (line,) = [one.getMessage() for one in caplog.records if "pages:" in one.getMessage()]

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from baton.ipc import waiting
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Extend, Grant, Revoke
 from baton.protocol.handover import InstanceSource
@@ -144,7 +145,7 @@ def test_strangers_keep_nobody_away(monkeypatch):
                 stranger = stack.enter_context(socket.create_connection(place, timeout=60))
                 if number % 3 == 0:
                     stranger.sendall(request()[:7])
-            wait_until(lambda: len(server._strangers) == page_server._MAX_STRANGERS)
+            wait_until(lambda: len(server._strangers) == waiting.MOST)
             assert len(server._members) == 1, "the member keeps its connection"
             reader.service._transports[0].close()  # and one that comes now is served as well
             reader.service._transports[0]._memory = reader.pool.view.memory

@@ -3,9 +3,10 @@
 Theory.  ZeroMQ takes every connection and gives it `HANDSHAKE_S` to say who it is.  Each costs a descriptor
 and memory, and ZeroMQ has no limit for them: a stranger that opens some thousands takes all descriptors of
 the process, and an engine that cannot open another one fails.  So the owner of a listening socket reads its
-monitor, knows by it which connections are new, and when there are more than `MAX_HALF_OPEN` ends the oldest
-ones of those that have not authenticated.  A member needs some milliseconds for its handshake: it is sent
-away only while strangers come faster than that, and then connects again.
+monitor, knows by it which connections are new, and when there are more than `MAX_HALF_OPEN` that have not
+authenticated ends one of them (`waiting.py` says which).  A member needs some milliseconds for its handshake:
+it is sent away only while strangers at its own address, who talk as it does, come faster than that, and then
+connects again.
 
 Which have authenticated ZeroMQ does not tell, but the kernel does: who listens has sent a stranger its
 greeting and a welcome, 234 bytes, or 12 more to refuse it; only a member gets the next part of the
@@ -26,13 +27,15 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from baton.ipc.waiting import MOST, Waiting
 from baton.ipc.zeromq import has_messages
 
 log = logging.getLogger(__name__)
 
-MAX_HALF_OPEN = 64
+MAX_HALF_OPEN = MOST
 _AUTHENTICATED_BYTES = 270
 _MOST_BYTES = 8 << 10
+_GONE = 1 << 63
 _LOOK_S = 0.05
 _BYTES_ACKED = 120
 """Where `tcpi_bytes_acked` is in Linux's `struct tcp_info`; after it comes `tcpi_bytes_received`."""
@@ -57,7 +60,8 @@ class HalfOpen:
         self._clock = clock
         self._monitors: list[Socket] = []
         self._new: dict[int, _New] = {}
-        """Descriptor → connection, the oldest first."""
+        """Descriptor → connection."""
+        self._waiting: Waiting[int] = Waiting(self._has_spoken)
         self.ended = 0
         """Connections that made room for newer ones, or sent too much."""
         self.disconnected = 0
@@ -90,24 +94,38 @@ class HalfOpen:
     # -- inside
 
     def _note(self, event: int, descriptor: int) -> None:
-        self._new.pop(descriptor, None)
+        self._forget(descriptor)
         self.disconnected += event == zmq.EVENT_DISCONNECTED
         if event == zmq.EVENT_ACCEPTED:
             with suppress(OSError), _borrowed(descriptor) as connection:  # (else it is gone already)
-                self._new[descriptor] = _New(connection.getpeername(), self._clock())
+                peer = connection.getpeername()
+                self._new[descriptor] = _New(peer, self._clock())
+                surplus = self._waiting.come(descriptor, str(peer[0]))
+                if surplus is not None:
+                    self._end(surplus, "and others open connections and do not say who they are")
 
     def _look(self, now: float) -> None:
         for descriptor, one in list(self._new.items()):
             told, heard = _passed(descriptor, one.peer)
-            if told > _AUTHENTICATED_BYTES or now - one.since > self._patience_s:
-                del self._new[descriptor]
+            if told > _AUTHENTICATED_BYTES:
+                if told < _GONE:
+                    self._waiting.proved(descriptor, str(one.peer[0]))
+                self._forget(descriptor)
+            elif now - one.since > self._patience_s:
+                self._forget(descriptor)
             elif heard > _MOST_BYTES:
                 self._end(descriptor, "sends more than a handshake has")
-        while len(self._new) > MAX_HALF_OPEN:
-            self._end(next(iter(self._new)), "and others open connections and do not say who they are")
+
+    def _has_spoken(self, descriptor: int) -> bool:
+        return _passed(descriptor, self._new[descriptor].peer)[1] > 0
+
+    def _forget(self, descriptor: int) -> None:
+        self._new.pop(descriptor, None)
+        self._waiting.leave(descriptor)
 
     def _end(self, descriptor: int, why: str) -> None:
-        peer = self._new.pop(descriptor).peer
+        peer = self._new[descriptor].peer
+        self._forget(descriptor)
         self.ended += 1
         with suppress(OSError), _borrowed(descriptor) as connection:
             if connection.getpeername() == peer:
@@ -126,7 +144,7 @@ def _borrowed(descriptor: int) -> socket.socket:
 
 
 def _passed(descriptor: int, peer: Any) -> tuple[int, int]:
-    """Bytes (that the other end has acknowledged, that it has sent) of the connection with this peer; many
+    """Bytes (that the other end has acknowledged, that it has sent) of the connection with this peer; `_GONE`
     and none if it is gone, or another one has its number: there is an event of that."""
     try:
         with _borrowed(descriptor) as connection:
@@ -134,7 +152,7 @@ def _passed(descriptor: int, peer: Any) -> tuple[int, int]:
                 return passed(connection)
     except OSError:
         pass
-    return _MOST_BYTES, 0
+    return _GONE, 0
 
 
 def passed(connection: socket.socket) -> tuple[int, int]:

@@ -8,6 +8,7 @@ the secret and the purpose's name; so no key tells anything about another one or
 | `CURVE_CLIENT` | the key pair of every ZeroMQ socket that connects to another host | `ipc/curve.py` |
 | `CURVE_LEADER` | the key pair with which an instance's leader listens for its other hosts | `ipc/curve.py` |
 | `PAGE_MEMBERS` | signs the keys of all that serve or fetch KV pages | `transfer/transports/encryption.py` |
+| `PAGE_KNOCKS` | with what connections to page servers begin | `knock.py` |
 | `SIGNATURES` | HMAC of requests of members to a gateway, and of its answers | `signing.py` |
 | `REGISTRATION` | with which a gateway and an instance that joined prove themselves (`proof.py`) | joining |
 
@@ -30,6 +31,7 @@ from typing import NamedTuple
 CURVE_CLIENT = "curve client"
 CURVE_LEADER = "curve leader"
 PAGE_MEMBERS = "page members"
+PAGE_KNOCKS = "page knocks"
 SIGNATURES = "signatures"
 REGISTRATION = "registration"
 

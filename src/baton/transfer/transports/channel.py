@@ -5,15 +5,46 @@ Until the other end has proved who it is it is a stranger: `Budget` limits its s
 
 from __future__ import annotations
 
+import errno
+import ipaddress
+import os
+import re
 import socket
+import time
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.transfer.base import TransferError
-from baton.transfer.tasks import READ, Wait
+from baton.transfer.tasks import READ, WRITE, Wait
 from baton.transfer.transports.page_stream import Closed, Step, send
 
 _LOW_WATER = 512 << 10
+_PLACE = re.compile(r"(.+):([0-9]{1,5})(?:\?tls=([0-9a-f]{64}))?\Z", re.ASCII)
+
+
+class Place(NamedTuple):
+    """Where a page server listens, as `PoolSource.tcp` says it: `HOST:PORT`, with `?tls=HEX` behind it if
+    connections are encrypted."""
+
+    host: str
+    port: int
+    fingerprint: str = ""
+    """Of the server's certificate; "": connections are in clear."""
+
+    @classmethod
+    def parse(cls, name: str) -> Place:
+        """Raises `TransferError`, also for a host's name: to look it up would keep the thread waiting."""
+        found = _PLACE.match(name)
+        try:
+            if found is None or int(found[2]) > 65535:
+                raise ValueError
+            host = found[1].strip("[]")
+            ipaddress.ip_address(host)
+        except ValueError:
+            raise TransferError(
+                "this is no address of a page server (HOST:PORT in numbers, and ?tls=… if encrypted)"
+            ) from None
+        return cls(host, int(found[2]), found[3] or "")
 
 
 class NotAMember(TransferError):
@@ -82,8 +113,11 @@ class Encryption(Protocol):
     def open(self, connection: socket.socket, fingerprint: str, budget: Budget) -> Step:
         """The reader's end, to the server of this fingerprint.  Returns a `Channel`; raises `NotAMember`."""
 
+    def listen(self, connection: socket.socket, budget: Budget) -> Step:
+        """The server's end, first: until the other end has knocked.  Raises `NotAMember`."""
+
     def accept(self, connection: socket.socket, budget: Budget) -> Step:
-        """The server's end.  Returns a `Channel`; raises `NotAMember`."""
+        """The server's end, then.  Returns a `Channel`; raises `NotAMember`."""
 
 
 def receive_bytes(channel: Channel, size: int, silence_s: float, idle_s: float = 0.0) -> Step:
@@ -112,3 +146,36 @@ def expect(connection: socket.socket, size: int, low_water: int) -> int:
     if water != low_water:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, water)
     return water
+
+
+def connect(place: Place, silence_s: float) -> Step:
+    """Returns the socket."""
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = connection.connect_ex(place[:2])
+        if code == errno.EINPROGRESS:
+            give_up = time.monotonic() + silence_s
+            while (resumed := (yield Wait(connection.fileno(), WRITE, give_up - time.monotonic()))) is None:
+                pass  # woken: there is more to ask for
+            if not resumed:
+                raise TransferError(f"no connection within {silence_s:.1f} s")
+            code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_quiet(connection: socket.socket) -> bool:
+    """An idle connection has nothing to say: what can be read is its end."""
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -15,9 +15,10 @@ another a server accepts two, and a reader signs with the first.
 
 Keys are drawn for each connection, so who learns the secret later cannot read what was recorded.
 
-**What travels how.**  TLS 1.3 opens the connection: the two ends prove who they are and agree on keys that
-nobody else knows.  Then the server sends one message through TLS, two random keys, and neither end uses
-TLS any more: from there on each direction is a sequence of records under its key (`sealing.py`).  As the
+**What travels how.**  The reader knocks (`protocol/rules/knock.py`): who does not know how gets an alert, and
+no byte of a stranger reaches TLS.  TLS 1.3 opens the connection: the two ends prove who they are and agree on
+keys that nobody else knows.  Then the server sends one message through TLS, two random keys, and neither end
+uses TLS any more: from there on each direction is a sequence of records under its key (`sealing.py`).  As the
 server says nothing more before it is asked, and the reader nothing before it has the keys, no byte of a
 record can be taken for TLS.
 
@@ -29,6 +30,7 @@ The package `cryptography` seals the records and makes the certificates, which P
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
@@ -41,6 +43,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from baton.protocol.rules.cluster_secret import PAGE_MEMBERS, ClusterSecret, Secrets
+from baton.protocol.rules.knock import KNOCK_BYTES, NONCE_BYTES, Knocks, knock
 from baton.transfer.base import TransferError
 from baton.transfer.tasks import READ, WRITE, Wait
 from baton.transfer.transports.channel import Budget, NotAMember
@@ -48,6 +51,9 @@ from baton.transfer.transports.page_stream import Closed, Step
 from baton.transfer.transports.sealed import QUESTION_BYTES, SealedChannel
 from baton.transfer.transports.sealing import KEY_BYTES, RECORD_BYTES
 
+_ALERT = b"\x15\x03\x03\x00\x02\x02\x31"
+"""TLS: access_denied."""
+_REFUSED = "it refuses this instance's key: is its --cluster-secret another one?"
 _FIRST, _LAST = datetime(2000, 1, 1), datetime(9999, 12, 31, 23, 59, 59)
 """No certificate of these ever runs out: what ends is the secret, or the process."""
 
@@ -63,6 +69,8 @@ class PageEncryption:
         self.key = sha256(certificate.public_bytes(Encoding.DER)).digest()
         self.fingerprint = self.key.hex()
         """Of this process' certificate: 64 digits."""
+        self._secret = secrets.first
+        self._knocks = Knocks(secrets, self.key)
         self._serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._serving.num_tickets = 0  # nobody resumes a connection, and nothing follows the handshake
         self._serving.verify_mode = ssl.CERT_REQUIRED
@@ -78,6 +86,8 @@ class PageEncryption:
     def open(self, connection: socket.socket, fingerprint: str, budget: Budget) -> Step:
         """The reader's end, to the server of this fingerprint."""
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        # (In one packet with the beginning of the handshake.)
+        outgoing.write(knock(self._secret, bytes.fromhex(fingerprint), os.urandom(NONCE_BYTES)))
         tls = self._reading.wrap_bio(incoming, outgoing)
         yield from _shake(connection, tls, incoming, outgoing, budget)
         shown = _shown(tls)
@@ -90,9 +100,19 @@ class PageEncryption:
             except ssl.SSLWantReadError:
                 yield from _feed(connection, incoming, budget)
             except ssl.SSLError as error:
-                raise NotAMember(
-                    f"it refuses this instance's key: is its --cluster-secret another one? ({error.reason})"
-                ) from None
+                raise NotAMember(_REFUSED) from error
+
+    def listen(self, connection: socket.socket, budget: Budget) -> Step:
+        """The server's end, first: until the other end has knocked."""
+        heard = b""
+        while len(heard) < KNOCK_BYTES:
+            heard += yield from _receive(connection, KNOCK_BYTES - len(heard), budget)
+        problem = self._knocks.why_not(heard)
+        if problem:
+            with contextlib.suppress(OSError):
+                connection.recv(4096)  # (what is unread when a connection is closed may lose what was sent)
+                connection.send(_ALERT)
+            raise NotAMember(problem)
 
     def accept(self, connection: socket.socket, budget: Budget) -> Step:
         """The server's end."""
@@ -176,6 +196,8 @@ def _shake(
             yield from _feed(connection, incoming, budget)
         except ssl.SSLError as error:
             yield from _flush(connection, outgoing, budget)  # the alert: the other end is told
+            if error.reason is not None and "ALERT_ACCESS_DENIED" in error.reason:
+                raise NotAMember(_REFUSED) from None
             raise NotAMember(f"no handshake ({error.reason or error})") from None
         else:
             yield from _flush(connection, outgoing, budget)
@@ -183,20 +205,23 @@ def _shake(
 
 
 def _feed(connection: socket.socket, incoming: ssl.MemoryBIO, budget: Budget) -> Step:
+    incoming.write((yield from _receive(connection, 4096, budget)))
+
+
+def _receive(connection: socket.socket, most: int, budget: Budget) -> Step:
     """What has come, at least a byte."""
     while True:
         if budget.bytes_left <= 0:
             raise NotAMember("it sends too much before it has proved itself")
         try:
-            data = connection.recv(min(budget.bytes_left, 4096))
+            data = connection.recv(min(budget.bytes_left, most))
         except BlockingIOError:
             yield from _wait(connection, READ, budget)
             continue
         if not data:
             raise Closed
         budget.bytes_left -= len(data)
-        incoming.write(data)
-        return
+        return data
 
 
 def _flush(connection: socket.socket, outgoing: ssl.MemoryBIO, budget: Budget) -> Step:

@@ -3,10 +3,15 @@
 It runs in the transfer thread: one task for the listening socket, one for each connection, which answers one
 question after the other.  See `tcp.py` for the protocol and the limits.
 
-Strangers.  A connection has `AUTH_S` seconds and `AUTH_BYTES` bytes to show a grant that stands; then it is a
-member's, and closed when it has been idle for `_IDLE_S`.  Until then it is one of `_MAX_STRANGERS` at most:
-one more takes the place of the oldest of them, and members have places of their own.  So a client that
-opens connections and sends nothing keeps no reader away: a reader shows its grant with its first bytes.
+Strangers.  A connection has `AUTH_S` seconds and `AUTH_BYTES` bytes to show that it is a member's; then it is
+one of `_MAX_MEMBERS`, and closed when it has been idle for `_IDLE_S`.  In clear a grant that stands shows it;
+where connections are encrypted a member knocks with its first packet, and its handshake follows.
+
+At most 64 connections wait to do so, and one more takes the place of another one (`ipc/waiting.py`), those
+that have knocked apart from those that have not.  So a client that opens connections keeps no reader away:
+who says nothing gives way to who says something, who says what no member says is sent away in the next turn,
+and a reader knows how to knock.  The thread takes a few dozen connections in a turn, fewer than may wait, so
+each that has spoken has its turn before those behind it can push it out.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from baton.ipc.waiting import Waiting
 from baton.transfer.base import Int32Array, PoolView, TransferError
 from baton.transfer.grants import EARLY, GrantBook
 from baton.transfer.layout import Part, runs
@@ -47,7 +53,9 @@ _EARLY_S = 1.0
 """How much later than its first use a grant may come: it takes the way of the engine's commands."""
 _EARLY_LOOK_S = 0.005
 _MAX_MEMBERS = 256
-_MAX_STRANGERS = 64
+_ACCEPTED_AT_ONCE = 32
+_BACKLOG = 1024
+"""Of connections that the kernel has made and nobody has looked at."""
 _MAX_PAGES = 1 << 16
 _IDLE_S = 120.0
 
@@ -79,16 +87,17 @@ class PageServer:
         """As readers are told it."""
         if encryption is not None:
             self.name += f"?tls={encryption.fingerprint}"
-        self._strangers: dict[_Visit, Task] = {}
-        """In the order of their coming."""
-        self._members: dict[_Visit, Task] = {}
+        self._strangers: Waiting[_Visit] = Waiting(_Visit.has_spoken)
+        self._knocked: Waiting[_Visit] = Waiting(_Visit.has_spoken)
+        self._members: set[_Visit] = set()
+        self._visits: set[_Visit] = set()
+        """All that are there."""
         self._listener = tasks.start(self._listen(), self._stopped)
 
     def close(self) -> None:
         self._tasks.cancel(self._listener)
-        for visit, task in [*self._strangers.items(), *self._members.items()]:
-            self._tasks.cancel(task)
-            visit.connection.close()  # (a task that never had a turn has closed nothing)
+        for visit in list(self._visits):
+            self._end(visit)
         self._socket.close()
         self._memory = None
 
@@ -99,41 +108,58 @@ class PageServer:
         while True:
             yield Wait(self._socket.fileno(), READ, 3600.0)
             try:
-                connection, address = self._socket.accept()
+                for _ in range(_ACCEPTED_AT_ONCE):
+                    connection, address = self._socket.accept()
+                    self._begin(connection, str(address[0]))
             except (BlockingIOError, ConnectionError):
                 continue
             except OSError as error:
                 # Too many descriptors, or no memory: it may pass.
                 log.warning("the page server cannot accept a connection: %s", error)
                 yield Wait(-1, 0, 0.1)
-                continue
-            if len(self._strangers) >= _MAX_STRANGERS:
-                oldest = next(iter(self._strangers))
-                self._tasks.cancel(self._strangers.pop(oldest))
-                oldest.connection.close()
-                self._refusals.stranger(oldest.address, "others come, and it has not said who it is")
-            self._begin(connection, str(address[0]))
 
     def _begin(self, connection: socket.socket, address: str) -> None:
         visit = _Visit(connection, address)
 
         def ended(_result: Any, error: Exception | None) -> None:
-            self._strangers.pop(visit, None)
-            self._members.pop(visit, None)
+            self._forget(visit)
             if isinstance(error, NotAMember):
                 self._refusals.stranger(visit.address, str(error))
             elif error is not None and not isinstance(error, (OSError, Closed, TransferError)):
                 log.error("serving pages failed", exc_info=error)
 
-        self._strangers[visit] = self._tasks.start(self._serve(visit), ended)
+        self._visits.add(visit)
+        visit.task = self._tasks.start(self._serve(visit), ended)
+
+    def _forget(self, visit: _Visit) -> None:
+        for line in (self._strangers, self._knocked):
+            line.leave(visit)
+        self._members.discard(visit)
+        self._visits.discard(visit)
+
+    def _wait_in(self, line: Waiting[_Visit], visit: _Visit) -> None:
+        """Raises `NotAMember` if there is no place for it."""
+        surplus, why = line.come(visit, visit.address), "others come, and it has not said who it is"
+        if surplus is visit:
+            raise NotAMember(why)
+        if surplus is not None:
+            self._end(surplus)
+            self._refusals.stranger(surplus.address, why)
+
+    def _end(self, visit: _Visit) -> None:
+        assert visit.task is not None
+        self._forget(visit)
+        self._tasks.cancel(visit.task)
+        visit.connection.close()  # (a task that never had a turn has closed nothing)
 
     def _serve(self, visit: _Visit) -> Step:
         connection = visit.connection
         with contextlib.closing(connection):
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._wait_in(self._strangers, visit)
             channel = yield from self._open(visit)
-            while True:
+            while channel is not None:
                 header = yield from self._header(visit, channel)
                 if header is None:
                     return
@@ -162,11 +188,14 @@ class PageServer:
                 yield from self._send_pages(channel, token, pages, bool(checked), *part)
 
     def _open(self, visit: _Visit) -> Step:
+        """Returns the `Channel`; None: there is no place for it."""
         if self._encryption is None:
             return PlainChannel(visit.connection)
+        yield from self._encryption.listen(visit.connection, visit)
+        self._strangers.leave(visit)
+        self._wait_in(self._knocked, visit)
         channel = yield from self._encryption.accept(visit.connection, visit)
-        visit.bytes_left = AUTH_BYTES
-        return channel
+        return channel if self._admit(visit) else None
 
     def _header(self, visit: _Visit, channel: Channel) -> Step:
         """The next question's; None: the other end has left.  Raises `NotAMember` for a stranger."""
@@ -189,11 +218,13 @@ class PageServer:
             yield Wait(-1, 0, _EARLY_LOOK_S)
 
     def _admit(self, visit: _Visit) -> bool:
-        """It has shown a grant.  False: there are too many that have."""
+        """It is a member's.  False: there are too many of them."""
+        for line in (self._strangers, self._knocked):
+            line.proved(visit, visit.address)
         if len(self._members) >= _MAX_MEMBERS:
             log.warning("the page server has %d connections of readers; closed another one", _MAX_MEMBERS)
             return False
-        self._members[visit] = self._strangers.pop(visit)
+        self._members.add(visit)
         visit.stranger = False
         return True
 
@@ -257,14 +288,24 @@ class _Visit:
     def __init__(self, connection: socket.socket, address: str = "") -> None:
         self.connection = connection
         self.address = address
+        self.task: Task | None = None
         self.stranger = True
-        """It has shown no grant yet."""
+        """It has not shown yet that it is a member's."""
         self.bytes_left = AUTH_BYTES
         """What a stranger may still send."""
         self._until = time.monotonic() + AUTH_S
 
+    def has_spoken(self) -> bool:
+        """Whether anything has come from a stranger."""
+        if self.bytes_left < AUTH_BYTES:
+            return True
+        try:
+            return bool(self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
     def seconds_left(self) -> float:
-        """For a stranger to show one."""
+        """For a stranger to show it."""
         return max(self._until - time.monotonic(), 0.0)
 
 
@@ -291,7 +332,7 @@ def _listen_on(host: str) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified:
             raise OSError("it means every address and names none")
-        listener = socket.create_server((str(address[0]), 0), family=family, backlog=_MAX_MEMBERS)
+        listener = socket.create_server((str(address[0]), 0), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ValueError(
             f"transfer_host {host!r}: the page server cannot listen there ({error.strerror or error}); give "

@@ -12,23 +12,31 @@ A fetch that is dropped takes its pieces out of the line.  What was asked for al
 front of what others have asked for: it is read and thrown away, unless nothing else is wanted from that
 connection, which is closed then.  In both cases no byte lands in the blocks from the moment of the drop on.
 A connection that breaks or falls silent fails what was asked for on it, and what stands in the line if there
-is no other.
+is no other.  One that the server closes before it has answered anything may have had to make room for others:
+then another one is made, as long as the server may be silent.
 """
 
 from __future__ import annotations
 
-import errno
-import os
+import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from baton.transfer.base import TransferError
 from baton.transfer.tasks import READ, WRITE, Task, Tasks, Wait
-from baton.transfer.transports.channel import Channel, Encryption, PlainChannel, receive_bytes
+from baton.transfer.transports.channel import (
+    Channel,
+    Encryption,
+    Place,
+    PlainChannel,
+    connect,
+    is_quiet,
+    receive_bytes,
+)
 from baton.transfer.transports.page_stream import (
     ANSWER,
     MAGIC,
@@ -47,25 +55,6 @@ _SCRATCH_BYTES = 256 << 10
 _SERVERS_BYTES = 16 << 10
 """Of a server's handshake, far above what it takes."""
 _FOREVER_S = 3600.0
-
-
-class Place(NamedTuple):
-    """Where a page server listens, as `PoolSource.tcp` says it: `HOST:PORT`, with `?tls=HEX` behind it if
-    connections are encrypted."""
-
-    host: str
-    port: int
-    fingerprint: str = ""
-    """Of the server's certificate; "": connections are in clear."""
-
-    @classmethod
-    def parse(cls, name: str) -> Place:
-        """Raises `TransferError`."""
-        address, mark, fingerprint = name.partition("?tls=")
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535 or (mark and len(fingerprint) != 64):
-            raise TransferError("this is no address of a page server (HOST:PORT, and ?tls=… if encrypted)")
-        return cls(host.strip("[]"), int(port), fingerprint)
 
 
 @dataclass(eq=False, slots=True)
@@ -111,6 +100,9 @@ class Pipes:
         self.silence_s = silence_s
         self.line: deque[Piece] = deque()
         self._pipes: list[_Pipe] = []
+        self._sent_away = 0
+        self._sent_away_since = 0.0
+        """Connections that were closed before anything was heard, one after the other, and since when."""
         self._idle_since = time.monotonic()
 
     def __len__(self) -> int:
@@ -152,12 +144,33 @@ class Pipes:
         """A connection is no more: what was asked for on it fails."""
         self._pipes.remove(pipe)
         lost = list(pipe.asked)
+        if self._comes_again(pipe, error):
+            self.line.extendleft(reversed(lost))
+            self.line = deque(piece for piece in self.line if not piece.order.over)
+            if self.line:
+                self._pipes.append(_Pipe(self, _pause_s(self._sent_away)))
+            return
         if not self._pipes and not pipe.was_idle:
             lost += self.line
         for piece in lost:
             self.fail(piece.order, error)
         self.line = deque(piece for piece in self.line if not piece.order.over)
         self.advance()
+
+    def _comes_again(self, pipe: _Pipe, error: Exception) -> bool:
+        """Whether to connect anew: the server may have made room for others while they come faster than it
+        looks at them."""
+        sent_away = isinstance(error, (Closed, ConnectionResetError, BrokenPipeError))
+        if pipe.heard or pipe.was_idle or not sent_away:
+            return False
+        if not self._sent_away:
+            self._sent_away_since = time.monotonic()
+        self._sent_away += 1
+        return time.monotonic() - self._sent_away_since < self.silence_s
+
+    def hears(self) -> None:
+        """The server has answered."""
+        self._sent_away = 0
 
     def fail(self, order: Order, error: Exception) -> None:
         if not order.over:
@@ -197,8 +210,12 @@ class Pipes:
 class _Pipe:
     """One connection, and the task that asks and reads on it."""
 
-    def __init__(self, owner: Pipes) -> None:
+    def __init__(self, owner: Pipes, pause_s: float = 0.0) -> None:
+        """`pause_s`: before it connects."""
         self.window = Window()
+        self.heard = False
+        """The server has answered something on it."""
+        self._pause_s = pause_s
         self.asked: deque[Piece] = deque()
         """Pieces that were asked for, in the order in which they come."""
         self._owner = owner
@@ -223,7 +240,14 @@ class _Pipe:
 
     def _run(self) -> Step:
         place = self._owner.place
-        connection = yield from _connect(place, self._silence_s)
+        if self._pause_s:
+            until = time.monotonic() + self._pause_s
+            while (left := until - time.monotonic()) > 0:
+                yield Wait(-1, 0, left)
+            if not self._owner.line:  # nobody wants anything any more
+                self.was_idle = True
+                raise Closed
+        connection = yield from connect(place, self._silence_s)
         try:
             self._channel = channel = yield from self._open(connection, place.fingerprint)
             answers = self._answers(channel)
@@ -285,7 +309,7 @@ class _Pipe:
         while True:
             while not self.asked:
                 yield Wait(channel.connection.fileno(), READ, _FOREVER_S)
-                if not self.asked and not _is_quiet(channel.connection):
+                if not self.asked and not is_quiet(channel.connection):
                     self.was_idle = True
                     raise Closed
             piece = self.asked[0]
@@ -293,6 +317,8 @@ class _Pipe:
             assert question is not None
             header = yield from receive_bytes(channel, ANSWER.size, _FOREVER_S)
             self._hear()
+            self.heard = True
+            self._owner.hears()
             self.window.begins(question, self._heard_at)
             magic, status, size = ANSWER.unpack(header)
             if magic != MAGIC:
@@ -357,6 +383,11 @@ class _Pipe:
         return self._scratch
 
 
+def _pause_s(times: int) -> float:
+    """After so many connections that came to nothing."""
+    return min(0.005 * 2.0 ** min(times, 10), 0.2) * random.uniform(0.5, 1.5)
+
+
 class _Patience:
     """Of a reader with a server that has not proved who it is (`channel.Budget`)."""
 
@@ -366,35 +397,3 @@ class _Patience:
 
     def seconds_left(self) -> float:
         return max(self._until - time.monotonic(), 0.0)
-
-
-def _connect(place: Place, silence_s: float) -> Generator[Wait | None, Any, socket.socket]:
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    try:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        code = connection.connect_ex(place[:2])
-        if code == errno.EINPROGRESS:
-            give_up = time.monotonic() + silence_s
-            while (resumed := (yield Wait(connection.fileno(), WRITE, give_up - time.monotonic()))) is None:
-                pass  # woken: there is more to ask for
-            if not resumed:
-                raise TransferError(f"no connection within {silence_s:.1f} s")
-            code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise OSError(code, os.strerror(code))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _is_quiet(connection: socket.socket) -> bool:
-    """An idle connection has nothing to say: what can be read is its end."""
-    try:
-        connection.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False

@@ -18,9 +18,9 @@ connections are encrypted, another member does not get them with its token.
 
 | limit | of the server | of the reader |
 | --- | --- | --- |
-| connections | 256 that have shown a grant, 64 that have not | 8 a source |
-| before the first grant was shown | 2 s and 1 KiB; of the handshake 1 KiB besides | |
-| the handshake | | 3 s and 16 KiB |
+| connections | 256 of members, 64 that have knocked, 64 of others | 8 a source |
+| knock and handshake; in clear until a grant is shown | 2 s and 1 KiB | 3 s and 16 KiB |
+| connections that the server closes unheard | | made again for 3 s |
 | a question | 65,536 pages | about 2 MiB of pages |
 | silence in the middle of something | 3 s, then closed | 3 s, then `TransferError` |
 | an idle connection | 120 s | 30 s |
@@ -40,10 +40,10 @@ from baton.transfer.grants import GrantBook
 from baton.transfer.layout import Part, part_here, runs
 from baton.transfer.refusals import Refusals
 from baton.transfer.tasks import Tasks, Wait
-from baton.transfer.transports.channel import Encryption
+from baton.transfer.transports.channel import Encryption, Place
 from baton.transfer.transports.page_server import PageServer
 from baton.transfer.transports.page_stream import MAGIC, REQUEST, Closed, checksums
-from baton.transfer.transports.pipes import Order, Piece, Pipes, Place
+from baton.transfer.transports.pipes import Order, Piece, Pipes
 
 PIECE_BYTES = 2 << 20
 _PARALLEL = 1024
