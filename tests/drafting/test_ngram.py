@@ -61,7 +61,7 @@ def test_the_longest_match_is_found(kernel, text, cuts, shortest, more):
     longest = shortest + more
     index = NgramGuesses(kernel, 3, most=MOST, shortest=shortest, longest=longest)
     first = cuts[0] if cuts else 1
-    index.admit(1, np.array(text[:first], np.int32))
+    index.admit(1, np.array(text[:first], np.int32), 1)
     done = min(first, len(text))
     for cut in cuts[1:]:
         if done < len(text):
@@ -74,8 +74,8 @@ def test_it_finds_the_same_in_a_long_text_that_grew(kernel):
     random = np.random.default_rng(1)
     index = NgramGuesses(kernel, 2, most=MOST, shortest=2, longest=8)
     texts: list[list[int]] = [[], []]
-    index.admit(0, np.empty(0, np.int32))
-    index.admit(1, np.empty(0, np.int32))
+    index.admit(0, np.empty(0, np.int32), 1)
+    index.admit(1, np.empty(0, np.int32), 1)
     for _ in range(60):
         runs = random.integers(1, 60, 2)
         parts = [random.integers(0, 12, run).tolist() for run in runs]
@@ -93,22 +93,22 @@ def test_it_finds_the_same_in_a_long_text_that_grew(kernel):
 
 def test_a_text_that_repeats_itself_is_drafted_beyond_its_end(kernel):
     index = NgramGuesses(kernel, 1, most=MOST)
-    index.admit(0, np.array([7, 8, 9, 7, 8], np.int32))
+    index.admit(0, np.array([7, 8, 9, 7, 8], np.int32), 1)
     assert guess(index, 0, [9]) == [7, 8, 9, 7, 8]
 
 
 def test_a_slot_that_is_used_again_knows_nothing_of_before(kernel):
     index = NgramGuesses(kernel, 1, most=MOST)
-    index.admit(0, np.array([1, 2, 3, 4], np.int32))
+    index.admit(0, np.array([1, 2, 3, 4], np.int32), 1)
     assert guess(index, 0, [1, 2]) != []
-    index.admit(0, np.array([5], np.int32))
+    index.admit(0, np.array([5], np.int32), 1)
     assert guess(index, 0, [1, 2]) == []
 
 
 def test_the_same_slot_may_occur_several_times(kernel):
     index = NgramGuesses(kernel, 2, most=MOST)
-    index.admit(0, np.array([1, 2, 3, 4], np.int32))
-    index.admit(1, np.array([1], np.int32))
+    index.admit(0, np.array([1, 2, 3, 4], np.int32), 1)
+    index.admit(1, np.array([1], np.int32), 1)
     found = index.follow(np.array([0, 1, 0]), np.array([1, 2, 2]), np.array([9, 6, 7, 1, 2], np.int32))
     assert found.counts.tolist() == [0, 0, MOST]
     assert found.drafts[2].tolist() == [3, 4, 9, 1, 2]
@@ -118,7 +118,7 @@ def test_a_chance_is_what_came_true(kernel):
     """Of matches of the same length: what was right of them, whether anybody drafted or not."""
     index = NgramGuesses(kernel, 2, most=MOST)
     quoting = np.arange(100, 400, dtype=np.int32)
-    index.admit(0, quoting)
+    index.admit(0, quoting, 1)
     first = index.follow(np.array([0]), np.array([2]), quoting[:2]).chances[0].copy()
     assert (np.diff(first) < 0).all()  # a draft is only of use if those before it are right
     assert 0.2 < first[0] < 0.4
@@ -126,7 +126,7 @@ def test_a_chance_is_what_came_true(kernel):
     assert later[0] > 0.97
     assert later[-1] > 0.85
     # Another request whose guesses are never right: its own chances fall, whatever the others' are.
-    index.admit(1, np.tile(np.arange(20, dtype=np.int32), 20))
+    index.admit(1, np.tile(np.arange(20, dtype=np.int32), 20), 1)
     random = np.random.default_rng(2)
     for new in range(1000, 1080):
         start = int(random.integers(0, 15))
@@ -139,7 +139,7 @@ def test_a_chance_is_what_came_true(kernel):
 def test_prompts_are_not_judged(kernel):
     """That a prompt repeats itself does not say that its answer does."""
     index = NgramGuesses(kernel, 1, most=MOST)
-    index.admit(0, np.tile(np.arange(50, dtype=np.int32), 30))
+    index.admit(0, np.tile(np.arange(50, dtype=np.int32), 30), 1)
     assert not index._all.any()
 
 
@@ -154,10 +154,10 @@ def test_kernels_agree():
         slot = int(random.integers(0, 4))
         prompt = random.integers(0, 6, int(random.integers(1, 100))).astype(np.int32)
         for index in indexes:
-            index.admit(slot, prompt)
+            index.admit(slot, prompt, 1)
             for other in range(4):
                 if other not in index._arrays:
-                    index.admit(other, prompt)
+                    index.admit(other, prompt, 1)
         runs = random.integers(1, 9, 4)
         tokens = random.integers(0, 6, runs.sum()).astype(np.int32)
         a, b = [index.follow(np.arange(4), runs, tokens) for index in indexes]

@@ -98,8 +98,7 @@ class NgramGuesses:
         """Of the texts."""
         return sum(x.tokens.nbytes + x.links.nbytes + x.table.nbytes for x in self._arrays.values())
 
-    def admit(self, slot: int, tokens: Int32Array) -> None:
-        """The text so far."""
+    def admit(self, slot: int, tokens: Int32Array, num_prompt: int) -> None:
         self.release(slot)
         self._judged[slot] = 0
         self._make(slot, tokens)
@@ -111,10 +110,7 @@ class NgramGuesses:
             self._room[slot] = 0
 
     def follow(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array) -> Guesses:
-        """Appends so many tokens to the text of each of these slots, and guesses what follows.  The result is
-        valid until the next call.  A slot may occur several times, its guess is then the last one."""
-        short = self._texts[slots, 4] + runs > self._room[slots]
-        if short.any() or len(set(slots.tolist())) < len(slots):
+        if (self._texts[slots, 4] + len(tokens) > self._room[slots]).any():  # perhaps, for one of them
             self._grow(slots, runs)
         return self._call(slots, runs, tokens)
 

@@ -1,0 +1,28 @@
+"""The drafter that a configuration asks for."""
+
+from __future__ import annotations
+
+from baton.drafting.base import Drafter
+from baton.drafting.cost import StepCost
+from baton.drafting.drafter import ChoosingDrafter
+from baton.drafting.ngram import NgramGuesses, NgramKernel
+from baton.protocol.config import Speculation
+
+
+def make_drafter(
+    speculation: Speculation, *, max_num_seqs: int, vocab_size: int, ngram: NgramKernel
+) -> Drafter:
+    """For rank 0 of an instance. `ngram`: `model.cpu.ngram.ngram_kernel()`. Raises `ValueError` for a
+    method that no drafter here has."""
+    most = speculation.num_speculative_tokens
+    if speculation.method not in ("auto", "ngram"):
+        raise ValueError(f"speculative_config: method {speculation.method!r}: give auto or ngram")
+    source = NgramGuesses(
+        ngram,
+        max_num_seqs,
+        most=most,
+        shortest=speculation.prompt_lookup_min,
+        longest=speculation.prompt_lookup_max,
+    )
+    cost = StepCost(max_num_seqs * (1 + most)) if speculation.method == "auto" else None
+    return ChoosingDrafter(source, max_num_seqs, cost=cost)
