@@ -49,7 +49,7 @@ from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
 from baton.protocol.codec import MalformedMessage, unpack_int32
 from baton.protocol.commands import Abort, Admit, Command, Control, Grow, Pace, Preempt, Reprioritize
 from baton.protocol.reports import Closed, CloseReason
-from baton.worker.composition import Composition, Prompt
+from baton.worker.composition import Composition, Prompt, affordable
 from baton.worker.decode_set import (
     COMPUTED,
     IN_SET,
@@ -117,7 +117,7 @@ class Slots:
         )  # of these: their last chunk was computed, and they have no token yet
         self._tokens: dict[int, Int32Array] = {}  # of slots in PREFILL
         self._pooled: set[int] = set()  # slots that close when their prompt is computed, without a token
-        self._num_prompt: dict[int, int] = {}  # of those in PREFILL that want prompt log-probabilities
+        self._scored: dict[int, int] = {}  # in PREFILL: how many log-probabilities of each token they want
         self._prefilling: list[int] = []  # in order of admission
         self._decode = DecodeSet(self._counters, self._tables, self._epoch, self._stops, self._patient)
         self._composition = composition
@@ -198,7 +198,7 @@ class Slots:
         self._tokens[slot] = tokens
         if command.sampling.prompt_logprobs is not None and length == command.num_prompt:
             # (With generated tokens an earlier epoch has reported the whole prompt.)
-            self._num_prompt[slot] = length
+            self._scored[slot] = command.sampling.prompt_logprobs
         self._patient[slot] = command.patient
         if command.handover:
             self._handovers.add(slot)
@@ -287,7 +287,7 @@ class Slots:
         tokens: Int32Array = self._last.take(rows)
         num_decodes = len(rows)
         if self._prefilling and budget > num_decodes:
-            pieces = self._pieces(budget - num_decodes, num_decodes)
+            pieces = affordable(self._pieces(budget - num_decodes, num_decodes), self._scored)
             return self._with_prefill(step, pieces, rows, starts, tokens, tables)
         if not num_decodes:
             return None
@@ -332,7 +332,7 @@ class Slots:
         pooled: dict[int, bool] = {}
         for slot, count in pieces:
             start, text = int(self._computed[slot]), self._tokens[slot]
-            if slot in self._num_prompt and start + 1 < len(text):
+            if slot in self._scored and start + 1 < len(text):
                 targets[num_decodes + len(slots)] = text[start + 1 : start + count + 1]
             slots.append(slot)
             first.append(start)
@@ -511,7 +511,7 @@ class Slots:
         if self._composition is not None:
             self._composition.leave(slot)
         del self._tokens[slot]
-        self._num_prompt.pop(slot, None)
+        self._scored.pop(slot, None)
 
     def _is_open(self, command: Grow | Reprioritize | Preempt | Abort) -> bool:
         """Whether the command's epoch runs.  Raises for one that was never admitted."""
