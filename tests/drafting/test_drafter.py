@@ -7,7 +7,8 @@ import pytest
 
 from baton.drafting.cost import StepCost
 from baton.drafting.drafter import ChoosingDrafter
-from baton.drafting.guesses import Judged
+from baton.drafting.forced import WithForced
+from baton.drafting.guesses import Guesses, Judged
 from baton.drafting.making import make_drafter
 from baton.drafting.ngram import NgramGuesses
 from baton.model.cpu.ngram import ngram_kernel
@@ -24,7 +25,7 @@ def int32s(values) -> np.ndarray:
 class Told:
     """A source that has the same guess each time; counts what it was told."""
 
-    most = 3
+    eager = False
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[int], list[int], list[int]]] = []
@@ -42,8 +43,6 @@ class Told:
         self.calls.append((slots.tolist(), runs.tolist(), tokens.tolist()))
         drafts = np.repeat(slots[:, None] * 10, 3, 1) + np.arange(3)
         chances = np.cumprod(np.full((len(slots), 3), self.chance, np.float32), 1)
-        from baton.drafting.guesses import Guesses
-
         return Guesses(drafts.astype(np.int32), chances, np.full(len(slots), 3, np.int32))
 
 
@@ -184,3 +183,40 @@ def test_guesses_that_say_nothing_of_themselves_are_judged_by_position():
     judged.admit(1)
     judged.judge(1, [0, 0, 0])  # nothing was guessed of this request
     assert judged.chances(1, [5]).tolist() == [0.5]
+
+
+def test_what_a_grammar_forces_is_drafted_where_it_promises_more():
+    source, forced, constrained = Told(), {}, [True]
+    mixed = WithForced(source, lambda slots: forced, lambda: constrained[0], 8, 3)
+    drafter = ChoosingDrafter(mixed, 8, cost=None)
+    for slot in range(3):
+        drafter.admit(slot, int32s([1]), 1, SAMPLING, STOPPING)
+    source.chance = 0.3
+    forced[1] = [7, 8, 9, 7]
+    assert step(drafter, [0, 1]) == {0: [0, 1, 2], 1: [7, 8, 9]}
+    source.chance = 0.99
+    assert step(drafter, [0, 1], [5, 7]) == {0: [0, 1, 2], 1: [10, 11, 12]}
+    # It is judged by what comes: this model spells it otherwise.
+    source.chance = 0.5
+    found = [step(drafter, [1], [6])[1] for _ in range(20)]
+    assert found[0] == [7, 8, 9]
+    assert found[-1] == [10, 11, 12]
+    # ... of this request.
+    drafter.release(1)
+    drafter.admit(1, int32s([1]), 1, SAMPLING, STOPPING)
+    assert step(drafter, [1]) == {1: [7, 8, 9]}
+    constrained[0] = False
+    assert step(drafter, [1]) == {1: [10, 11, 12]}
+
+
+def test_what_is_forced_is_asked_after_each_step():
+    """It comes and goes with the answer's place, so that it was worth nothing lately says little."""
+    source, forced = Told(), {}
+    source.chance = 0.01
+    mixed = WithForced(source, lambda slots: forced, lambda: True, 8, 3)
+    drafter = ChoosingDrafter(mixed, 8, cost=StepCost(40))
+    drafter.admit(1, int32s([1]), 1, SAMPLING, STOPPING)
+    for _ in range(300):
+        assert step(drafter, [1], seconds=0.01) == {}
+    forced[1] = [7, 8, 9]
+    assert step(drafter, [1])[1][0] == 7

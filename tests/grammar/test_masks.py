@@ -347,3 +347,67 @@ def test_a_grammar_that_many_have_gets_a_lexer_for_each_thread():
         last = [promise.lexer for promise in made[-12:]]
         assert [last.count(lexer) for lexer in range(threads)] == [12 // threads] * threads
         grammars.close()
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "street_number": {"type": "integer"}},
+    "required": ["name", "street_number"],
+    "additionalProperties": False,
+}
+
+
+def test_what_a_grammar_forces_is_spelt():
+    site = Site()
+    site.admit(0, Json(PERSON))
+    site.admit(1, Regex("[a-z]+"))
+    assert site.ready([0, 1]) == {}
+    assert site.masks.forced([0, 1, 2]) == {0: [TOKENS.index(b"{")]}
+    for token in b"{":
+        site.ready([0])
+        site.choose([0], [token])
+    site.ready([0])
+    site.choose([0], [ord('"')])
+    (tokens,) = site.masks.forced([0, 2]).values()
+    assert tokens == [TOKENS.index(b"name"), TOKENS.index(b'"')]
+
+
+def test_what_is_spelt_otherwise_is_spelt_so_the_next_time():
+    """By the answers that were given, of this request or another one."""
+    site = Site()
+    for slot in (0, 1):
+        site.admit(slot, Json(PERSON))
+        site.ready([slot])
+        site.choose([slot], [TOKENS.index(b'{"')])
+        forced = site.masks.forced([slot])[slot]
+        assert text_of(forced) == 'name"'
+        for token in b"name":
+            site.ready([slot])
+            site.choose([slot], [token])
+            assert text_of(site.masks.forced([slot])[slot]) == 'name"'["name".index(chr(token)) + 1 :]
+        site.ready([slot])
+        site.choose([slot], [ord('"')])
+        assert slot not in site.masks.forced([slot])
+        assert forced == ([TOKENS.index(b"name"), ord('"')] if slot == 0 else list(b'name"'))
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+def test_to_ask_what_is_forced_changes_nothing(schema):
+    """The same walk with and without; and what is forced may come."""
+    for seed in range(6):
+        walks = []
+        for asking in (False, True):
+            site, choices, tokens = Site(), random.Random(seed), []
+            site.admit(1, Json(schema))
+            while not tokens or (tokens[-1] not in (END, OTHER_END) and len(tokens) < 80):
+                forced = site.masks.forced([1]) if asking else {}
+                (allowed,) = site.allowed([1])
+                if forced:
+                    assert forced[1][0] in allowed
+                    assert END not in allowed
+                tokens.append(choices.choice(allowed) if END not in allowed else END)
+                site.choose([1], tokens[-1:])
+            assert site.masks.forced([1]) == {} or tokens[-1] not in (END, OTHER_END)
+            site.masks.close()
+            walks.append(tokens)
+        assert walks[0] == walks[1]

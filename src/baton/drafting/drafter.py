@@ -62,7 +62,7 @@ class ChoosingDrafter:
     def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array, drafted: Int32Array) -> None:
         self._barren += 1
         self._forget()
-        every = min(max(1, self._barren // _PATIENCE), _SELDOM)
+        every = 1 if self._source.eager else min(max(1, self._barren // _PATIENCE), _SELDOM)
         if every > 1 or self._kept:
             self._kept.append((slots.copy(), runs.copy(), tokens.copy()))
             if len(self._kept) >= every:

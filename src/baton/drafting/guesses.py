@@ -30,6 +30,10 @@ class Guesses(NamedTuple):
 class Source(Protocol):
     """Guesses what follows in each slot, and judges its guesses by what comes."""
 
+    @property
+    def eager(self) -> bool:
+        """Whether it is to be asked after each step, also where its guesses were worth nothing lately."""
+
     def admit(self, slot: int, tokens: Int32Array, num_prompt: int) -> None:
         """The slot's text so far; not valid after the call."""
 

@@ -62,6 +62,8 @@ class _Arrays:
 class NgramGuesses:
     """The texts of all slots.  See `guesses.Source`."""
 
+    eager = False
+
     def __init__(
         self, kernel: NgramKernel, num_slots: int, *, most: int, shortest: int = 2, longest: int = 16
     ) -> None:

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from baton.grammar.compiled import Grammars, MatchingError, Promise, check_matcher
+from baton.grammar.spelling import Spelling
 from baton.protocol.sampling import UNFOLLOWABLE, Constraint, Stopping
 
 _PATIENCE_S = 0.01
@@ -70,6 +71,9 @@ class Masks:
         self._masks, self._masked = masks, masked
         self._vocab_size = vocab_size
         self._grammars = Grammars(tokenizer, lexers=threads)
+        self._tokenizer = tokenizer
+        self._spelling: Spelling | None = None
+        """From when a text was first forced."""
         self._beside = beside
         self._threads = threads
         self._clock = clock
@@ -155,6 +159,30 @@ class Masks:
             self._rows = []
         return failed
 
+    def forced(self, slots: Iterable[int]) -> dict[int, list[int]]:
+        """What must follow of these slots' answers, where only one text may: slot → tokens that probably
+        spell it. To be asked between `chosen` and the next `begin`; slots without such a text are left
+        out."""
+        found: dict[int, list[int]] = {}
+        for slot in slots:
+            request = self._requests.get(slot)
+            if request is None or request.matcher is None:
+                continue
+            if request.lost or request.new in request.ends:
+                continue
+            self._read_new(request)
+            if request.matcher.is_error():
+                continue  # (`ready` deals with it)
+            text: bytes = request.matcher.compute_ff_bytes()
+            if text:
+                if self._spelling is None:
+                    self._spelling = Spelling(self._tokenizer())
+                if not request.forced:
+                    request.forced = text
+                if tokens := self._spelling.spell(text):
+                    found[slot] = tokens
+        return found
+
     def close(self) -> None:
         self._grammars.close()
         if self._pool is not None:
@@ -177,7 +205,6 @@ class Masks:
         """The masks of those whose matchers are there.  Returns who failed."""
         failed: dict[int, str] = {}
         found: list[tuple[LLMatcher, int]] = []
-        news: list[tuple[LLMatcher, int]] = []
         for slot in rows:
             request = self._requests[slot]
             if request.matcher is None:
@@ -191,19 +218,37 @@ class Masks:
                 except Exception as error:  # (what the vocabulary could not be made of)
                     failed[slot] = f"structured_outputs: {error}"[:_LONGEST_MESSAGE]
                     continue
-            if request.new is not None:
-                news.append((request.matcher, request.new))
-                request.tokens.append(request.new)
-                request.new = None
+            self._read_new(request)  # (microseconds; threads would take longer to begin)
             found.append((request.matcher, slot))
-        for matcher, token in news:  # (microseconds; threads would take longer to begin)
-            matcher.consume_token(token)
         filled = self._kept(found, failed)
         self._compute(filled)
         filled = self._kept(filled, failed)
         if filled:
             self._set_ends([slot for _, slot in filled])
         return failed
+
+    def _read_new(self, request: _Request) -> None:
+        """The request's matcher, which is there, reads the token that it has not read."""
+        if request.new is None:
+            return
+        assert request.matcher is not None
+        request.matcher.consume_token(request.new)
+        request.tokens.append(request.new)
+        if request.forced:
+            self._follow(request, request.new)
+        request.new = None
+
+    def _follow(self, request: _Request, token: int) -> None:
+        """Of tokens that spell a forced text: when they have, it is known how it is spelt."""
+        assert self._spelling is not None
+        spelt = self._spelling.bytes_of(token)
+        begins = request.forced[request.spelt :].startswith(spelt)
+        if begins:
+            request.spelling.append(token)
+            request.spelt += len(spelt)
+        if not begins or request.spelt == len(request.forced):
+            self._spelling.learn(request.forced, request.spelling)
+            request.forced, request.spelling, request.spelt = b"", [], 0
 
     def _compute(self, rows: list[tuple[LLMatcher, int]]) -> None:
         width = 4 * self._masks.shape[1]
@@ -265,7 +310,20 @@ class Masks:
 class _Request:
     """One request's matcher and what ends it."""
 
-    __slots__ = ("alone", "constraint", "ends", "future", "lost", "matcher", "new", "since", "tokens")
+    __slots__ = (
+        "alone",
+        "constraint",
+        "ends",
+        "forced",
+        "future",
+        "lost",
+        "matcher",
+        "new",
+        "since",
+        "spelling",
+        "spelt",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -289,6 +347,11 @@ class _Request:
         """The matcher failed, and is to be made again ..."""
         self.alone = False
         """... which was done: its lexer is its own."""
+        self.forced = b""
+        """A text that was forced, of which ..."""
+        self.spelling: list[int] = []
+        self.spelt = 0
+        """... these tokens have spelt so many bytes."""
 
     @property
     def stays(self) -> bool:
