@@ -102,7 +102,7 @@ class Driver:
             if batch.samples[row]:
                 request.tokens.append(int(next(sampled)[1]))
                 if row in result.logprobs:
-                    request.logprobs.append(result.logprobs[row])
+                    request.logprobs += result.logprobs[row]
         assert next(sampled, None) is None
 
     @staticmethod

@@ -64,7 +64,7 @@ def test_late_and_failed_rows_on_every_rank():
     assert result.failed == {0: "it broke", 2: "not in its mask"}
     assert result.late == [1]
     assert 1 not in result.logprobs
-    assert result.logprobs[3].token == 7
+    assert result.logprobs[3][0].token == 7
     follower = StepResult(np.empty(0, np.int32))
     sampler.take(follower, tokens, np.array([3, 5, 6, 8]))
     assert (sorted(follower.failed), follower.late) == ([3, 6], [5])

@@ -68,7 +68,7 @@ def hashing(request):
     """Few short rows are hashed one by one, others all at once."""
     with pytest.MonkeyPatch.context() as patch:
         if not request.param:
-            patch.setattr("baton.executor.simulated._FEW_ROWS", 0)
+            patch.setattr("baton.executor.simulated_hashes._FEW_ROWS", 0)
         yield
 
 
@@ -108,8 +108,8 @@ def test_chunked_prefill_and_decode_give_the_oracles_tokens(hashing, data):
 
 
 def test_a_mixed_batch_in_small_groups(monkeypatch):
-    monkeypatch.setattr("baton.executor.simulated._CHUNK_CELLS", 8)
-    monkeypatch.setattr("baton.executor.simulated._FEW_ROWS", 0)
+    monkeypatch.setattr("baton.executor.simulated_hashes._CHUNK_CELLS", 8)
+    monkeypatch.setattr("baton.executor.simulated_hashes._FEW_ROWS", 0)
     executor = make()
     for slot in range(3):
         admit(executor, slot)
@@ -170,7 +170,7 @@ def test_logprobs_are_ranked_and_repeatable():
     targets = {0: np.array([2, 3, 4], np.int32)}
     rows = [(0, 0, [1, 2, 3, 4], True, [0])]
     result = executor.execute(batch(rows, targets=targets))
-    found = result.logprobs[0]
+    (found,) = result.logprobs[0]
     assert found.token == result.tokens[0] == found.top[0][0]
     assert found.rank == 1
     assert len({token for token, _ in found.top}) == 4

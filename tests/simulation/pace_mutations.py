@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baton.worker.composition import Composition, Prompt
 from baton.worker.slots import Slots
 from tests.simulation.mutations import Patch, mutation
@@ -21,12 +23,23 @@ def streams_wait(patch: Patch) -> None:
 
 @mutation("while prompts are computed nobody decodes", "streams", "liveness")
 def prompts_alone(patch: Patch) -> None:
-    with_prefill = Slots._with_prefill
+    with_prompts = Slots._with_prompts
 
-    def wrong(self, step, pieces, rows, starts, tokens, tables):
-        return with_prefill(self, step, pieces, rows[:0], starts[:0], tokens[:0], tables[:0])
+    def wrong(self, batch, chosen):
+        none = slice(0, 0)
+        alone = replace(
+            batch,
+            slots=batch.slots[none],
+            starts=batch.starts[none],
+            counts=batch.counts[none],
+            tokens=batch.tokens[none],
+            samples=batch.samples[none],
+            num_decodes=0,
+            drafts=None,
+        )
+        return with_prompts(self, alone, chosen)
 
-    patch.setattr(Slots, "_with_prefill", wrong)
+    patch.setattr(Slots, "_with_prompts", wrong)
 
 
 @mutation("each rank composes by a measure of its own", "agreement")

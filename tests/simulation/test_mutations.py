@@ -16,6 +16,7 @@ from tests.simulation import (  # noqa: F401  (they add to the table)
     arranging_mutations,
     coming_mutations,
     constrained_mutations,
+    draft_mutations,
     fair_mutations,
     follow_mutations,
     gateway_mutations,

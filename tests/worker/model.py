@@ -64,6 +64,8 @@ class Row:
     samples: bool
     blocks: list
     decode: bool
+    drafts: int = 0
+    """Of its tokens, at the end."""
 
 
 @dataclass
@@ -93,7 +95,8 @@ class Model:
             command.handover,
         )
 
-    def compose(self):
+    def compose(self, drafts=None):
+        """`drafts`: by slot."""
         if self.paused:
             return []
         rows, left = [], self.budget
@@ -109,7 +112,53 @@ class Model:
                 samples = slot.computed + len(todo) == len(slot.tokens)
                 rows.append(Row(number, slot.computed, todo, samples, slot.blocks, decode))
                 left -= len(todo)
-        return rows
+        for row in rows:
+            slot = self.open[row.slot]
+            for draft in (drafts or {}).get(row.slot, []) if row.decode else ():
+                generated = len(slot.tokens) - slot.num_prompt + row.drafts + 2  # (one more is sampled)
+                place = row.start + len(row.tokens)
+                full = place >= len(slot.blocks) * self.block_size
+                if full or left == 0 or draft in slot.stopping.stop_token_ids:
+                    break
+                if generated > slot.stopping.max_tokens:
+                    break
+                row.tokens.append(draft)
+                row.drafts += 1
+                left -= 1
+        return sorted(rows, key=lambda row: 2 if not row.decode else 1 if row.drafts else 0)
+
+    def commit_runs(self, rows, runs, late=(), failed=()):
+        """As `commit`, of steps with drafts; `runs`: by slot.  `failed`: slots that end with an error."""
+        given, closed = [], []
+        for row in rows:
+            slot = self.open[row.slot]
+            if not row.samples:
+                slot.computed += len(row.tokens)
+                continue
+            slot.computed += len(row.tokens) - row.drafts - (row.slot in late)
+            slot.repeated |= row.slot in late
+            if row.slot in late:
+                continue
+            for place, token in enumerate(runs[row.slot]):
+                slot.computed += place > 0
+                slot.tokens.append(token)
+                given.append((row.slot, slot.epoch, token))
+                generated = len(slot.tokens) - slot.num_prompt
+                if token in slot.stopping.stop_token_ids and generated > slot.stopping.min_tokens:
+                    closed.append((row.slot, slot.epoch, "stop"))
+                elif generated == slot.stopping.max_tokens:
+                    closed.append((row.slot, slot.epoch, "length"))
+                elif slot.handover:
+                    closed.append((row.slot, slot.epoch, "handed_over"))
+                else:
+                    continue
+                assert token is runs[row.slot][-1] or token == runs[row.slot][-1]
+                del self.open[row.slot]
+                break
+            if row.slot in failed:
+                closed.append((row.slot, slot.epoch, "error"))
+                del self.open[row.slot]
+        return given, closed
 
     def commit(self, rows, tokens, late=()):
         """Returns (tokens by slot and epoch, closings by slot and epoch); `late`: slots without one."""

@@ -13,9 +13,11 @@ from baton.protocol.commands import Abort, Control, Grow, Preempt, Reprioritize
 from baton.protocol.pooling import Pooling
 from baton.protocol.reports import Closed, CloseReason
 from baton.protocol.sampling import Sampling, TokenLogprobs
-from baton.worker.decode_set import LEFT, MAX_TOKEN, NO_STOP, DecodeSet
+from baton.worker.decode_set import LEFT, DecodeSet
 from baton.worker.outcome import Admitted
-from baton.worker.slots import DECODE, ProtocolViolation, Slots
+from baton.worker.slots import DECODE, Slots
+from baton.worker.stop_tokens import MAX_TOKEN, NO_STOP
+from baton.worker.violations import ProtocolViolation
 
 from .model import VOCAB, Model, admit, result_of, sample
 
@@ -32,15 +34,15 @@ def make(size=4, budget=16, length=LENGTH):
     )
 
 
-def check_batch(batch, rows, step):
-    """The composed batch says exactly what the model's rows say."""
+def check_batch(batch, rows, step, num_decodes=None):
+    """The composed batch says exactly what the model's rows say.  `num_decodes` None: all that decode."""
     assert batch.step == step
     assert batch.slots.tolist() == [row.slot for row in rows]
     assert batch.starts.tolist() == [row.start for row in rows]
     assert batch.counts.tolist() == [len(row.tokens) for row in rows]
     assert batch.tokens.tolist() == [token for row in rows for token in row.tokens]
     assert batch.samples.tolist() == [row.samples for row in rows]
-    assert batch.num_decodes == sum(row.decode for row in rows)
+    assert batch.num_decodes == (sum(row.decode for row in rows) if num_decodes is None else num_decodes)
     for array_ in (batch.slots, batch.starts, batch.counts, batch.tokens, batch.block_tables):
         assert array_.dtype == np.int32
     for index, row in enumerate(rows):
@@ -57,8 +59,8 @@ def check_decode_set(slots):
     assert kept.counters.tolist() == slots._counters[kept.slots].tolist()
     assert kept.starts.tolist() == slots._computed[kept.slots].tolist()
     assert kept.epochs.tolist() == slots._epoch[kept.slots].tolist()
-    assert kept.stops.tolist() == slots._stops[kept.slots][:, : kept.stops.shape[1]].tolist()
-    assert (slots._stops[kept.slots][:, kept.stops.shape[1] :] == NO_STOP).all()
+    assert kept.stops.tolist() == slots._stops.columns[kept.slots][:, : kept.stops.shape[1]].tolist()
+    assert (slots._stops.columns[kept.slots][:, kept.stops.shape[1] :] == NO_STOP).all()
     assert kept.longest == kept.starts.max(initial=0)
     assert kept.left == kept.counters[:, LEFT].min(initial=MAX_TOKEN)
     room = int((slots._capacity[kept.slots] - kept.starts).min(initial=MAX_TOKEN))
@@ -329,29 +331,12 @@ def test_logprobs_travel_with_their_tokens():
     assert batch.slots.tolist() == [0, 1]
     assert batch.prompt_logprob_targets == {}
     lp = TokenLogprobs(8, -0.5, 1)
-    outcome = slots.commit(batch, StepResult(np.array([7, 8], np.int32), logprobs={1: lp}))
+    outcome = slots.commit(batch, StepResult(np.array([7, 8], np.int32), logprobs={1: [lp]}))
     assert outcome.logprobs == [(1, lp)]
     slots = make()
     again = admit(0, 6, [10, 11, 12], [0], num_prompt=2, sampling=wants)
     slots.apply(again)
     assert slots.compose(1).prompt_logprob_targets == {}  # an earlier epoch has reported them
-
-
-def test_few_tokens_a_step_where_many_log_probabilities_of_each_are_wanted(monkeypatch):
-    monkeypatch.setattr("baton.worker.composition.LOGPROBS_A_STEP", 600)
-    slots = make()
-    for slot, wanted in enumerate((300, 1000, None)):
-        sampling = Sampling(seed=0, prompt_logprobs=wanted)
-        slots.apply(admit(slot, slot, [10, 11, 12, 13, 14], [2 * slot, 2 * slot + 1], sampling=sampling))
-    steps = []
-    while sum(step.get(1, 0) for step in steps) < 5:
-        batch = slots.compose(1)
-        steps.append(dict(zip(batch.slots.tolist(), batch.counts.tolist(), strict=True)))
-        slots.commit(batch, StepResult(np.array([7] * int(batch.samples.sum()), np.int32)))
-    # The third prompt waits for nobody; the second one for the first, and then a token a step.
-    assert [step.get(2) for step in steps[:2]] == [5, 1]
-    assert [step.get(0) for step in steps[:3]] == [2, 2, 1]
-    assert [step.get(1, 0) for step in steps] == [0, 0, 0, 1, 1, 1, 1, 1]
 
 
 def test_a_request_that_cannot_fit_is_closed_with_an_error():
@@ -600,7 +585,7 @@ def test_a_row_without_a_token_ends_alone(decoding):
         slots.commit(batch, StepResult(np.array([9, 9, 9], np.int32)))
     batch = slots.compose(2)
     found = TokenLogprobs(8, -0.5, 1)
-    result = StepResult(np.array([9, -1, 8], np.int32), {2: found}, failed={1: "it cannot"})
+    result = StepResult(np.array([9, -1, 8], np.int32), {2: [found]}, failed={1: "it cannot"})
     outcome = slots.commit(batch, result)
     assert outcome.slots.tolist() == [0, 2]
     assert outcome.tokens.tolist() == [9, 8]

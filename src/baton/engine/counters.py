@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.engine.request import Request
-from baton.protocol.reports import EXPERT_LOADS, StrangersRefused
+from baton.protocol.reports import EXPERT_LOADS, PagesRefused
 
 REFUSED_AT = ("handshake", "half_open", "peer", "page_connection", "page_grant")
 """Connections without a key of the cluster; those that made room for others, or sent too much before they had
@@ -144,13 +144,17 @@ class Counters:
     """Of each step that computed prompts: their tokens."""
     expert_tokens: list[int] = field(default_factory=list)
     """As `StepReport.expert_tokens`, together; empty without experts."""
+    drafts: int = 0
+    """Times that a step computed drafts of a slot."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    """Of these, the ones that were right."""
+    accepted_by_place: list[int] = field(default_factory=list)
+    """The same by their place behind the slot's token, from the first on."""
     queue_seconds: float = 0.0
     """Sum over first admissions."""
     refusals: Counter[str] = field(default_factory=Counter)
-    """Of those who are no members of the cluster, by where they came (`REFUSED_AT`): at the engine's own
-    sockets."""
-    refusals_elsewhere: Counter[str] = field(default_factory=Counter)
-    """At page servers, and at the link of an instance on several hosts, as they have reported."""
+    """Of those who are no members of the cluster, by where they came: `REFUSED_AT`."""
     violations: int = 0
     """Messages that could not be: stale slots, unknown epochs, bytes that are no message."""
 
@@ -163,6 +167,18 @@ class Counters:
         sizes = self.step_tokens
         sizes.counts[bisect_left(sizes.bounds, tokens)] += 1
         sizes.sum += tokens
+
+    def count_speculation(self, counts: list[int]) -> None:
+        """As `StepReport.speculation`."""
+        if len(counts) < 2:
+            return
+        drafts, tokens, *right = counts
+        self.drafts += drafts
+        self.draft_tokens += tokens
+        self.accepted_tokens += sum(right)
+        self.accepted_by_place += [0] * (len(right) - len(self.accepted_by_place))
+        for place, count in enumerate(right):
+            self.accepted_by_place[place] += count
 
     def count_experts(self, tokens: list[int]) -> None:
         if tokens and len(tokens) == len(EXPERT_LOADS) + 1:
@@ -183,10 +199,10 @@ class Counters:
         values["expert_tokens"] = {
             str(load): count for load, count in zip((*EXPERT_LOADS, "more"), self.expert_tokens, strict=False)
         }
+        values["accepted_by_place"] = {str(place): n for place, n in enumerate(self.accepted_by_place)}
         values["finished"] = dict(self.finished)
         values["rejected"] = dict(self.rejected)
-        there = values.pop("refusals_elsewhere")
-        values["refusals"] = {at: self.refusals[at] + there[at] for at in REFUSED_AT}
+        values["refusals"] = dict.fromkeys(REFUSED_AT, 0) | self.refusals
         values["handovers"] = self.handovers.snapshot()
         values["preemptions_of"] = self.preemptions_of.snapshot()
         values["step_tokens"] = self.step_tokens.snapshot()
@@ -203,9 +219,6 @@ class Counting:
         """So many at one of `REFUSED_AT` since the start, who have no part in the cluster."""
         self.counters.refusals[where] = count
 
-    def strangers_refused(self, report: StrangersRefused) -> None:
-        """Elsewhere than at this process' sockets."""
-        there = self.counters.refusals_elsewhere
-        found = (report.handshakes, report.half_open, report.messages, report.strangers, report.grants)
-        for where, count in zip(REFUSED_AT, found, strict=True):
-            there[where] += count
+    def refused_pages(self, report: PagesRefused) -> None:
+        self.counters.refusals["page_connection"] += report.strangers
+        self.counters.refusals["page_grant"] += report.grants

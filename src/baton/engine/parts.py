@@ -62,6 +62,7 @@ class Machinery:
             admission_headroom=config.admission_headroom,
             prefill_ahead=PREFILL_STEPS_AHEAD * config.max_num_batched_tokens,
             in_order=not config.auto_step_tokens,
+            drafts=config.speculation.num_speculative_tokens if config.speculation else 0,
         )
         self.backlog = Backlog()
         turnover = Turnover()

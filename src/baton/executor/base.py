@@ -46,7 +46,8 @@ class ExecutorInfo:
 class StepBatch:
     """One step's work: R rows (one a slot), T = sum(counts) query tokens.
 
-    Decode rows (one token each) come first, then prefill chunks.
+    Decode rows (one token each) come first, then those with drafts (the newest token, then the drafts), then
+    prefill chunks.
     """
 
     step: int
@@ -64,6 +65,9 @@ class StepBatch:
     """[R, W] block ids by position; columns past ceil((start + count) / block_size) mean nothing."""
     num_decodes: int
     """The first so many rows have count 1 and sample."""
+    drafts: Int32Array | None = None
+    """[R] how many of the row's query tokens, at its end, are drafts (`drafting/base.py`); None: no row has
+    any.  The step samples at the position before the first draft, then behind each one that was right."""
     prompt_logprob_targets: dict[int, Int32Array] = field(default_factory=dict)
     """row → [count or count-1] the token that follows each query position *inside the prompt*, for
     rows whose request asked for prompt log-probabilities."""
@@ -71,13 +75,19 @@ class StepBatch:
     """row → whether its prompt ends here, for rows whose request wants a result of its prompt and no token
     (`Sampling.pooling`); they sample nothing."""
 
+    @property
+    def first_prompt(self) -> int:
+        """The row from which on there are pieces of prompts."""
+        return self.num_decodes + (0 if self.drafts is None else int(np.count_nonzero(self.drafts)))
+
 
 @dataclass(slots=True)
 class StepResult:
     tokens: Int32Array
-    """[number of true entries in `samples`] the new tokens, in the order of their rows."""
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """row → log-probabilities, for rows that sampled and whose request asked for them."""
+    """The new tokens, in the order of their rows: one for each true entry of `samples`, or as `runs` says."""
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """row → log-probabilities, one for each token of its run, for rows that sampled and whose request asked
+    for them."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """row → one for each entry of `prompt_logprob_targets[row]`."""
     pooled: dict[int, bytes] = field(default_factory=dict)
@@ -87,11 +97,16 @@ class StepResult:
     routes: dict[int, list[Routes]] = field(default_factory=dict)
     """row → the experts that its tokens went to, for rows whose request asked; only needed from rank 0."""
     failed: dict[int, str] = field(default_factory=dict)
-    """row → why no token could be chosen for it, on every rank (the text is only needed from rank 0); its
-    entry in `tokens` means nothing, and its request ends with this error."""
+    """row → why no token could be chosen for it, on every rank (the text is only needed from rank 0); the
+    last entry of its run means nothing, and its request ends with this error."""
     late: list[int] = field(default_factory=list)
-    """Rows for which no token can be chosen yet, on every rank; their entries in `tokens` mean nothing.  The
-    next step computes their last token again."""
+    """Rows for which no token can be chosen yet, on every rank; their runs are of one token, which means
+    nothing.  The next step computes their last token again."""
+    runs: Int32Array | None = None
+    """[number of true entries in `samples`] how many tokens each row gives, at least one; None: one each.
+    All but the last one of a run are drafts of the row."""
+    drafts: dict[int, Int32Array] = field(default_factory=dict)
+    """Slot → its drafts for the next step, the same on every rank."""
 
 
 class ControlRefused(ValueError):

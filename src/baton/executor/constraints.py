@@ -15,6 +15,7 @@ from llguidance import LLTokenizer
 from torch import Tensor
 
 from baton.executor.base import Int32Array, Int64Array, StepBatch, StepResult
+from baton.executor.runs import NOTHING, Places
 from baton.executor.sizes import num_threads_of
 from baton.grammar.masks import Masks
 from baton.grammar.vocabulary import Vocabulary, matching_tokenizer
@@ -74,6 +75,50 @@ class ConstrainedSampler:
             slots, positions = slots[rows], positions[rows]
         if logits is None:
             return np.empty(len(slots), np.int32)
+        tokens, found, failed = self._choose(logits, slots, positions)
+        for place in np.flatnonzero(np.isin(slots, list(failed))).tolist() if failed else ():
+            tokens[place] = FAILED
+            row = place if rows is None else int(rows[place])
+            result.failed[row] = failed[int(slots[place])]
+        result.logprobs = {index if rows is None else int(rows[index]): [one] for index, one in found.items()}
+        return tokens
+
+    def sample_places(self, result: StepResult, logits: Tensor | None, places: Places) -> Int32Array:
+        """As `sample` at the positions of a step with drafts, `logits` [P, vocab]; `NOTHING` behind the
+        runs."""
+        count = len(places.positions)
+        if logits is None:
+            return np.empty(count, np.int32)
+        logprobs = result.logprobs
+        if not self._sampler.remembers(places.slots):
+            slots = places.slots[places.row_of]
+            every, found = self._sampler.sample(logits, slots, places.positions)
+            tokens = places.runs_alone(every)
+            for place, one in sorted(found.items()):
+                if tokens[place] != NOTHING:
+                    logprobs.setdefault(int(places.rows[places.row_of[place]]), []).append(one)
+            return tokens
+        tokens = np.full(count, NOTHING, np.int32)
+        for number, wave in enumerate(places.waves()):
+            if number and self._masks is not None and self._masks.any:
+                self._masks.begin(wave.slots)
+            of = logits[torch.from_numpy(wave.places).to(logits.device)]
+            wave.tokens, found, failed = self._choose(of, wave.slots, wave.positions)
+            for index in np.flatnonzero(np.isin(wave.slots, list(failed))).tolist() if failed else ():
+                wave.tokens[index] = FAILED
+                result.failed[int(wave.rows[index])] = failed[int(wave.slots[index])]
+            for index, one in found.items():
+                logprobs.setdefault(int(wave.rows[index]), []).append(one)
+            # (A run ends before a token that is late: the next step computes the one before again.)
+            there = (wave.tokens != LATE) | (number == 0)
+            tokens[wave.places[there]] = wave.tokens[there]
+        return tokens
+
+    def _choose(
+        self, logits: Tensor, slots: Int32Array, positions: Int32Array
+    ) -> tuple[Int32Array, dict[int, TokenLogprobs], dict[int, str]]:
+        """Of different slots: tokens, log-probabilities by index, and which slots failed.  What is late is
+        `LATE`."""
         masks = self._masks if self._masks is not None and self._masks.any else None
         failed: dict[int, str] = {}
         if masks is None:
@@ -82,12 +127,7 @@ class ConstrainedSampler:
             tokens, found, failed = self._constrained(masks, logits, slots, positions)
         if self._sampler.dead:
             failed = dict.fromkeys(self._sampler.dead, NOTHING_LEFT) | failed
-        for place in np.flatnonzero(np.isin(slots, list(failed))).tolist() if failed else ():
-            tokens[place] = FAILED
-            row = place if rows is None else int(rows[place])
-            result.failed[row] = failed[int(slots[place])]
-        result.logprobs = {index if rows is None else int(rows[index]): one for index, one in found.items()}
-        return tokens
+        return tokens, found, failed
 
     def _constrained(
         self, masks: Masks, logits: Tensor, slots: Int32Array, positions: Int32Array
@@ -108,9 +148,16 @@ class ConstrainedSampler:
         return tokens, found, failed
 
     @staticmethod
-    def take(result: StepResult, tokens: Int32Array, rows: Int64Array | None) -> None:
-        """What every rank has of it."""
-        result.tokens = tokens
+    def take(
+        result: StepResult, tokens: Int32Array, rows: Int64Array | None, places: Places | None = None
+    ) -> None:
+        """What every rank has of it: of `sample`, or with `places` of `sample_places`."""
+        if places is not None:
+            result.runs = places.runs(tokens)
+            result.tokens = tokens = tokens[tokens != NOTHING]
+            rows = places.rows[np.repeat(np.arange(len(places.rows)), result.runs)]
+        else:
+            result.tokens = tokens
         for place in np.flatnonzero(tokens < 0).tolist():
             row = place if rows is None else int(rows[place])
             if tokens[place] == FAILED:

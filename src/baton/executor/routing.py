@@ -7,6 +7,7 @@ import numpy as np
 
 from baton.executor.base import Int32Array, StepBatch, StepResult
 from baton.executor.expert_load import ExpertLoad
+from baton.executor.runs import confirmed_counts
 from baton.model.decoder.decoder import Decoder
 from baton.model.loader import AnyDecoder
 from baton.protocol.routes import MAX_RUN_BYTES, Routes, id_width
@@ -59,10 +60,12 @@ class ExpertReports:
         model.record_chosen(False)
         experts = model.mixtures[0].config.experts
         ends = np.cumsum(batch.counts).tolist()
-        rows = zip(batch.slots.tolist(), batch.starts.tolist(), ends, strict=True)
-        for row, (slot, start, end) in enumerate(rows):
+        counts = confirmed_counts(batch, result)
+        ends_of = zip(batch.slots.tolist(), batch.starts.tolist(), ends, strict=True)
+        for row, (slot, start, end) in enumerate(ends_of):
             wanted = self._from.get(slot)
-            count = int(batch.counts[row])
+            count = int(counts[row])
+            end -= int(batch.counts[row]) - count
             if wanted is None or start + count <= wanted:
                 continue
             first = max(start, wanted)

@@ -7,10 +7,8 @@ one, a page that was never computed: each changes the output, and the output of 
 without running anything (`simulated_next_token`).  So this executor is an oracle for schedulers, hand-overs
 and caches, and a device for benchmarks of everything but the model.
 
-The hash of n tokens is the sum over i of (token_i + 1) * P^i mod 2^64, with the number n and the salt
-mixed in and finished as in splitmix64; the next token is that modulo the vocabulary.  A sum can be computed
-for all rows at once.  It is computed from scratch each step: no state of a step saves the next one from
-reading its blocks.
+The next token is the hash (`simulated_hashes.py`) modulo the vocabulary.  With `speculation` a drafter that
+knows this proposes drafts, some right and some wrong.
 
 Only these sampling parameters have an effect: `seed` when `temperature` is above 0 (the salt), `logprobs`,
 `prompt_logprobs` (invented), and constraints of a kind of its own (`simulated_grammar.py`).
@@ -30,26 +28,23 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from baton.drafting.planted import PlantedDrafter
 from baton.executor.base import ControlRefused, ExecutorInfo, Int32Array, OnLayers, StepBatch, StepResult
+from baton.executor.runs import NOTHING, Places
 from baton.executor.simulated_grammar import SimulatedMatchers
+from baton.executor.simulated_hashes import RowHashes, finish_one, salt_of, sum_of
 from baton.executor.simulated_pool import TokenPool
-from baton.executor.simulated_results import InventedRoutes, invented_logprobs, powers, simulated_vector
-from baton.model.sampling.counter_random import mix
-from baton.protocol.config import CostModel, InstanceConfig
+from baton.executor.simulated_results import InventedRoutes, invented_logprobs, simulated_vector
+from baton.executor.speculating import Speculator
+from baton.protocol.config import CostModel, InstanceConfig, Speculation
 from baton.protocol.pooling import Pooling, pack_vector
 from baton.protocol.sampling import Sampling, Stopping
-from baton.protocol.sampling_params import mix_one
 from baton.transfer.base import PoolView
 
 UInt64Array = npt.NDArray[np.uint64]
 
 TILE = "token-ids"
-_LENGTH_MIX = 0xD6E8FEB86659FD93
-_MASK = (1 << 64) - 1
-_CHUNK_CELLS = 1 << 18
-"""Rows are read back in groups of so many cells, so that long contexts need no large temporaries."""
-_FEW_ROWS, _SHORT = 8, 256
-"""So few rows, all of them so short, are hashed one by one: an operation on arrays costs more than that."""
+_LATE = -2
 
 
 class WrongBlock(RuntimeError):
@@ -69,6 +64,7 @@ class SimulatedExecutor:
         cost: CostModel | None = None,
         real_time: bool = False,
         pool: TokenPool | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """`pool` None: one of `num_blocks`, as small as possible, that other processes cannot read."""
         if vocab_size < 1:
@@ -89,10 +85,7 @@ class SimulatedExecutor:
         """What all steps so far took, by the cost model."""
         self._cost = cost or CostModel()
         self._real_time = real_time
-        self._weights = np.empty(0, np.uint64)
-        self._positions = np.empty(0, np.int64)
-        self._short: dict[int, UInt64Array] = {}
-        """By length: the weights of the cells of as many blocks as it needs, 0 past it."""
+        self._hashes = RowHashes(self._tokens, block_size)
         self._admitted = np.zeros(max_num_seqs, np.bool_)
         self._salts = np.zeros(max_num_seqs, np.uint64)
         self._wanted_logprobs: dict[int, int] = {}
@@ -102,6 +95,13 @@ class SimulatedExecutor:
         self._pooling: dict[int, Pooling] = {}
         self._seen: dict[int, int] = {}
         """Of slots that pool: tokens of the prompt that were computed."""
+        self._speculator: Speculator | None = None
+        if speculation is not None:  # (every rank has the same drafter, and all propose the same)
+            most, right = speculation.num_speculative_tokens, speculation.planted_right
+            drafter = PlantedDrafter(
+                self._following, most=most, right=right, vocab_size=vocab_size, varied=True
+            )
+            self._speculator = Speculator(drafter, most, vocab_size)
 
     @classmethod
     def from_config(cls, config: InstanceConfig, rank: int = 0, *, shared: bool = False) -> SimulatedExecutor:
@@ -140,6 +140,7 @@ class SimulatedExecutor:
             cost=config.simulated_cost,
             real_time=config.simulated_real_time,
             pool=make(num_blocks),
+            speculation=config.speculation,
         )
 
     @property
@@ -162,8 +163,10 @@ class SimulatedExecutor:
         self._routes.admit(slot, sampling)
         if sampling.pooling:
             self._pooling[slot], self._seen[slot] = sampling.pooling, 0
-        self._salts[slot] = _salt(sampling.seed if sampling.temperature > 0 else None)
+        self._salts[slot] = salt_of(sampling.seed if sampling.temperature > 0 else None)
         self._admitted[slot] = True
+        if self._speculator is not None:
+            self._speculator.admit(slot, tokens, num_prompt, sampling, stopping)
 
     def release(self, slot: int) -> None:
         self._wanted_logprobs.pop(slot, None)
@@ -171,6 +174,8 @@ class SimulatedExecutor:
         self._pooling.pop(slot, None)
         self._matchers.release(slot)
         self._admitted[slot] = False
+        if self._speculator is not None:
+            self._speculator.release(slot)
 
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
         """Raises `WrongBlock` for a slot or a block that does not exist."""
@@ -188,6 +193,10 @@ class SimulatedExecutor:
         self._routes.add(batch, result)
         if batch.pooled:
             self._pool_rows(batch, tables, lengths, result)
+        if self._speculator is not None:
+            alone = batch.first_prompt == len(batch.slots)
+            drafts = self._speculator.draft(batch, result, cost if alone else None)
+            self._speculator.take(batch, result, drafts)
         self.virtual_seconds += cost
         self._sleep_until(began + cost)
         return result
@@ -262,82 +271,64 @@ class SimulatedExecutor:
             on_layers(layer + 1)
 
     def _sample(self, batch: StepBatch, tables: Int32Array, lengths: Int32Array) -> StepResult:
+        if batch.drafts is not None:
+            return self._sample_places(batch, tables)
         rows = batch.samples.nonzero()[0]
         if len(rows) < len(lengths):
             tables, lengths = tables[rows], lengths[rows]
-        salts = self._salts[batch.slots[rows]]
-        if len(rows) <= _FEW_ROWS and tables.shape[1] * self.info.block_size <= _SHORT:
-            hashes = self._few_hashes(tables, lengths, salts)
-        else:
-            hashes = self._hashes(tables, lengths, salts)
+        slots = batch.slots[rows]
+        hashes = self._hashes.of(tables, lengths, self._salts[slots])
         result = StepResult(tokens=(hashes % np.uint64(self.info.vocab_size)).astype(np.int32))
-        self._matchers.choose(result, batch, rows, hashes)
-        if self._wanted_logprobs:
-            for row, seen in zip(rows.tolist(), hashes.tolist(), strict=True):
-                k = self._wanted_logprobs.get(int(batch.slots[row]))
-                if k is not None and row not in result.late:
-                    result.logprobs[row] = invented_logprobs(seen, None, k, self.info.vocab_size)
+        result.late = rows[self._matchers.choose(slots, result.tokens, hashes)].tolist()
+        self._add_logprobs(result, rows, slots, hashes)
         return result
 
-    def _hashes(self, tables: Int32Array, lengths: Int32Array, salts: UInt64Array) -> UInt64Array:
-        """[R] of what the rows' blocks hold."""
-        hashes = np.empty(len(lengths), np.uint64)
-        step = max(1, _CHUNK_CELLS // (tables.shape[1] * self.info.block_size))
-        for first in range(0, len(lengths), step):
-            part = slice(first, first + step)
-            sums = np.add.reduce(self._read_back(tables[part], lengths[part]), axis=1)
-            hashes[part] = _finish(sums, lengths[part], salts[part])
-        return hashes
+    def _sample_places(self, batch: StepBatch, tables: Int32Array) -> StepResult:
+        """The same, in waves, of a step with drafts."""
+        places = Places(batch, batch.samples.nonzero()[0])
+        tokens = np.full(len(places.positions), NOTHING, np.int32)
+        result = StepResult(tokens)
+        for number, wave in enumerate(places.waves()):
+            hashes = self._hashes.of(tables[wave.rows], wave.positions, self._salts[wave.slots])
+            wave.tokens = (hashes % np.uint64(self.info.vocab_size)).astype(np.int32)
+            late = self._matchers.choose(wave.slots, wave.tokens, hashes, again=number > 0)
+            result.late += wave.rows[late].tolist()
+            wave.tokens[late] = _LATE
+            tokens[wave.places] = wave.tokens
+            self._add_logprobs(result, wave.rows, wave.slots, hashes)
+        result.runs, result.tokens = places.runs(tokens), tokens[tokens != NOTHING]
+        return result
 
-    def _few_hashes(self, tables: Int32Array, lengths: Int32Array, salts: UInt64Array) -> UInt64Array:
-        """The same."""
-        if not len(lengths):
-            return np.empty(0, np.uint64)
-        cells = self._tokens.read(tables, lengths).astype(np.uint64)
-        hashes = []
-        for row, length, salt in zip(cells, lengths.tolist(), salts.tolist(), strict=True):
-            weights = self._short.get(length)
-            if weights is None:
-                weights = self._short[length] = self._weights_of(length)
-            total = int(row[: len(weights)].dot(weights))
-            hashes.append(mix_one((total + length * _LENGTH_MIX) & _MASK ^ salt))
-        return np.array(hashes, np.uint64)
+    def _following(self, slot: int, tokens: Sequence[int], count: int) -> list[int]:
+        """The tokens that will follow these."""
+        found: list[int] = []
+        matcher, salt = self._matchers.copy(slot), int(self._salts[slot])
+        for _ in range(count):
+            seen = finish_one(sum_of([*tokens, *found]), len(tokens) + len(found), salt)
+            found.append(seen % self.info.vocab_size if matcher is None else matcher.choose(seen))
+            if matcher is not None:
+                matcher.read(found[-1])
+        return found
 
-    def _weights_of(self, length: int) -> UInt64Array:
-        num_blocks = -(-length // self.info.block_size)
-        width = num_blocks * len(self._tokens.order)
-        if width > len(self._weights):
-            self._extend(2 * num_blocks)
-        return np.where(self._positions[:width] < length, self._weights[:width], np.uint64(0))
-
-    def _read_back(self, tables: Int32Array, lengths: Int32Array) -> UInt64Array:
-        """[R, cells] the terms of the hash, in the order of cells; 0 past each row's length."""
-        cells = self._tokens.read(tables, lengths)
-        width = cells.shape[1]
-        if width > len(self._weights):
-            self._extend(2 * tables.shape[1])
-        terms = cells * self._weights[:width]
-        terms[self._positions[:width] >= lengths[:, None]] = 0
-        return terms
-
-    def _extend(self, num_blocks: int) -> None:
-        """Positions and weights of the cells of tables so wide."""
-        size = self.info.block_size
-        order = self._tokens.order
-        self._positions = (np.arange(num_blocks)[:, None] * size + order).reshape(-1)
-        self._weights = powers(num_blocks * size)[np.minimum(self._positions, num_blocks * size - 1)]
+    def _add_logprobs(
+        self, result: StepResult, rows: npt.NDArray[np.int64], slots: Int32Array, hashes: UInt64Array
+    ) -> None:
+        if not self._wanted_logprobs:
+            return
+        for row, slot, seen in zip(rows.tolist(), slots.tolist(), hashes.tolist(), strict=True):
+            k = self._wanted_logprobs.get(slot)
+            if k is not None and row not in result.late:
+                found = invented_logprobs(seen, None, k, self.info.vocab_size)
+                result.logprobs.setdefault(row, []).append(found)
 
     def _prompt_logprobs(
         self, batch: StepBatch, tables: Int32Array, lengths: Int32Array, result: StepResult
     ) -> None:
         for row, targets in batch.prompt_logprob_targets.items():
             k = self._wanted_prompt_logprobs.get(int(batch.slots[row]), 0)
-            terms = self._read_back(tables[row : row + 1], lengths[row : row + 1])[0]
-            in_order = np.argsort(self._positions[: len(terms)], kind="stable")
-            sums = np.cumsum(terms[in_order])
             first = int(batch.starts[row])
             known = np.arange(first + 1, first + 1 + len(targets), dtype=np.int32)
-            hashes = _finish(sums[known - 1], known, np.uint64(_salt(None)))
+            hashes = self._hashes.after_each(tables[row], known, int(lengths[row]), salt_of(None))
             result.prompt_logprobs[row] = [
                 invented_logprobs(seen, target, k, self.info.vocab_size)
                 for seen, target in zip(hashes.tolist(), targets.tolist(), strict=True)
@@ -353,7 +344,7 @@ class SimulatedExecutor:
             if not ends:
                 continue
             one = slice(row, row + 1)
-            seen = int(self._hashes(tables[one], lengths[one], self._salts[batch.slots[one]])[0])
+            seen = int(self._hashes.of(tables[one], lengths[one], self._salts[batch.slots[one]])[0])
             if pooling.whole:  # what was not computed is not in the sum
                 seen ^= int(lengths[row]) - self._seen[slot]
             result.pooled[row] = pack_vector(simulated_vector(seen, pooling))
@@ -363,8 +354,8 @@ class SimulatedExecutor:
         cost = self._cost
         return (
             cost.base
-            + cost.per_prefill_token * (len(batch.tokens) - batch.num_decodes)
-            + cost.per_decode_sequence * batch.num_decodes
+            + cost.per_prefill_token * (len(batch.tokens) - batch.first_prompt)
+            + cost.per_decode_sequence * batch.first_prompt
             + cost.per_kv_token * num_kv_tokens
         )
 
@@ -374,11 +365,7 @@ def simulated_next_token(tokens: Sequence[int] | Int32Array, vocab_size: int, se
 
     `seed` is the request's where its temperature is above 0, else None.
     """
-    row = np.asarray(tokens, np.int64)
-    terms = (row + 1).astype(np.uint64) * powers(len(row))
-    length = np.array([len(row)], np.int32)
-    seen = _finish(terms.sum(dtype=np.uint64, keepdims=True), length, np.uint64(_salt(seed)))
-    return int(seen[0]) % vocab_size
+    return finish_one(sum_of(tokens), len(tokens), salt_of(seed)) % vocab_size
 
 
 def simulated_tokens(
@@ -389,12 +376,3 @@ def simulated_tokens(
     for _ in range(count):
         tokens.append(simulated_next_token(tokens, vocab_size, seed))
     return tokens[len(prompt) :]
-
-
-def _salt(seed: int | None) -> int:
-    return 0 if seed is None else (seed * _LENGTH_MIX + 1) & _MASK
-
-
-def _finish(sums: UInt64Array, lengths: Int32Array, salts: UInt64Array | np.uint64) -> UInt64Array:
-    """Length and salt are mixed in, then all bits with each other."""
-    return np.asarray(mix((sums + lengths.astype(np.uint64) * np.uint64(_LENGTH_MIX)) ^ salts))

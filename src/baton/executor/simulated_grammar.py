@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
 
-from baton.executor.base import Int32Array, Int64Array, StepBatch, StepResult
+from baton.executor.base import Int32Array
 from baton.protocol.sampling import Constraint, Stopping
 
 _FORM = re.compile(r"residues (\d{1,4}), late (\d{1,4})")
@@ -69,20 +70,27 @@ class SimulatedMatchers:
     def release(self, slot: int) -> None:
         self._of.pop(slot, None)
 
+    def copy(self, slot: int) -> SimulatedMatcher | None:
+        """A matcher that reads on by itself."""
+        matcher = self._of.get(slot)
+        return None if matcher is None else copy(matcher)
+
     def choose(
-        self, result: StepResult, batch: StepBatch, rows: Int64Array, hashes: npt.NDArray[np.uint64]
-    ) -> None:
-        """Chooses again for those of the rows that may not have any token: changes the result's tokens, and
-        notes who is late."""
+        self, slots: Int32Array, tokens: Int32Array, hashes: npt.NDArray[np.uint64], *, again: bool = False
+    ) -> list[int]:
+        """Chooses again for those of the slots that may not have any token: changes the tokens.  Returns the
+        places of those that are late.  `again`: in the same step behind a draft, where nobody is."""
+        late: list[int] = []
         if not self._of:
-            return
-        for place, (row, seen) in enumerate(zip(rows.tolist(), hashes.tolist(), strict=True)):
-            matcher = self._of.get(int(batch.slots[row]))
+            return late
+        for place, (slot, seen) in enumerate(zip(slots.tolist(), hashes.tolist(), strict=True)):
+            matcher = self._of.get(slot)
             if matcher is None:
                 continue
-            if matcher.late:
+            if matcher.late and not again:
                 matcher.late -= 1
-                result.late.append(row)
+                late.append(place)
             else:
-                result.tokens[place] = token = matcher.choose(seen)
+                tokens[place] = token = matcher.choose(seen)
                 matcher.read(token)
+        return late

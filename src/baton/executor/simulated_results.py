@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from baton.executor.base import Int32Array, StepBatch, StepResult
-from baton.protocol.codec import pack_int32
+from baton.executor.runs import confirmed_counts
 from baton.protocol.pooling import Pooling
 from baton.protocol.routes import Routes
-from baton.protocol.sampling import LISTED_LOGPROBS, Sampling, TokenLogprobs
+from baton.protocol.sampling import Sampling, TokenLogprobs
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 DIMENSIONS = 8
@@ -43,10 +42,8 @@ def invented_logprobs(seen: int, token: int | None, k: int, vocab_size: int) -> 
     ranked = [(first + j * stride) % vocab_size for j in range(min(k, vocab_size))]
     chosen = first if token is None else token
     rank = 1 if chosen == first else ranked.index(chosen) + 1 if chosen in ranked else max(k, 1) + 1
-    own, values = -rank * math.log(2), [-j * math.log(2) for j in range(1, len(ranked) + 1)]
-    if len(ranked) > LISTED_LOGPROBS:
-        return TokenLogprobs.packed(chosen, own, rank, pack_int32(ranked), array("f", values).tobytes())
-    return TokenLogprobs(chosen, own, rank, tuple(zip(ranked, values, strict=True)))
+    top = tuple((candidate, -j * math.log(2)) for j, candidate in enumerate(ranked, start=1))
+    return TokenLogprobs(token=chosen, logprob=-rank * math.log(2), rank=rank, top=top)
 
 
 class InventedRoutes:
@@ -62,12 +59,12 @@ class InventedRoutes:
             self._from[slot] = sampling.routes_from
 
     def add(self, batch: StepBatch, result: StepResult) -> None:
-        ends = np.cumsum(batch.counts)
+        begins, counts = np.cumsum(batch.counts) - batch.counts, confirmed_counts(batch, result)
         for row, slot in enumerate(batch.slots.tolist()):
-            start, count = int(batch.starts[row]), int(batch.counts[row])
+            start, count = int(batch.starts[row]), int(counts[row])
             first = max(start, self._from.get(slot, start + count))
             if first < start + count:
-                tokens = batch.tokens[ends[row] - (start + count - first) : ends[row]]
+                tokens = batch.tokens[begins[row] + first - start : begins[row] + count]
                 result.routes[row] = [simulated_routes(first, tokens)]
 
 

@@ -27,18 +27,18 @@ from baton.executor.base import (
     ControlRefused,
     ExecutorInfo,
     Int32Array,
-    Int64Array,
     OnLayers,
     StepBatch,
     StepResult,
 )
-from baton.executor.constraints import ConstrainedSampler
 from baton.executor.kv_pool import KvPool
 from baton.executor.pooling import Float64Array, Pooler
 from baton.executor.profiler import StepProfiler
 from baton.executor.reading import read_model
 from baton.executor.routing import ExpertReports
+from baton.executor.runs import Places
 from baton.executor.sizes import attention_shape, device_of, num_blocks_of, num_threads_of
+from baton.executor.step_sampler import StepSampler
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
 from baton.executor.weights.images import WeightMemory, open_weights
 from baton.executor.weights.new_weights import NextWeights, Second
@@ -103,7 +103,8 @@ class TorchExecutor:
         self._device = device
         self._profiler = StepProfiler(parallel.rank)
         self._experts = ExpertReports(parallel.rank)
-        self._sampler = ConstrainedSampler(config, model_config.vocab_size, parallel.rank)
+        self._sampler = StepSampler(config, model_config.vocab_size, parallel, device)
+        self.speculator = self._sampler.speculator
         self._pooler = Pooler(
             lambda hidden: self._model.final(hidden), self._scores if model_config.labels else None
         )
@@ -219,14 +220,19 @@ class TorchExecutor:
         result = StepResult(np.empty(0, np.int32))
         if all_decode:
             hidden, logits = self._model(batch.tokens, step, None, on_layers)
-            self._sample(result, logits, batch, None)
+            self._sampler.sample(result, logits, batch, None)
+        elif batch.drafts is not None:
+            places = Places(batch, np.flatnonzero(batch.samples))
+            whole = bool(batch.prompt_logprob_targets)
+            hidden, logits = self._model(batch.tokens, step, places.tokens, on_layers, whole)
+            self._sampler.sample_places(result, logits, batch, places)
         else:
             rows = np.flatnonzero(batch.samples)
             ends = np.cumsum(batch.counts, dtype=np.int64)
             whole = bool(batch.prompt_logprob_targets)
             hidden, logits = self._model(batch.tokens, step, ends[rows] - 1, on_layers, whole)
             if len(rows):
-                self._sample(result, logits, batch, rows)
+                self._sampler.sample(result, logits, batch, rows)
         self._add_prompt_logprobs(batch, hidden, result)
         return result
 
@@ -250,7 +256,7 @@ class TorchExecutor:
         sampling = np.flatnonzero(batch.samples[rows])
         if len(sampling):
             chosen, of = rows[sampling], None if logits is None else logits[torch.from_numpy(sampling)]
-            self._sample(result, of, batch, chosen)
+            self._sampler.sample(result, of, batch, chosen)
         if logits is not None:
             for row in labelled:
                 at = int(np.searchsorted(rows, row))
@@ -339,16 +345,6 @@ class TorchExecutor:
         if not agreed:
             raise ControlRefused(reason or "another rank refused")
 
-    def _sample(
-        self, result: StepResult, logits: Tensor | None, batch: StepBatch, rows: Int64Array | None
-    ) -> None:
-        """Samples these rows, None: all, each of one token.  `logits` on rank 0 only."""
-        tokens = self._sampler.sample(result, logits, batch, rows)
-        if self._parallel.size > 1:
-            shared = self._parallel.broadcast(torch.from_numpy(tokens).to(self._device))
-            tokens = shared.cpu().numpy()
-        self._sampler.take(result, tokens, rows)
-
     def _prompt_logprobs(self, hidden: Tensor, targets: Int32Array, slot: int) -> list[TokenLogprobs]:
         """Hidden states [n, hidden] and the tokens that followed them [n]; a few positions at a time."""
         count = self._sampler.prompt_logprobs_of(slot)
@@ -365,6 +361,7 @@ class TorchExecutor:
         """Two small steps in block 0, so that the first request does not wait for lazy set-up."""
         table = np.zeros((1, 1), np.int32)
         prompt = min(self._block_size - 1, 16)
+        self.admit(0, np.zeros(max(prompt, 1), np.int32), 1, Sampling(0, 0.0), Stopping(2))
         for start, count in ((0, prompt), (prompt, 1)):
             if count:
                 self.execute(
@@ -379,6 +376,7 @@ class TorchExecutor:
                         num_decodes=int(count == 1),
                     )
                 )
+        self.release(0)
         with torch.inference_mode():
             if isinstance(self._model, AdaptedDecoder) and (reason := why_not_alone(self._model)):
                 raise LoadError(f"{config.model!r} cannot be computed through transformers: {reason}")

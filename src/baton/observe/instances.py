@@ -44,6 +44,9 @@ _ENGINE_COUNTERS: dict[str, tuple[str, _Read]] = {
     ),
     "num_preemptions": ("Preemptions.", lambda s: s["preemptions"]),
     "recomputed_tokens": ("Tokens computed again after preemptions.", lambda s: s["recomputed_tokens"]),
+    "spec_decode_num_drafts": ("Times that a step computed drafts of a request.", lambda s: s["drafts"]),
+    "spec_decode_num_draft_tokens": ("Tokens that were drafted.", lambda s: s["draft_tokens"]),
+    "spec_decode_num_accepted_tokens": ("Drafted tokens that were right.", lambda s: s["accepted_tokens"]),
     "engine_steps": ("Steps that the workers ran.", lambda s: s["steps"]),
     "engine_step_seconds": ("Time that the steps took.", lambda s: s["step_seconds"]),
     "requests_displaced": (
@@ -107,6 +110,12 @@ _BY: dict[str, tuple[str, str, bool, Callable[[Mapping[str, Any]], Mapping[str, 
         "at",
         True,
         lambda s: s["refusals"],
+    ),
+    "spec_decode_num_accepted_tokens_per_pos": (
+        "Drafted tokens that were right, by their place behind the request's newest token.",
+        "position",
+        True,
+        lambda s: s["accepted_by_place"],
     ),
     "admission_rejections": (
         "Requests that the instance refused.",

@@ -26,11 +26,11 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
     method: Literal["auto", "ngram", "suffix", "draft", "planted"]
     """`planted`: by one that knows the answers and errs on purpose, for the simulator and benchmarks."""
-    num_speculative_tokens: int = 8
+    num_speculative_tokens: int = 15
     """Drafts of a slot in a step, at most; the engine gives a slot blocks for so many tokens more."""
     prompt_lookup_min: int = 2
     """Of `ngram` and `auto`: tokens that must be found again, at least."""
-    prompt_lookup_max: int = 4
+    prompt_lookup_max: int = 16
     model: str = ""
     """Of `draft`: the checkpoint of the draft model."""
     planted_right: float = 1.0

@@ -69,8 +69,9 @@ EXPERT_LOADS = (0.25, 0.5, 1.0, 2.0, 4.0)
 class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """What one step did.  Arrays are packed int32, aligned with each other.
 
-    A token at index i belongs to (slots[i], epochs[i]); at most one per slot and step.  That a token
-    was sampled says that the KV of every earlier position of the slot is computed.
+    A token at index i belongs to (slots[i], epochs[i]).  A slot may get a run of tokens in a step, which
+    stand one after the other.  That a token is reported says that the KV of every earlier position of the
+    slot is computed.
     """
 
     step: int
@@ -96,6 +97,9 @@ class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     expert_tokens: list[int] = []
     """Of a mixture of experts, once in so many tokens: tokens since the last time, once for each expert that
     they went to, by that expert's load: up to each of `EXPERT_LOADS`, and more."""
+    speculation: list[int] = []
+    """Of a step with drafts: slots that had any, drafts, then the slots whose first draft was right, whose
+    first two were, and so on; empty without drafts."""
 
 
 class LayersDone(msgspec.Struct, tag="layers", array_like=True, frozen=True):
@@ -131,21 +135,14 @@ class Fetched(msgspec.Struct, tag="fetched", array_like=True, frozen=True):
     """The last one that copied some of the pages; "" if none did."""
 
 
-class StrangersRefused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
-    """What the rank's page server, or the link to it, has refused since its last report of this kind; one a
-    second at most."""
+class PagesRefused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
+    """What the rank's page server has refused since its last report of this kind; one a second at most."""
 
     rank: int
-    strangers: int = 0
-    """Of the page server: connections that have not shown in time that they belong to the cluster."""
-    grants: int = 0
+    strangers: int
+    """Connections that have not shown in time that they belong to the cluster."""
+    grants: int
     """Questions of pages without a grant of them that stands."""
-    handshakes: int = 0
-    """Of the link: of those who have no key of the cluster."""
-    half_open: int = 0
-    """Connections that waited too long, or made room."""
-    messages: int = 0
-    """Messages that make no sense."""
 
 
 class WorkerReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):
@@ -183,14 +180,7 @@ class WorkerFailed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
 
 
 Report = (
-    StepReport
-    | StepRoutes
-    | LayersDone
-    | Fetched
-    | StrangersRefused
-    | WorkerReady
-    | ControlDone
-    | WorkerFailed
+    StepReport | StepRoutes | LayersDone | Fetched | PagesRefused | WorkerReady | ControlDone | WorkerFailed
 )
 
 REPORTS: Codec[Report] = Codec(Report)

@@ -201,8 +201,11 @@ def report(report: Report) -> str:
 
 
 def batch(batch: StepBatch) -> str:
-    rows = zip(batch.slots.tolist(), batch.starts.tolist(), batch.counts.tolist(), strict=True)
+    drafts = [0] * len(batch.slots) if batch.drafts is None else batch.drafts.tolist()
+    rows = zip(batch.slots.tolist(), batch.starts.tolist(), batch.counts.tolist(), drafts, strict=True)
     return ", ".join(
-        f"slot {slot} at {start}" if count == 1 else f"slot {slot} {start}–{start + count - 1}"
-        for slot, start, count in rows
+        f"slot {slot} at {start}"
+        if count == 1
+        else f"slot {slot} {start}–{start + count - 1}" + (f" ({drafted} drafts)" if drafted else "")
+        for slot, start, count, drafted in rows
     )

@@ -16,14 +16,12 @@ from __future__ import annotations
 import numpy as np
 
 from baton.executor.base import BoolArray, Int32Array
+from baton.worker.stop_tokens import MAX_TOKEN, NO_STOP
 
 COMPUTED, LEFT, UNSTOPPABLE = 0, 1, 2
 """Columns of the counters of slots."""
 _DECODED: Int32Array = np.array([1, -1, -1], np.int32)
 """What a decode step adds to them."""
-NO_STOP, IN_SET = -1, -2
-"""Fill what stop tokens leave of the columns; the first one of a slot whose stop tokens are in a set."""
-MAX_TOKEN = (1 << 31) - 1
 
 
 class DecodeSet:
@@ -125,12 +123,12 @@ class DecodeSet:
         self.left -= 1
         self.room -= 1
 
-    def advance_some(self, slots: Int32Array) -> None:
-        """Only these have one token more; the others lacked a block or were too many for the step."""
+    def advance_some(self, slots: Int32Array, runs: Int32Array) -> None:
+        """These have so many more tokens; the others lacked a block or were too many for the step."""
         rows = self.row_of[slots]
-        self.counters[rows] += _DECODED
+        self.counters[rows] += runs[:, None] * _DECODED
         self.starts = self.counters[:, COMPUTED].copy()
         self.longest = int(self.starts.max(initial=0))
-        self.context += len(slots)
+        self.context += int(runs.sum())
         self.left = int(self.counters[:, LEFT].min(initial=MAX_TOKEN))
         self.room = 0

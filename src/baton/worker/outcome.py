@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -42,14 +42,18 @@ class StepOutcome:
     expert_tokens: list[int] = field(default_factory=list)
     routes: list[tuple[int, int, Routes]] = field(default_factory=list)
     """(slot, epoch, rows), as in `StepRoutes`."""
+    speculation: list[int] = field(default_factory=list)
     patient: bool = False
     """Nobody waits for single tokens of its slots."""
 
     def take(self, batch: StepBatch, result: StepResult, epochs: Int32Array) -> None:
         """What the executor has to say of positions, where requests asked.  `epochs`: of each slot."""
-        index_of = np.cumsum(batch.samples) - 1
+        lengths = batch.samples.astype(np.int64)
+        if result.runs is not None:
+            lengths[batch.samples] = result.runs
+        place_of = np.cumsum(lengths) - lengths
         for row, found in sorted(result.logprobs.items()):
-            self.logprobs.append((int(index_of[row]), found))
+            self.logprobs += enumerate(found, int(place_of[row]))
         for row, positions in sorted(result.prompt_logprobs.items()):
             slot, first = int(batch.slots[row]), int(batch.starts[row]) + 1
             self.prompt_logprobs.append(PromptLogprobs(slot, int(epochs[slot]), first, positions))
@@ -58,7 +62,7 @@ class StepOutcome:
             self.routes += [(slot, int(epochs[slot]), run) for run in runs]
 
     def drop(self, indices: Collection[int]) -> None:
-        """These slots got no token."""
+        """What stands at these places is no token."""
         if not indices:
             return
         kept = [index for index in range(len(self.slots)) if index not in indices]
@@ -85,17 +89,5 @@ class StepOutcome:
             seconds=seconds,
             context=self.context,
             expert_tokens=self.expert_tokens,
+            speculation=self.speculation,
         )
-
-
-def without_late(batch: StepBatch, result: StepResult) -> tuple[StepBatch, StepResult]:
-    """As if the last tokens of the rows that are late had not been computed."""
-    place_of = np.cumsum(batch.samples) - 1
-    counts, samples = batch.counts.copy(), batch.samples.copy()
-    counts[result.late] -= 1
-    samples[result.late] = False
-    tokens = np.delete(result.tokens, place_of[result.late])
-    return (
-        replace(batch, slots=batch.slots.copy(), counts=counts, samples=samples),
-        replace(result, tokens=tokens),
-    )

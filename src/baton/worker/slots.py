@@ -28,6 +28,9 @@ A row for which no token can be chosen yet (`StepResult.late`: its grammar is be
 decoding one stays where it is, of a prompt all but the last token is computed, and the next step computes
 that token again.  So nobody waits for another's grammar, and all ranks know, as the tokens say it.
 
+A step may confirm several tokens of a slot, its *run* (`batches.py`).  What the executor drafts for a slot
+(`StepResult.drafts`) is for the next step alone, and forgotten when the epoch ends.
+
 A step takes first a token of each slot that decodes, in the order in which they began to (a slot without a
 block for its token skips the step), then pieces of prompts: those that a `Composition` chooses, or without
 one those of the earliest admissions, `max_num_batched_tokens` in all.
@@ -46,35 +49,30 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
-from baton.protocol.codec import MalformedMessage, unpack_int32
+from baton.executor.runs import confirmed_counts
 from baton.protocol.commands import Abort, Admit, Command, Control, Grow, Pace, Preempt, Reprioritize
 from baton.protocol.reports import Closed, CloseReason
-from baton.worker.composition import Composition, Prompt, affordable
-from baton.worker.decode_set import (
-    COMPUTED,
-    IN_SET,
-    LEFT,
-    MAX_TOKEN,
-    NO_STOP,
-    UNSTOPPABLE,
-    DecodeSet,
+from baton.worker.batches import (
+    Piece,
+    fitting,
+    speculation,
+    with_drafts,
+    with_pieces,
+    without_late,
 )
-from baton.worker.outcome import Admitted, StepOutcome, without_late
+from baton.worker.composition import Composition, Prompt
+from baton.worker.decode_set import COMPUTED, LEFT, UNSTOPPABLE, DecodeSet
+from baton.worker.outcome import Admitted, StepOutcome
+from baton.worker.stop_tokens import MAX_TOKEN, StopTokens
+from baton.worker.violations import OfSlot, ProtocolViolation, describe, unpack
 
 log = logging.getLogger(__name__)
 
 _REASONS = {Preempt: CloseReason.PREEMPTED, Abort: CloseReason.ABORTED}
-_OfSlot = Admit | Grow | Reprioritize | Preempt | Abort
 FREE, PREFILL, DECODE = 0, 1, 2
 _PHASES = ("free", "prefill", "decode")
-_STOP_COLUMNS = 8
-"""Stop tokens a slot that are compared in one array operation; more of them go through a set."""
 _SAMPLED: Int32Array = np.array([0, -1, -1], np.int32)
 """What a sampled token adds, beside what was computed."""
-
-
-class ProtocolViolation(RuntimeError):
-    """A command that no correct engine sends; the message names the slot's state and the command."""
 
 
 class Slots:
@@ -108,8 +106,7 @@ class Slots:
         self._capacity: Int32Array = np.zeros(n, np.int32)  # tokens that the blocks hold
         self._last: Int32Array = np.zeros(n, np.int32)  # the newest token
         self._tables: Int32Array = np.zeros((n, self._width), np.int32)
-        self._stops: Int32Array = np.full((n, _STOP_COLUMNS), NO_STOP, np.int32)
-        self._many_stops: dict[int, frozenset[int]] = {}
+        self._stops = StopTokens(n)
         self._patient: BoolArray = np.zeros(n, np.bool_)
         self._handovers: set[int] = set()  # slots that close after their first sampled token
         self._repeated: set[int] = (
@@ -117,10 +114,13 @@ class Slots:
         )  # of these: their last chunk was computed, and they have no token yet
         self._tokens: dict[int, Int32Array] = {}  # of slots in PREFILL
         self._pooled: set[int] = set()  # slots that close when their prompt is computed, without a token
-        self._scored: dict[int, int] = {}  # in PREFILL: how many log-probabilities of each token they want
+        self._num_prompt: dict[int, int] = {}  # of those in PREFILL that want prompt log-probabilities
         self._prefilling: list[int] = []  # in order of admission
-        self._decode = DecodeSet(self._counters, self._tables, self._epoch, self._stops, self._patient)
+        self._decode = DecodeSet(
+            self._counters, self._tables, self._epoch, self._stops.columns, self._patient
+        )
         self._composition = composition
+        self._drafts: dict[int, Int32Array] = {}  # for the next step
 
     @property  # (views, made when they are needed: a copy of the slots has its own)
     def _computed(self) -> Int32Array:
@@ -167,11 +167,11 @@ class Slots:
         slot = command.slot
         self._check_slot(command)
         if command.epoch <= self._epoch[slot]:
-            log.debug("ignored, epoch %d is known: %s", command.epoch, self._describe(command))
+            log.debug("ignored, epoch %d is known: %s", command.epoch, describe(command))
             return None
         if self._phase[slot] != FREE:
             raise self._violation(command, "the slot is occupied")
-        tokens = self._unpack(command, command.tokens, "tokens")
+        tokens = unpack(command, command.tokens, "tokens")
         length = len(tokens)
         if not 1 <= command.num_prompt <= length:
             raise self._violation(command, f"num_prompt must be from 1 to the {length} tokens")
@@ -194,11 +194,11 @@ class Slots:
         self._computed[slot] = command.num_computed
         self._left[slot] = left
         self._unstoppable[slot] = min(command.stopping.min_tokens - (length - command.num_prompt), left)
-        self._set_stops(slot, command.stopping.stop_token_ids)
+        self._stops.set(slot, command.stopping.stop_token_ids)
         self._tokens[slot] = tokens
         if command.sampling.prompt_logprobs is not None and length == command.num_prompt:
             # (With generated tokens an earlier epoch has reported the whole prompt.)
-            self._scored[slot] = command.sampling.prompt_logprobs
+            self._num_prompt[slot] = length
         self._patient[slot] = command.patient
         if command.handover:
             self._handovers.add(slot)
@@ -225,7 +225,7 @@ class Slots:
 
     def _append_blocks(self, command: Admit | Grow) -> tuple[int, Int32Array]:
         """Returns how many blocks the slot had, and the new ones."""
-        blocks = self._unpack(command, command.blocks, "blocks")
+        blocks = unpack(command, command.blocks, "blocks")
         have = int(self._capacity[command.slot]) // self.block_size
         if have + len(blocks) > self._width:
             raise self._violation(command, f"more than the {self._width} blocks that max_model_len needs")
@@ -234,15 +234,6 @@ class Slots:
         self._tables[command.slot, have : have + len(blocks)] = blocks
         self._capacity[command.slot] += len(blocks) * self.block_size
         return have, blocks
-
-    def _set_stops(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
-        self._stops[slot] = NO_STOP
-        possible = [token for token in stop_token_ids if 0 <= token <= MAX_TOKEN]
-        if len(possible) <= _STOP_COLUMNS:
-            self._stops[slot, : len(possible)] = possible
-        else:
-            self._stops[slot, 0] = IN_SET
-            self._many_stops[slot] = frozenset(possible)
 
     def _control(self, command: Control) -> None:
         match command.action:
@@ -286,16 +277,23 @@ class Slots:
             counts, samples = decode.ones[: len(kept)], decode.trues[: len(kept)]
         tokens: Int32Array = self._last.take(rows)
         num_decodes = len(rows)
+        pieces: list[tuple[int, int]] = []
         if self._prefilling and budget > num_decodes:
-            pieces = affordable(self._pieces(budget - num_decodes, num_decodes), self._scored)
-            return self._with_prefill(step, pieces, rows, starts, tokens, tables)
-        if not num_decodes:
+            pieces = self._pieces(budget - num_decodes, num_decodes)
+        if not num_decodes and not pieces:
             return None
-        longest = decode.longest if rows is decode.slots else int(starts.max())
+        longest = decode.longest if rows is decode.slots else int(starts.max(initial=0))
         width = longest // self.block_size + 1
-        return StepBatch(
+        batch = StepBatch(
             step, rows, starts, counts, tokens, samples, tables[:num_decodes, :width], num_decodes
         )
+        if self._drafts and num_decodes and not self._pooled:  # (what is pooled is laid out by rows)
+            spare = budget - num_decodes - sum(count for _, count in pieces)
+            room = np.minimum(self._left[rows], self._capacity[rows] - starts)
+            found = fitting(rows, self._drafts, room, spare, self._stops)
+            if found is not None:
+                batch = with_drafts(batch, found, tables[:num_decodes], self.block_size)
+        return self._with_prompts(batch, pieces) if pieces else batch
 
     def _pieces(self, room: int, rows: int) -> list[tuple[int, int]]:
         """(slot, tokens) of the prompts that the next step computes, `room` tokens at most, beside so many
@@ -312,58 +310,30 @@ class Slots:
             room -= count
         return pieces
 
-    def _with_prefill(
-        self,
-        step: int,
-        pieces: list[tuple[int, int]],
-        rows: Int32Array,
-        starts: Int32Array,
-        tokens: Int32Array,
-        tables: Int32Array,
-    ) -> StepBatch:
-        """The decode rows given, followed by these (slot, tokens) of prompts."""
-        num_decodes = len(rows)
-        slots: list[int] = []
-        first: list[int] = []
-        counts: list[int] = []
-        samples: list[bool] = []
-        parts = [tokens]
-        targets: dict[int, Int32Array] = {}
-        pooled: dict[int, bool] = {}
-        for slot, count in pieces:
+    def _with_prompts(self, batch: StepBatch, chosen: list[tuple[int, int]]) -> StepBatch:
+        """The rows of a batch, followed by these (slot, tokens) of prompts."""
+        pieces: list[Piece] = []
+        longest = 0
+        for slot, count in chosen:
             start, text = int(self._computed[slot]), self._tokens[slot]
-            if slot in self._scored and start + 1 < len(text):
-                targets[num_decodes + len(slots)] = text[start + 1 : start + count + 1]
-            slots.append(slot)
-            first.append(start)
-            counts.append(count)
-            ends = start + count == len(text)
-            if slot in self._pooled:
-                pooled[num_decodes + len(slots) - 1] = ends
-                ends = False
-            samples.append(ends)
-            parts.append(text[start : start + count])
-        size = num_decodes + len(slots)
-        all_starts = np.concatenate((starts, np.array(first, np.int32)))
-        all_counts = np.concatenate((np.ones(num_decodes, np.int32), np.array(counts, np.int32)))
-        width = (int((all_starts + all_counts).max()) - 1) // self.block_size + 1
-        if num_decodes == len(self._decode.slots):
-            self._decode.lay(slots, num_decodes, width)
-            all_tables = self._decode.tables[:size, :width]
+            end = start + count
+            targets = None
+            if slot in self._num_prompt and start + 1 < len(text):
+                targets = text[start + 1 : end + 1]
+            ends, pooled = end == len(text), slot in self._pooled
+            samples, of_pooled = ends and not pooled, ends if pooled else None
+            pieces.append(Piece(slot, start, text[start:end], samples, targets, of_pooled))
+            longest = max(longest, end)
+        slots = [piece.slot for piece in pieces]
+        size, width = len(batch.slots), (longest - 1) // self.block_size + 1
+        if size:
+            width = max(width, batch.block_tables.shape[1])
+        if batch.slots is self._decode.slots:
+            self._decode.lay(slots, size, width)
+            tables = self._decode.tables[: size + len(slots)]
         else:
-            all_tables = np.concatenate((tables[:, :width], self._tables[slots, :width]))
-        return StepBatch(
-            step=step,
-            slots=np.concatenate((rows, np.array(slots, np.int32))),
-            starts=all_starts,
-            counts=all_counts,
-            tokens=np.concatenate(parts),
-            samples=np.concatenate((np.ones(num_decodes, np.bool_), np.array(samples, np.bool_))),
-            block_tables=all_tables,
-            num_decodes=num_decodes,
-            prompt_logprob_targets=targets,
-            pooled=pooled,
-        )
+            tables = self._tables[[*batch.slots.tolist(), *slots]]
+        return with_pieces(batch, pieces, tables, width)
 
     def commit(self, batch: StepBatch, result: StepResult) -> StepOutcome:
         """Takes in the tokens of a batch that was composed after the last command.
@@ -374,13 +344,18 @@ class Slots:
         if result.late:
             batch, result = without_late(batch, result)
             self._repeated.update(self._handovers.intersection(batch.slots[~batch.samples].tolist()))
+        self._drafts = result.drafts
         plain = batch.slots is decode.slots  # one token for each row of the decode set, and nothing else
         sampled: Int32Array = batch.slots if plain else batch.slots[batch.samples]
-        if len(result.tokens) != len(sampled):
+        runs = result.runs
+        if (runs is None) != (batch.drafts is None):
+            raise RuntimeError(f"step {batch.step}: runs of tokens are those of a batch with drafts")
+        if len(result.tokens) != (len(sampled) if runs is None else runs.sum()):
             raise RuntimeError(
                 f"step {batch.step} samples {len(sampled)} rows, the executor gave {len(result.tokens)}"
             )
-        self._last[sampled] = result.tokens
+        newest = result.tokens if runs is None else result.tokens[np.cumsum(runs) - 1]
+        self._last[sampled] = newest
         if plain:
             context = decode.context
             decode.advance()
@@ -390,21 +365,26 @@ class Slots:
             )
             stops = decode.stops
         else:
-            self._computed[batch.slots] += batch.counts
-            counters = self._counters[sampled]
-            counters += _SAMPLED
-            patient = bool(self._patient[batch.slots].all())
+            decodes = batch.first_prompt
             outcome = StepOutcome(
                 sampled,
                 self._epoch[sampled],
                 result.tokens,
-                context=int(batch.starts[: batch.num_decodes].sum()),
-                patient=patient,
+                context=int(batch.starts[:decodes].sum()),
+                patient=bool(self._patient[batch.slots].all()),
             )
-            stops = self._stops[sampled]
-            if batch.num_decodes < len(decode.slots) or result.late:
-                decode.advance_some(batch.slots[: batch.num_decodes][batch.samples[: batch.num_decodes]])
-            elif batch.num_decodes:
+            if runs is None:
+                runs = np.ones(len(sampled), np.int32)
+            else:
+                self._take_runs(batch, runs, outcome)
+            self._computed[batch.slots] += confirmed_counts(batch, result)
+            counters = self._counters[sampled]
+            counters += runs[:, None] * _SAMPLED
+            stops = self._stops.columns[sampled]
+            if decodes < len(decode.slots) or result.late or batch.drafts is not None:
+                going = batch.slots[:decodes][batch.samples[:decodes]]
+                decode.advance_some(going, runs[: len(going)])
+            elif decodes:
                 decode.advance()
             self._commit_prefill(batch, outcome, result.late)
             for row, ends in batch.pooled.items():
@@ -424,11 +404,11 @@ class Slots:
         over: BoolArray = left == 0
         stopped: BoolArray | None = None
         if stops.shape[1]:
-            stopped = self._stopped(sampled, result.tokens, stops)
+            stopped = self._stops.among(sampled, newest, stops)
             stopped &= counters[:, UNSTOPPABLE] < 0
             over |= stopped
         if self._handovers:
-            for index in range(int(batch.samples[: batch.num_decodes].sum()), len(sampled)):
+            for index in range(int(batch.samples[: batch.first_prompt].sum()), len(sampled)):
                 over[index] |= int(sampled[index]) in self._handovers
         over[list(failed)] = True
         if over.any():
@@ -441,17 +421,29 @@ class Slots:
                 elif left[index] == 0:
                     reason = CloseReason.LENGTH
                 outcome.closings.append(self._close(int(sampled[index]), reason, failed.get(index, "")))
-        outcome.drop(failed)
+        if failed:
+            ends_of = range(len(sampled)) if result.runs is None else (np.cumsum(result.runs) - 1).tolist()
+            outcome.drop({ends_of[index] for index in failed})
         return outcome
 
-    def _stopped(self, sampled: Int32Array, tokens: Int32Array, stops: Int32Array) -> BoolArray:
-        """Which of the tokens are stop tokens of their slots."""
-        stopped: BoolArray = (stops == tokens[:, None]).any(axis=1)
-        if self._many_stops:
-            for index, slot in enumerate(sampled.tolist()):
-                if slot in self._many_stops:
-                    stopped[index] = int(tokens[index]) in self._many_stops[slot]
-        return stopped
+    def _take_runs(self, batch: StepBatch, runs: Int32Array, outcome: StepOutcome) -> None:
+        """Whose tokens these are.  Raises `RuntimeError` if a run goes on behind the end of its request."""
+        assert batch.drafts is not None
+        drafts = batch.drafts[batch.samples]
+        slots, tokens = np.repeat(outcome.slots, runs), outcome.tokens
+        last = np.zeros(len(tokens), np.bool_)
+        last[np.cumsum(runs) - 1] = True
+        behind = self._stops.among(slots, tokens) & ~last
+        if (
+            behind.any()
+            or (runs < 1).any()
+            or (runs > np.minimum(drafts + 1, self._left[outcome.slots])).any()
+        ):
+            raise RuntimeError(
+                f"step {batch.step}: runs {runs.tolist()} of {drafts.tolist()} drafts go too far"
+            )
+        outcome.speculation = speculation(drafts, runs)
+        outcome.slots, outcome.epochs = slots, np.repeat(outcome.epochs, runs)
 
     @property
     def hands_over(self) -> bool:
@@ -461,22 +453,22 @@ class Slots:
     def last_chunks(self, batch: StepBatch) -> tuple[list[int], list[int]]:
         """Slots and epochs of the batch whose last chunk before their hand-over it computes, for the first
         time."""
-        rows = range(batch.num_decodes, len(batch.slots))
+        rows = range(batch.first_prompt, len(batch.slots))
         found = [int(batch.slots[row]) for row in rows if batch.samples[row]]
         slots = [slot for slot in found if slot in self._handovers and slot not in self._repeated]
         return slots, [int(self._epoch[slot]) for slot in slots]
 
     def _commit_prefill(self, batch: StepBatch, outcome: StepOutcome, late: list[int]) -> None:
         """Notes the progress of prefill rows; those that sampled decode from now on.  `late`: rows."""
-        if self._composition is not None and batch.num_decodes < len(batch.slots):
+        first = batch.first_prompt
+        if self._composition is not None and first < len(batch.slots):
             counts = batch.counts.copy()
             counts[late] += 1
-            prompts = slice(batch.num_decodes, None)
-            pieces = list(zip(batch.slots[prompts].tolist(), counts[prompts].tolist(), strict=True))
-            self._composition.computed(pieces, batch.num_decodes, outcome.context)
+            pieces = list(zip(batch.slots[first:].tolist(), counts[first:].tolist(), strict=True))
+            self._composition.computed(pieces, first, outcome.context)
             for slot in batch.slots[late].tolist():
                 self._composition.again(slot)
-        for row in range(batch.num_decodes, len(batch.slots)):
+        for row in range(first, len(batch.slots)):
             slot = int(batch.slots[row])
             outcome.prefill.append((slot, int(self._epoch[slot]), int(self._computed[slot])))
             if batch.samples[row]:
@@ -500,10 +492,11 @@ class Slots:
         else:
             self._leave_prefill(slot)
         self._phase[slot] = FREE
-        self._many_stops.pop(slot, None)
+        self._stops.release(slot)
         self._handovers.discard(slot)
         self._repeated.discard(slot)
         self._pooled.discard(slot)
+        self._drafts.pop(slot, None)
         return Closed(slot, int(self._epoch[slot]), reason, message)
 
     def _leave_prefill(self, slot: int) -> None:
@@ -511,7 +504,7 @@ class Slots:
         if self._composition is not None:
             self._composition.leave(slot)
         del self._tokens[slot]
-        self._scored.pop(slot, None)
+        self._num_prompt.pop(slot, None)
 
     def _is_open(self, command: Grow | Reprioritize | Preempt | Abort) -> bool:
         """Whether the command's epoch runs.  Raises for one that was never admitted."""
@@ -521,32 +514,16 @@ class Slots:
             raise self._violation(command, "this epoch was never admitted")
         if command.epoch == last and self._phase[command.slot] != FREE:
             return True
-        log.debug("ignored, epoch %d is over: %s", command.epoch, self._describe(command))
+        log.debug("ignored, epoch %d is over: %s", command.epoch, describe(command))
         return False
 
-    def _check_slot(self, command: _OfSlot) -> None:
+    def _check_slot(self, command: OfSlot) -> None:
         if not 0 <= command.slot < self.max_num_seqs:
             raise ProtocolViolation(
-                f"{self._describe(command)}: there are slots 0 to {self.max_num_seqs - 1} (max_num_seqs)"
+                f"{describe(command)}: there are slots 0 to {self.max_num_seqs - 1} (max_num_seqs)"
             )
 
-    def _unpack(self, command: Admit | Grow, data: bytes, name: str) -> Int32Array:
-        try:
-            return np.array(unpack_int32(data), np.int32)
-        except MalformedMessage as error:
-            raise self._violation(command, f"{name}: {error}") from None
-
-    def _violation(self, command: _OfSlot, problem: str) -> ProtocolViolation:
+    def _violation(self, command: OfSlot, problem: str) -> ProtocolViolation:
         slot = command.slot
         state = f"slot {slot} is in {_PHASES[self._phase[slot]]}, epoch {self._epoch[slot]}"
-        return ProtocolViolation(f"{self._describe(command)}: {problem} ({state})")
-
-    @staticmethod
-    def _describe(command: _OfSlot) -> str:
-        text = f"{type(command).__name__} of slot {command.slot}, epoch {command.epoch}"
-        if isinstance(command, Admit):
-            text += f", {len(command.tokens) // 4} tokens, {command.num_prompt} prompt, "
-            text += f"{command.num_computed} computed, {len(command.blocks) // 4} blocks"
-        elif isinstance(command, Grow):
-            text += f", {len(command.blocks) // 4} blocks"
-        return text
+        return ProtocolViolation(f"{describe(command)}: {problem} ({state})")

@@ -117,7 +117,7 @@ class Scheduler:
 
     `prefix` None: no prefix caching.  `max_model_len` bounds every request (`validation`).  `prefill_ahead`:
     tokens of prompts that the worker is given ahead of computing them; None: no bound.  `in_order`: it
-    computes them in the order in which it was given them.
+    computes them in the order in which it was given them.  `drafts`: of a slot in a step, at most.
     """
 
     def __init__(
@@ -131,11 +131,12 @@ class Scheduler:
         admission_headroom: int | None = None,
         prefill_ahead: int | None = None,
         in_order: bool = True,
+        drafts: int = 0,
     ) -> None:
         self.ledger = ledger
         self.prefix = prefix
         self.block_size = block_size
-        self.lookahead = max(block_size, MIN_LOOKAHEAD)
+        self.lookahead = max(block_size, MIN_LOOKAHEAD) + drafts
         self.headroom = Headroom(self.lookahead, max_model_len, admission_headroom)
         self.paused = False
         """While paused nothing is admitted and nobody must give way."""

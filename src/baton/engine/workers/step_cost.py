@@ -6,12 +6,12 @@ arithmetic:
     decodes only    base + rows * row + context * read
     with prompts    base + tokens * token + pairs * pair + rows * row + context * read
 
-*Rows* decode one token each; *context* is what they read together; *pairs* are, summed over the tokens of
-prompts, the positions that each attends to.  Measured steps are averaged in *cells* of about the same
-composition, so that what is seen often does not outweigh what is seen seldom and one slow step counts
-little.  The coefficients are those of least squares over the cells, of relative errors, none below zero,
-drawn a little towards a guess (so that few cells are enough).  A cell that no step came to for long counts
-less.
+*Rows* decode one token each, and each draft counts as one; *context* is what they read together; *pairs* are,
+summed over the tokens of prompts, the positions that each attends to.  Measured steps are averaged in *cells*
+of about the same composition, so that what is seen often does not outweigh what is seen seldom and one slow
+step counts little.  The coefficients are those of least squares over the cells, of relative errors, none
+below zero, drawn a little towards a guess (so that few cells are enough).  A cell that no step came to for
+long counts less.
 
 Pure and deterministic: the seconds are what reports say.
 """

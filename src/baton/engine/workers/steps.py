@@ -86,8 +86,12 @@ class StepReader:
         if report.step:
             self._counters.count_step(prefilled + len(tokens), report.seconds)
             self._counters.count_experts(report.expert_tokens)
+            computed = len(tokens) - finished
+            if report.speculation:  # drafts were computed too, and those that were right are among the tokens
+                self._counters.count_speculation(report.speculation)
+                computed += report.speculation[1] - sum(report.speculation[2:])
             if self._costs is not None and not report.prompt_logprobs:  # (these take time of their own)
-                self._costs.add(prefilled, pairs, len(tokens) - finished, report.context, report.seconds)
+                self._costs.add(prefilled, pairs, computed, report.context, report.seconds)
             if self._speeds is not None:
                 self._speeds.step(prefilled, report.seconds)
         for run in report.prompt_logprobs:

@@ -88,14 +88,17 @@ class KernelSampling:
             parameters.masks,
         )
         self._columns = (ctypes.c_void_p * len(columns))(*(column.ctypes.data for column in columns))
-        # Arguments and result have a fixed place: to ask for an array's address takes a microsecond.
-        self._rows = np.zeros((3, len(parameters.temperature)), np.int32)
-        self._addresses = [row.ctypes.data for row in self._rows]
+        self._make_rows(len(parameters.temperature))
         chunks = -(-vocab_size // _CHUNK)
         self._scratch_bytes = chunks * _CHUNK * _SCRATCH_PER_TOKEN
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._room_for = 0
         """Threads."""
+
+    def _make_rows(self, count: int) -> None:
+        """Arguments and result have a fixed place: to ask for an array's address takes a microsecond."""
+        self._rows = np.zeros((3, count), np.int32)
+        self._addresses = [row.ctypes.data for row in self._rows]
 
     @staticmethod
     def takes(logits: Tensor) -> bool:
@@ -104,10 +107,10 @@ class KernelSampling:
     def sample(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Int32Array:
         """Logits [n, vocab] of these slots, positions of the new tokens [n] → tokens [n].  See `takes`."""
         count, vocab = logits.shape
-        if vocab != self._vocab_size or count > self._rows.shape[1]:
-            raise ValueError(
-                f"logits [{count}, {vocab}] for {self._rows.shape[1]} slots of {self._vocab_size}"
-            )
+        if vocab != self._vocab_size:
+            raise ValueError(f"logits [{count}, {vocab}] of a vocabulary of {self._vocab_size}")
+        if count > self._rows.shape[1]:  # (a slot with drafts has several rows)
+            self._make_rows(2 * count)
         threads = min(torch.get_num_threads(), count) if count * vocab > _WORTH_A_THREAD else 1
         if threads > self._room_for:
             self._scratch = torch.empty(threads * self._scratch_bytes, dtype=torch.uint8)

@@ -135,6 +135,10 @@ class Sampler:
         """[num_slots, words]: see `SlotParameters`."""
         return self._have.masks
 
+    def remembers(self, slots: Int32Array) -> bool:
+        """Whether what is sampled for one of these slots depends on the tokens before, beside the logits."""
+        return bool(self._special) and bool((self._flags[slots] & (_EDIT | _MASKED)).any())
+
     def prompt_logprobs_of(self, slot: int) -> int:
         """How many alternatives the slot's request wants for each prompt token."""
         return self._prompt_logprobs.get(slot, 0)

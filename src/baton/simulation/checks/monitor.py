@@ -12,6 +12,8 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | `table` | the ledger's tables are those that the command log gave the worker; after each turn |
 | `owner` | a step reads only blocks of its own request, writes none that another one holds; each step |
 | `agreement` | all ranks compose the same batch for step k; each step of a follower |
+| `drafts` | a step computes drafts that the step before proposed for this epoch; each step |
+| | who runs wants blocks when it has room for less than the lookahead and its drafts; each turn |
 | `streams` | who decodes is in each step, and waits for prompts as long as targets say; each step |
 | `passed` | a prompt is passed by later ones for half of it and what it got since; each step |
 | `closing-1` … `closing-6` | the rules of `protocol/reports.py`; each batch, report, round and chunk |

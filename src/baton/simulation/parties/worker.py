@@ -56,6 +56,8 @@ class Executor(SimulatedExecutor):
     """The path of those that it has."""
     broke: Callable[[], None] = staticmethod(lambda: None)
     """Called when it cannot load what it is to have."""
+    proposed: dict[int, list[int]] = {}  # noqa: RUF012 (it is replaced, never changed)
+    """By slot: the drafts for the next step."""
 
     def admit(
         self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
@@ -81,7 +83,9 @@ class Executor(SimulatedExecutor):
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
         if self.lost:
             raise DeviceLost("the device fell off the bus")
-        return super().execute(batch, on_layers)
+        result = super().execute(batch, on_layers)
+        self.proposed = {slot: drafts.tolist() for slot, drafts in result.drafts.items()}
+        return result
 
 
 class RankProcess(Party):
@@ -90,6 +94,8 @@ class RankProcess(Party):
     instance: Instance
     rank: int
     executor: Executor
+    drafted_for: dict[int, int]
+    """Slots of the last step and their epochs."""
 
     def __init__(self, instance: Instance, rank: int, random: Random, rings: NodeRings | None = None) -> None:
         """`rings`: of its host, if that is not the leader's."""
@@ -108,6 +114,7 @@ class RankProcess(Party):
         self._scheduled = False
         self._loading = True
         self._cost = 0.0
+        self.drafted_for = {}
         config = instance.config
         self.executor = cast(Executor, Executor.from_config(config, rank))
         self.executor.member, self.executor.weights = instance.member, config.weights.path

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from baton.engine.handover.records import Stage
 from baton.engine.scheduling.ledger import LedgerError
+from baton.engine.scheduling.scheduler import MIN_LOOKAHEAD
 from baton.engine.states import State
 from baton.protocol.codec import unpack_int32, unpack_int64
 from baton.protocol.commands import Admit, CommandBatch, Control, DropFetch, Fetch, Grow, Pace
+from baton.protocol.config import InstanceConfig
 from baton.protocol.reports import Report, StepReport
 from baton.protocol.requests import Cancel, FromEngine, Hello, Outputs, Submit, ToEngine
 from baton.simulation import describe
 from baton.simulation.checks.books import Books, Violation
 from baton.simulation.checks.looks import arrivals_of, ledger_state, salt_of
+from baton.simulation.plans.drafts import most_drafts
 
 if TYPE_CHECKING:
     from baton.simulation.parties.instance import EngineProcess, Instance
@@ -169,6 +172,7 @@ class EngineWatch:
             )
         self._check_cancels(engine, books)
         self._check_queue(scheduler, engine.instance.config.max_waiting)
+        self._check_room(scheduler, engine.instance.config)
         deadline = core.next_deadline()
         running = scheduler.num_occupied > 0 and not scheduler.paused
         if core.failure is None and not core.closing and running and deadline is None:
@@ -244,6 +248,20 @@ class EngineWatch:
                     "cancel",
                     f"{request.name} was cancelled by its gateway and is {arrival.stage.value} at "
                     f"{engine.instance.name} after the turn",
+                )
+
+    def _check_room(self, scheduler: Any, config: InstanceConfig) -> None:
+        """A worker that computes drafts takes as many blocks of a slot as they fill."""
+        size = scheduler.block_size
+        ahead = max(size, MIN_LOOKAHEAD) + most_drafts(config)
+        for slot, request in enumerate(scheduler.slots):
+            if request is None or request.state is not State.RUNNING or slot in scheduler._wanting:
+                continue
+            room = request.held * size - len(request.tokens)
+            if room < ahead and request.held * size < request.limit:
+                raise Violation(
+                    "drafts",
+                    f"{request.name} has room for {room} tokens, {ahead} are looked ahead, and wants none",
                 )
 
     def _check_queue(self, scheduler: Any, limit: int) -> None:

@@ -49,20 +49,21 @@ class PaceWatch:
         """All that decodes and has a block for its token is in the step, and the step is not longer than the
         targets allow."""
         slots: Any = rank.slots
-        rows = set(batch.slots[: batch.num_decodes].tolist())
+        first = batch.first_prompt
+        rows = set(batch.slots[:first].tolist())
         for slot in slots.open_slots():
             ready = slots._phase[slot] == DECODE and slots._computed[slot] < slots._capacity[slot]
             if ready and slot not in rows and len(rows) < slots.max_num_batched_tokens:
                 raise Violation("streams", f"step {batch.step} leaves slot {slot} out, which could decode")
         composition = slots._composition
         pace, target = composition.pace, composition._itl_target
-        prompts = range(batch.num_decodes, len(batch.slots))
-        tokens = int(batch.counts[batch.num_decodes :].sum())
+        prompts = range(first, len(batch.slots))
+        tokens = int(batch.counts[first:].sum())
         late = composition._ttft_target is not None
         if not rows or not prompts or pace is None or late or slots._patient[list(rows)].all():
             return
-        context = int(batch.starts[: batch.num_decodes].sum())
-        start = int(batch.starts[batch.num_decodes])
+        context = int(batch.starts[:first].sum())
+        start = int(batch.starts[first])
         least = LEAST
         if target is None:
             alone = pace.decoding(len(rows), context)

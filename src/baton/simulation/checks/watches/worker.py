@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.states import State
@@ -13,6 +14,7 @@ from baton.protocol.reports import Report, StepReport
 from baton.simulation import describe
 from baton.simulation.checks.books import Books, Violation
 from baton.simulation.checks.watches.pace import PaceWatch
+from baton.simulation.plans.drafts import most_drafts
 
 if TYPE_CHECKING:
     from baton.simulation.parties.instance import Instance
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class WorkerWatch:
-    """The rules `owner`, `agreement` and `closing-1` to `-3`; those of `pace.py` are asked here."""
+    """The rules `owner`, `agreement`, `drafts` and `closing-1` to `-3`; those of `pace.py` are asked here."""
 
     def __init__(self, world: World, books: Callable[[Instance], Books]) -> None:
         self._world = world
@@ -47,6 +49,7 @@ class WorkerWatch:
         if len(rank.instance.ranks) > 1:
             books.digests[batch.step] = digest
         self._check_owners(rank, batch, books)
+        self._check_drafts(rank, batch)
         self._pace.setdefault(rank.instance.name, PaceWatch()).before_step(rank, batch)
         self._world.steps += 1
         if self._world.recording:
@@ -103,6 +106,22 @@ class WorkerWatch:
                         f"step {batch.step} writes block {held[index]} of {request.name}, which is shared",
                     )
 
+    def _check_drafts(self, rank: RankProcess, batch: StepBatch) -> None:
+        """They are those that the step before proposed, for this epoch, from the first on."""
+        epochs: Any = rank.slots._epoch
+        ends = batch.counts.cumsum().tolist()
+        proposed, of_epochs = rank.executor.proposed, rank.drafted_for
+        for row, count in enumerate(() if batch.drafts is None else batch.drafts.tolist()):
+            slot = int(batch.slots[row])
+            drafts = batch.tokens[ends[row] - count : ends[row]].tolist()
+            if drafts != proposed.get(slot, [])[:count] or (count and of_epochs.get(slot) != epochs[slot]):
+                raise Violation(
+                    "drafts",
+                    f"step {batch.step} computes drafts {drafts} of slot {slot}, epoch {epochs[slot]}; the "
+                    f"step before proposed {proposed.get(slot)} for epoch {of_epochs.get(slot)}",
+                )
+        rank.drafted_for = {slot: int(epochs[slot]) for slot in batch.slots.tolist()}
+
     def reported(self, rank: RankProcess, report: Report) -> None:
         """A rank writes a report."""
         if self._world.recording:
@@ -116,8 +135,13 @@ class WorkerWatch:
         for slot, epoch in zip(slots, epochs, strict=True):
             if open_epochs.get(slot) != epoch:
                 raise Violation("closing-2", f"a token of slot {slot}, epoch {epoch}, which is not open")
-        if len(set(slots)) != len(slots):
-            raise Violation("closing-6", f"step {report.step} reports two tokens of one slot")
+        longest = most_drafts(rank.instance.config) + 1
+        for slot, run in groupby(slots):
+            count = len(list(run))
+            if count > longest or slots.count(slot) != count:
+                raise Violation(
+                    "closing-6", f"step {report.step} reports {slots.count(slot)} tokens of slot {slot}"
+                )
         for closed in report.closings:
             if open_epochs.get(closed.slot) != closed.epoch:
                 raise Violation(

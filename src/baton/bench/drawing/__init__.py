@@ -1,1 +1,0 @@
-"""Latencies of a serving benchmark as pictures: matplotlib's, and a page that needs nothing."""

@@ -1,0 +1,121 @@
+"""What the logits of a step become, on all ranks: tokens, and the drafts for the next step.
+
+Rank 0 samples and drafts, and broadcasts both together, in an array whose size all ranks know.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.drafting.base import Drafter
+from baton.drafting.making import make_drafter
+from baton.executor.base import Int32Array, Int64Array, StepBatch, StepResult
+from baton.executor.constraints import ConstrainedSampler
+from baton.executor.runs import Places
+from baton.executor.speculating import Speculator
+from baton.model.cpu.ngram import ngram_kernel
+from baton.model.layers.parallel import TensorParallel
+from baton.protocol.config import InstanceConfig
+from baton.protocol.sampling import Sampling, Stopping
+
+
+class StepSampler:
+    """The sampler, and the drafter if there is one, of one rank."""
+
+    def __init__(
+        self, config: InstanceConfig, vocab_size: int, parallel: TensorParallel, device: torch.device
+    ) -> None:
+        self._parallel = parallel
+        self._device = device
+        self._sampler = ConstrainedSampler(config, vocab_size, parallel.rank)
+        self.speculator = speculator_of(config, vocab_size, parallel.rank)
+        """None: no drafts."""
+        self._began = 0.0
+
+    def admit(
+        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+    ) -> None:
+        self._sampler.admit(slot, tokens, num_prompt, sampling, stopping)
+        if self.speculator is not None:
+            self.speculator.admit(slot, tokens, num_prompt, sampling, stopping)
+
+    def release(self, slot: int) -> None:
+        self._sampler.release(slot)
+        if self.speculator is not None:
+            self.speculator.release(slot)
+
+    def begin(self, batch: StepBatch) -> None:
+        """The batch is computed now."""
+        if self.speculator is not None:
+            self._began = time.perf_counter()
+        self._sampler.begin(batch)
+
+    def sample(
+        self, result: StepResult, logits: Tensor | None, batch: StepBatch, rows: Int64Array | None
+    ) -> None:
+        """Samples these rows, None: all, each of one token.  `logits` on rank 0 only."""
+        tokens = self._sampler.sample(result, logits, batch, rows)
+        self._finish(result, tokens, batch, rows, None)
+
+    def sample_places(
+        self, result: StepResult, logits: Tensor | None, batch: StepBatch, places: Places
+    ) -> None:
+        """The same of a step with drafts: `logits` [P, vocab]."""
+        tokens = self._sampler.sample_places(result, logits, places)
+        self._finish(result, tokens, batch, None, places)
+
+    def prompt_logprobs_of(self, slot: int) -> int:
+        """As the sampler's."""
+        return self._sampler.prompt_logprobs_of(slot)
+
+    def close(self) -> None:
+        self._sampler.close()
+
+    def _finish(
+        self,
+        result: StepResult,
+        tokens: Int32Array,
+        batch: StepBatch,
+        rows: Int64Array | None,
+        places: Places | None,
+    ) -> None:
+        if self.speculator is None:
+            self._sampler.take(result, self._shared(tokens), rows, places)
+            return
+        drafts = np.empty((int(batch.samples.sum()), self.speculator.most), np.int32)
+        if self._parallel.rank == 0:
+            self._sampler.take(result, tokens, rows, places)
+            alone = batch.first_prompt == len(batch.slots)
+            seconds = time.perf_counter() - self._began if alone else None
+            drafts = self.speculator.draft(batch, result, seconds)
+        if self._parallel.size > 1:
+            shared = self._shared(np.concatenate((tokens, drafts.reshape(-1))))
+            if self._parallel.rank > 0:
+                self._sampler.take(result, shared[: len(tokens)], rows, places)
+            drafts = shared[len(tokens) :].reshape(drafts.shape)
+        self.speculator.take(batch, result, drafts)
+
+    def _shared(self, numbers: Int32Array) -> Int32Array:
+        """Rank 0's, on every rank."""
+        if self._parallel.size == 1:
+            return numbers
+        shared = self._parallel.broadcast(torch.from_numpy(numbers).to(self._device))
+        found: Int32Array = shared.cpu().numpy()
+        return found
+
+
+def speculator_of(config: InstanceConfig, vocab_size: int, rank: int) -> Speculator | None:
+    """None: the configuration wants no drafts.  A planted drafter is put in its place by who plants."""
+    wanted = config.speculation
+    if wanted is None:
+        return None
+    drafter: Drafter | None = None
+    if rank == 0 and wanted.method != "planted":
+        drafter = make_drafter(
+            wanted, max_num_seqs=config.max_num_seqs, vocab_size=vocab_size, ngram=ngram_kernel()
+        )
+    return Speculator(drafter, wanted.num_speculative_tokens, vocab_size)
