@@ -128,6 +128,66 @@ def test_the_command_line_writes_the_trace(cluster: Server, tmp_path: Path) -> N
     assert not (tmp_path / "none.json").exists()
 
 
+def test_a_recording_tells_it_as_well(tmp_path: Path) -> None:
+    """Of a cluster that is gone: a request that was handed over, and one whose decoder was killed."""
+    recording = tmp_path / "recording"
+    with Server("--prefill", "1", "--decode", "2", *CLUSTER, "--record", str(recording)) as server:
+        (model,) = server.http.get("/v1/models").json()["data"]
+        most = model["max_model_len"] - len(PROMPT)
+        body = {"prompt": PROMPT, "max_tokens": most, "ignore_eos": True, "request_id": "killed"}
+        with server.http.stream(
+            "POST", "/v1/completions", json={**body, "stream": True}, timeout=300
+        ) as answer:
+            lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
+            next(lines)
+            killed = logged(server, "killed").instances[-1]
+            os.kill(engines(server)[killed], signal.SIGKILL)
+            assert '"finish_reason":"length"' in list(lines)[-1]
+        server.wait_ready()
+        complete(server, "whole", 20)
+        whole = logged(server, "whole").trails or []
+
+    file = tmp_path / "trace.json"
+    command = [sys.executable, "-m", "baton.cli.main", "timeline", "--recording"]
+    done = subprocess.run(
+        [*command, str(recording), "-o", str(file)], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    events = json.loads(file.read_text())["traceEvents"]
+    check_trace(events)
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    other = next(name for name in ("decode-0", "decode-1") if name != killed)
+    assert {"prefill-0", other, "gateway"} <= set(processes.values())
+    steps = [event for event in events if event["name"] == "step"]
+    assert {"prefill-0", other} <= {processes[event["pid"]] for event in steps}
+    begun = [event["name"] for event in events if event["ph"] == "b" and event["pid"] == 1]
+    spans = begun[begun.index("whole") + 1 :]
+    # (What the gateway itself did is not in it: the arrival is that at the first engine, the end the last's.)
+    assert spans == ["read", *(span.name for span in whole[0].spans[1:-1])]
+    # (The last half second of what was killed is not on disk, so perhaps not its decoding either.)
+    spans = begun[begun.index("killed") + 1 : begun.index("whole")]
+    assert spans.count("lost") == 1
+    assert spans[-4:] == ["queue", "prefill", "handover", "decode"]
+    wires = {name.partition(" →")[0] for name in processes.values() if name.startswith("wire")}
+    assert wires == {"wire prefill-0"}
+
+    only = subprocess.run(
+        [*command, str(recording), "-o", str(file), "--id", "whole"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert only.returncode == 0, only.stderr
+    events = json.loads(file.read_text())["traceEvents"]
+    check_trace(events)
+    assert {event["ph"] for event in events} >= {"s", "f", "X"}
+    assert "killed" not in file.read_text()
+    none = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True, timeout=200)
+    assert none.returncode == 1
+    assert "there is no recording here" in none.stderr
+
+
 @pytest.mark.slow
 def test_both_attempts_are_seen_if_the_decoder_is_killed(cluster: Server) -> None:
     (model,) = cluster.http.get("/v1/models").json()["data"]

@@ -54,7 +54,7 @@ class Header(msgspec.Struct, tag="header", array_like=True, frozen=True):
     baton: str
     python: str
     started: float
-    """Seconds since the epoch."""
+    """Seconds since the epoch, when the engine's clock showed `now`."""
     config: InstanceConfig
     incarnation: str
     workers: list[int]
@@ -192,6 +192,7 @@ class RecordingCore(EngineCore):
         peer_endpoint: str = "",
         secret: bytes = b"",
     ) -> None:
+        started = time.time()  # (at once: clocks of several recordings are brought together by it)
         super().__init__(
             config,
             incarnation=incarnation,
@@ -216,7 +217,7 @@ class RecordingCore(EngineCore):
         header = Header(
             __version__,
             platform.python_version(),
-            time.time(),
+            started,
             config,
             incarnation,
             self.workers,

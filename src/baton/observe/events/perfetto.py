@@ -5,7 +5,7 @@
 | gateway | a row for each request: its spans, whoever works on it |
 | instance, slot | `prefill` and `decode` of the requests that had this slot, one after the other |
 | instance, queue | who waits there |
-| instance, rank | what this rank fetched from others |
+| instance, rank | the steps of the model, and what this rank fetched from others |
 | wire P → D | a hand-over, from P's first token to D's seat, with bytes and transport |
 | counters of an instance | requests that run and wait, blocks in use |
 
@@ -23,8 +23,9 @@ from baton.observe.events.story import Story
 from baton.observe.events.trail import Trail
 from baton.protocol.notes import described
 
+_RANK = 2
 _SLOT = 100
-"""Thread ids of slots begin here: below are ranks and the rest."""
+"""Thread ids of ranks and of slots begin here; 1 is the rest."""
 
 
 class Load(NamedTuple):
@@ -35,10 +36,27 @@ class Load(NamedTuple):
     used_blocks: int
 
 
+class Step(NamedTuple):
+    """One run of the model, on the gateway's clock."""
+
+    begin: float
+    end: float
+    rank: int
+    number: int
+    tokens: int
+    """Rows that got a token."""
+    prompts: int
+    """Of which a piece was computed."""
+
+
 def chrome_trace(
-    stories: Iterable[Story], now: float, loads: Mapping[str, Iterable[Load]] | None = None
+    stories: Iterable[Story],
+    now: float,
+    loads: Mapping[str, Iterable[Load]] | None = None,
+    steps: Mapping[str, Iterable[Step]] | None = None,
 ) -> dict[str, Any]:
-    """`loads`: of instances by name.  Times are microseconds of the gateway's monotonic clock."""
+    """`loads`, `steps`: of instances by name, in order.  Times are microseconds of the gateway's monotonic
+    clock."""
     trace = _Trace()
     for story in stories:
         if not story.trails:
@@ -50,6 +68,8 @@ def chrome_trace(
             values = {"running": row.running, "waiting": row.waiting}
             trace.counter(name, "requests", row.at, values)
             trace.counter(name, "KV blocks", row.at, {"used": row.used_blocks})
+    for name, ran in (steps or {}).items():
+        trace.steps(name, ran)
     return {"traceEvents": trace.named() + trace.events, "displayTimeUnit": "ms"}
 
 
@@ -91,6 +111,17 @@ class _Trace:
             {"name": name, "ph": "C", "pid": self._process(process), "tid": 0, "ts": _us(at), "args": values}
         )
 
+    def steps(self, process: str, ran: Iterable[Step]) -> None:
+        """None overlaps the one before it: what their reports' way adds to a step's end is cut off."""
+        pid = self._process(process)
+        ends: dict[int, float] = {}
+        for step in ran:
+            begin = max(step.begin, ends.get(step.rank, step.begin))
+            ends[step.rank] = end = max(step.end, begin)
+            tid = self._thread(pid, _RANK + step.rank, f"rank {step.rank}")
+            args = {"step": step.number, "tokens": step.tokens, "prompts": step.prompts}
+            self._slice(pid, tid, "step", "step", begin, end, args)
+
     def _at_instance(self, span: Span, title: str) -> None:
         if span.where == GATEWAY or span.name == "handover":
             return
@@ -101,18 +132,8 @@ class _Trace:
             self._async(pid, tid, span.name, title, self._row(), span.begin, span.end, more)
             return
         tid = self._thread(pid, _SLOT + span.slot, f"slot {span.slot}")
-        self.events.append(
-            {
-                "name": f"{span.name} {title}",
-                "cat": span.name,
-                "ph": "X",
-                "pid": pid,
-                "tid": tid,
-                "ts": _us(span.begin),
-                "dur": round(_us(span.end) - _us(span.begin), 3),
-                "args": {"attempt": span.id},
-            }
-        )
+        more = {"attempt": span.id}
+        self._slice(pid, tid, span.name, f"{span.name} {title}", span.begin, span.end, more)
 
     def _handovers(self, found: list[Span], trail: Trail | None, title: str, now: float) -> None:
         """The wire, and the arrow over it."""
@@ -148,7 +169,7 @@ class _Trace:
             note = event.note
             if note.what == "fetched":
                 pid = self._process(event.where)
-                tid = self._thread(pid, 2 + note.c, f"rank {note.c}")
+                tid = self._thread(pid, _RANK + note.c, f"rank {note.c}")
                 begin, args = event.at - note.b / 1e6, described(note)
                 self._async(pid, tid, f"rank {note.c}", title, self._row(), begin, event.at, args)
                 continue
@@ -164,6 +185,12 @@ class _Trace:
                     "args": described(note),
                 }
             )
+
+    def _slice(
+        self, pid: int, tid: int, category: str, name: str, begin: float, end: float, args: Mapping[str, Any]
+    ) -> None:
+        event = {"name": name, "cat": category, "ph": "X", "pid": pid, "tid": tid, "ts": _us(begin)}
+        self.events.append({**event, "dur": round(_us(end) - _us(begin), 3), "args": args})
 
     def _async(
         self,
