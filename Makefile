@@ -14,9 +14,11 @@ MINUTES ?= 10
 CUTS ?= 2000
 JOBS ?= 2
 KILLS ?= 0
+LIMITS ?= 0
+WATCH_MINUTES ?= 0.5
 NATIVE := hatch_build.py $(wildcard src/baton/model/cpu/native/*)
 
-.PHONY: serve test lint types imports pytest soak soak-server soak-cuts clients deploy-check wheel check-wheel install install-dev clean
+.PHONY: serve test lint types imports pytest soak soak-server soak-cuts clients browser deploy-check wheel check-wheel install install-dev clean
 
 serve: $(VENV)/.installed
 	$(BIN)/baton serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
@@ -54,6 +56,12 @@ soak-server: $(VENV)/.installed-dev
 # than it does, so they have an environment of their own, and the server runs in $(VENV).
 clients: $(VENV)/.installed $(VENV)-clients/.installed
 	BATON_PYTHON=$(BIN)/python $(VENV)-clients/bin/pytest -q tests/clients
+
+# Pages in a real Chromium (Debian: apt-get install chromium), with playwright (tests/browser/requirements.txt) in an
+# environment of its own.  Pictures: build/browser.  LIMITS=1 asserts limits of time, too; WATCH_MINUTES: of its memory.
+browser: $(VENV)/.installed $(VENV)-browser/.installed
+	BATON_PYTHON=$(BIN)/python BATON_LIMITS=$(LIMITS) BATON_BROWSER_MINUTES=$(WATCH_MINUTES) \
+	  $(VENV)-browser/bin/pytest -q --timeout=1800 tests/browser
 
 # The Helm chart, rendered and validated offline, and its containers' commands run as processes.
 deploy-check: $(VENV)/.installed-deploy
@@ -108,11 +116,11 @@ $(VENV)/.installed-deploy: $(VENV)/.installed-dev
 	$(PIP) install --quiet -c constraints.txt -e '.[dev,deploy,ray]'
 	touch $@
 
-$(VENV)-clients/.installed: tests/clients/requirements.txt
-	$(PYTHON) -m venv --clear $(VENV)-clients
-	$(VENV)-clients/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
-	$(VENV)-clients/bin/python -m pip --disable-pip-version-check check
+$(VENV)-%/.installed: tests/%/requirements.txt
+	$(PYTHON) -m venv --clear $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	$(VENV)-$*/bin/python -m pip --disable-pip-version-check check
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-browser build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -58,7 +58,7 @@ from baton.protocol.commands import (
 )
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.handover import InstanceSource, PoolSource
-from baton.protocol.reports import REPORTS, Fetched, PagesRefused, StepReport, WorkerReady
+from baton.protocol.reports import REPORTS, Fetched, StepReport, StrangersRefused, WorkerReady
 from baton.protocol.rules.cluster_secret import NO_SECRETS, SECRETS_VARIABLE, ClusterSecret, Secrets
 from baton.protocol.sampling import Sampling, Stopping
 from baton.transfer.service import TransferService
@@ -147,7 +147,7 @@ class Pair:
 
     def __init__(self, transfer: str) -> None:
         self.pool = make_pool()
-        self.reports: queue.Queue[Fetched | PagesRefused] = queue.Queue()
+        self.reports: queue.Queue[Fetched | StrangersRefused] = queue.Queue()
         self.service = TransferService(
             0, self.pool.view, config(transfer), self.reports.put, secrets=secrets_of(transfer)
         )

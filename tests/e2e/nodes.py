@@ -61,15 +61,22 @@ class Hosts:
         subprocess.run(["ip", "link", "del", self._bridge], check=False, capture_output=True)
 
 
-class NodeHost(Joined):
-    """`baton serve --instance --node N` in a namespace."""
+class JoinedFrom(Joined):
+    """`baton serve --instance` in a namespace."""
 
-    def __init__(self, namespace: str, number: int, leader: str, *flags: str) -> None:
+    def __init__(self, namespace: str, *flags: str) -> None:
         self._namespace = namespace
-        super().__init__(None, "--node", str(number), "--leader", leader, *flags)
+        super().__init__(None, *flags)
 
     def prefix(self) -> list[str]:
         return ["ip", "netns", "exec", self._namespace]
+
+
+class NodeHost(JoinedFrom):
+    """`baton serve --instance --node N` in a namespace."""
+
+    def __init__(self, namespace: str, number: int, leader: str, *flags: str) -> None:
+        super().__init__(namespace, "--node", str(number), "--leader", leader, *flags)
 
     def relay(self) -> int | None:
         """The process id of its relay, while one runs."""

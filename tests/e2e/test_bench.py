@@ -37,7 +37,7 @@ def test_throughput(tmp_path: Path) -> None:
 
 
 def test_serving_with_a_server_of_its_own(tmp_path: Path) -> None:
-    path, picture = tmp_path / "serve.json", tmp_path / "serve.png"
+    path, picture, page = tmp_path / "serve.json", tmp_path / "serve.png", tmp_path / "new" / "serve.html"
     result = baton(
         *"bench serve --num-prompts 6 --random-input-len 20 --random-output-len 9".split(),
         *(
@@ -49,7 +49,7 @@ def test_serving_with_a_server_of_its_own(tmp_path: Path) -> None:
             "ttft:60000 tpot:60000",
         ),
         *("--save-detailed", "--result-filename", str(path), "--metric-percentiles", "50,90"),
-        *(("--plot", str(picture)) if has_matplotlib() else ()),
+        *("--report", str(page), *(("--plot", str(picture)) if has_matplotlib() else ())),
     )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -61,6 +61,10 @@ def test_serving_with_a_server_of_its_own(tmp_path: Path) -> None:
     assert facts["output_lens"] == [9] * 6
     assert all(1 <= len(gaps) + 1 <= 9 for gaps in facts["itls"])
     assert facts["request_rate"] == "inf"
+    text = page.read_text()
+    assert re.search(r"<dt>Succeeded</dt><dd>6</dd>.*<dt>Output tokens</dt><dd>54</dd>", text)
+    assert text.count("<svg") == 4
+    assert "--num-prompts 6" in text, "the command stands in it"
     if has_matplotlib():
         assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -124,6 +128,7 @@ def test_serving_a_server_that_runs(server: Server) -> None:
         ("serve --percentile-metrics ttfb", 2, "'ttfb'"),
         ("serve --metric-percentiles 200", 2, "--metric-percentiles 200"),
         ("serve --request-rate 0", 2, "--request-rate 0"),
+        ("serve --report /dev/null/page.html", 2, "--report /dev/null/page.html: cannot write it"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: str, code: int, words: str) -> None:

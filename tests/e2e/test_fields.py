@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -129,6 +130,29 @@ def test_log_probabilities_of_asked_tokens(server: Server) -> None:
     )
     for position in chat["choices"][0]["logprobs"]["content"]:
         assert {one["token"] for one in position["top_logprobs"]} == {f"token_id:{i}" for i in (7, 8, 9)}
+
+
+def test_log_probabilities_of_all_tokens(server: Server, tokenizer: Tokenizer) -> None:
+    """They are a distribution, have the few most likely ones in front, and are the same however the server is
+    asked; another server gives them only where it was told to."""
+    body = {**LONG, "prompt": "Once upon a time, a cat sat", "max_tokens": 3, "temperature": 0}
+    body["return_tokens_as_token_ids"] = True
+    assert server.http.post("/v1/completions", json={**body, "logprobs": -1}).status_code == 400
+    (few,) = ask(server, **body, logprobs=20, prompt_logprobs=20)["choices"]
+    with Server("--dtype", "float32", "--max-logprobs", "-1") as open_server:
+        (many,) = ask(open_server, **body, logprobs=-1, prompt_logprobs=-1)["choices"]
+        (echoed,) = ask(open_server, **body, logprobs=-1, echo=True)["choices"]
+    assert many["token_ids"] == few["token_ids"]
+    for whole, some in zip(many["logprobs"]["top_logprobs"], few["logprobs"]["top_logprobs"], strict=True):
+        assert math.fsum(map(math.exp, whole.values())) == pytest.approx(1, abs=1e-4)
+        assert list(whole.items())[:20] == list(some.items())[:20]
+    for whole, some in zip(many["prompt_logprobs"][1:], few["prompt_logprobs"][1:], strict=True):
+        assert math.fsum(math.exp(one["logprob"]) for one in whole.values()) == pytest.approx(1, abs=1e-4)
+        assert {token: whole[token] for token in some} == some
+    top = echoed["logprobs"]["top_logprobs"]
+    assert top[len(many["prompt_logprobs"]) :] == many["logprobs"]["top_logprobs"]
+    for listed, by_id in zip(top[1:], many["prompt_logprobs"][1:], strict=False):
+        assert listed == {f"token_id:{token}": one["logprob"] for token, one in by_id.items()}
 
 
 def test_a_long_prompt_is_cut(server: Server, tokenizer: Tokenizer) -> None:

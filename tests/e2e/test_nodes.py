@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -167,6 +168,7 @@ def test_a_strangers_relay_is_refused_and_the_instance_goes_on(
 ) -> None:
     server, _ = spread
     leader = f"{hosts.here}:{PORT}"
+    network = hosts.here.rpartition(".")[0]
     with NodeHost(hosts.names[0], 7, leader, *SIMULATED, "--cluster-secret", secret) as other:
         assert other.process.wait(DEADLINE_S) == 1
         assert "--node 7: the instance has --nodes 2; give 1 to 1" in other.log()
@@ -174,6 +176,26 @@ def test_a_strangers_relay_is_refused_and_the_instance_goes_on(
     with NodeHost(hosts.names[0], 1, leader, *SIMULATED, "--cluster-secret", strange) as other:
         until(lambda: "waits for the leader" in other.log(), "nobody answers it")
         assert tokens(server) == simulated_tokens(IDS, 40, VOCAB)
+        until(lambda: refusals(server, "handshake") > 0, "the link tells the engine, which counts them")
+    assert any(f"a connection from {network}." in line and "is refused" in line for line in server.warnings())
+    with socket.create_connection((hosts.here, PORT)) as other:
+        other.sendall(
+            bytes([255, *[0] * 8, 127, 3, 0])
+            + b"CURVE"
+            + bytes(47)
+            + b"\x06"
+            + (64 << 20).to_bytes(8, "big")
+            + bytes(100_000)
+        )
+        until(lambda: refusals(server, "half_open") > 0, "who sends too much is ended and counted")
+    assert tokens(server) == simulated_tokens(IDS, 40, VOCAB)
+
+
+def refusals(server: Server, at: str) -> float:
+    found = re.findall(
+        rf'^baton:cluster_refusals_total{{at="{at}",.*}} (\S+)$', server.http.get("/metrics").text, re.M
+    )
+    return sum(map(float, found))
 
 
 def test_the_leader_may_be_killed_and_the_others_wait_for_the_next(

@@ -10,6 +10,7 @@ import os
 import tempfile
 import threading
 import time
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from baton.protocol.requests import (
     Welcome,
 )
 from baton.protocol.rules.proof import answer as prove
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.sampling import LISTED_LOGPROBS, TokenLogprobs
 from baton.protocol.standing import Stand, Standing, changed
 from baton.protocol.weights import Weights
 
@@ -44,6 +45,9 @@ from baton.protocol.weights import Weights
 def logprobs_of(token: int, count: int, vocab: int) -> TokenLogprobs:
     """The chosen token is always the second most likely one."""
     top = tuple(((token + 1 - i) % vocab, -0.25 * (i + 1)) for i in range(count))
+    if count > LISTED_LOGPROBS:
+        ids, values = pack_int32([one for one, _ in top]), array("f", [value for _, value in top])
+        return TokenLogprobs.packed(token, -0.5, 2, ids, values.tobytes())
     return TokenLogprobs(token, -0.5, 2, top)
 
 

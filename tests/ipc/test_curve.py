@@ -255,3 +255,21 @@ def test_who_is_no_member_cannot_send_much(listener: Listener):
         assert is_closed(strange)
     until(lambda: listener.door.half_open.ended == 1)
     assert call(listener.endpoint, Encryption(Secrets((NEW,))))[1] == b"hello"
+
+
+def test_who_does_not_know_the_listeners_key_is_logged_and_counted(
+    listener: Listener, caplog: pytest.LogCaptureFixture
+):
+    """The leader of an instance is found by a key of the secret: another secret shows here, not at ZAP."""
+    place = Place.parse(listener.endpoint)
+    for _ in range(3):
+        wrong = z85.decode(zmq.curve_keypair()[0])
+        caller = Caller(str(Place(place.address, wrong)), Encryption(Secrets((NEW,))))
+        before = listener.door.half_open.failed
+        until(lambda before=before: listener.door.half_open.failed > before)
+        caller.close()
+    counted: dict[str, int] = {}
+    listener.door.count(counted.__setitem__)
+    assert counted["handshake"] >= 3
+    until(lambda: any("a connection from 127.0.0.1 is refused" in text for text in caplog.messages))
+    assert call(listener.endpoint, Encryption(Secrets((NEW,))))[1] == b"hello"

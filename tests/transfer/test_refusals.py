@@ -10,7 +10,7 @@ import pytest
 
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Revoke
-from baton.protocol.reports import PagesRefused
+from baton.protocol.reports import StrangersRefused
 from baton.protocol.rules.knock import NONCE_BYTES, knock
 from baton.transfer.refusals import Refusals
 from baton.transfer.tasks import Tasks
@@ -27,10 +27,10 @@ GEOMETRY = Geometry()
 
 def refused(source, strangers=0, grants=0):
     """The engine's sums, once there are so many."""
-    sums = PagesRefused(0, 0, 0)
+    sums = StrangersRefused(0, 0, 0)
     while sums.strangers < strangers or sums.grants < grants:
         one = source.reports.get(timeout=DEADLINE_S)
-        sums = PagesRefused(0, sums.strangers + one.strangers, sums.grants + one.grants)
+        sums = StrangersRefused(0, sums.strangers + one.strangers, sums.grants + one.grants)
     assert (sums.strangers, sums.grants) == (strangers, grants)
 
 

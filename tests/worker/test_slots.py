@@ -339,6 +339,23 @@ def test_logprobs_travel_with_their_tokens():
     assert slots.compose(1).prompt_logprob_targets == {}  # an earlier epoch has reported them
 
 
+def test_few_tokens_a_step_where_many_log_probabilities_of_each_are_wanted(monkeypatch):
+    monkeypatch.setattr("baton.worker.composition.LOGPROBS_A_STEP", 600)
+    slots = make()
+    for slot, wanted in enumerate((300, 1000, None)):
+        sampling = Sampling(seed=0, prompt_logprobs=wanted)
+        slots.apply(admit(slot, slot, [10, 11, 12, 13, 14], [2 * slot, 2 * slot + 1], sampling=sampling))
+    steps = []
+    while sum(step.get(1, 0) for step in steps) < 5:
+        batch = slots.compose(1)
+        steps.append(dict(zip(batch.slots.tolist(), batch.counts.tolist(), strict=True)))
+        slots.commit(batch, StepResult(np.array([7] * int(batch.samples.sum()), np.int32)))
+    # The third prompt waits for nobody; the second one for the first, and then a token a step.
+    assert [step.get(2) for step in steps[:2]] == [5, 1]
+    assert [step.get(0) for step in steps[:3]] == [2, 2, 1]
+    assert [step.get(1, 0) for step in steps] == [0, 0, 0, 1, 1, 1, 1, 1]
+
+
 def test_a_request_that_cannot_fit_is_closed_with_an_error():
     slots = make()
     closed = slots.apply(admit(0, 1, [1], [0], max_tokens=LENGTH))

@@ -201,6 +201,14 @@ def serve(
             rich_help_panel=_RESULT,
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a page into this file (HTML): figures, percentiles, TTFT and ITL over time and as "
+            "distributions. It needs nothing else, and has no script.",
+            rich_help_panel=_RESULT,
+        ),
+    ] = None,
 ) -> None:
     """Send random prompts of exact lengths to a server, stream the answers, and time them.
 
@@ -210,9 +218,11 @@ def serve(
     """
     with flags.user_errors(), ExitStack() as stack:
         from baton.bench.client import Endpoint, split_url
-        from baton.bench.metrics import calculate, parse_goodput, report
-        from baton.bench.plot import check_matplotlib
-        from baton.bench.plot import plot as draw
+        from baton.bench.drawing.plot import check_matplotlib
+        from baton.bench.drawing.plot import plot as draw
+        from baton.bench.drawing.report import check_report, write_report
+        from baton.bench.metrics import calculate, parse_goodput
+        from baton.bench.metrics import report as printed
         from baton.bench.results import Setting, as_json, default_name, remarks
         from baton.bench.serve import BenchFailed, measure_serving
         from baton.bench.server import ServerFailed, first_model, own_server
@@ -228,6 +238,8 @@ def serve(
             )
         if plot is not None:
             check_matplotlib()
+        if report is not None:
+            check_report(report)
         if base_url is not None:
             split_url(base_url)
             if server_args:
@@ -276,13 +288,16 @@ def serve(
             goodput=limits,
             ready_s=ready_s,
         )
-        for remark in remarks(outcomes, full_length=ignore_eos):
+        now, noted = datetime.now(), remarks(outcomes, full_length=ignore_eos)
+        for remark in noted:
             typer.secho(f"note: {remark}", err=True, fg=typer.colors.YELLOW)
-        typer.echo(report(metrics, selected, max_concurrency, request_rate))
+        typer.echo(printed(metrics, selected, max_concurrency, request_rate))
         if save_result or save_detailed:
-            now = datetime.now()
             path = (result_dir or Path()) / (result_filename or default_name(setting, now))
             flags.write_json(path, as_json(setting, metrics, outcomes, now, save_detailed))
+        if report is not None:
+            write_report(report, setting, metrics, outcomes, noted, now)
+            typer.echo(f"written: {report}")
         if metrics.completed == 0:
             raise typer.Exit(1)
         if plot is not None:

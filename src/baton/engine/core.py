@@ -52,10 +52,10 @@ from baton.protocol.reports import (
     ControlDone,
     Fetched,
     LayersDone,
-    PagesRefused,
     Report,
     StepReport,
     StepRoutes,
+    StrangersRefused,
     WorkerFailed,
     WorkerReady,
 )
@@ -416,8 +416,8 @@ class EngineCore(Counting):
             self._worker_ready(rank, report)
         elif isinstance(report, ControlDone):
             self._control_done(rank, report, now)
-        elif isinstance(report, PagesRefused):
-            self.refused_pages(report)
+        elif isinstance(report, StrangersRefused):
+            self.strangers_refused(report)
         elif isinstance(report, WorkerFailed):
             self.worker_failures[rank] = report.message
             self._failing_at = now + DYING_S

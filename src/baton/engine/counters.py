@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.engine.request import Request
-from baton.protocol.reports import EXPERT_LOADS, PagesRefused
+from baton.protocol.reports import EXPERT_LOADS, StrangersRefused
 
 REFUSED_AT = ("handshake", "half_open", "peer", "page_connection", "page_grant")
 """Connections without a key of the cluster; those that made room for others, or sent too much before they had
@@ -154,7 +154,10 @@ class Counters:
     queue_seconds: float = 0.0
     """Sum over first admissions."""
     refusals: Counter[str] = field(default_factory=Counter)
-    """Of those who are no members of the cluster, by where they came: `REFUSED_AT`."""
+    """Of those who are no members of the cluster, by where they came (`REFUSED_AT`): at the engine's own
+    sockets."""
+    refusals_elsewhere: Counter[str] = field(default_factory=Counter)
+    """At page servers, and at the link of an instance on several hosts, as they have reported."""
     violations: int = 0
     """Messages that could not be: stale slots, unknown epochs, bytes that are no message."""
 
@@ -202,7 +205,8 @@ class Counters:
         values["accepted_by_place"] = {str(place): n for place, n in enumerate(self.accepted_by_place)}
         values["finished"] = dict(self.finished)
         values["rejected"] = dict(self.rejected)
-        values["refusals"] = dict.fromkeys(REFUSED_AT, 0) | self.refusals
+        there = values.pop("refusals_elsewhere")
+        values["refusals"] = {at: self.refusals[at] + there[at] for at in REFUSED_AT}
         values["handovers"] = self.handovers.snapshot()
         values["preemptions_of"] = self.preemptions_of.snapshot()
         values["step_tokens"] = self.step_tokens.snapshot()
@@ -219,6 +223,9 @@ class Counting:
         """So many at one of `REFUSED_AT` since the start, who have no part in the cluster."""
         self.counters.refusals[where] = count
 
-    def refused_pages(self, report: PagesRefused) -> None:
-        self.counters.refusals["page_connection"] += report.strangers
-        self.counters.refusals["page_grant"] += report.grants
+    def strangers_refused(self, report: StrangersRefused) -> None:
+        """Elsewhere than at this process' sockets."""
+        there = self.counters.refusals_elsewhere
+        found = (report.handshakes, report.half_open, report.messages, report.strangers, report.grants)
+        for where, count in zip(REFUSED_AT, found, strict=True):
+            there[where] += count

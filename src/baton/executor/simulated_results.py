@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy.typing as npt
 
 from baton.executor.base import Int32Array, StepBatch, StepResult
 from baton.executor.runs import confirmed_counts
+from baton.protocol.codec import pack_int32
 from baton.protocol.pooling import Pooling
 from baton.protocol.routes import Routes
-from baton.protocol.sampling import Sampling, TokenLogprobs
+from baton.protocol.sampling import LISTED_LOGPROBS, Sampling, TokenLogprobs
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 DIMENSIONS = 8
@@ -42,8 +44,10 @@ def invented_logprobs(seen: int, token: int | None, k: int, vocab_size: int) -> 
     ranked = [(first + j * stride) % vocab_size for j in range(min(k, vocab_size))]
     chosen = first if token is None else token
     rank = 1 if chosen == first else ranked.index(chosen) + 1 if chosen in ranked else max(k, 1) + 1
-    top = tuple((candidate, -j * math.log(2)) for j, candidate in enumerate(ranked, start=1))
-    return TokenLogprobs(token=chosen, logprob=-rank * math.log(2), rank=rank, top=top)
+    own, values = -rank * math.log(2), [-j * math.log(2) for j in range(1, len(ranked) + 1)]
+    if len(ranked) > LISTED_LOGPROBS:
+        return TokenLogprobs.packed(chosen, own, rank, pack_int32(ranked), array("f", values).tobytes())
+    return TokenLogprobs(chosen, own, rank, tuple(zip(ranked, values, strict=True)))
 
 
 class InventedRoutes:

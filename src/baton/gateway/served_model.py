@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from baton.protocol.pooling import Pooling
 from baton.protocol.routes import id_width
+from baton.protocol.sampling_params import MAX_LOGPROBS
 
 _PLACES = re.compile(r"(\{(?:instruction|query|document)\})")
 Task = Literal["generate", "embed", "score", "classify"]
@@ -123,6 +124,8 @@ class ServedModel:
     """What makes results of those scores."""
     routing: Routing | None = None
     """Answers may say which experts tokens went to (`--enable-return-routed-experts`); None: not here."""
+    max_logprobs: int = MAX_LOGPROBS
+    """Of each token, that a request may ask for at most; -1: all of the vocabulary."""
     seed: int | None = None
     """Makes requests without a seed reproducible, in order of arrival."""
     created: int = field(default_factory=lambda: int(time.time()))

@@ -177,7 +177,7 @@ class Doorkeeper:
 
     def count(self, refused: Callable[[str, int], None]) -> None:
         """Calls it with how many have been refused where, if there are more than before."""
-        found = (self.refused, self.half_open.ended)
+        found = (self.refused + self.half_open.failed, self.half_open.ended)
         for where, now, before in zip(("handshake", "half_open"), found, self._counted, strict=True):
             if now != before:
                 refused(where, now)

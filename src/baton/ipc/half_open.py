@@ -39,6 +39,7 @@ _GONE = 1 << 63
 _LOOK_S = 0.05
 _BYTES_ACKED = 120
 """Where `tcpi_bytes_acked` is in Linux's `struct tcp_info`; after it comes `tcpi_bytes_received`."""
+_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _EVENTS = 64
 """Of one socket that are read in one turn."""
 
@@ -64,12 +65,16 @@ class HalfOpen:
         self._waiting: Waiting[int] = Waiting(self._has_spoken)
         self.ended = 0
         """Connections that made room for newer ones, or sent too much."""
+        self.failed = 0
+        """Handshakes that no member makes: those who do not know the key of who listens."""
+        self._failing = False
+        """One has failed, and ZeroMQ says next which connection it was."""
         self.disconnected = 0
         """Connections that are no more, of members too."""
 
     def watch(self, listener: Socket) -> None:
         """Before it is bound."""
-        self._monitors.append(listener.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
+        self._monitors.append(listener.get_monitor_socket(_WATCHED))
 
     def descriptors(self) -> tuple[int, ...]:
         return tuple(monitor.fileno() for monitor in self._monitors)
@@ -94,6 +99,18 @@ class HalfOpen:
     # -- inside
 
     def _note(self, event: int, descriptor: int) -> None:
+        """(Of a failed handshake ZeroMQ tells no descriptor.)"""
+        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self.failed += 1
+            self._failing = True
+            return
+        if self._failing and event == zmq.EVENT_DISCONNECTED and descriptor in self._new:
+            self._failing = False
+            log.warning(
+                "a connection from %s is refused: its handshake is none of this cluster's (is its "
+                "--cluster-secret another one?)",
+                self._new[descriptor].peer[0],
+            )
         self._forget(descriptor)
         self.disconnected += event == zmq.EVENT_DISCONNECTED
         if event == zmq.EVENT_ACCEPTED:

@@ -116,6 +116,7 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         labels=model.labels,
         activation=model.activation if pooling.normalize or not model.labels else "identity",
         routing=_routing(options, model),
+        max_logprobs=options.max_logprobs,
         seed=options.seed,
     )
     architecture = model.architecture + (f" by transformers {installed()}, slower" if adapted else "")

@@ -135,14 +135,21 @@ class Fetched(msgspec.Struct, tag="fetched", array_like=True, frozen=True):
     """The last one that copied some of the pages; "" if none did."""
 
 
-class PagesRefused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
-    """What the rank's page server has refused since its last report of this kind; one a second at most."""
+class StrangersRefused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
+    """What the rank's page server, or the link to it, has refused since its last report of this kind; one a
+    second at most."""
 
     rank: int
-    strangers: int
-    """Connections that have not shown in time that they belong to the cluster."""
-    grants: int
+    strangers: int = 0
+    """Of the page server: connections that have not shown in time that they belong to the cluster."""
+    grants: int = 0
     """Questions of pages without a grant of them that stands."""
+    handshakes: int = 0
+    """Of the link: of those who have no key of the cluster."""
+    half_open: int = 0
+    """Connections that waited too long, or made room."""
+    messages: int = 0
+    """Messages that make no sense."""
 
 
 class WorkerReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):
@@ -180,7 +187,14 @@ class WorkerFailed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
 
 
 Report = (
-    StepReport | StepRoutes | LayersDone | Fetched | PagesRefused | WorkerReady | ControlDone | WorkerFailed
+    StepReport
+    | StepRoutes
+    | LayersDone
+    | Fetched
+    | StrangersRefused
+    | WorkerReady
+    | ControlDone
+    | WorkerFailed
 )
 
 REPORTS: Codec[Report] = Codec(Report)

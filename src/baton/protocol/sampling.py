@@ -9,7 +9,7 @@ ignore them.  Strings to stop at are the gateway's own business and do not trave
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -117,6 +117,10 @@ class Stopping(msgspec.Struct, array_like=True, frozen=True):
     """Any of these ends the request with reason `stop`; the token itself is reported too."""
 
 
+LISTED_LOGPROBS = 128
+"""Of one position: more are packed."""
+
+
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     """Log-probabilities at one position: the chosen token and the k most likely, best first."""
 
@@ -125,3 +129,26 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     rank: int
     """1 for the most likely token of the vocabulary."""
     top: tuple[tuple[int, float], ...] = ()
+    """(token, its log-probability); empty where there are more than `LISTED_LOGPROBS`: see `best`."""
+    flat: bytes = b""
+    """Instead of `top`, where there are more: their ids, packed int32, and then as many float32."""
+
+    @classmethod
+    def packed(cls, token: int, logprob: float, rank: int, ids: bytes, values: bytes) -> TokenLogprobs:
+        """Of more than `LISTED_LOGPROBS`.  `ids`: packed int32; `values`: packed float32."""
+        return cls(token, logprob, rank, flat=ids + values)
+
+    @property
+    def count(self) -> int:
+        """How many `best` gives, of all."""
+        return len(self.flat) // 8 or len(self.top)
+
+    def best(self, first: int = 0, stop: int | None = None) -> Sequence[tuple[int, float]]:
+        """(token, its log-probability), best first: number `first` to `stop` of them, from 0."""
+        if not self.flat:
+            return self.top[first:stop]
+        numbers = memoryview(self.flat).cast("i")
+        half = len(numbers) // 2
+        part = slice(first, half if stop is None else min(stop, half))
+        values = memoryview(self.flat)[4 * half :].cast("f")
+        return list(zip(numbers[:half][part], values[part], strict=True))

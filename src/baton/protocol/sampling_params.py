@@ -21,6 +21,7 @@ from baton.protocol.sampling import Constraint, LogitBias, Sampling, Stopping
 from baton.protocol.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
+"""Where `--max-logprobs` says nothing else."""
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 4096
@@ -81,7 +82,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
     seed: int | None = None
     """The same seed gives the same tokens; None: drawn at random for each request."""
     logprobs: int | None = None
-    """Log-probabilities of each chosen token and of so many most likely ones; None: none."""
+    """Log-probabilities of each chosen token and of so many most likely ones; -1: of all, None: none."""
     prompt_logprobs: int | None = None
     """The same for each prompt token after the first."""
     skip_special_tokens: bool = True
@@ -130,7 +131,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                _int(name, value, 0, MAX_LOGPROBS)
+                _int(name, value, -1, _INT32)
         for name in (
             "ignore_eos",
             "skip_special_tokens",

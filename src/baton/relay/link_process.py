@@ -34,7 +34,7 @@ from baton.ipc.zeromq import has_messages, terminate
 from baton.observe.logs import configure_logging
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.nodes import FROM_LEADER, FROM_NODE
-from baton.protocol.reports import REPORTS, WorkerFailed
+from baton.protocol.reports import REPORTS, StrangersRefused, WorkerFailed
 from baton.protocol.rules.cluster_secret import Secrets
 from baton.relay.link import Link, Lost
 from baton.relay.meeting_sockets import MeetingSockets
@@ -49,6 +49,8 @@ _BIND_S = 5.0
 """What the link of the incarnation before may take to end."""
 _MISSING_S = 5.0
 """Nodes that have not come after this are named in the log."""
+_TOGETHER_S = 1.0
+"""Within so long what is refused is one report."""
 _FAREWELL_S = 1.0
 _LINGER_MS = 200
 _TURN = 256
@@ -86,6 +88,9 @@ class LinkProcess:
         self._round = 0
         self._stopping = False
         self._came: set[int] = set()
+        self._refused = dict.fromkeys(("handshake", "half_open", "message"), 0)
+        self._refusals_told = dict(self._refused)
+        self._tell_refusals_at = 0.0
         self._descriptors: tuple[int, ...] = ()
         self._waiter = Waiter(())
         self._name_missing_at: float | None = time.monotonic() + _MISSING_S
@@ -119,11 +124,13 @@ class LinkProcess:
     def _turn(self) -> None:
         self._doorbell.drain()
         self._door.turn()
+        self._door.count(self._refused.__setitem__)
         self._receive()
         self._meetings.turn()
         self._pump()
         now = time.monotonic()
         self.link.on_clock(now)
+        self._tell_of_refusals(now)
         self._write_reports()
         self._send()
         self._tell_who_is_missing(now)
@@ -149,6 +156,7 @@ class LinkProcess:
                     raise MalformedMessage(f"{len(frames)} frames where one was expected")
                 message = FROM_NODE.decode(frames[0])
             except MalformedMessage as error:
+                self._refused["message"] += 1
                 log.warning("a message of %s is not read: %s", identity[:40].hex(), error)
                 continue
             self.link.on_message(identity, message, time.monotonic())
@@ -191,6 +199,8 @@ class LinkProcess:
         if has_messages(self._router) or self._door.busy():
             return
         deadlines = [self.link.next_deadline(), self._door.half_open.next_deadline(), self._name_missing_at]
+        if self._refused != self._refusals_told:
+            deadlines.append(self._tell_refusals_at)
         deadline = min((at for at in deadlines if at is not None), default=None)
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         if self._waits_for_memory():
@@ -209,6 +219,17 @@ class LinkProcess:
         return self.link.room and self._commands.has_news()
 
     # -- what people are told
+
+    def _tell_of_refusals(self, now: float) -> None:
+        """To the engine, which counts them: the first at once, those of the next second together."""
+        if self._refused == self._refusals_told or now < self._tell_refusals_at:
+            return
+        told, self._refusals_told = self._refusals_told, dict(self._refused)
+        handshakes, half_open, messages = (self._refused[at] - told[at] for at in told)
+        rank = min(self._reports)
+        report = StrangersRefused(rank, handshakes=handshakes, half_open=half_open, messages=messages)
+        self._reports[rank].append(REPORTS.encode(report))
+        self._tell_refusals_at = now + _TOGETHER_S
 
     def _tell_who_is_missing(self, now: float) -> None:
         for number in sorted(self.link.nodes().keys() - self._came):

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from baton.protocol.reports import PagesRefused
+from baton.protocol.reports import StrangersRefused
 from baton.transfer.tasks import TaskGenerator, Tasks, Wait
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _TOGETHER_S = 1.0
 class Refusals:
     """Those of one rank.  Used by one thread; `report` is called by it."""
 
-    def __init__(self, rank: int, tasks: Tasks, report: Callable[[PagesRefused], None]) -> None:
+    def __init__(self, rank: int, tasks: Tasks, report: Callable[[StrangersRefused], None]) -> None:
         self._rank = rank
         self._tasks = tasks
         self._report = report
@@ -47,7 +47,7 @@ class Refusals:
 
     def _tell(self) -> TaskGenerator:
         while self._strangers or self._grants:
-            self._report(PagesRefused(self._rank, self._strangers, self._grants))
+            self._report(StrangersRefused(self._rank, self._strangers, self._grants))
             self._strangers = self._grants = 0
             yield Wait(-1, 0, _TOGETHER_S)
 

@@ -24,7 +24,7 @@ from baton.ipc.ring import RingReader
 from baton.protocol.commands import TRANSFERS, DropFetch, Fetch, Grants
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PoolSource
-from baton.protocol.reports import Fetched, PagesRefused
+from baton.protocol.reports import Fetched, StrangersRefused
 from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets
 from baton.transfer.base import PoolView, Transport
 from baton.transfer.fetcher import Fetcher
@@ -56,7 +56,7 @@ class TransferService:
         rank: int,
         pool: PoolView,
         config: InstanceConfig,
-        report: Callable[[Fetched | PagesRefused], None],
+        report: Callable[[Fetched | StrangersRefused], None],
         on_failure: Callable[[], None] = lambda: None,
         *,
         ring: RingReader | None = None,

@@ -39,11 +39,15 @@ A token's result does not depend on all this: each piece is computed at its posi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.protocol.commands import Pace, Reprioritize
 from baton.protocol.config import InstanceConfig
+from baton.protocol.sampling import LISTED_LOGPROBS
 
+LOGPROBS_A_STEP = 1 << 17
+"""Of prompts' tokens, where many of each are wanted: a vocabulary's."""
 BESIDE_STREAMS = 8.0
 """Times the shortest step: a step with prompts beside streams."""
 BESIDE_ROWS = 3.0
@@ -227,3 +231,19 @@ def _fill(queue: list[Prompt], tokens: int, most: int) -> list[tuple[int, int]]:
 def _equal(left: int, most: int) -> int:
     """The size of pieces of at most `most` tokens, as few and as equal as can be."""
     return math.ceil(left / math.ceil(left / most))
+
+
+def affordable(pieces: list[tuple[int, int]], scored: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Of prompts of whose tokens many log-probabilities are wanted, few tokens a step: to rank a whole
+    vocabulary takes milliseconds for each of them, and all rows wait for that.
+
+    `pieces`: (slot, tokens).  `scored`: slot → how many log-probabilities of each token."""
+    kept, left = [], LOGPROBS_A_STEP
+    for slot, count in pieces:
+        each = scored.get(slot, 0)
+        if each > LISTED_LOGPROBS:
+            count = min(count, max(left // each, int(left == LOGPROBS_A_STEP)))
+            left -= count * each
+        if count:
+            kept.append((slot, count))
+    return kept

@@ -33,7 +33,7 @@ from baton.ipc.process import ParentGone, die_with_parent, open_pidfd, process_a
 from baton.ipc.ring import RingReader
 from baton.ipc.ticket import PeerDied, TicketReader, TicketWriter
 from baton.observe.logs import configure_logging
-from baton.protocol.reports import REPORTS, ControlDone, Fetched, PagesRefused, WorkerFailed, WorkerReady
+from baton.protocol.reports import REPORTS, ControlDone, Fetched, StrangersRefused, WorkerFailed, WorkerReady
 from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets
 from baton.transfer.service import TransferService
 from baton.worker.command_log import CommandLog
@@ -153,7 +153,7 @@ class Worker:
     def _make_transfers(self, executor: Executor) -> TransferService:
         wiring = self._wiring
 
-        def report(found: Fetched | PagesRefused) -> None:
+        def report(found: Fetched | StrangersRefused) -> None:
             self.reports.write_from_helper(REPORTS.encode(found))
 
         ring = doorbell = None

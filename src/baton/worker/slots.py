@@ -60,7 +60,7 @@ from baton.worker.batches import (
     with_pieces,
     without_late,
 )
-from baton.worker.composition import Composition, Prompt
+from baton.worker.composition import Composition, Prompt, affordable
 from baton.worker.decode_set import COMPUTED, LEFT, UNSTOPPABLE, DecodeSet
 from baton.worker.outcome import Admitted, StepOutcome
 from baton.worker.stop_tokens import MAX_TOKEN, StopTokens
@@ -114,7 +114,7 @@ class Slots:
         )  # of these: their last chunk was computed, and they have no token yet
         self._tokens: dict[int, Int32Array] = {}  # of slots in PREFILL
         self._pooled: set[int] = set()  # slots that close when their prompt is computed, without a token
-        self._num_prompt: dict[int, int] = {}  # of those in PREFILL that want prompt log-probabilities
+        self._scored: dict[int, int] = {}  # in PREFILL: how many log-probabilities of each token they want
         self._prefilling: list[int] = []  # in order of admission
         self._decode = DecodeSet(
             self._counters, self._tables, self._epoch, self._stops.columns, self._patient
@@ -198,7 +198,7 @@ class Slots:
         self._tokens[slot] = tokens
         if command.sampling.prompt_logprobs is not None and length == command.num_prompt:
             # (With generated tokens an earlier epoch has reported the whole prompt.)
-            self._num_prompt[slot] = length
+            self._scored[slot] = command.sampling.prompt_logprobs
         self._patient[slot] = command.patient
         if command.handover:
             self._handovers.add(slot)
@@ -279,7 +279,7 @@ class Slots:
         num_decodes = len(rows)
         pieces: list[tuple[int, int]] = []
         if self._prefilling and budget > num_decodes:
-            pieces = self._pieces(budget - num_decodes, num_decodes)
+            pieces = affordable(self._pieces(budget - num_decodes, num_decodes), self._scored)
         if not num_decodes and not pieces:
             return None
         longest = decode.longest if rows is decode.slots else int(starts.max(initial=0))
@@ -318,7 +318,7 @@ class Slots:
             start, text = int(self._computed[slot]), self._tokens[slot]
             end = start + count
             targets = None
-            if slot in self._num_prompt and start + 1 < len(text):
+            if slot in self._scored and start + 1 < len(text):
                 targets = text[start + 1 : end + 1]
             ends, pooled = end == len(text), slot in self._pooled
             samples, of_pooled = ends and not pooled, ends if pooled else None
@@ -504,7 +504,7 @@ class Slots:
         if self._composition is not None:
             self._composition.leave(slot)
         del self._tokens[slot]
-        self._num_prompt.pop(slot, None)
+        self._scored.pop(slot, None)
 
     def _is_open(self, command: Grow | Reprioritize | Preempt | Abort) -> bool:
         """Whether the command's epoch runs.  Raises for one that was never admitted."""

@@ -191,11 +191,6 @@ def test_every_field_has_a_row(route: str) -> None:
     assert ours | set(VLLM[route].split()) <= told
 
 
-def test_a_log_probability_of_all_tokens_is_refused() -> None:
-    with pytest.raises(BadRequest, match="prompt_logprobs: must be at least 0"):
-        decode_body(b'{"prompt_logprobs": -1}', ChatRequest)
-
-
 def test_documents_come_to_the_template() -> None:
     request = ChatRequest(documents=[{"title": "a", "text": "b"}])
     template = ChatTemplate("{{ documents | tojson }}{{ messages[0].content }}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from baton.gateway.rendering import formats
 from baton.gateway.rendering.formats import TURN, CompletionLogprobs, Part, chat_logprobs, encode, in_turns
 from baton.gateway.rendering.formats import prompt_logprobs as render_prompt_logprobs
 from baton.observe.metrics import Metrics
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.codec import pack_int32
+from baton.protocol.sampling import LISTED_LOGPROBS, TokenLogprobs
 from baton.protocol.sampling_params import SamplingParams
 from tests.gateway.harness import GatewayServer
 
@@ -42,12 +45,19 @@ class Names:
 
 
 def logprobs(count: int, num_top: int) -> list[TokenLogprobs]:
-    return [TokenLogprobs(i, -1.0 - i, 1, [(i + k, -2.0 - k) for k in range(num_top)]) for i in range(count)]
+    if num_top <= LISTED_LOGPROBS:
+        return [
+            TokenLogprobs(i, -1.0 - i, 1, [(i + k, -2.0 - k) for k in range(num_top)]) for i in range(count)
+        ]
+    values = array("f", [-2.0 - k for k in range(num_top)]).tobytes()
+    return [
+        TokenLogprobs.packed(i, -1.0 - i, 1, pack_int32(range(i + 1, i + 1 + num_top)), values)
+        for i in range(count)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["completion", "chat", "prompt"])
-@pytest.mark.parametrize("num_top", [0, 5, 20])
-@pytest.mark.parametrize("count", [0, 1, 1000])
+@pytest.mark.parametrize(("num_top", "count"), [*product([0, 5, 20], [0, 1, 1000]), (300, 20), (3000, 2)])
 def test_log_probabilities_are_the_same_in_one_piece_and_in_many(kind: str, num_top: int, count: int):
     names: Any = Names()
     items = logprobs(count, num_top)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.sampling import sampler as sampler_module
 from baton.model.sampling.counter_random import stream_starts, uniforms
-from baton.protocol.sampling import LogitBias, Sampling, Stopping
+from baton.protocol.sampling import LISTED_LOGPROBS, LogitBias, Sampling, Stopping
 
 VOCAB = 50
 _KERNELS = {"torch": None} if sampling_kernel() is None else {"torch": None, "kernel": sampling_kernel()}
@@ -302,6 +302,26 @@ def test_logprobs_take_the_smallest_ids_among_equals() -> None:
     report = token_logprobs(logits, torch.tensor([50]), 5)[0]
     assert [token for token, _ in report.top] == [7, 50, 3999, 0, 1]
     assert report.rank == 1
+
+
+def test_many_logprobs_are_packed_and_the_same() -> None:
+    from baton.model.sampling.logprobs import token_logprobs
+
+    logits = torch.randn(3, 4000, generator=torch.Generator().manual_seed(0))
+    logits[1] = 0.0  # (all are equals)
+    logits[2, ::2] = -torch.inf  # (a grammar allows half of them)
+    chosen, most = torch.tensor([7, 9, 11]), LISTED_LOGPROBS
+    listed, packed = token_logprobs(logits, chosen, most), token_logprobs(logits, chosen, most + 1)
+    for few, many in zip(listed, packed, strict=True):
+        assert (many.token, many.logprob, many.rank) == (few.token, few.logprob, few.rank)
+        assert many.best(0, most) == list(few.best()) == list(few.top)
+        assert (many.top, many.count) == ((), most + 1)
+    whole = token_logprobs(logits, chosen, 4000)
+    assert [one.count for one in whole] == [4000, 4000, 2000]
+    for row, one in enumerate(whole):
+        expected = torch.log_softmax(logits[row], dim=-1)
+        assert [value for _, value in one.best()] == [expected[token].item() for token, _ in one.best()]
+        assert one.best(5, 9) == one.best()[5:9]
 
 
 def test_hopeless_rows_still_give_a_token_of_the_vocabulary() -> None:

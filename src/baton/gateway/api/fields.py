@@ -18,7 +18,6 @@ from baton.protocol.sampling_params import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKEN_IDS,
-    MAX_LOGPROBS,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -80,7 +79,10 @@ Seed = Annotated[
         description="The same seed gives the same tokens, in whatever batch.",
     ),
 ]
-Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Logprobs = Annotated[
+    int,
+    Meta(ge=-1, le=INT32, description="At most --max-logprobs, which is 20; -1: of all tokens."),
+]
 RoutesStart = Annotated[
     int, Meta(ge=0, le=INT32, description="Positions of the prompt before it are left out.")
 ]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from baton.gateway.api.fields import MAX_SEQUENCES
 from baton.gateway.errors import BadRequest
 from baton.gateway.served_model import ServedModel
-from baton.protocol.sampling_params import SamplingParams
+from baton.protocol.sampling import LISTED_LOGPROBS
+from baton.protocol.sampling_params import InvalidParameter, SamplingParams
 
 MAX_PROMPT_TOKENS = 1 << 24
 """Of one request: each prompt's tokens times n.  128 answers to a prompt of 131,072 tokens."""
@@ -20,6 +23,62 @@ MAX_GRAMMARS = 8 << 20
 
 MAX_ROUTES = 256 << 20
 """Of one request: bytes of the ids of experts that its answers may say."""
+
+MAX_LOGPROB_ENTRIES = 1 << 22
+"""Of one request over HTTP that asks for more than `LISTED_LOGPROBS` of each token: over all of its tokens,
+those of prompts too.  32 MiB of memory; some 300 MB of JSON, which is written piece by piece."""
+
+
+def counted(params: SamplingParams, served: ServedModel) -> SamplingParams:
+    """With the size of the vocabulary where -1 stands for it.  Raises `InvalidParameter` for more
+    log-probabilities than the server gives."""
+    found = {}
+    for name in ("logprobs", "prompt_logprobs"):
+        value: int | None = getattr(params, name)
+        if value is not None and (count := count_logprobs(name, value, served)) != value:
+            found[name] = count
+    return params.replace(**found) if found else params
+
+
+def count_logprobs(name: str, value: int, served: ServedModel) -> int:
+    """As `counted`, of one field."""
+    all_of_them = served.vocab_size
+    most = (all_of_them or value) if served.max_logprobs == -1 else served.max_logprobs
+    count = all_of_them if value == -1 else value
+    if 0 <= value <= most or (value == -1 and 0 < all_of_them <= most):
+        return count
+    what = "the whole vocabulary" if value == -1 else str(value)
+    raise InvalidParameter(
+        name, f"{what} is more than the {most} that this server gives; lower it, or start with --max-logprobs"
+    )
+
+
+def fill_logprobs(body: msgspec.Struct, served: ServedModel, *names: str) -> None:
+    """`count_logprobs` of these fields of a body, in it."""
+    for name in names:
+        value: int | None = getattr(body, name)
+        if value is not None:
+            setattr(body, name, count_logprobs(name, value, served))
+
+
+def wants_many_logprobs(params: SamplingParams) -> bool:
+    return max(params.logprobs or 0, params.prompt_logprobs or 0) > LISTED_LOGPROBS
+
+
+def check_logprobs(prompts: Sequence[Sequence[int]], params: SamplingParams, served: ServedModel) -> None:
+    """Of a request that wants many.  Raises `BadRequest`."""
+    entries = 0
+    for prompt in prompts:
+        room = served.max_model_len - len(prompt)
+        answer = room if params.max_tokens is None else min(params.max_tokens, room)
+        entries += params.n * (answer * (params.logprobs or 0) + len(prompt) * (params.prompt_logprobs or 0))
+    if entries > MAX_LOGPROB_ENTRIES:
+        name = "logprobs" if (params.logprobs or 0) > LISTED_LOGPROBS else "prompt_logprobs"
+        raise BadRequest(
+            f"{name}: those of all tokens may come to {entries}, more than {MAX_LOGPROB_ENTRIES}; lower "
+            "max_tokens or n, give a shorter prompt, or ask for those of some tokens (logprob_token_ids)",
+            param=name,
+        )
 
 
 def check_routes(

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from baton.gateway.cluster.request import Chunk, EngineRequest
 from baton.gateway.errors import ApiError, RequestCancelled
 from baton.gateway.generation.ending import log_end, tell_end
+from baton.gateway.generation.permits import Permits
 from baton.gateway.generation.sequence import Completion, Sequence, Update
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.inbox import Inbox
@@ -62,6 +63,7 @@ class Generation:
         "first_token",
         "held",
         "inbox",
+        "permit",
         "request_id",
         "sequences",
         "story",
@@ -89,6 +91,8 @@ class Generation:
         """Its way, if somebody may want to know it."""
         self.held = False
         """Nothing of it is submitted now."""
+        self.permit: Permits | None = None
+        """Of this it has one, and gives it back at its end."""
         self._on_close = on_close
         self._aborted = False
         self._client = client
@@ -318,6 +322,8 @@ class Generation:
         if self._closed:
             return
         self._closed = True
+        if self.permit is not None:
+            self.permit.release()
         now = time.monotonic()
         if self.story is not None:
             tell_end(self, self.story, now)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import BadRequest, Overloaded
-from baton.gateway.generation.costs import check_cost, check_routes
+from baton.gateway.generation.costs import check_cost, check_routes, counted
 from baton.gateway.generation.generation import Generation
 from baton.gateway.generation.sequence import Sequence, Shared
 from baton.gateway.instances.client import ClusterClient, Limits
@@ -187,6 +187,7 @@ class Generator:
                     field=field,
                     answers=pooling is None,
                 )
+        params = counted(params, self.served)
         check_cost(prompts, params, field, len(grammar))
         if params.return_routed_experts and pooling is None:
             check_routes(prompts, params, self.served, field)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from baton.gateway.api.schemas import ChatRequest
 from baton.gateway.errors import BadRequest
+from baton.gateway.generation.costs import fill_logprobs
 from baton.gateway.generation.generation import Generation
 from baton.gateway.http.context import Gateway, check_room, check_whole, identity
 from baton.gateway.parsing.plan import Parsing
@@ -48,7 +49,7 @@ async def start_chat(
     gateway.client.check_ready()
     grammar = await gateway.grammar(found)
     prompt = chat_prompt(gateway, body, found, limit=limit, source=source, shorten=shorten)
-    return gateway.generator.start(
+    return await gateway.start(
         [prompt.ids],
         params,
         **who,
@@ -67,6 +68,7 @@ def chat_params(gateway: Gateway, body: ChatRequest) -> SamplingParams:
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
     check_whole(body)
+    fill_logprobs(body, gateway.served, "top_logprobs", "prompt_logprobs")
     given = body.sampling()
     given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     if body.max_completion_tokens is not None:

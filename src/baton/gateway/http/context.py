@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,8 +19,11 @@ from baton.gateway.api.schemas import (
 )
 from baton.gateway.api.unknown import UnknownFields
 from baton.gateway.errors import BadRequest, ContextTooLong, NotFound
+from baton.gateway.generation.costs import check_logprobs, counted, wants_many_logprobs
+from baton.gateway.generation.generation import Generation
 from baton.gateway.generation.generator import Generator
 from baton.gateway.generation.pausing import Pausing
+from baton.gateway.generation.permits import Permits
 from baton.gateway.helpers.grammars import Grammars
 from baton.gateway.helpers.metrics import HelperStats
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
@@ -36,6 +39,7 @@ from baton.gateway.text.tokenizer import Tokenizer
 from baton.observe.events.context import Trace, caller_of
 from baton.observe.metrics import Metrics
 from baton.observe.tracing.tracer import Tracer
+from baton.protocol.sampling_params import SamplingParams
 
 _MIN_BODY_BYTES = 4 << 20
 _MAX_BODY_BYTES = 16 << 20
@@ -86,6 +90,8 @@ class Gateway:
     sharing: Sharing = field(default_factory=Sharing)
     responses: ResponseStore = field(default_factory=ResponseStore)
     grammars: Grammars = field(init=False)
+    _permits: Permits = field(default_factory=Permits)
+    """Of requests that want many log-probabilities."""
 
     def __post_init__(self) -> None:
         self.metrics.registry.register(self.bodies)
@@ -133,6 +139,23 @@ class Gateway:
         if not weights.generation:
             return self.served.checkpoint
         return weights.name if weights.name != weights.path else ""
+
+    async def start(self, prompts: Sequence[Sequence[int]], params: SamplingParams, **how: Any) -> Generation:
+        """`Generator.start`, after a wait where the answer costs much.  Raises what that does, `Overloaded`
+        too."""
+        params = counted(params, self.served)
+        if not wants_many_logprobs(params):
+            return self.generator.start(prompts, params, **how)
+        check_logprobs(prompts, params, self.served)
+        permits = self._permits
+        await permits.take("logprobs")
+        try:
+            generation = self.generator.start(prompts, params, **how)
+        except BaseException:
+            permits.release()
+            raise
+        generation.permit = permits
+        return generation
 
     async def read(self, request: Request, kind: type[T]) -> T:
         """The body of a request without prompts, a short one.  Raises what `Body.receive` does, and

@@ -29,7 +29,7 @@ from baton.gateway.generation.ending import timings_of
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.http.failures import error_response, log_failure
 from baton.gateway.http.stepping import Begun, begin
-from baton.gateway.rendering.formats import Part, in_turns
+from baton.gateway.rendering.formats import TURN, Part, in_turns
 from baton.observe.events.views import server_timing
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ but the start of a response, and would cost each piece another call."""
 KEEP_ALIVE = "baton.keep_alive"
 """In the scope: after so many seconds of silence a stream gets a sign of life; 0: none."""
 _FIRST_UPDATE_S = 2.0
-_MANY_LOGPROBS = 16
-"""At once: more of them are rendered by the task, which lets others have a turn."""
+_MANY_LOGPROBS = 16 * 21
+"""At once, alternatives counted: more of them are rendered by the task, which lets others have a turn."""
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -84,6 +84,8 @@ class GenerationResponse(Response):
         self._generation = generation
         self._renderer = renderer
         self._stream = stream
+        self._gone = False
+        """The client went away."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch(receive), name="disconnect")
@@ -93,6 +95,8 @@ class GenerationResponse(Response):
                 headers = [*_STREAM_HEADERS, *self._traced()]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 await self._send_stream(updates, scope.get(SEND, send), scope.get(KEEP_ALIVE, 0.0))
+            elif self._generation.permit is not None:
+                await self._send_large(send)
             else:
                 body = Response(await self._whole(), headers=self._timing(), media_type="application/json")
                 body.raw_headers += self._traced()
@@ -120,9 +124,29 @@ class GenerationResponse(Response):
             return []
         return [(b"traceresponse", story.trace.response.encode())]
 
+    async def _send_large(self, send: Send) -> None:
+        """A body that is written as its client takes it: nowhere is it whole."""
+        completions = await self._generation.collect()
+        timing = [(name.encode(), value.encode()) for name, value in self._timing().items()]
+        headers = [(b"content-type", b"application/json"), *timing, *self._traced()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        pieces: list[bytes] = []
+        work = 0
+        for weight, data in self._renderer.whole(completions):
+            pieces.append(data)
+            work += weight
+            if work >= TURN:
+                await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
+                await asyncio.sleep(0)
+                if self._gone:
+                    raise RequestCancelled
+                pieces, work = [], 0
+        await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": False})
+
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        self._gone = True
         self._generation.cancel()
 
     async def _send_stream(self, updates: list[Update], send: Send, keep_alive_s: float) -> None:
@@ -234,7 +258,10 @@ def _render(renderer: Renderer, updates: list[Update]) -> bytes:
 
 def _are_much(updates: list[Update]) -> bool:
     """A client that reads slowly finds many log-probabilities at once."""
-    return sum([len(update.logprobs) for update in updates]) > _MANY_LOGPROBS
+    count = sum(
+        [len(update.logprobs) * (1 + update.logprobs[0].count) for update in updates if update.logprobs]
+    )
+    return count > _MANY_LOGPROBS
 
 
 async def _render_much(renderer: Renderer, updates: list[Update]) -> bytes:

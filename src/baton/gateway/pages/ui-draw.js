@@ -18,6 +18,8 @@ function shape(name, attributes, text) {
   return made;
 }
 
+function write(place, text) { if (place.textContent !== text) place.textContent = text; }
+
 function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim(); }
 
 function used(one) { return one.num_blocks ? 1 - (one.free_blocks ?? one.num_blocks) / one.num_blocks : 0; }
@@ -41,10 +43,7 @@ function drawFigures(now, rates) {
       return pair;
     }));
   }
-  Object.values(figures).forEach((value, index) => {
-    const place = list.children[index].lastElementChild;
-    if (place.textContent !== value) place.textContent = value;
-  });
+  Object.values(figures).forEach((value, index) => write(list.children[index].lastElementChild, value));
 }
 
 function state(one) {
@@ -54,40 +53,47 @@ function state(one) {
 }
 
 // Rows stay the same elements, so that the keyboard's focus stays where it is.
+const CELLS = ["name", "label", "state", "running", "waiting", "kv", "orders"];
+
+function instanceRow(name, order) {
+  const row = element("tr");
+  row.dataset.name = name;
+  for (const cell of CELLS) row.append(element("td", undefined, cell));
+  const label = element("select"), drain = element("button"), meter = element("meter");
+  label.setAttribute("aria-label", "Label of " + name);
+  label.append(...["mixed", "prefill", "decode"].map((one) => new Option(one, one)));
+  label.addEventListener("change", () => order(name, { label: label.value }));
+  drain.addEventListener("click", () => order(name, { state: drain.dataset.draining ? "active" : "draining" }));
+  meter.setAttribute("aria-label", "KV in use");
+  row.cells[0].textContent = name;
+  row.cells[1].append(label);
+  row.cells[3].dataset.of = "Running";
+  row.cells[4].dataset.of = "Waiting";
+  row.cells[5].append(meter, element("span"));
+  row.cells[6].append(drain);
+  return row;
+}
+
 function drawInstances(instances, order) {
   const table = $("instances"), there = new Map([...table.children].map((row) => [row.dataset.name, row]));
+  $("alone").hidden = instances.length > 0;
   for (const one of instances) {
     let row = there.get(one.name);
-    if (!row) {
-      row = element("tr");
-      row.dataset.name = one.name;
-      for (let cell = 0; cell < 7; cell++) row.append(element("td"));
-      const label = element("select"), drain = element("button");
-      label.setAttribute("aria-label", "Label of " + one.name);
-      label.append(...["mixed", "prefill", "decode"].map((name) => new Option(name, name)));
-      label.addEventListener("change", () => order(row.dataset.name, { label: label.value }));
-      drain.addEventListener("click", () =>
-        order(row.dataset.name, { state: drain.dataset.draining ? "active" : "draining" }));
-      row.cells[1].append(label);
-      const meter = element("meter");
-      meter.setAttribute("aria-label", "KV in use");
-      row.cells[5].append(meter, element("span"));
-      row.cells[6].append(drain);
-      row.cells[0].textContent = one.name;
-      table.append(row);
-    }
+    if (!row) table.append(row = instanceRow(one.name, order));
     there.delete(one.name);
     const [, labels, standing, running, waiting, kv, orders] = row.cells;
     if (document.activeElement !== labels.firstChild) labels.firstChild.value = one.label;
-    standing.textContent = state(one) + (one.restarts ? `, ${one.restarts} restarts` : "");
-    standing.className = one.state === "ready" ? "good" : "bad";
+    write(standing, state(one) + (one.restarts ? `, ${one.restarts} restart${one.restarts > 1 ? "s" : ""}` : ""));
+    standing.className = "state " + (state(one) === "ready" ? "good" : "bad");
     standing.title = one.failure || one.detail || "";
-    running.textContent = number(one.running || 0);
-    waiting.textContent = number(one.waiting || 0);
-    running.className = waiting.className = "n";
+    write(running, number(one.running || 0));
+    write(waiting, number(one.waiting || 0));
+    running.className = "running n";
+    waiting.className = "waiting n";
     kv.firstChild.value = used(one);
-    kv.lastChild.textContent = " " + (100 * used(one)).toFixed(1) + " %";
-    orders.firstChild.textContent = one.draining ? "Use again" : "Drain";
+    write(kv.lastChild, " " + (100 * used(one)).toFixed(1) + " %");
+    write(orders.firstChild, one.draining ? "Use again" : "Drain");
+    orders.firstChild.setAttribute("aria-label", (one.draining ? "Use again: " : "Drain ") + one.name);
     orders.firstChild.dataset.draining = one.draining ? "1" : "";
   }
   for (const gone of there.values()) gone.remove();
@@ -118,7 +124,7 @@ function drawMap(ledger) {
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
   map.total = map.parts.reduce((sum, part) => sum + part.count, 0);
-  map.side = Math.max(4, Math.min(16, Math.floor(Math.sqrt(width * height / Math.max(map.total, 1)))));
+  map.side = Math.max(4, Math.min(40, Math.floor(Math.sqrt(width * height / Math.max(map.total, 1)))));
   map.columns = Math.max(1, Math.floor(width / map.side));
   map.cells = Math.min(map.total, map.columns * Math.floor(height / map.side));
   const gap = map.side > 5 ? 1 : 0.5;
@@ -144,14 +150,18 @@ function drawMap(ledger) {
   }));
 }
 
-function tell(index) {
+const HINT = "point at a block to see whose it is";
+
+// `trouble`: instead of the hint.
+function tell(index, trouble) {
   map.at = index;
   const part = map.parts[index];
-  $("owner").textContent = part ? `${part.kind}: ${number(part.count)} blocks, ${part.owner}` : "";
+  write($("owner"), part ? `${part.kind}: ${number(part.count)} block${part.count > 1 ? "s" : ""}, ${part.owner}`
+    : trouble || HINT);
   drawMap();
 }
 
-$("map").addEventListener("pointermove", (event) => {
+for (const kind of ["pointermove", "pointerdown"]) $("map").addEventListener(kind, (event) => {
   const cell = Math.floor(event.offsetY / map.side) * map.columns + Math.floor(event.offsetX / map.side);
   const found = map.parts.findIndex((part) => part.first <= cell && cell < part.end);
   if (found !== map.at) tell(found);
@@ -169,9 +179,11 @@ const HEIGHT = 24;
 const rows = { all: [], found: [], now: 0 };
 
 function drawRows() {
-  const wanted = $("find").value.trim().toLowerCase();
+  const wanted = $("find").value.trim().toLowerCase(), none = $("none");
   rows.found = wanted ? rows.all.filter((row) => `${row[0]} ${row[4]} ${row[5]}`.toLowerCase().includes(wanted)) : rows.all;
   $("tall").style.height = rows.found.length * HEIGHT + "px";
+  none.hidden = rows.found.length > 0;
+  write(none, rows.all.length ? "No open request is like that." : "No request is open.");
   showRows();
 }
 
@@ -182,35 +194,46 @@ function showRows() {
   list.style.transform = `translateY(${first * HEIGHT}px)`;
   while (list.childElementCount > seen.length) list.lastElementChild.remove();
   while (list.childElementCount < seen.length) {
-    const item = element("li");
+    const item = element("li", undefined, "row");
     item.append(element("button"));
     for (let cell = 1; cell < 5; cell++) item.append(element("span"));
     list.append(item);
   }
   seen.forEach(([id, arrived, prompt, generated, standing, at], index) => {
     const texts = [id, standing, at || "–", (rows.now - arrived).toFixed(1) + " s", `${number(prompt)} → ${number(generated)}`];
-    texts.forEach((text, cell) => {
-      const place = list.children[index].children[cell];
-      if (place.textContent !== text) place.textContent = text;
-    });
+    texts.forEach((text, cell) => write(list.children[index].children[cell], text));
   });
 }
 
 $("rows").addEventListener("scroll", showRows, { passive: true });
 $("find").addEventListener("input", drawRows);
 
-// -- one request: `spans` are [name, from, to, colour], in milliseconds since it was sent.
+// -- one request: `spans` are [name, from, to, colour, pieces], in milliseconds since it was sent; `pieces` are
+// [from, to] where there are gaps.
 function drawWaterfall(spans) {
-  const end = Math.max(...spans.map((span) => span[2]), 1), width = 600, line = 22;
-  const svg = shape("svg", { viewBox: `0 0 ${width} ${spans.length * line + 4}`, width: "100%" });
-  spans.forEach(([name, from, to, kind], index) => {
-    const left = 170 + from / end * 350, long = Math.max(1, (to - from) / end * 350), y = index * line + 3;
-    const bar = shape("rect", { x: left, y, width: long, height: 14, rx: 2, fill: colour(kind) });
-    bar.append(shape("title", {}, `${name}: from ${from.toFixed(1)} to ${to.toFixed(1)} ms`));
-    svg.append(shape("text", { x: 0, y: y + 12, "font-size": 12, fill: colour("text") }, name),
-      bar, shape("text", { x: 530, y: y + 12, "font-size": 12, fill: colour("soft") }, `${(to - from).toFixed(1)} ms`));
-  });
-  $("waterfall").replaceChildren(svg);
+  const end = Math.max(...spans.map((span) => span[2]), 0.001);
+  $("waterfall").replaceChildren(...spans.map(([name, from, to, kind, pieces]) => {
+    const row = element("li", undefined, kind === "wire" ? "wire" : ""), track = element("span", undefined, "track");
+    for (const [begin, stop] of pieces || [[from, to]]) {
+      const bar = element("i", undefined, "bar " + (kind === "wire" ? "reserved" : kind));
+      bar.style.left = `min(${begin / end * 100}%, 100% - 2px)`;
+      bar.style.width = (stop - begin) / end * 100 + "%";
+      track.append(bar);
+    }
+    row.title = `${name}: from ${from.toFixed(3)} to ${to.toFixed(3)} ms`;
+    row.append(element("span", name), track, element("span", `${(to - from).toFixed(1)} ms`, "ms"));
+    return row;
+  }));
+}
+
+function drawNotes(notes) {
+  const place = $("notes");
+  place.hidden = !notes.length;
+  place.firstElementChild.textContent = `${number(notes.length)} notes of it`;
+  place.lastElementChild.replaceChildren(...notes.slice(0, 500).map((note) => element("li",
+    `${note.at_ms.toFixed(1)} ms  ${note.where}: ${note.what} `
+    + Object.entries(note.detail).map(([key, value]) => `${key} ${typeof value === "number" ? number(value) : value}`).join(", "))));
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawMap());
 addEventListener("resize", () => { drawMap(); showRows(); });
+tell(-1);

@@ -1,13 +1,18 @@
 // What asks the server: the stream of overviews, the ledger, orders, and the chat box.
 const base = location.pathname.replace(/\/+$/, "").replace(/\/ui$/, "");
-const live = { key: "", last: null, closed: null, tries: 0 };
+const live = { key: "", last: null, closed: null };
 
 function headers(more) { return live.key ? { authorization: "Bearer " + live.key, ...more } : { ...more }; }
 
 function say(text, className) {
-  const place = $("link");
-  if (place.textContent !== text) place.textContent = text;
-  place.className = className || "";
+  write($("link"), text);
+  $("link").className = className || "";
+}
+
+// Why an order was not carried out; until the next one.
+function complain(text) {
+  $("said").textContent = text;
+  $("said").hidden = !text;
 }
 
 async function failure(response) {
@@ -34,6 +39,7 @@ function show(now) {
     prompt: (now.totals.prompt_tokens - last.totals.prompt_tokens) / seconds,
   } : null;
   live.last = now;
+  if (!last) setTimeout(askLedger);
   $("model").textContent = `${now.model} · ${now.version}`;
   $("pause").textContent = now.paused ? "Resume all" : "Pause all";
   drawFigures(now, rates);
@@ -59,12 +65,19 @@ async function listen() {
     if (response.ok) {
       live.last = null;
       $("keyed").hidden = true;
+      document.querySelector("main").hidden = false;
       await read(response, (data) => { const now = JSON.parse(data); if (now.totals) show(now); });
       say("the server ended the connection; asking again…", "bad");
     } else {
-      $("keyed").hidden = response.status !== 401 && response.status !== 403;
-      say(await failure(response), "bad");
-      wait = 10000;
+      const refused = response.status === 401 || response.status === 403;
+      $("keyed").hidden = !refused;
+      say(refused && !live.key ? "not connected" : await failure(response), "bad");
+      if (refused) {  // until a key is typed
+        document.querySelector("main").hidden = true;
+        $("key").focus();
+        return;
+      }
+      if (response.status !== 503) wait = 10000;
     }
   } catch (error) {
     if (closed.signal.aborted) return;
@@ -82,17 +95,24 @@ function anew() {
 let asking = false;
 async function askLedger() {
   const name = $("which").value;
-  if (asking || !name || document.hidden || !live.last) return;
+  const one = live.last && live.last.instances.find((instance) => instance.name === name);
+  if (asking || !one || document.hidden) return;
+  if (one.state !== "ready") { tell(-1, `${name} is ${one.state}: as it was before`); return; }
   asking = true;
   try {
     const response = await fetch(`${base}/debug/ledger?instance=${encodeURIComponent(name)}`,
       { headers: headers(), signal: AbortSignal.timeout(5000) });
-    if (response.ok) drawMap(await response.json());
-  } catch { /* the line above says whether the server answers */ } finally { asking = false; }
+    if (response.ok) {
+      drawMap(await response.json());
+      if (map.at < 0) tell(-1);
+    } else tell(-1, await failure(response));
+  } catch { /* the line at the top says whether the server answers */ } finally { asking = false; }
 }
 
-function sure(question) {
+// Escape says no; the focus goes back to where it was.
+function sure(question, verb) {
   $("question").textContent = question;
+  $("yes").textContent = verb;
   const dialog = $("sure");
   dialog.returnValue = "no";
   dialog.showModal();
@@ -100,26 +120,38 @@ function sure(question) {
     dialog.addEventListener("close", () => answer(dialog.returnValue === "yes"), { once: true }));
 }
 
+// True if the server has done it.
 async function send(path, body) {
+  complain("");
   try {
     const response = await fetch(base + path, { method: "POST",
       headers: headers(body ? { "content-type": "application/json" } : {}), body: body && JSON.stringify(body) });
-    if (!response.ok) say(await failure(response), "bad");
-  } catch { say("the server does not answer", "bad"); }
+    if (!response.ok) complain(await failure(response));
+    return response.ok;
+  } catch {
+    complain("The server does not answer.");
+    return false;
+  }
 }
 
 async function order(name, change) {
-  const what = change.label ? `Give ${name} the label ${change.label}?` : change.state === "draining"
-    ? `Drain ${name}? It gets no new requests; those it has end there.` : `Send requests to ${name} again?`;
-  if (await sure(what)) await send("/cluster/instances/" + encodeURIComponent(name), change);
-  document.activeElement.blur();
-  if (live.last) drawInstances(live.last.instances, order);
+  const [question, verb] = change.label ? [`Give ${name} the label ${change.label}?`, "Change the label"]
+    : change.state === "draining"
+      ? [`Drain ${name}? It gets no new requests; those it has end there.`, `Drain ${name}`]
+      : [`Send requests to ${name} again?`, `Use ${name} again`];
+  const done = await sure(question, verb) && await send("/cluster/instances/" + encodeURIComponent(name), change);
+  const one = live.last && live.last.instances.find((instance) => instance.name === name);
+  if (!one) return;
+  if (done) Object.assign(one, change.label ? { label: change.label } : { draining: change.state === "draining" });
+  for (const row of $("instances").children) if (row.dataset.name === name) row.cells[1].firstChild.value = one.label;
+  drawInstances(live.last.instances, order);
 }
 
 $("pause").addEventListener("click", async () => {
   const paused = live.last && live.last.paused;
-  const what = paused ? "Resume all instances?" : "Pause all instances? Running requests stand still until they are resumed.";
-  if (await sure(what)) await send(paused ? "/resume" : "/pause?mode=keep");
+  const [question, verb, path] = paused ? ["Resume all instances?", "Resume all", "/resume"]
+    : ["Pause all instances? Running requests stand still until they are resumed.", "Pause all", "/pause?mode=keep"];
+  if (await sure(question, verb)) await send(path);
 });
 $("keyed").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -127,35 +159,75 @@ $("keyed").addEventListener("submit", (event) => {
   $("key").value = "";
   anew();
 });
-$("which").addEventListener("change", askLedger);
+$("which").addEventListener("change", () => { map.at = -1; askLedger(); });
 
 // -- one request, by the notes that the server keeps of it
 const SPANS = { read: "cached", wait: "exported", queue: "exported", prefill: "held", handover: "reserved",
   decode: "held", lost: "bad", finish: "cached" };
-async function look(id) {
+
+// What happened one after the other; below a hand-over the fetches that ended by then (after the last one: the rest).
+function spansOf(trail, named) {
+  const found = [], last = trail.spans.findLastIndex((span) => span.name === "handover");
+  let fetched = trail.events.filter((note) => note.what === "fetched" && note.detail.microseconds);
+  trail.spans.forEach((span, index) => {
+    const handover = span.name === "handover", next = trail.spans[index + 1];
+    const where = handover && next && next.where !== span.where ? `${span.where} → ${next.where}` : span.where;
+    found.push([`${named ? trail.index + " " : ""}${span.name} ${where}`, span.begin_ms, span.end_ms,
+      SPANS[span.name] || "cached"]);
+    if (!handover) return;
+    const till = index === last ? Infinity : span.end_ms, ways = new Map();
+    for (const { at_ms: end, detail } of fetched.filter((note) => note.at_ms <= till)) {
+      const way = ways.get(detail.transport) || { pieces: [], bytes: 0 };
+      way.pieces.push([Math.max(0, end - detail.microseconds / 1000), end]);
+      way.bytes += detail.bytes;
+      ways.set(detail.transport, way);
+    }
+    for (const [transport, way] of ways) {
+      found.push([`↳ ${bytes(way.bytes)} by ${(transport || "?").replace("_", " ")}`,
+        Math.min(...way.pieces.map((piece) => piece[0])), Math.max(...way.pieces.map((piece) => piece[1])), "wire", way.pieces]);
+    }
+    fetched = fetched.filter((note) => note.at_ms > till);
+  });
+  return found;
+}
+
+function bytes(count) {
+  const power = Math.min(3, Math.max(0, Math.floor(Math.log10(Math.max(count, 1)) / 3)));
+  return (count / 1000 ** power).toFixed(power ? 1 : 0) + " " + ["B", "kB", "MB", "GB"][power];
+}
+
+function forget(text) {
+  $("request").textContent = text;
+  $("waterfall").replaceChildren();
+  drawNotes([]);
+}
+
+// `measured`: milliseconds by the page's own clock.
+async function look(id, measured) {
   $("id").value = id;
   try {
     const response = await fetch(`${base}/debug/requests?id=${encodeURIComponent(id)}`, { headers: headers() });
     if (!response.ok) throw new Error(await failure(response));
     const [one] = (await response.json()).requests;
-    const spans = one.trails.flatMap((trail) => trail.spans.map((span) =>
-      [[one.trails.length > 1 ? trail.index : "", span.name, span.where].filter((word) => word !== "").join(" "),
-        span.begin_ms, span.end_ms, SPANS[span.name] || "cached"]));
+    const spans = one.trails.flatMap((trail) => spansOf(trail, one.trails.length > 1));
     const error = one.timings && one.timings.clock_error_ms;
-    $("request").textContent = `${one.id}: ${one.state}, ${(1000 * one.seconds).toFixed(1)} ms, `
-      + `${number(one.prompt_tokens)} → ${number(one.generated_tokens)} tokens`
-      + (error ? `; clocks agree within ${error.toFixed(2)} ms` : "");
-    if (spans.length) drawWaterfall(spans.slice(0, 200)); else $("waterfall").replaceChildren();
-    return true;
+    forget(`${one.id}: ${one.state}, ${(1000 * one.seconds).toFixed(1)} ms`
+      + (measured ? ` (this page measured ${measured.toFixed(1)} ms)` : "")
+      + `, ${number(one.prompt_tokens)} → ${number(one.generated_tokens)} tokens`
+      + (error ? `; clocks agree within ${error.toFixed(2)} ms` : ""));
+    if (spans.length) drawWaterfall(spans.slice(0, 200));
+    drawNotes(one.trails.flatMap((trail) => trail.events));
   } catch (error) {
-    $("request").textContent = `${id}: ${error.message}`;
-    $("waterfall").replaceChildren();
-    return false;
+    forget(`${id}: ${error.message}`);
   }
 }
 // Only a server that keeps such notes has the path.
 fetch(base + "/openapi.json").then((response) => response.json()).then((document) => {
   $("look").hidden = !document.paths["/debug/requests"];
+  if (!$("request").textContent) {
+    forget($("look").hidden ? "This server keeps no notes of requests (--events-keep 0)."
+      : "Choose an open request, type an id, or send a message.");
+  }
 }).catch(() => {});
 $("look").addEventListener("submit", (event) => { event.preventDefault(); look($("id").value.trim()); });
 $("shown").addEventListener("click", (event) => {
@@ -174,10 +246,10 @@ $("chat").addEventListener("submit", async (event) => {
   chatting = new AbortController();
   $("send").disabled = true;
   $("stop").disabled = false;
-  $("answer").textContent = $("request").textContent = "";
-  $("waterfall").replaceChildren();
+  $("answer").textContent = "";
+  forget("");
   const sent = performance.now(), since = () => performance.now() - sent;
-  let id = "", headed = 0, first = 0, last = 0, tokens = 0;
+  let id = "", first = 0, last = 0, tokens = 0;
   const draw = () => drawWaterfall([
     ["whole", 0, last, "cached"], ["queue and prefill", 0, first || last, "exported"],
     ...(first ? [["decode", first, last, "held"]] : []),
@@ -188,7 +260,6 @@ $("chat").addEventListener("submit", async (event) => {
       body: JSON.stringify({ messages: [{ role: "user", content: $("prompt").value }], max_tokens: 256, stream: true,
         stream_options: { include_usage: true } }) });
     id = response.headers.get("x-request-id");
-    headed = since();
     $("request").textContent = id;
     if (!response.ok) throw new Error(await failure(response));
     await read(response, (data) => {
@@ -202,11 +273,11 @@ $("chat").addEventListener("submit", async (event) => {
       const text = (delta.reasoning_content || "") + (delta.content || "");
       if (text) { first = first || last; $("answer").append(text); }
     });
-    last = last || headed;
+    last = since();
     draw();
     $("request").textContent = `${id}: ${number(tokens)} tokens in ${last.toFixed(0)} ms, as this page measured`;
     $("id").value = id;
-    if (!$("look").hidden) await look(id);
+    if (!$("look").hidden) await look(id, last);
   } catch (error) {
     if (last) draw();
     $("request").textContent = chatting.signal.aborted ? `${id}: stopped` : `${id}: ${error.message}`;

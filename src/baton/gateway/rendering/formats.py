@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import msgspec
 from baton.gateway.generation.ending import timings_of
 from baton.gateway.generation.generation import Generation
 from baton.gateway.text.tokenizer import Tokenizer
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.sampling import LISTED_LOGPROBS, TokenLogprobs
 
 _LOWEST = -9999.0
 """Instead of minus infinity, which JSON cannot say."""
@@ -193,6 +193,9 @@ class CompletionLogprobs:
         self, items: Iterable[tuple[int, TokenLogprobs | None]], offsets: Iterator[int]
     ) -> Iterator[Part]:
         """Takes (token, its log-probabilities) pairs: empty parts, for the work."""
+        if self._num_top > LISTED_LOGPROBS:
+            yield from self._take_many(items, offsets)
+            return
         pairs, size = iter(items), slice_size(self._num_top)
         while some := list(islice(pairs, size)):
             self._take(some, list(islice(offsets, len(some))))
@@ -212,6 +215,22 @@ class CompletionLogprobs:
                 b"]}",
             )
         )
+
+    def _take_many(
+        self, items: Iterable[tuple[int, TokenLogprobs | None]], offsets: Iterator[int]
+    ) -> Iterator[Part]:
+        for token, logprobs in items:
+            name = self._names(token)
+            self._tokens.append(encode(name))
+            self._values.append(encode(None if logprobs is None else finite(logprobs.logprob)))
+            self._offsets.append(encode(next(offsets)))
+            if logprobs is None:
+                self._tops.append(b"null")
+                yield 1, b""
+                continue
+            pieces: list[bytes] = []
+            yield from _by_name_of_many(logprobs, self._names, self._num_top, name, pieces)
+            self._tops.append(b"".join(pieces))
 
     def _take(self, items: list[tuple[int, TokenLogprobs | None]], offsets: list[int]) -> None:
         names, num_top = self._names, self._num_top
@@ -246,22 +265,25 @@ def chat_logprobs(items: Sequence[TokenLogprobs], names: TokenNames, num_top: in
     """The `logprobs` object of /v1/chat/completions, as JSON."""
 
     yield 0, b'{"content":'
-    yield from _listed(
-        (num_top + 1, [logprobs_entry(item, names, num_top) for item in some])
-        for some in _slices(items, num_top)
-    )
+    if num_top > LISTED_LOGPROBS:
+        yield from _many(items, lambda item: _entry_of_many(item, names, num_top))
+    else:
+        yield from _listed(
+            (num_top + 1, [logprobs_entry(item, names, num_top) for item in some])
+            for some in _slices(items, num_top)
+        )
     yield 0, b',"refusal":null}'
+
+
+def _entry(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
+    data = names.tokenizer.token_bytes(token)
+    return {"token": names(token), "logprob": finite(logprob), "bytes": list(data)}
 
 
 def logprobs_entry(item: TokenLogprobs, names: TokenNames, num_top: int) -> dict[str, Any]:
     """Of one token, in chats and responses."""
-
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        data = names.tokenizer.token_bytes(token)
-        return {"token": names(token), "logprob": finite(logprob), "bytes": list(data)}
-
-    tops = [entry(token, logprob) for token, logprob in item.top[:num_top]]
-    return {**entry(item.token, item.logprob), "top_logprobs": tops}
+    tops = [_entry(token, logprob, names) for token, logprob in item.top[:num_top]]
+    return {**_entry(item.token, item.logprob, names), "top_logprobs": tops}
 
 
 def prompt_logprobs(items: Sequence[TokenLogprobs | None], names: TokenNames, num_top: int) -> Iterator[Part]:
@@ -271,22 +293,93 @@ def prompt_logprobs(items: Sequence[TokenLogprobs | None], names: TokenNames, nu
     def full(item: TokenLogprobs | None) -> dict[str, dict[str, Any]] | None:
         if item is None:
             return None
-        entries = {
-            str(token): {
-                "logprob": finite(logprob),
-                "rank": rank,
-                "decoded_token": names.tokenizer.token_text(token),
-            }
-            for rank, (token, logprob) in enumerate(item.top[:num_top], 1)
-        }
-        entries[str(item.token)] = {
-            "logprob": finite(item.logprob),
-            "rank": item.rank,
-            "decoded_token": names.tokenizer.token_text(item.token),
-        }
+        entries = _by_id(item, names, 0, num_top)
+        entries[str(item.token)] = _ranked(item.token, item.logprob, item.rank, names)
         return entries
 
+    if num_top > LISTED_LOGPROBS:
+        yield from _many(items, lambda item: _by_id_of_many(item, names, num_top))
+        return
     yield from _listed((num_top + 1, [full(item) for item in some]) for some in _slices(items, num_top))
+
+
+def _ranked(token: int, logprob: float, rank: int, names: TokenNames) -> dict[str, Any]:
+    return {
+        "logprob": finite(logprob),
+        "rank": rank,
+        "decoded_token": names.tokenizer.token_text(token),
+    }
+
+
+def _by_id(item: TokenLogprobs, names: TokenNames, first: int, stop: int) -> dict[str, dict[str, Any]]:
+    return {
+        str(token): _ranked(token, logprob, item.rank if token == item.token else rank, names)
+        for rank, (token, logprob) in enumerate(item.best(first, stop), first + 1)
+    }
+
+
+# -- of more tokens than a turn's work: an entry is written in pieces
+
+
+def _many(
+    items: Sequence[TokenLogprobs | None], entry: Callable[[TokenLogprobs], Iterator[Part]]
+) -> Iterator[Part]:
+    """One JSON list."""
+    yield 0, b"["
+    for number, item in enumerate(items):
+        if number:
+            yield 0, b","
+        if item is None:
+            yield 1, b"null"
+        else:
+            yield from entry(item)
+    yield 0, b"]"
+
+
+def _ranges(item: TokenLogprobs, num_top: int) -> Iterator[tuple[int, int]]:
+    end = min(item.count, num_top)
+    return ((first, min(first + TURN, end)) for first in range(0, end, TURN))
+
+
+def _entry_of_many(item: TokenLogprobs, names: TokenNames, num_top: int) -> Iterator[Part]:
+    yield 1, encode(_entry(item.token, item.logprob, names))[:-1] + b',"top_logprobs":['
+    for first, stop in _ranges(item, num_top):
+        tops = [_entry(token, logprob, names) for token, logprob in item.best(first, stop)]
+        yield len(tops), (b"," if first else b"") + encode(tops)[1:-1]
+    yield 0, b"]}"
+
+
+def _by_id_of_many(item: TokenLogprobs, names: TokenNames, num_top: int) -> Iterator[Part]:
+    opening, itself = b"{", False
+    for first, stop in _ranges(item, num_top):
+        entries = _by_id(item, names, first, stop)
+        itself = itself or str(item.token) in entries
+        yield len(entries), opening + encode(entries)[1:-1]
+        opening = b","
+    if not itself:
+        own = {str(item.token): _ranked(item.token, item.logprob, item.rank, names)}
+        yield 1, opening + encode(own)[1:-1]
+        opening = b","
+    yield 0, b"}" if opening == b"," else b"{}"
+
+
+def _by_name_of_many(
+    item: TokenLogprobs, names: TokenNames, num_top: int, name: str, into: list[bytes]
+) -> Iterator[Part]:
+    """As JSON into the list; empty parts, for the work."""
+    given: set[str] = set()
+    for first, stop in _ranges(item, num_top):
+        top: dict[str, float] = {}
+        for other, value in item.best(first, stop):
+            called = names(other)
+            if called not in given:
+                given.add(called)
+                top[called] = finite(value)
+        into.append((b"," if len(given) > len(top) else b"{") + encode(top)[1:-1] if top else b"")
+        yield stop - first, b""
+    if name not in given:
+        into.append((b"," if given else b"{") + encode({name: finite(item.logprob)})[1:-1])
+    into.append(b"}")
 
 
 def _slices(items: Sequence[_T], num_top: int) -> Iterator[Sequence[_T]]:

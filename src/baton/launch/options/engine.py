@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS
 from baton.launch.limits import MAX_SECONDS, OptionError
 from baton.launch.options.flag import Options, flag
+from baton.protocol.sampling_params import MAX_LOGPROBS
 
 MANY = 1 << 30
 """Of requests: the queue of a program's own instance has no end."""
@@ -182,6 +183,14 @@ class ModelOptions(Options):
         False,
         "Answers say which experts of a mixture each token went to, if the request asks for it "
         "(`return_routed_experts`), for trainers that replay it. `LLM` has it in every answer.",
+    )
+    max_logprobs: int = flag(
+        MAX_LOGPROBS,
+        "Log-probabilities of each token that a request may ask for (`logprobs`, `top_logprobs`, "
+        "`prompt_logprobs`). -1: of the whole vocabulary; what that costs is in docs/api.md.",
+        least=-1,
+        most=2**31 - 1,
+        unit="tokens",
     )
     seed: int | None = flag(
         None,

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from baton.gateway.api.schemas import CompletionRequest
 from baton.gateway.errors import BadRequest
+from baton.gateway.generation.costs import fill_logprobs
 from baton.gateway.generation.generation import SUBMITTED_AT_ONCE
 from baton.gateway.http.context import Gateway, check_room, check_whole, identity, stream_options
 from baton.gateway.http.responses import GenerationResponse
@@ -44,7 +45,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
             await asyncio.sleep(0)  # reading that many was a turn's work, and so is what follows
         longest = max(len(prompt.ids) for prompt in prompts)
         check_room(body.max_tokens, "max_tokens", longest, gateway.served.max_model_len, "prompt")
-        generation = gateway.generator.start(
+        generation = await gateway.start(
             [prompt.ids for prompt in prompts],
             params,
             **who,
@@ -134,6 +135,7 @@ def _check(body: CompletionRequest) -> None:
 
 def _params(gateway: Gateway, body: CompletionRequest) -> SamplingParams:
     """With `echo`, `logprobs` are wanted of the prompt too."""
+    fill_logprobs(body, gateway.served, "logprobs", "prompt_logprobs")
     given = body.sampling()
     given["logprobs"] = body.logprobs
     if body.echo and body.logprobs is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from baton.bench.client import Outcome
+from baton.bench.drawing.latencies import latencies_of, windows
 
 
 def check_matplotlib() -> None:
@@ -32,22 +33,17 @@ def plot(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    good = [outcome for outcome in outcomes if outcome.succeeded]
-    if not good:
+    found = latencies_of(outcomes)
+    if not len(found.ttft):
         raise ValueError("--plot: no request succeeded, there is nothing to draw")
-    start = min(outcome.start for outcome in good)
-    sent = np.array([outcome.start - start for outcome in good])
-    first = np.array([outcome.ttft * 1e3 for outcome in good])
-    came = np.array([moment - start for outcome in good for moment in outcome.times[1:]])
-    gaps = np.array([gap * 1e3 for outcome in good for gap in outcome.itls])
     figure = Figure(figsize=(11, 7), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     axes = figure.subplots(2, 2, width_ratios=(3, 2))
-    _over_time(axes[0, 0], sent, first, "TTFT (ms)", "sent at (s)")
-    _distribution(axes[0, 1], first, "TTFT (ms)")
-    _over_time(axes[1, 0], came, gaps, "ITL (ms)", "came at (s)")
-    _distribution(axes[1, 1], gaps, "ITL (ms)")
+    _over_time(axes[0, 0], found.sent, found.ttft, "TTFT (ms)", "sent at (s)")
+    _distribution(axes[0, 1], found.ttft, "TTFT (ms)")
+    _over_time(axes[1, 0], found.came, found.itl, "ITL (ms)", "came at (s)")
+    _distribution(axes[1, 1], found.itl, "ITL (ms)")
     figure.savefig(path, dpi=120)
 
 
@@ -57,12 +53,8 @@ def _over_time(axis: Any, times: Any, values: Any, name: str, when: str) -> None
         return
     size = 4.0 if len(values) > 2000 else 14.0
     axis.scatter(times, values, s=size, alpha=0.25, linewidths=0, rasterized=True)
-    edges = np.linspace(times.min(), times.max(), 21)
-    place = np.clip(np.digitize(times, edges) - 1, 0, 19)
-    used = [index for index in range(20) if (place == index).any()]
-    middles = [(edges[index] + edges[index + 1]) / 2 for index in used]
-    for q, style in ((50, "-"), (99, "--")):
-        line = [np.percentile(values[place == index], q) for index in used]
+    middles, lines = windows(times, values, (50, 99))
+    for q, style, line in zip((50, 99), ("-", "--"), lines, strict=True):
         axis.plot(middles, line, style, color="black", linewidth=1, label=f"p{q}")
     axis.set_ylim(bottom=0)
     axis.legend(loc="upper right", fontsize="small")

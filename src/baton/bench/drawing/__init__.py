@@ -1,0 +1,1 @@
+"""Latencies of a serving benchmark as pictures: matplotlib's, and a page that needs nothing."""
