@@ -192,9 +192,7 @@ class _Compiler:
                 text += f" & ~/(.|\\n)*{regex_to_lark(re.escape(one))}(.|\\n)*/"
         limit = "" if until.most_tokens is None else f"max_tokens={until.most_tokens}"
         free = self._terminal(text)
-        bounded = f"{self._rule(free, limit)}?" if limit else free
-        if until.most_tokens == 0:
-            bounded = '""'
+        bounded = self._bounded(text, free, until) if limit else free
         options = [bounded] if until.may_end else []
         for ending in until.endings:
             if isinstance(ending.mark, Token):
@@ -209,10 +207,28 @@ class _Compiler:
             if mark:
                 options.append(f"{bounded} {mark} {then}")
             elif limit:
-                raise GrammarError("max_tokens is possible only where a special token ends the text")
+                # (Where the model ends it, and after the last of its tokens, where the mark must come.)
+                options.append(f"{bounded} {_quoted(first)} {then}")
+                if until.most_tokens:
+                    ended = self._rule(f"{free} {_quoted(first)}", f"lazy, {limit}")
+                    options.append(f"{ended} {then}")
             else:
                 options.append(f"{self._rule(f'{free} {_quoted(first)}', 'lazy')} {then}")
         return self._rule(" | ".join(options))
+
+    def _bounded(self, text: str, free: str, until: Until) -> str:
+        """The text of a number of tokens, without what ends it; `free`: without a number.
+
+        After the last token all that is begun is ended, and the first rule of the grammar is taken to be the
+        one that was meant: this one, which is made before those that have the mark in them."""
+        if until.most_tokens == 0:
+            return '""'
+        marks = [self._first(one.mark.text)[0] for one in until.endings if isinstance(one.mark, Text)]
+        texts = [one for one in dict.fromkeys(marks) if one not in self._special and not _is_byte(one)]
+        for one in texts:
+            text += f" & ~/(.|\\n)*{regex_to_lark(re.escape(one))}(.|\\n)*/"
+        own = self._terminal(text) if texts else free
+        return f"{self._rule(own, f'max_tokens={until.most_tokens}')}?"
 
     def _first(self, text: str) -> tuple[str, str]:
         """(the special token that it begins with, or what stands before one, the rest)."""

@@ -133,7 +133,7 @@ class Until(msgspec.Struct, tag="until", frozen=True):
     """These do not stand in it."""
     most_characters: int | None = None
     most_tokens: int | None = None
-    """Then a mark must come.  Only with marks that are special tokens."""
+    """Then a mark must come."""
 
 
 Content = (

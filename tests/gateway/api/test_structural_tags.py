@@ -362,6 +362,26 @@ OBJECT = {
             ["<t>ab</s>", "<t></s>"],
             ["<t>abc</s>", "<t>ab"],
         ),
+        (
+            {**THINK, "end": "</t>", "content": {"type": "any_text", "max_tokens": 5}},
+            ["<t></t>", "<t>a</t>", "<t>abcde</t>", "<t>abcd<</t>", "<t>ab</t</t>"],
+            [
+                "<t>abcdef</t>",
+                "<t>abcde",
+                "<t>a</t",
+                "<t>abcd</t>",
+            ],  # (what is begun of the end is of the five)
+        ),
+        (
+            {**THINK, "end": "</t>", "content": {"type": "any_text", "max_tokens": 0}},
+            ["<t></t>"],
+            ["<t>a</t>", "<t>"],
+        ),
+        (
+            {**THINK, "end": ["</t>", "."], "content": {"type": "any_text", "max_tokens": 3}},
+            ["<t>.", "<t>ab.", "<t>abc.", "<t>abc</t>", "<t></t>"],
+            ["<t>abcd.", "<t>abc", "<t>a.."],
+        ),
         # tokens
         ({"type": "token", "token": "<|call|>"}, ["<|call|>"], ["", "a"]),
         ({"type": "token", "token": 258}, ["<|call|>"], ["", "a"]),
@@ -441,10 +461,6 @@ def test_formats(format: Any, valid: list[str], invalid: list[str]) -> None:
         ),
         ({**TRIGGERED, "triggers": ["<f", "<g"]}, r"format.triggers: no tag begins with '<g'"),
         ({**TRIGGERED, "triggers": ["<", "<f"]}, r"exactly one trigger, not with 2"),
-        (
-            {**THINK, "content": {"type": "any_text", "max_tokens": 5}},
-            "max_tokens is possible only where a special",
-        ),
         ({"type": "any_text", "max_chars": 100_000}, "format.max_chars: at most"),
         ({"type": "token", "token": "<nothing>"}, "'<nothing>' is no special token"),
         ({"type": "token", "token": 7}, "7 is no special token"),

@@ -231,6 +231,33 @@ def test_what_a_format_cannot_keep() -> None:
 
 
 @pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("thoughts", [0, 1, 7, 8, 9, 12, 13, 30])
+def test_thoughts_of_a_budget_end_earlier_too(special: bool, thoughts: int) -> None:
+    """Where the model ends them, and where it does not, after so many tokens."""
+    formats, budget = choose("", "hermes", "deepseek_r1"), 12
+    marks = special_of(formats, special)
+    tools = read_tools(TOOLS, NAMED)
+    bound = structure_of(formats, tools, functions_of(tools), parallel=True, thinking=True, budget=budget)
+    assert bound is not None
+    grammar, end = Checker(marks).check(bound), 256 + len(marks)
+    matcher = LLMatcher(
+        matching_tokenizer([bytes([byte]) for byte in range(256)], marks, end), grammar, log_level=0
+    )
+    ends = [marks["</think>"]] if special else list(b"</think>")
+    for number in range(thoughts):
+        assert matcher.consume_token(ord("a")) == (number < budget)
+        if number == budget:
+            return
+    call = list(b'{"name": "weather", "arguments": {"unit": "C", ')
+    opening = [marks["<tool_call>"]] if special else list(b"<tool_call>")
+    begun = min(budget - thoughts, len(ends)) if thoughts + len(ends) > budget and not special else 0
+    # (What is begun of the end when the budget is spent was a thought.)
+    for token in [*ends[:begun], *ends, *opening, *b"\n", *call]:
+        assert matcher.consume_token(token), (token, matcher.get_error())
+    assert not matcher.get_error()
+
+
+@pytest.mark.parametrize("special", [False, True])
 def test_thoughts_end_where_the_model_ends_them(special: bool) -> None:
     """Also where their end is a text of several tokens."""
     formats = choose("", "hermes", "deepseek_r1")

@@ -21,6 +21,7 @@ from baton.grammar.description import (
     Choice,
     Content,
     Either,
+    Ending,
     Json,
     Regex,
     Repeat,
@@ -28,6 +29,7 @@ from baton.grammar.description import (
     Tag,
     Tagged,
     Text,
+    Until,
 )
 from baton.grammar.description import Sequence as Parts
 
@@ -179,11 +181,10 @@ def _after_analysis(answer: Content, budget: int | None) -> Content:
 
 
 def _thoughts(end: str, budget: int | None) -> Content:
-    """With what ends them.  Where that is a text, not a token, thoughts with a budget end when it is spent,
-    not before: what takes any text up to a limit takes the beginning of that text as well."""
+    """With what ends them."""
     if budget is None:
         return _until(end, Text(""))
-    return Parts([AnyText(without=end, most=budget), Text(end)])
+    return Until([Ending(Text(end), Text(""))], most_tokens=budget)
 
 
 def _until(end: str, then: Content) -> Content:
