@@ -144,3 +144,24 @@ def unheard_end(patch: Patch) -> None:
     patch.setattr(Node, "on_message", wrong)
     patch.setattr(Node, "on_lost", lambda self: None)
     patch.setattr(Node, "on_clock", lambda self, now: None)
+
+
+@mutation("a node whose connection is closed is waited for", "relay", scenario="relay")
+def closed_connection(patch: Patch) -> None:
+    patch.setattr(Link, "on_lost", lambda self, identity: None)
+
+
+@mutation("a silent node is waited for", "relay", scenario="relay")
+def silent_node(patch: Patch) -> None:
+    patch.setattr(Link, "on_clock", lambda self, now: None)
+
+
+@mutation("a silent leader is waited for", "liveness", scenario="relay")
+def silent_leader(patch: Patch) -> None:
+    patch.setattr(Node, "on_clock", lambda self, now: None)
+
+
+@mutation("a node whose rank died leaves as if its ranks had ended as they should", "relay", scenario="relay")
+def died_as_it_should(patch: Patch) -> None:
+    leave = Node.leave
+    patch.setattr(Node, "leave", lambda self, reason, rank=-1: leave(self, "", rank))

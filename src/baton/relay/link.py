@@ -80,6 +80,10 @@ class Link:
         """Those that take part, with their ranks."""
         return {number: node.ranks for number, node in self._nodes.items()}
 
+    def takes_part(self, identity: bytes) -> bool:
+        """Whether this connection is that of a node that is there."""
+        return self._of(identity) is not None
+
     @property
     def over(self) -> bool:
         """Every node has left as it should."""
@@ -119,8 +123,8 @@ class Link:
         if isinstance(message, Hello):
             self._hello(identity, message, now)
             return
-        node = next((one for one in self._nodes.values() if one.identity == identity), None)
-        if node is None or node.left:
+        node = self._of(identity)
+        if node is None:
             refused = Refused(f"this connection takes no part in incarnation {self._incarnation}")
             self._outgoing.append((identity, refused))
         elif isinstance(message, Bye):
@@ -133,9 +137,9 @@ class Link:
 
     def on_lost(self, identity: bytes) -> None:
         """There is no connection of this name any more."""
-        for node in self._nodes.values():
-            if node.identity == identity and not node.left:
-                self._lose(node.ranks[0], f"the relay of node {node.number} has closed its connection")
+        node = self._of(identity)
+        if node is not None:
+            self._lose(node.ranks[0], f"the relay of node {node.number} has closed its connection")
 
     def on_clock(self, now: float) -> None:
         for node in self._nodes.values():
@@ -186,6 +190,10 @@ class Link:
                 self._outgoing.append((node.identity, Bye(reason)))
 
     # -- inside
+
+    def _of(self, identity: bytes) -> _Node | None:
+        found = (one for one in self._nodes.values() if one.identity == identity and not one.left)
+        return next(found, None)
 
     def _hello(self, identity: bytes, hello: Hello, now: float) -> None:
         refusal = self._why_not(hello)

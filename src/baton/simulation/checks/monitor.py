@@ -40,7 +40,8 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | `arrange` | a gateway changes one label at a time, for a reason that is not old, and somebody is left to |
 | | prefill and to decode (`watches/arranging.py`); each call of a gateway |
 | `relay` | what a host beside the leader's gets, and reports, is what was written, in order, once |
-| | (`watches/relay.py`); each record, ticket and report; a rank whose death is all that happened is named |
+| | (`watches/relay.py`), and who is gone or silent is given up; each record, ticket, report and turn of |
+| | the link; a rank whose death is all that happened is named |
 | `standing` | orders are numbered upwards, and all gateways know the last; each turn, at the end |
 | | one gateway is the first of those of an engine; at the end |
 | `gone` | 1 s after a gateway is gone, no engine that was awake works for it; then |

@@ -169,8 +169,9 @@ class LinkProcess(Turning):
         self.inbox.append((identity, message))
         self.wake()
 
-    def closed(self) -> None:
+    def closed(self, identity: bytes) -> None:
         """Some connection has been closed; ZeroMQ does not say which."""
+        self._world.monitor.relay.closed(self, identity)
         self._gone = True
         self.wake()
 
@@ -182,7 +183,9 @@ class LinkProcess(Turning):
         link, now = self.link, self._now()
         for _ in range(len(self.inbox) if self._random.random() < 0.8 else min(1, len(self.inbox))):
             identity, message = self.inbox.popleft()
+            known = link.takes_part(identity)
             link.on_message(identity, message, now)
+            self._world.monitor.relay.reads(self, identity, message, now, known=known)
         if not self.inbox:
             for identity in self._unreachable:
                 link.on_lost(identity)
@@ -213,6 +216,8 @@ class LinkProcess(Turning):
             return
         if self.inbox:
             self.wake()
+        else:
+            self._world.monitor.relay.turned(self, now, timed=not self._world.nobody_waits)
         self._sleep_until(link.next_deadline())
 
     def _send(self, now: float) -> None:

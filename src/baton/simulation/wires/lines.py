@@ -105,7 +105,7 @@ class Line:
     def _link_hears(self, _: Any) -> None:
         if self.link is not None and self.link.alive:
             self.link.lines.pop(self.identity, None)
-            self.link.closed()
+            self.link.closed(self.identity)
 
     def _at_node(self, data: bytes | None) -> None:
         if data is None:
