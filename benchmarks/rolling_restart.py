@@ -4,8 +4,10 @@
 
 Starts gateways without instances of their own (`--mixed 0`), instances that join all of them, and a small
 TCP balancer that looks at `/ready` of the gateways each 0.1 s (`_balancer.py`).  `--streams` clients read
-answers through it, one after the other, each over a connection of its own: a connection that is kept stays
-with one gateway, whatever a balancer of TCP wants.  Nobody asks again.
+answers through it, one after the other, each over a connection of its own; with `--keep-alive` each client
+keeps its connection as OpenAI's client does, and thinks for up to 0.3 s before it asks again.  A connection
+that is kept stays with one gateway, whatever a balancer of TCP wants: the gateway says with an answer that it
+is the connection's last.  Nobody asks again.
 
 Then each instance gets SIGTERM, ends, and is started anew; the next one's turn comes when all gateways use
 it.  Then the same with each gateway: SIGTERM, `--drain-delay` in which the balancer hears of it, its streams
@@ -35,6 +37,7 @@ import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from random import Random
 from typing import IO, Any
 
 import httpx
@@ -44,6 +47,7 @@ from _common import Table, machine, print_machine, write_json
 
 DEADLINE_S = 180.0
 TOKENS = 160
+_THINKING_S = 0.3
 SERVE = (sys.executable, "-m", "baton.cli.main", "serve")
 
 
@@ -155,7 +159,8 @@ def _instances(port: int) -> dict[str, dict[str, Any]]:
 class Load:
     """Clients that ask one answer after the other, through the balancer."""
 
-    def __init__(self, port: int, streams: int, tokens: int) -> None:
+    def __init__(self, port: int, streams: int, tokens: int, *, keep_alive: bool = False) -> None:
+        self._keep_alive = keep_alive
         self._url = f"http://127.0.0.1:{port}/v1/completions"
         self._tokens = tokens
         self._texts: dict[int, str] = {}
@@ -166,10 +171,11 @@ class Load:
 
     async def begin(self) -> None:
         """What each answer is, while nothing is restarted; then they go on until `end`."""
-        for number in range(self._streams):
-            answer, self._texts[number] = await self._ask(number)
-            if answer.failure:
-                raise RuntimeError(f"before anything is restarted: {answer.failure}")
+        async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
+            for number in range(self._streams):
+                answer, self._texts[number] = await self._ask(number, http)
+                if answer.failure:
+                    raise RuntimeError(f"before anything is restarted: {answer.failure}")
         self._tasks = [asyncio.create_task(self._client(number)) for number in range(self._streams)]
 
     async def end(self) -> None:
@@ -177,13 +183,23 @@ class Load:
         await asyncio.gather(*self._tasks)
 
     async def _client(self, number: int) -> None:
-        while not self._stop:
-            answer, text = await self._ask(number)
-            if not answer.failure and text != self._texts[number]:
-                answer.seam = f"{number}: {text!r}, not {self._texts[number]!r}"
-            self.answers.append(answer)
+        random = Random(number)
+        async with httpx.AsyncClient(timeout=DEADLINE_S) as kept:
+            while not self._stop:
+                if self._keep_alive:
+                    await self._one(number, kept)
+                    await asyncio.sleep(random.uniform(0, _THINKING_S))
+                else:
+                    async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
+                        await self._one(number, http)
 
-    async def _ask(self, number: int) -> tuple[Answer, str]:
+    async def _one(self, number: int, http: httpx.AsyncClient) -> None:
+        answer, text = await self._ask(number, http)
+        if not answer.failure and text != self._texts[number]:
+            answer.seam = f"{number}: {text!r}, not {self._texts[number]!r}"
+        self.answers.append(answer)
+
+    async def _ask(self, number: int, http: httpx.AsyncClient) -> tuple[Answer, str]:
         body = {
             "model": "",
             "prompt": f"{number} " * 24,
@@ -195,10 +211,7 @@ class Load:
         answer, text, done = Answer(time.monotonic()), "", False
         last = answer.began
         try:
-            async with (
-                httpx.AsyncClient(timeout=DEADLINE_S) as http,
-                http.stream("POST", self._url, json=body) as response,
-            ):
+            async with http.stream("POST", self._url, json=body) as response:
                 if response.status_code != 200:
                     answer.failure = f"{response.status_code}: {(await response.aread())[:200]!r}"
                 async for line in response.aiter_lines():
@@ -264,6 +277,7 @@ async def run(
     drain_delay_s: float,
     tokens: int = TOKENS,
     at_once: bool = False,
+    keep_alive: bool = False,
 ) -> tuple[list[Phase], list[Answer]]:
     with ExitStack() as stack:
         site = Site(flags, gateways, instances, drain_delay_s, stack)
@@ -272,7 +286,7 @@ async def run(
                 await backend.until(ready=True, deadline_s=DEADLINE_S)
             for instance in site.instances:
                 await site.used(instance.name)
-            load = Load(balancer.port, streams, tokens)
+            load = Load(balancer.port, streams, tokens, keep_alive=keep_alive)
             await load.begin()
             phases = await restart_all(site, balancer, rounds, at_once=at_once)
             await load.end()
@@ -292,6 +306,7 @@ def main() -> None:
         action="store_true",
         help="end the drain delay, by a second SIGTERM, when the balancer has heard of it",
     )
+    parser.add_argument("--keep-alive", action="store_true", help="each client keeps its connection")
     parser.add_argument("--flags", default="", help="further flags of `baton serve`, in one argument")
     parser.add_argument("--out")
     options = parser.parse_args()
@@ -305,6 +320,7 @@ def main() -> None:
         rounds=options.rounds,
         drain_delay_s=options.drain_delay,
         at_once=options.at_once,
+        keep_alive=options.keep_alive,
     )
     phases, answers = asyncio.run(work)
     columns = ("", "restarts", "seconds", "answers", "failures", "seams", "longest pause", "longest wait")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from baton.gateway.access import Access
+from baton.gateway.errors import BadRequest
 from baton.launch.http.listening import listen
 from baton.launch.limits import OptionError
 from baton.launch.options import HttpOptions
@@ -248,6 +249,44 @@ def test_on_notice_all_is_served_and_ready_says_no(byte_level: Path):
         assert b"connection: close" in read_all(kept), "clients move on"
         with listen("127.0.0.1", site.port), pytest.raises(OptionError, match="in use"):
             listen("127.0.0.1", site.port)
+
+
+def test_what_has_begun_to_arrive_is_answered(byte_level: Path):
+    """A client sends on a connection that it kept in the moment in which the server stops."""
+    with Site(byte_level) as site:
+        kept = [site.connect(GET + b"\r\n") for _ in range(3)]
+        for connection in kept:
+            assert status(connection.recv(1 << 16)) == 200
+        body = completion(b'{"prompt": [5], "max_tokens": 2}')
+        kept[1].sendall(body[:-5])
+        kept[2].sendall(GET)
+        site.until(lambda: site.metric("http_connections_waiting", **{"for": "body"}) == 1)
+        site.until(lambda: site.metric("http_connections_waiting", **{"for": "head"}) == 1)
+
+        def send_and_stop() -> None:
+            """In one turn of the server's event loop, so that it cannot have read it."""
+            kept[0].sendall(GET + b"\r\n")
+            for connection in site.http.server_state.connections:
+                connection.shutdown()
+
+        site.call(send_and_stop)
+        kept[1].sendall(body[-5:])
+        kept[2].sendall(b"\r\n")
+        for connection in kept:
+            answer = read_all(connection)
+            assert status(answer) == 200
+            assert b"connection: close" in answer
+            connection.close()
+
+
+def test_an_answer_that_has_not_begun_says_that_it_is_the_last(byte_level: Path):
+    with Site(byte_level) as site, site.connect() as kept:
+        site.engine.behaviour.mute = True
+        kept.sendall(completion(b'{"prompt": [5], "max_tokens": 2}'))
+        site.until(lambda: site.client.in_flight == 1)
+        site.call(site.http.leave)
+        site.call(lambda: site.client.cluster.cancel_all(BadRequest("enough")))
+        assert b"connection: close" in read_all(kept)
 
 
 def test_the_end(byte_level: Path, caplog: pytest.LogCaptureFixture):

@@ -4,7 +4,8 @@ Imported after the instances have been started: it takes half a second, which th
 
 How it ends.  `leave` is the notice: `/ready` answers 503, everything is served as before, and each answer is
 the last one of its connection, so that clients and load balancers move on.  With `stopping` idle connections
-are closed, uploads and new connections are answered 503, and what runs may end.  The listener is open until
+are closed, new ones are answered 503, requests that have begun to arrive may do so for `_UPLOADING_S`, and
+what runs may end.  The listener is open until
 the last answer, so nobody is refused while the next server starts: it can take the port over from the notice
 on (`listening.py`).  What has not ended in time loses its connection first, so that it ends as when a client
 hangs up, without a word in the log.
@@ -39,6 +40,8 @@ from baton.observe.tracing.collector import make_tracer
 
 _ANSWERING_S = 5.0
 """What the last answers may take to be written."""
+_UPLOADING_S = 2.0
+"""What requests that have begun to arrive may take for the rest, once the server stops."""
 _HANGING_UP_S = 1.0
 _LOOK_S = 0.05
 
@@ -89,7 +92,7 @@ class HttpServer(uvicorn.Server):
         """The server will stop soon, and says so to who asks whether it is ready."""
         self._leaving = self._gateway.leaving = True
         for connection in self._connections():
-            connection.last = True
+            connection.leave()
         for listener in self._listeners:
             listener.open_to_successor()
 
@@ -124,6 +127,7 @@ class HttpServer(uvicorn.Server):
             acceptor.refuse("the server shuts down")
         for connection in self._connections():
             connection.shutdown()
+        asyncio.get_running_loop().call_later(_UPLOADING_S, self._end_uploads)
         await self._until_empty(float(self.config.timeout_graceful_shutdown or 0))
         for acceptor in self._acceptors:
             acceptor.close()
@@ -144,6 +148,10 @@ class HttpServer(uvicorn.Server):
 
     def _connections(self) -> list[Connection]:
         return [one for one in self.server_state.connections if isinstance(one, Connection)]
+
+    def _end_uploads(self) -> None:
+        for connection in self._connections():
+            connection.end_upload()
 
     def _sweep(self, now: float) -> None:
         for connection, why in self.table.overdue(now):

@@ -16,7 +16,11 @@ What is different from uvicorn's:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import termios
 import urllib.parse
+from array import array
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -266,15 +270,27 @@ class Connection(HttpToolsProtocol):
         self.transport.write(refusal(status, message))
         self.transport.write_eof()
 
-    def shutdown(self) -> None:
-        """The server stops: this answer is the last one."""
+    def leave(self) -> None:
+        """The next answer is the last one, also that which is being made and has not begun."""
         self.last = True
+        if not self._answered and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """The server stops: what was asked is answered, also what has come and was not read yet (a client
+        may take a connection that it kept just now, and gets a reset if that is closed then)."""
+        self.leave()
+        if not self._answered:
+            self.cycle.keep_alive = False
+        elif not self._in_head and not self._has_unread():
+            self.transport.close()
+
+    def end_upload(self) -> None:
+        """The server waits no longer for requests that are not complete."""
         if self._answered:
             self.transport.close()
         elif self.cycle.more_body and not self.cycle.response_started and self.cycle.scope is self.scope:
             self.refuse(503, "the server shuts down")
-        else:
-            self.cycle.keep_alive = False
 
     # -- inside
 
@@ -298,6 +314,13 @@ class Connection(HttpToolsProtocol):
             self._declining = False
         if rest:
             self.data_received(rest)
+
+    def _has_unread(self) -> bool:
+        """Bytes that the kernel has and the event loop has not read."""
+        count = array("i", [0])
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.FIONREAD, count)
+        return bool(count[0])
 
     @property
     def _answered(self) -> bool:
