@@ -33,7 +33,7 @@ from baton.ipc.curve import Encryption
 from baton.ipc.process import process_age_s
 from baton.launch import status
 from baton.launch.announce import announce
-from baton.launch.arranging import make_arranger, promised
+from baton.launch.arranging import check_autoscale, make_arranger, promised
 from baton.launch.cluster_options import InstancePlan, bracketed, check_cluster, plan_instances
 from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
 from baton.launch.descriptors import raise_descriptor_limit
@@ -46,6 +46,7 @@ from baton.launch.node_options import check_nodes, over_hosts
 from baton.launch.options import ClusterOptions, RightsOptions, ServeOptions, UserOptions
 from baton.launch.options.sources import Chosen
 from baton.launch.placing.placement import Placement, check_ray, make_placing
+from baton.launch.placing.scaling import begin_scaling
 from baton.launch.placing.spec import Placed
 from baton.launch.plan import ServerPlan, make_plan
 from baton.observe.logs import configure_logging
@@ -152,6 +153,7 @@ def run_server(chosen: Chosen[ServeOptions], guest: Guest | None = None) -> None
     if options.dtype == "auto" and options.runs_none:
         plan = replace(plan, served=replace(plan.served, dtype=""))  # "auto" is for the others' machines
     instances = plan_instances(plan, options)
+    check_autoscale(options, len(instances))
     placed: tuple[Placed, ...] = ()
     if options.ray is not None:
         check_ray(options)
@@ -190,10 +192,10 @@ async def _serve(
     )
     client.on_weights = fleet.use_weights
     client.cluster.table.traffic.slo = promised(options)
+    placement = _placement(served, listener)
     arranger = make_arranger(options)
     if arranger is not None:
-        client.cluster.roles.arrange(arranger)
-    placement = _placement(served, listener)
+        client.cluster.roles.arrange(arranger, None if placement is None else lambda: placement.names)
     running = fleet.run() if placement is None else placement.run()
     instances = asyncio.create_task(running, name="fleet")
     ending = _end_requests(client, stopping, impatient, options.shutdown_timeout)
@@ -202,6 +204,8 @@ async def _serve(
         spawned,
         asyncio.create_task(ending, name="end"),
     ]
+    if placement is not None and options.autoscale is not None:
+        others.append(begin_scaling(client, placement, on_fatal))
     if guest is None:
         placed, address = len(served.placed), _address(listener, served)
         announced = announce(plan, client, fleet.processes, address, started, placed=placed)

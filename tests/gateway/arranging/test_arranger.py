@@ -35,6 +35,7 @@ class Life:
             for number, label in enumerate(labels.split())
         }
         self.now, self.traffic = 100.0, Traffic()
+        self.coming: tuple[str, ...] = ()
         self.changes: list[Change] = []
 
     def set(self, name: str, **fields) -> None:
@@ -56,7 +57,7 @@ class Life:
                 here = decoding if view.label != "prefill" else 0
                 step = 0.015 + 0.0005 * here if here else 0.0
                 self.set(name, decoding=here, reported=here, in_flight=here, decode_step_s=step)
-            seen = Snapshot(self.now, tuple(self.views.values()), self.traffic)
+            seen = Snapshot(self.now, tuple(self.views.values()), self.traffic, self.coming)
             change = self.arranger.look(seen)
             if change is not None:
                 self.changes.append(change)
@@ -227,6 +228,39 @@ def test_fewer_than_the_least_is_too_few():
     life = Life("mixed", scaled(2, 4))
     life.live(10, prompts=100, decoding=1)
     assert [change.kind for change in life.changes] == ["add"]
+
+
+def test_none_is_added_while_one_is_to_come():
+    """A new one, or one that was lost; labels follow the load meanwhile."""
+    life = Life("prefill decode", scaled(2, 8))
+    life.live(10, prompts=40_000, decoding=5)
+    assert [change.kind for change in life.changes] == ["add"]
+    life.arranger.named("new")
+    life.coming = ("new",)
+    life.live(100, prompts=40_000, decoding=5)
+    assert [change.kind for change in life.changes] == ["add", "label"]
+    assert life.arranger.describe(life.now)["waits_for"] == "new to come"
+    life.views["new"] = life.views["i0"]._replace(name="new")
+    life.coming = ()
+    life.live(30, prompts=40_000, decoding=5)
+    assert [change.kind for change in life.changes] == ["add", "label", "add"]
+
+
+def test_one_that_comes_back_is_not_too_few():
+    life = Life("prefill decode", scaled(3, 8))
+    life.coming = ("lost",)
+    life.live(30, prompts=100, decoding=1)
+    assert life.changes == []
+    life.coming = ()
+    life.live(30, prompts=100, decoding=1)
+    assert [change.kind for change in life.changes] == ["add"]
+
+
+def test_labels_follow_while_one_is_to_come():
+    life = Life("prefill decode decode", scaled(3, 8))
+    life.coming = ("new",)
+    life.live(12, prompts=12_000, decoding=5)
+    assert [change.kind for change in life.changes] == ["label"]
 
 
 # -- what it rests on

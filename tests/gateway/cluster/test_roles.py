@@ -144,6 +144,34 @@ def test_one_that_may_be_smaller_is_looked_at_until_it_is():
     assert world.cluster.roles.next_deadline() is None, "it is as small as it may be: no timer any more"
 
 
+def test_one_that_the_shell_starts_has_a_name_and_is_awaited():
+    world = arranged(bounds=(1, 4), p="prefill", d="decode")
+    placed = {"p", "d"}
+    world.cluster.roles.arrange(world.cluster.roles.arranger, placed=lambda: placed)
+    press(world, 12)
+    assert world.cluster.roles.wants
+    (wanted,) = world.cluster.roles.take_wanted()
+    assert (wanted.kind, wanted.label) == ("add", "prefill")
+    placed.add("prefill-1")
+    world.cluster.roles.named(wanted, "prefill-1")
+    press(world, 2)
+    told = world.cluster.roles.describe(world.now)
+    assert told["changes"][0]["name"] == "prefill-1"
+    assert world.cluster.roles.snapshot(world.now).coming == ("prefill-1",)
+    world.add("prefill-1", "prefill", joined=True)
+    world.start("prefill-1")
+    assert world.cluster.roles.snapshot(world.now).coming == ()
+
+
+def test_what_drains_is_not_to_come_back():
+    world = arranged(bounds=(1, 4), p="prefill", d="decode")
+    world.cluster.roles.arrange(world.cluster.roles.arranger, placed=lambda: {"p", "d"})
+    world.cluster.drain("d", world.now)
+    assert world.cluster.roles.snapshot(world.now).coming == ()
+    world.cluster.lost("p", "its node is gone", world.now)
+    assert world.cluster.roles.snapshot(world.now).coming == ("p",)
+
+
 def test_what_is_counted_of_a_request():
     world = arranged(p="prefill", d1="decode")
     traffic = world.cluster.table.traffic

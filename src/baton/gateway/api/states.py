@@ -157,7 +157,7 @@ class ArrangingChange(Struct, forbid_unknown_fields=True):
 
 
 class Arranging(Struct, forbid_unknown_fields=True):
-    """What --auto-labels has decided."""
+    """What --auto-labels and --autoscale have decided."""
 
     slo: str
     labels: bool
@@ -189,7 +189,7 @@ class Instances(Struct):
     instances: list[Instance]
     unplaced: list[Unplaced]
     arranging: Arranging | None
-    """None: without --auto-labels."""
+    """None: without --auto-labels and --autoscale."""
     slo: str
     """What is promised, as --slo says it; empty: nothing."""
     traffic: ClusterTraffic

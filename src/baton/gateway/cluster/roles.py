@@ -4,7 +4,8 @@ It looks when an instance reports (`Load`), at most once in `look_s`, so a clust
 nothing; only one with more instances than it must have is looked at once a minute, until it has as few.
 Of several gateways the one that leads decides (`Cluster.leads`); its order holds only if nobody has changed
 the instance since it was decided, and the next decision waits until the engine has answered.
-Labels and draining are done here; that an instance is to be added or ended is for the shell (`take_wanted`).
+Labels and draining are done here; that an instance is to be added or ended is for the shell (`take_wanted`,
+`launch/placing/scaling.py`).
 """
 
 from __future__ import annotations
@@ -124,6 +125,12 @@ class Roles:
         """Instances that are to be added, or to be ended when they have drained; each once."""
         wanted, self._wanted = self._wanted, []
         return wanted
+
+    def named(self, change: Change, name: str) -> None:
+        """The instance that `take_wanted` said is to be added has this name."""
+        log.info("%s: it will be %s", change, name)
+        if self.arranger is not None and self.arranger.pending == change:
+            self.arranger.named(name)
 
     def next_deadline(self) -> float | None:
         """When to look although nobody reports."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from baton.gateway.arranging.slo import read_slo
+from baton.gateway.arranging.slo import read_bounds, read_slo
 from baton.launch.options.flag import Options, flag
 
 
@@ -21,8 +21,16 @@ class ArrangingOptions(Options):
     slo: str | None = flag(
         None,
         "What clients are promised, in milliseconds: the time to the first token, and the mean time between "
-        "tokens. For --auto-labels and `baton scale`.",
+        "tokens. For --auto-labels, --autoscale and `baton scale`.",
         metavar='"ttft:500 itl:50"',
         unset="nothing: only queues and room count",
         check=lambda text: text is None or read_slo(text),
+    )
+    autoscale: str | None = flag(
+        None,
+        "Let the server have more instances started, and drain some, within these bounds, as the load "
+        "changes. Needs --ray; where instances are started otherwise, `baton scale` says the same as advice.",
+        metavar="MIN:MAX",
+        unset="their number stays",
+        check=lambda text: text is None or read_bounds(text),
     )

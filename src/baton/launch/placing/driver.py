@@ -1,7 +1,8 @@
 """Ray's driver, in a process of its own: `python -m baton.launch.placing.driver`, which the server starts.
 
-The server's process does not import Ray, whose threads and crashes stay here.  The first line on stdin is a
-`Placing`.  What follows, or its end (the server died), ends all instances; if this process is killed too, the
+The server's process does not import Ray, whose threads and crashes stay here.  Each line on stdin is a whole
+`Placing`: what is to be there from now on.  An instance that a later one does not name drains beside the loop
+and is taken away.  The end of stdin (the server ends, or died) ends all; if this process is killed too, the
 next one with the same cluster name ends them before it places its own (`gang.py`: what Ray has of each).
 
 Most calls of Ray have no timeout, and some wait for ever for a cluster that is gone.  So each stands in a
@@ -17,13 +18,13 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from baton.launch.placing.gang import Gang, stop, table, take_away
+from baton.launch.placing.gang import Gang, Group, Leaving, stop, table, take_away
 from baton.launch.placing.spec import Placing, Report, Standing
 
 NAMESPACE = "baton"
@@ -40,10 +41,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the server's affair
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what Ray prints is no report
-    placing = msgspec.json.decode(sys.stdin.buffer.readline(), type=Placing)
+    lines = _Lines(sys.stdin.fileno())
     code = 0
     try:
-        run(placing, out.write)
+        run(lines, out.write)
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
         out.write(msgspec.json.encode(Report(error=text[:500])) + b"\n")
@@ -62,10 +63,37 @@ def within(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def run(placing: Placing, write: Any) -> None:
-    """Until stdin says something or ends.  Raises what Ray raises when it cannot be reached: then instances
-    that were placed stay, for the next driver."""
+class _Lines:
+    """What comes from the server."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+        self.ended = False
+
+    def first(self) -> Placing:
+        while (found := self.newest(None)) is None and not self.ended:
+            pass
+        if found is None:
+            raise EOFError("the server ended before it said what to place")
+        return found
+
+    def newest(self, seconds: float | None) -> Placing | None:
+        """The last whole line that has come within so long; None: none."""
+        if not select.select([self._descriptor], [], [], seconds)[0]:
+            return None
+        data = os.read(self._descriptor, 1 << 20)
+        self.ended = not data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return msgspec.json.decode(lines[-1], type=Placing) if lines else None
+
+
+def run(lines: _Lines, write: Any) -> None:
+    """Until stdin ends.  Raises what Ray raises when it cannot be reached: then instances that were placed
+    stay, for the next driver."""
     import ray
+
+    placing = lines.first()
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -79,10 +107,12 @@ def run(placing: Placing, write: Any) -> None:
         if swept:
             report(note=f"ended what an earlier server left in Ray: {', '.join(swept)}")
     gangs = {one.name: Gang(placing, one) for one in placing.instances}
+    leaving: list[Leaving] = []
     if placing.adopt:
         with within(placing.patience_s):
             groups, actors = table()
             found = [name for name, gang in gangs.items() if gang.find(groups, actors, time.monotonic())]
+            leaving = _leave(placing, _unwanted(placing, groups, actors), groups, actors)
         report(note=f"Ray answers again; still there: {', '.join(found) or 'no instance'}")
     told: tuple[Standing, ...] | None = None
     while True:
@@ -92,14 +122,41 @@ def run(placing: Placing, write: Any) -> None:
                 if why := gang.turn(groups, actors, time.monotonic()):
                     report(note=f"{name} is lost and placed anew: {why}")
             standing = tuple(gang.standing(groups) for gang in gangs.values())
+            leaving = [one for one in leaving if not one.over(groups, time.monotonic())]
         if standing != told:
             told = standing
             report(instances=standing)
-        if select.select([sys.stdin], [], [], _LOOK_S)[0]:
+        wanted = lines.newest(_LOOK_S)
+        if lines.ended:
             break
+        if wanted is not None:
+            placing = wanted
+            names = {one.name for one in placing.instances}
+            gone = [gangs.pop(name).name for name in list(gangs) if name not in names]
+            gangs |= {one.name: Gang(placing, one) for one in placing.instances if one.name not in gangs}
+            with within(placing.patience_s):
+                leaving += _leave(placing, gone, *table())
     _end(placing, placing.stop_after_s, placing.patience_s)
     with within(_SOON_S):
         ray.shutdown()
+
+
+def _unwanted(placing: Placing, groups: Mapping[str, Group], actors: Collection[str]) -> list[str]:
+    """Instances that are there under this cluster's name and are not to be, as `Gang.name`."""
+    wanted = {f"{placing.cluster}-{one.name}" for one in placing.instances}
+    there = {name.partition("/")[0] for name in (*groups, *actors)}
+    return sorted(name for name in there - wanted if name.startswith(f"{placing.cluster}-"))
+
+
+def _leave(
+    placing: Placing, names: Iterable[str], groups: Mapping[str, Group], actors: Collection[str]
+) -> list[Leaving]:
+    """These drain from now on."""
+    until = time.monotonic() + placing.stop_after_s
+    return [
+        Leaving(name, actors, runs=groups.get(name, {}).get("state") == "CREATED", until=until)
+        for name in names
+    ]
 
 
 def _end(placing: Placing, seconds: float, patience_s: float) -> list[str]:

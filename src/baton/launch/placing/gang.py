@@ -146,6 +146,27 @@ class Gang:
         take_away(self._mine(actors), [self.name] if self.name in groups else [])
 
 
+class Leaving:
+    """What Ray has of an instance that is not wanted any more: it drains, and is taken away then."""
+
+    def __init__(self, name: str, actors: Collection[str], *, runs: bool, until: float) -> None:
+        """`name`: as `Gang.name`.  `runs`: it has its resources, so there is something to drain."""
+        self._name = name
+        self._actors = [one for one in actors if one == name or one.startswith(f"{name}/")]
+        # (Relays end with their leader.)
+        self._stopped = [actor.stop.remote() for actor in _actors([name])] if runs else []
+        self._until = until if self._stopped else 0.0
+
+    def over(self, groups: Mapping[str, Group], now: float) -> bool:
+        """Takes it away once it has drained, or its time is over; whether that is so."""
+        import ray
+
+        if now < self._until and not ray.wait(self._stopped, timeout=0)[0]:
+            return False
+        take_away(self._actors, [self._name] if self._name in groups else [])
+        return True
+
+
 def needs_of(placing: Placing) -> dict[str, float]:
     """Of each host of an instance, as Ray counts it."""
     needs = {"CPU": placing.cpus, "GPU": placing.gpus, "memory": float(placing.memory)}

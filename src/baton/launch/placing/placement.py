@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import itertools
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from baton.gateway.cluster.member import Label
 from baton.launch.cluster_options import is_loopback
 from baton.launch.instances.supervisor import InstanceFailed
 from baton.launch.limits import OptionError
@@ -106,8 +108,29 @@ class Placement:
         self._placing = placing
         self._away = ""
         """Why nothing is known of Ray, after it had been reached."""
+        self._pipe: asyncio.StreamWriter | None = None
+        """To the driver, while there is one."""
+        self._names = {one.name for one in placing.instances}
+        """That any instance ever had: they are not used again."""
         self.standing: tuple[Standing, ...] = ()
         """How the instances stand with Ray, as last told."""
+
+    @property
+    def names(self) -> set[str]:
+        """Of the instances that are to be there."""
+        return {one.name for one in self._placing.instances}
+
+    def add(self, label: Label) -> str:
+        """One more instance is to be there; returns its name."""
+        number = next(number for number in itertools.count() if f"{label}-{number}" not in self._names)
+        placed = Placed(f"{label}-{number}", label)
+        self._names.add(placed.name)
+        self._want((*self._placing.instances, placed))
+        return placed.name
+
+    def remove(self, name: str) -> None:
+        """It is not to be there any more: it drains, and Ray gets its resources back."""
+        self._want(tuple(one for one in self._placing.instances if one.name != name))
 
     def describe(self) -> list[dict[str, Any]]:
         """Those that have no node, or of which nothing is known, for `/cluster/instances`."""
@@ -122,6 +145,11 @@ class Placement:
             for one in self.standing
             if self._away or one.state != "placed"
         ]
+
+    def _want(self, instances: tuple[Placed, ...]) -> None:
+        self._placing = msgspec.structs.replace(self._placing, instances=instances)
+        if self._pipe is not None:
+            self._pipe.write(msgspec.json.encode(self._placing) + b"\n")
 
     async def run(self) -> None:
         """Until cancelled; then the instances drain and end.  Raises `InstanceFailed` if Ray cannot be
@@ -156,7 +184,8 @@ class Placement:
         )
         assert driver.stdin is not None
         assert driver.stdout is not None
-        driver.stdin.write(msgspec.json.encode(self._placing) + b"\n")
+        self._pipe = driver.stdin
+        self._want(self._placing.instances)
         why = ""
         try:
             while line := await driver.stdout.readline():
@@ -165,6 +194,7 @@ class Placement:
                 self._read(report)
             code = await driver.wait()
         finally:
+            self._pipe = None
             driver.stdin.close()
             if driver.returncode is None:
                 await self._end(driver)

@@ -17,7 +17,8 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Placing(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line to the driver; a second one, or the end of the pipe, ends everything that it placed."""
+    """A line to the driver: what is to be there from now on.  Of later lines only `instances` differ.  The
+    end of the pipe ends everything that it placed."""
 
     address: str
     """Of Ray: "local" starts one, "auto" finds the machine's, HOST:PORT."""
