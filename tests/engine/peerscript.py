@@ -119,12 +119,18 @@ class PeerScript:
             self.core.scheduler.ledger.check()
 
     def submit(
-        self, number: int, *decoders: str, prompt=range(1, 11), max_tokens: int = 8, **changes
+        self,
+        number: int,
+        *decoders: str,
+        prompt=range(1, 11),
+        max_tokens: int = 8,
+        sampling: Sampling = SAMPLING,
+        **changes,
     ) -> None:
         targets = tuple(introduce(name, f"ipc://{name}", "me", number) for name in decoders)
         stopping = Stopping(max_tokens=max_tokens)
         prompt = pack_int32(prompt)
-        self.tell(Submit(number, f"r{number}", prompt, SAMPLING, stopping, decoders=targets, **changes))
+        self.tell(Submit(number, f"r{number}", prompt, sampling, stopping, decoders=targets, **changes))
 
     def prefilled(self, admit: Admit, computed: int) -> None:
         """A step computed a chunk."""

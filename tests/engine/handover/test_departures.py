@@ -31,6 +31,7 @@ from baton.protocol.requests import Cancel as GatewayCancel
 from baton.protocol.requests import Query
 from baton.protocol.rules.fair_queue import Flow
 from baton.protocol.rules.silence import LOOKS, MAX_VOIDS
+from baton.protocol.sampling import LISTED_LOGPROBS, Sampling
 from tests.engine.peerscript import LEASE_S, PeerScript
 
 
@@ -128,10 +129,14 @@ def test_a_first_token_that_ends_the_request_ends_it_here(reason):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"max_tokens": 1}, {"generated": pack_int32([5] * 7)}],
-    ids=["one token", "one token is left"],
+    [
+        {"max_tokens": 1},
+        {"generated": pack_int32([5] * 7)},
+        {"sampling": Sampling(seed=0, logprobs=LISTED_LOGPROBS + 1)},
+    ],
+    ids=["one token", "one token is left", "more log-probabilities than a message should hold"],
 )
-def test_what_ends_with_its_first_token_asks_nobody(changes):
+def test_what_cannot_be_handed_over_asks_nobody(changes):
     p = PeerScript()
     p.submit(1, "d", **changes)
     assert p.take() == []

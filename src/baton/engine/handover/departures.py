@@ -77,6 +77,7 @@ from baton.protocol.handover import (
 )
 from baton.protocol.requests import Target
 from baton.protocol.rules.fair_queue import FairLine
+from baton.protocol.sampling import LISTED_LOGPROBS
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +136,7 @@ class Departures:
             or self._source() is None
             or self._scheduler.draining
             or request.pools
+            or (request.sampling.logprobs or 0) > LISTED_LOGPROBS  # (a message holds few of those)
             or request.wants_prompt_logprobs  # they would have to come from here, in order with the tokens
             or request.stopping.max_tokens - request.num_generated < 2  # the first token is the last
         ):
