@@ -88,6 +88,24 @@ def test_serve_keeps_a_status_line_below_its_log() -> None:
         screen.close()
 
 
+def test_serve_starts_several_instances_tidily() -> None:
+    """What they have in common is said once, what only who debugs wants to know is not, and nothing is wider
+    than the terminal."""
+    screen = Screen("serve", "--port", "0", "--prefill", "1", "--decode", "1", "--dtype", "float32")
+    try:
+        begin = screen.expect(r"loads baton-tiny.*(?=\r\x1b\[Kidle)")[0]
+        for name in ("prefill-0", "decode-0"):
+            assert re.search(rf"  {name} +ready, [0-9,]+ tokens of KV cache\r\n", begin)
+        assert begin.count("  running   torch") == 1
+        assert " INFO " not in begin
+        lines = re.split(r"\r\n|\r\x1b\[K|\r", begin)
+        assert max(map(len, lines)) < 120
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.process.wait(DEADLINE_S) == 0
+    finally:
+        screen.close()
+
+
 def test_top_shows_a_server_and_finds_it_again() -> None:
     with Server(*SIMULATED, "--admin-key", "sesame") as server:
         server.wait_ready()

@@ -245,7 +245,7 @@ class EngineCore(Counting):
         if outbox is not None:
             # (Requests that the gateway cancelled itself before it left are not counted.)
             alive = sum(request.state is not State.ABORTING for request in outbox.requests.values())
-            level = logging.WARNING if alive else logging.INFO
+            level = logging.WARNING if alive else logging.DEBUG
             self._buffer.commands += self._controls.gateway_lost(outbox)
             self._announced.left(outbox)
             log.log(level, "gateway %s is gone; cancelling its %d requests", outbox, alive)

@@ -62,6 +62,7 @@ from baton.model.loader import (
     load_weights,
 )
 from baton.model.sampling.logprobs import token_logprobs
+from baton.observe.logs import unless_shown
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.transfer.base import PoolView
@@ -163,8 +164,9 @@ class TorchExecutor:
         pool = KvPool(num_blocks, *sizes, backend.pool_dtype, device)
         backend.bind(pool.tensor)
         executor = cls(config, model_config, model, backend, parallel, pool, device, memory)
+        memory.say(config.name, "warming up")
         executor._warm_up(config)
-        logger.info("rank %d: %s", rank, executor.info.detail)
+        logger.log(unless_shown(logging.INFO), "rank %d: %s", rank, executor.info.detail)
         return executor
 
     @property

@@ -1,9 +1,12 @@
-"""A few lines for the person who started a server."""
+"""A few lines for the person who started a server; on a terminal not wider than it, and nothing twice."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 
@@ -14,6 +17,8 @@ from baton.launch.plan import ServerPlan
 from baton.observe.logs import erasing
 from baton.observe.memory import Memory, memory_of_all, sum_of
 from baton.version import __version__
+
+_INDENT = " " * 12
 
 
 async def announce(
@@ -38,7 +43,11 @@ async def announce(
         f"  model     {plan.served.name} ({plan.architecture}), {plan.served.dtype or config.dtype}, "
         f"{config.max_model_len:,} tokens of context"
     )
-    await asyncio.gather(*(_announce_instance(link, named=len(mine) > 1) for link in mine))
+    details: dict[str, list[str]] = {}
+    await asyncio.gather(*(_announce_instance(link, len(mine) > 1, details) for link in mine))
+    for detail, names in details.items():
+        whose = "" if len(details) == 1 else f"{', '.join(names)}: "
+        say(f"  running   {whose}{detail}")
     await client.ready()
     took = time.monotonic() - started
     say(
@@ -47,13 +56,21 @@ async def announce(
     )
 
 
-async def _announce_instance(link: InstanceClient, *, named: bool) -> None:
+_ITS_OWN = re.compile(r", (?:made here|shared|from the weight cache)(?=\))|KV \d+ MB(?: \([^)]*\))?,? ?")
+"""In what instances say: who has made their weights, and the size of the pool, which the line before has."""
+
+
+async def _announce_instance(link: InstanceClient, named: bool, details: dict[str, list[str]]) -> None:
+    """On a terminal, what several instances say of themselves goes into `details`, with their names."""
     try:
         welcome = await link.ready()
     except ApiError:
         return  # its supervisor says why
     tokens = welcome.num_blocks * welcome.block_size
-    if named:
+    if named and erasing():
+        say(f"  {link.name:<9} ready, {tokens:,} tokens of KV cache")
+        details.setdefault(_ITS_OWN.sub("", welcome.detail), []).append(link.name)
+    elif named:
         say(f"  {link.name:<9} {tokens:,} tokens of KV cache; {welcome.detail}")
     else:
         say(
@@ -82,6 +99,17 @@ def _parts(memory: Memory) -> str:
     return f"{memory.pss / 1e6:.0f} MB: {', '.join(parts)}, private {memory.private / 1e6:.0f}"
 
 
+def _filled(line: str, width: int) -> str:
+    """Addresses and names stay in one piece."""
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=_INDENT)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.fill(line)
+
+
 def say(*lines: str) -> None:
-    sys.stdout.write(erasing() + "\n".join(lines) + "\n")
+    text = "\n".join(lines)
+    if erasing():
+        width = max(40, shutil.get_terminal_size().columns - 1)
+        text = "\n".join(_filled(line, width) for line in lines)
+    sys.stdout.write(f"{erasing()}{text}\n")
     sys.stdout.flush()

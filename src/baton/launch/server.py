@@ -311,6 +311,9 @@ async def _end_requests(
 ) -> None:
     """Once the server stops: what still runs after `timeout_s` gets a clear error."""
     await stopping.wait()
+    if client.in_flight:
+        said = "stopping: %d sequences have %g s to end; another signal ends them now"
+        log.info(said, client.in_flight, timeout_s)
     client.cluster.renew_no_more()  # instances that joined cannot register any more; their requests go on
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(impatient.wait(), timeout_s)

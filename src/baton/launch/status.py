@@ -1,11 +1,13 @@
-"""The last line of `baton serve` on a terminal: what runs and waits, tokens a second, KV use, instances.
+"""The last line of `baton serve` on a terminal: while instances start how far each is, then what runs and
+waits, tokens a second, KV use, instances.
 
-It is written over once a second while requests run, once when they have ended, and when an instance changes;
-in between nothing wakes up.  The cursor stands at its beginning, so whatever any process of the server writes
-next begins there too: lines of the log erase it first (`ERASE`), and the next look draws it below them; after
-a line of the log that comes while nothing runs it is drawn with the next change.  That the lines erase it is
-told to all processes by the variable `SHOWN`, which the command sets before it starts any.  Without a
-terminal, or with another log format than text, there is no such line.
+It is written over some times a second while instances start, once a second while requests run, once when
+they have ended, and when an instance changes; in between nothing wakes up.  The cursor stands at its
+beginning, so whatever any process of the server writes next begins there too: lines of the log erase it first
+(`ERASE`), and the next look draws it below them; after a line of the log that comes while nothing runs it is
+drawn with the next change.  That the lines erase it is told to all processes by the variable `SHOWN`, which
+the command sets before it starts any.  Without a terminal, or with another log format than text, there is no
+such line.
 """
 
 from __future__ import annotations
@@ -19,9 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from baton.gateway.instances.client import ClusterClient
+from baton.launch.instances.image_server import loading
 from baton.observe.logs import ERASE, SHOWN
 
 EVERY_S = 1.0
+STARTING_S = 0.25
+"""Between two looks while instances start."""
+_BAR = 10
 
 
 def begin(log_format: str) -> None:
@@ -35,12 +41,17 @@ def begin(log_format: str) -> None:
 async def show(
     client: ClusterClient, totals: Callable[[], Mapping[str, int]], announced: asyncio.Task[None]
 ) -> None:
-    """From the end of `announced` until it is cancelled.  `totals`: of the gateway's metrics."""
+    """Until it is cancelled; `announced` ends when requests are served.  `totals`: of the gateway."""
     if SHOWN not in os.environ:
         return
-    await asyncio.wait((announced,))
-    last, tokens, shown = time.monotonic(), 0, ""
     try:
+        began = time.monotonic()
+        while not announced.done():
+            mine = [(link.name, link.state == "ready") for link in client.instances.values()]
+            far = {name: loading(name) for name, ready in mine if not ready}
+            _write(starting(far, len(mine), time.monotonic() - began))
+            await asyncio.wait((announced,), timeout=STARTING_S)
+        last, tokens, shown = time.monotonic(), 0, ""
         while True:
             instances = client.describe()
             now, generated = time.monotonic(), totals()["generated_tokens"]
@@ -59,6 +70,29 @@ async def show(
     finally:
         sys.stderr.write(ERASE)
         sys.stderr.flush()
+
+
+def starting(far: Mapping[str, str], instances: int, seconds: float) -> str:
+    """`far`: of those that are not ready, how far each is, "" if it has not said; `instances`: all."""
+    parts = [f"{seconds:.0f} s"]
+    if instances == 1:
+        parts += [_phase(what, 2 * _BAR, "loading ", tell_all=True) for what in far.values()]
+        return " · ".join(parts)
+    where: dict[str, list[str]] = {}
+    for name, what in far.items():
+        where.setdefault(_phase(what, _BAR), []).append(name)
+    parts.append(f"{instances - len(far)} of {instances} instances ready")
+    parts += [f"{names[0] if len(names) == 1 else len(names)} {phase}" for phase, names in where.items()]
+    return " · ".join(parts)
+
+
+def _phase(what: str, bar: int, verb: str = "", *, tell_all: bool = False) -> str:
+    """`what`: as a worker says it, "62 % (its layer)" while it loads."""
+    percent, sign, rest = what.partition(" %")
+    if not sign or not percent.isdigit():
+        return what or "starting"
+    done = round(bar * int(percent) / 100)
+    return f"{verb}{'█' * done}{'░' * (bar - done)} {percent} %{rest if tell_all else ''}"
 
 
 def line(instances: Sequence[Mapping[str, Any]], rate: float, ended: int) -> str:

@@ -78,6 +78,12 @@ def erasing() -> str:
     return ERASE if SHOWN in os.environ else ""
 
 
+def unless_shown(level: int) -> int:
+    """For what processes say when they start, and leave in peace: where a status line shows the same, it is
+    for who debugs."""
+    return logging.DEBUG if SHOWN in os.environ else level
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line."""
 

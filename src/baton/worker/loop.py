@@ -32,6 +32,7 @@ from baton.executor.base import ControlRefused, Executor, OnLayers, StepBatch
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.process import wait_any
 from baton.ipc.ring import RETRY_S, RingWriter
+from baton.observe.logs import unless_shown
 from baton.protocol.commands import Admit, Command, Control, DropFetch, Fetch
 from baton.protocol.reports import (
     REPORTS,
@@ -113,7 +114,12 @@ class WorkerLoop:
         """Until a `shutdown` command or `leave`.  Exceptions are the caller's."""
         while not self._leaving and not self.slots.shutdown:
             self.run_once()
-        log.info("leaving after %d steps, %d slots open", self.steps, len(self.slots.open_slots()))
+        log.log(
+            unless_shown(logging.INFO),
+            "leaving after %d steps, %d slots open",
+            self.steps,
+            len(self.slots.open_slots()),
+        )
 
     def leave(self) -> None:
         """Ends `run` after the round under way; may be called from a signal handler."""

@@ -32,7 +32,7 @@ from baton.ipc.locked import LockedRingWriter
 from baton.ipc.process import ParentGone, die_with_parent, open_pidfd, process_age_s
 from baton.ipc.ring import RingReader
 from baton.ipc.ticket import PeerDied, TicketReader, TicketWriter
-from baton.observe.logs import configure_logging
+from baton.observe.logs import configure_logging, unless_shown
 from baton.protocol.reports import REPORTS, ControlDone, Fetched, StrangersRefused, WorkerFailed, WorkerReady
 from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets
 from baton.transfer.service import TransferService
@@ -100,7 +100,8 @@ class Worker:
                     detail=info.detail,
                 )
             )
-            log.info(
+            log.log(
+                unless_shown(logging.INFO),
                 "started in %.2f s: interpreter %.2f, imports %.2f, model and KV pool %.2f",
                 process_age_s(),
                 began_s,

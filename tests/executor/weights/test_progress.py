@@ -12,6 +12,7 @@ import pytest
 
 from baton.executor.weights import images
 from baton.executor.weights.progress import LoadProgress
+from baton.observe.logs import SHOWN
 from tests.executor.weights.test_images import make
 from tests.model.checkpoints import make_checkpoint
 
@@ -81,6 +82,24 @@ def test_who_waits_is_told_once_a_second(clock: Clock) -> None:
         progress(f"layer {layer}", layer / 8)
         clock.now += 0.5
     assert told == ["0 % (layer 0)", "25 % (layer 2)", "50 % (layer 4)", "75 % (layer 6)"]
+
+
+def test_where_a_status_line_shows_it_there_is_nothing_else(
+    clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless nobody can be told."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv(SHOWN, "1")
+    told: list[str] = []
+    for tell in (told.append, None):
+        terminal = Terminal()
+        progress = LoadProgress(10**9, stream=terminal, clock=clock, tell=tell)
+        clock.now += 20
+        progress("layer 1", 0.5)
+        progress.close()
+        assert terminal.getvalue() == ""
+        assert len(caplog.records) == (tell is None)
+    assert told == ["50 % (layer 1)"]
 
 
 def test_what_is_quick_shows_nothing(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:

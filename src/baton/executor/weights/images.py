@@ -30,6 +30,7 @@ from baton.model.cpu.linear import serves
 from baton.model.layers.packed import Weights
 from baton.model.weights.image import ImageError, ImageReader, ImageWriter
 from baton.model.weights.store import PrivateStore, WeightStore
+from baton.observe.logs import unless_shown
 from baton.protocol.config import InstanceConfig
 from baton.version import __version__
 
@@ -99,10 +100,15 @@ class WeightMemory:
             self._client.close()
             self._client = None
 
-    def teller(self, instance: str) -> Callable[[str], None]:
-        """Tells who started this worker how far it is.  (It does not refer to this memory: that would be a
-        circle, which keeps the image until the garbage collector comes.)"""
-        return partial(self._client.doing, instance) if self._client is not None else lambda far: None
+    def teller(self, instance: str) -> Callable[[str], None] | None:
+        """Tells who started this worker how far it is; None if there is nobody.  (It does not refer to this
+        memory: that would be a circle, which keeps the image until the garbage collector comes.)"""
+        return partial(self._client.doing, instance) if self._client is not None else None
+
+    def say(self, instance: str, what: str) -> None:
+        """Tells who started this worker what it does."""
+        if self._client is not None:
+            self._client.doing(instance, what)
 
     def told(self) -> str:
         """For the banner."""
@@ -202,7 +208,7 @@ def _ask(
         client: ImageClient | None = None
         try:
             client = ImageClient(config.weight_images)
-            return client, *client.ask(key, place, timeout_s, _say_waiting)
+            return client, *client.ask(key, place, timeout_s, partial(_say_waiting, client, config.name))
         except TimeoutError:
             if client is not None:
                 client.close()
@@ -217,8 +223,9 @@ def _ask(
     return None, True, os.memfd_create("baton-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
-def _say_waiting() -> None:
-    log.info("another worker makes the weight image; waiting for it")
+def _say_waiting(client: ImageClient, instance: str) -> None:
+    client.doing(instance, "waiting for the weights")
+    log.log(unless_shown(logging.INFO), "another worker makes the weight image; waiting for it")
 
 
 def _identity(

@@ -1,7 +1,8 @@
 """How far loading is: a bar on a terminal, a line every few seconds elsewhere; nothing if it is quick.
 
 The bar is tqdm's, which many programs of this kind show, and which leaves a terminal as it was when its
-process is killed.  With several ranks the first speaks for all: they read the same files at the same rate.
+process is killed.  Where `baton serve` keeps a status line there is neither: it shows what `tell` said.
+With several ranks the first speaks for all: they read the same files at the same rate.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO
+
+from baton.observe.logs import SHOWN
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +35,14 @@ class LoadProgress:
         *,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
-        tell: Callable[[str], None] = lambda far: None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         """`total_bytes`: of the checkpoint's files.  `stream`: stderr.  `tell`: called once a second at most
         with how far it is, for who waits for this process."""
         self._total = total_bytes
         self._stream = sys.stderr if stream is None else stream
-        self._on_terminal = _is_terminal(self._stream)
+        self._shown = SHOWN in os.environ and tell is not None
+        self._on_terminal = _is_terminal(self._stream) and SHOWN not in os.environ
         self._tell = tell
         self._told: float | None = None
         self._clock = clock
@@ -49,13 +53,13 @@ class LoadProgress:
         """`what` has been packed: so much of the whole is done."""
         now = self._clock()
         done = int(self._total * fraction)
-        if self._told is None or now - self._told >= _QUIET_S:
+        if self._tell is not None and (self._told is None or now - self._told >= _QUIET_S):
             self._told = now
             self._tell(f"{100 * fraction:.0f} % ({what})")
         if self._on_terminal:
             if now - self._began >= _QUIET_S:
                 self._draw(what, done)
-        elif now - self._spoke >= _LINE_S:
+        elif not self._shown and now - self._spoke >= _LINE_S:
             self._spoke = now
             rate = done / (now - self._began)
             log.info(

@@ -231,7 +231,7 @@ class Supervisor:
                 await self._stop()
                 return 0.0, (
                     f"not ready after {self._config.startup_timeout_s:g} s (--startup-timeout); "
-                    + (f"loading was at {far}; " if far else "")
+                    + (f"{'loading was at' if far[0].isdigit() else 'it was'} {far}; " if far else "")
                     + "raise it if loading the model takes longer"
                 )
             if not died.done() or died.result() >= 0:

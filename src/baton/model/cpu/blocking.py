@@ -28,6 +28,7 @@ import torch
 
 from baton.model.cpu.library import Native, made_of, native
 from baton.model.cpu.linear import NativeProduct, serves
+from baton.observe.logs import unless_shown
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,8 @@ def use(*, measure: bool, path: Path | None = None) -> Blocking:
         begin = time.monotonic()
         found = measured(library)
         _write(path, _Kept(machine, found))
-        log.info("products are cut as measured in %.2f s: %s", time.monotonic() - begin, found)
+        took = time.monotonic() - begin
+        log.log(unless_shown(logging.INFO), "products are cut as measured in %.2f s: %s", took, found)
     chosen = found or DEFAULT
     library.use_blocking(chosen.chunk, chosen.item, chosen.ahead)
     return chosen
