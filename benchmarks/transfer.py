@@ -8,8 +8,9 @@
   on the other.  "Best" compares the fastest of each: what else the machine does adds to both, but not evenly.
 * `tcp+secret`: the same with the pages encrypted, as between members of a cluster.  Beside it what one core's
   AES-256-GCM does, which is the most that encryption leaves: by `openssl speed` (the system's, records of
-  16 KiB), and by the package that seals the records.  "A CPU second" of the reader and of the source moves
-  so much: on a busy machine that says more than the time ("–": too little to tell).
+  16 KiB), and by the package that seals the records; and the most that TCP and it leave together.  "A CPU
+  second" of the reader and of the source moves so much: on a busy machine that says more than the time
+  ("–": too little to tell).
 * Slowdown: two worker groups (real processes, simulated executor) decode; in turns, D fetches from P, or not.
   With "host-bound" steps the loop computes all the time, with "device" steps it sleeps as if for an
   accelerator.
@@ -405,13 +406,25 @@ def aes() -> dict[str, float]:
 
 
 def show_aes(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """And which part of it pages reach that are encrypted: in a second of the reader's processor."""
+    """And which part of it pages reach that are encrypted, in a second of the reader's processor.
+
+    Beside it the most that can be reached: the kernel copies each byte on its way, which costs what pages in
+    clear cost, and the same processor then opens it (or sealed it before)."""
     found = aes()
+    clear = {row["mib"]: row["gb_cpu_s"] for row in rows if row["transport"] == "tcp"}
+    rows = [row for row in rows if row["transport"] == ENCRYPTED]
     table = Table("AES-256-GCM, one core", ["of", "GB/s", *(f"{row['mib']} MiB" for row in rows)])
     for name, bytes_s in found.items():
         reached = (row["gb_cpu_s"][0] for row in rows)
         shares = (f"{100e9 * one / bytes_s:.0f} %" if one else "–" for one in reached)
         table.row(name, f"{bytes_s / 1e9:.2f}", *shares)
+    for end, (side, name) in enumerate((("reader", "open"), ("source", "seal"))):
+        shares = []
+        for row in rows:
+            ours, theirs = row["gb_cpu_s"][end], clear[row["mib"]][end]
+            most = 1 / (1 / theirs + 1e9 / found[name]) if theirs else 0.0
+            shares.append(f"{100 * ours / most:.0f} % of {most:.2f}" if ours and most else "–")
+        table.row(f"TCP in clear, then {name} ({side})", "", *shares)
     table.print()
     return found
 
@@ -449,7 +462,7 @@ def main() -> None:
     result: dict[str, Any] = {"machine": facts}
     if arguments.only != "slowdown":
         rows = result["bandwidth"] = show_bandwidth(6 if arguments.quick else 40)
-        result["aes"] = show_aes([row for row in rows if row["transport"] == ENCRYPTED])
+        result["aes"] = show_aes(rows)
     if arguments.only != "bandwidth":
         result["slowdown"] = show_slowdown(*((2, 0.5) if arguments.quick else (6, 1.0)))
     write_json(arguments.out, result)

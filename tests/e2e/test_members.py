@@ -255,9 +255,9 @@ def test_garbage_and_silence_at_the_ports_disturb_nobody(pair: tuple[Server, Els
     assert any(f"pages: a connection from {HERE} is refused: " in line for line in server.warnings())
 
 
-def refusals(server: Server, at: str) -> float:
-    """Of the engine here, as they are counted for Prometheus."""
-    pattern = rf'^baton:cluster_refusals_total{{at="{at}",instance="prefill-0",.*}} (\S+)$'
+def refusals(server: Server, at: str, instance: str = "prefill-0") -> float:
+    """Of an engine, as they are counted for Prometheus."""
+    pattern = rf'^baton:cluster_refusals_total{{at="{at}",instance="{instance}",.*}} (\S+)$'
     (count,) = re.findall(pattern, server.http.get("/metrics").text, re.M)
     return float(count)
 
