@@ -77,7 +77,7 @@ def test_a_handed_over_request_is_told_as_the_log_tells_it(cluster: Server, coll
     for child, span in zip(children, trail.spans, strict=True):
         took_ms = (child.end_time_unix_nano - child.start_time_unix_nano) / 1e6
         assert took_ms == pytest.approx(span.end_ms - span.begin_ms, abs=0.01)
-    assert about["gen_ai.latency.e2e"] == pytest.approx(found.seconds, abs=1e-4)
+    assert about["gen_ai.latency.time_to_first_token"] == pytest.approx(found.first_token_s, abs=1e-4)
     (handover,) = [plain(child.attributes) for child in children if child.name == "handover"]
     fetched = [event.detail for event in trail.events if event.what == "fetched"]
     assert handover["baton.handover.bytes"] == sum(one["bytes"] for one in fetched) > 0

@@ -117,10 +117,10 @@ class Held:
     def samples(self, caller: Caller | None, trace_id: int, name: str, about: dict[str, Any]) -> str | None:
         return ""
 
-    def span(self, told: Traced, trace: Trace, span_id: int, *, root: bool) -> Any:
-        if told.attributes.get("baton.request.id") == "r13":
+    def spans(self, root: Traced, children: Sequence[Traced], trace: Trace, ids: Sequence[int]) -> list[Any]:
+        if root.attributes["baton.request.id"] == "r13":
             raise ValueError("a defect")
-        return told
+        return [root, *children]
 
     def send(self, spans: Sequence[Any]) -> bool:
         self.asked.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-PHASES = {"M", "X", "b", "e", "n", "C", "s", "f"}
+PHASES = {"M", "X", "b", "e", "n", "C", "s", "f", "i"}
 
 
 def check_trace(events: list[dict[str, Any]]) -> None:
@@ -21,7 +21,7 @@ def check_trace(events: list[dict[str, Any]]) -> None:
         if phase == "M":
             assert event["args"]["name"], event
             continue
-        assert event["ts"] > 0, event
+        assert event["ts"] >= 0, event
         assert ("process_name", event["pid"], 0) in named, event
         assert phase == "C" or ("thread_name", *place) in named, event
         if phase == "X":

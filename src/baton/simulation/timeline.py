@@ -1,4 +1,9 @@
-"""What happened in a run: a line an event for people, and Chrome trace JSON for Perfetto."""
+"""What happened in a run: a line an event for people, and a trace for Perfetto.
+
+The trace is the one of a real server (`observe/events/perfetto.py`), of the same notes of the same gateways
+and engines: where the time of each request went, on slots, wires and in queues.  Beside it each party has a
+track with the lines.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
+
+from baton.observe.events.perfetto import Chrome
+from baton.observe.events.story import Story
+from baton.simulation.events import Party
 
 
 @dataclass(slots=True)
@@ -28,6 +36,8 @@ class Timeline:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self.stories: list[tuple[Party, Story]] = []
+        """Those of requests that have ended, and their gateways."""
 
     def add(self, at: float, party: str, text: str, request: int | None, phase: str) -> None:
         self.entries.append(Entry(at, party, text, request, phase))
@@ -50,22 +60,14 @@ class Timeline:
         return "\n".join(lines if last is None else lines[-last:])
 
     def chrome_trace(self) -> bytes:
-        """Chrome's trace event format: a row a party, a span a request."""
-        parties = {
-            party: number for number, party in enumerate(dict.fromkeys(e.party for e in self.entries), 1)
-        }
-        events: list[dict[str, Any]] = [
-            {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": party}}
-            for party, number in parties.items()
-        ]
+        """Chrome's trace event format, on virtual time."""
+        trace = Chrome()
+        for gateway, story in self.stories:
+            end = story.arrived if story.ended is None else story.ended
+            trace.stories([story], end, gateway.name, gateway.global_time)
         for entry in self.entries:
-            common = {"pid": 1, "tid": parties[entry.party], "ts": round(entry.at * 1e6, 3)}
-            name = entry.text.split("(")[0][:60]
-            events.append({"name": name, "ph": "i", "s": "t", "args": {"what": entry.text}, **common})
-            if entry.request is not None and entry.phase in "be":
-                span = {"name": f"request {entry.request}", "cat": "request", "id": entry.request}
-                events.append({**span, "ph": entry.phase, **common})
-        return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
+            trace.instant(entry.party, entry.at, entry.text.split("(")[0][:60], {"what": entry.text})
+        return msgspec.json.encode(trace.made())
 
     def write_chrome_trace(self, path: Path) -> None:
         path.write_bytes(self.chrome_trace())

@@ -15,7 +15,7 @@ request at a time; whatever can overlap has a row of its own ("async" events).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from baton.observe.events.spans import GATEWAY, Span, events, spans
@@ -26,6 +26,9 @@ from baton.protocol.notes import described
 _RANK = 2
 _SLOT = 100
 """Thread ids of ranks and of slots begin here; 1 is the rest."""
+
+
+Clock = Callable[[float], float]
 
 
 class Load(NamedTuple):
@@ -57,12 +60,8 @@ def chrome_trace(
 ) -> dict[str, Any]:
     """`loads`, `steps`: of instances by name, in order.  Times are microseconds of the gateway's monotonic
     clock."""
-    trace = _Trace()
-    for story in stories:
-        if not story.trails:
-            trace.spans(story, None, 0, now)
-        for index, trail in enumerate(story.trails):
-            trace.spans(story, trail, index, now)
+    trace = Chrome()
+    trace.stories(stories, now)
     for name, rows in (loads or {}).items():
         for row in rows:
             values = {"running": row.running, "waiting": row.waiting}
@@ -70,18 +69,56 @@ def chrome_trace(
             trace.counter(name, "KV blocks", row.at, {"used": row.used_blocks})
     for name, ran in (steps or {}).items():
         trace.steps(name, ran)
-    return {"traceEvents": trace.named() + trace.events, "displayTimeUnit": "ms"}
+    return trace.made()
 
 
-class _Trace:
+class Chrome:
+    """A trace in the making.  `chrome_trace` makes that of one gateway; the simulator adds several."""
+
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
-        self._processes: dict[str, int] = {GATEWAY: 1}
-        self._threads: dict[tuple[int, int], str] = {(1, 1): "requests"}
+        self._processes: dict[str, int] = {}
+        self._threads: dict[tuple[int, int], str] = {}
+        self._gateway = 0
+        self._clock: Clock = _as_it_is
         self._flows = 0
         self._rows = 0
 
-    def named(self) -> list[dict[str, Any]]:
+    def made(self) -> dict[str, Any]:
+        self._cut()
+        return {"traceEvents": self._named() + self.events, "displayTimeUnit": "ms"}
+
+    def stories(
+        self, stories: Iterable[Story], now: float, gateway: str = GATEWAY, clock: Clock | None = None
+    ) -> None:
+        """Of one gateway.  `clock`: from what its clock shows, as `now` does, to the trace's seconds."""
+        self._clock = clock or _as_it_is
+        self._gateway = self._process(gateway)
+        self._thread(self._gateway, 1, "requests")
+        for story in stories:
+            if not story.trails:
+                self.spans(story, None, 0, now)
+            for index, trail in enumerate(story.trails):
+                self.spans(story, trail, index, now)
+        self._clock = _as_it_is
+
+    def instant(self, process: str, at: float, name: str, args: Mapping[str, Any]) -> None:
+        """Something happened in a process."""
+        pid = self._process(process)
+        common = {"pid": pid, "tid": self._thread(pid, 1, "what happens"), "ts": self._us(at)}
+        self.events.append({"name": name, "ph": "i", "s": "t", "args": args, **common})
+
+    def _cut(self) -> None:
+        """A slice ends where the next one on its track begins, whatever clocks of several hosts add to it."""
+        last: dict[tuple[int, int], dict[str, Any]] = {}
+        slices = [event for event in self.events if event["ph"] == "X"]
+        for event in sorted(slices, key=lambda event: event["ts"]):
+            place = event["pid"], event["tid"]
+            before, last[place] = last.get(place), event
+            if before is not None and before["ts"] + before["dur"] > event["ts"]:
+                before["dur"] = round(event["ts"] - before["ts"], 3)
+
+    def _named(self) -> list[dict[str, Any]]:
         """Says how processes and threads are called."""
         found = []
         for name, pid in self._processes.items():
@@ -97,10 +134,11 @@ class _Trace:
         if not found:
             return
         args = {"request": story.id, "error": story.error, "reasons": list(story.reasons)}
-        self._async(1, 1, "request", title, row, found[0].begin, found[-1].end, args)
+        own = self._gateway
+        self._async(own, 1, "request", title, row, found[0].begin, found[-1].end, args)
         for span in found:
             more = {"where": span.where, "attempt": span.id}
-            self._async(1, 1, "request", span.name, row, span.begin, span.end, more)
+            self._async(own, 1, "request", span.name, row, span.begin, span.end, more)
             self._at_instance(span, title)
         self._handovers(found, trail, title, now)
         if trail is not None:
@@ -108,19 +146,22 @@ class _Trace:
 
     def counter(self, process: str, name: str, at: float, values: Mapping[str, int]) -> None:
         self.events.append(
-            {"name": name, "ph": "C", "pid": self._process(process), "tid": 0, "ts": _us(at), "args": values}
+            {
+                "name": name,
+                "ph": "C",
+                "pid": self._process(process),
+                "tid": 0,
+                "ts": self._us(at),
+                "args": values,
+            }
         )
 
     def steps(self, process: str, ran: Iterable[Step]) -> None:
-        """None overlaps the one before it: what their reports' way adds to a step's end is cut off."""
         pid = self._process(process)
-        ends: dict[int, float] = {}
         for step in ran:
-            begin = max(step.begin, ends.get(step.rank, step.begin))
-            ends[step.rank] = end = max(step.end, begin)
             tid = self._thread(pid, _RANK + step.rank, f"rank {step.rank}")
             args = {"step": step.number, "tokens": step.tokens, "prompts": step.prompts}
-            self._slice(pid, tid, "step", "step", begin, end, args)
+            self._slice(pid, tid, "step", "step", step.begin, step.end, args)
 
     def _at_instance(self, span: Span, title: str) -> None:
         if span.where == GATEWAY or span.name == "handover":
@@ -161,7 +202,7 @@ class _Trace:
         for phase, span, at in (("s", before, before.begin), ("f", after, after.begin)):
             pid = self._process(span.where)
             flow = {"name": "hand-over", "cat": "handover", "ph": phase, "id": self._flows, "pid": pid}
-            flow |= {"tid": _SLOT + span.slot, "ts": _us(at)}
+            flow |= {"tid": _SLOT + span.slot, "ts": self._us(at)}
             self.events.append(flow | ({"bp": "e"} if phase == "f" else {}))
 
     def _notes(self, trail: Trail, title: str, row: int, now: float) -> None:
@@ -179,9 +220,9 @@ class _Trace:
                     "cat": "request",
                     "ph": "n",
                     "id": row,
-                    "pid": 1,
+                    "pid": self._gateway,
                     "tid": 1,
-                    "ts": _us(event.at),
+                    "ts": self._us(event.at),
                     "args": described(note),
                 }
             )
@@ -189,8 +230,8 @@ class _Trace:
     def _slice(
         self, pid: int, tid: int, category: str, name: str, begin: float, end: float, args: Mapping[str, Any]
     ) -> None:
-        event = {"name": name, "cat": category, "ph": "X", "pid": pid, "tid": tid, "ts": _us(begin)}
-        self.events.append({**event, "dur": round(_us(end) - _us(begin), 3), "args": args})
+        event = {"name": name, "cat": category, "ph": "X", "pid": pid, "tid": tid, "ts": self._us(begin)}
+        self.events.append({**event, "dur": round(self._us(end) - self._us(begin), 3), "args": args})
 
     def _async(
         self,
@@ -204,12 +245,15 @@ class _Trace:
         args: Mapping[str, Any],
     ) -> None:
         common = {"name": name, "cat": category, "id": row, "pid": pid, "tid": tid}
-        self.events.append({**common, "ph": "b", "ts": _us(begin), "args": args})
-        self.events.append({**common, "ph": "e", "ts": _us(end)})
+        self.events.append({**common, "ph": "b", "ts": self._us(begin), "args": args})
+        self.events.append({**common, "ph": "e", "ts": self._us(end)})
 
     def _row(self) -> int:
         self._rows += 1
         return self._rows
+
+    def _us(self, seconds: float) -> float:
+        return round(self._clock(seconds) * 1e6, 3)
 
     def _process(self, name: str) -> int:
         return self._processes.setdefault(name, len(self._processes) + 1)
@@ -219,5 +263,5 @@ class _Trace:
         return tid
 
 
-def _us(seconds: float) -> float:
-    return round(seconds * 1e6, 3)
+def _as_it_is(seconds: float) -> float:
+    return seconds

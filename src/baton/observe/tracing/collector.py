@@ -66,7 +66,7 @@ def make_tracer(endpoint: str, model: str) -> Tracer:
         model,
         delay_s=_number(environment, "OTEL_BSP_SCHEDULE_DELAY", 1000) / 1000,
         most=_number(environment, "OTEL_BSP_MAX_QUEUE_SIZE", 2048),
-        batch=_number(environment, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 128),
+        batch=_number(environment, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512),
     )
 
 
@@ -97,19 +97,33 @@ class OtlpCollector:
     """A `Collector`."""
 
     def __init__(self, endpoint: str, protocol: str) -> None:
+        from opentelemetry import trace
+        from opentelemetry.sdk import trace as sdk
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-        from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        class OneResource(Resource):  # type: ignore[misc]  # (an extra: not there for mypy)
+            """Does not make JSON of itself for each span that is encoded: there is one."""
+
+            def __hash__(self) -> int:
+                return id(self)
+
+            def __eq__(self, other: object) -> bool:
+                return self is other
 
         own = {
             "service.name": "baton",
             "service.version": __version__,
             "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
         }
-        self._resource = Resource.create(own).merge(OTELResourceDetector().detect())
-        self._sampler = TracerProvider(resource=self._resource).sampler
+        resource = Resource.create(own).merge(OTELResourceDetector().detect())
+        self._resource = OneResource(resource.attributes, resource.schema_url)
+        self._sampler = sdk.TracerProvider(resource=resource).sampler
         self._disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
         self._scope = InstrumentationScope("baton", __version__)
+        self._trace, self._sdk = trace, sdk
+        self._sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+        self._unset = trace.Status(trace.StatusCode.UNSET)
         self._words = _LastWords(logging.WARNING)
         theirs = logging.getLogger("opentelemetry")
         theirs.addHandler(self._words)
@@ -121,56 +135,50 @@ class OtlpCollector:
         return self._words.text
 
     def samples(self, caller: Caller | None, trace_id: int, name: str, about: dict[str, Any]) -> str | None:
-        from opentelemetry.trace import (
-            NonRecordingSpan,
-            SpanContext,
-            SpanKind,
-            TraceFlags,
-            TraceState,
-            set_span_in_context,
-        )
-
         if self._disabled:
             return None
-        context = None
+        otel, context = self._trace, None
         if caller is not None:
-            state = TraceState.from_header([caller.state]) if caller.state else None
-            flags = TraceFlags(TraceFlags.SAMPLED if caller.sampled else TraceFlags.DEFAULT)
-            span = SpanContext(caller.trace_id, caller.span_id, True, flags, state)
-            context = set_span_in_context(NonRecordingSpan(span))
-        result = self._sampler.should_sample(context, trace_id, name, SpanKind.SERVER, about)
+            state = otel.TraceState.from_header([caller.state]) if caller.state else None
+            flags = self._sampled if caller.sampled else otel.TraceFlags(otel.TraceFlags.DEFAULT)
+            span = otel.SpanContext(caller.trace_id, caller.span_id, True, flags, state)
+            context = otel.set_span_in_context(otel.NonRecordingSpan(span))
+        result = self._sampler.should_sample(context, trace_id, name, otel.SpanKind.SERVER, about)
         if not result.decision.is_sampled():
             return None
         return "" if result.trace_state is None else result.trace_state.to_header()
 
-    def span(self, told: Traced, trace: Trace, span_id: int, *, root: bool) -> Any:
-        from opentelemetry.sdk.trace import Event, ReadableSpan
-        from opentelemetry.trace import SpanKind, Status, StatusCode
+    def spans(self, root: Traced, children: Sequence[Traced], trace: Trace, ids: Sequence[int]) -> list[Any]:
+        otel = self._trace
+        state = otel.TraceState.from_header([trace.state]) if trace.state else None
+        own = otel.SpanContext(trace.trace_id, trace.span_id, False, self._sampled, state)
+        caller = trace.caller
+        parent = None
+        if caller is not None:
+            parent = otel.SpanContext(trace.trace_id, caller.span_id, True, self._sampled, state)
+        made = [self._span(root, own, parent, otel.SpanKind.SERVER)]
+        for child, id in zip(children, ids, strict=True):
+            context = otel.SpanContext(trace.trace_id, id, False, self._sampled, state)
+            made.append(self._span(child, context, own, otel.SpanKind.INTERNAL))
+        return made
 
-        parent = self._context(trace, trace.span_id, remote=False)
-        if root:
-            caller = trace.caller
-            parent = None if caller is None else self._context(trace, caller.span_id, remote=True)
-        return ReadableSpan(
+    def _span(self, told: Traced, context: Any, parent: Any, kind: Any) -> Any:
+        otel, status = self._trace, self._unset
+        if told.error is not None:
+            status = otel.Status(otel.StatusCode.ERROR, told.error)
+        return self._sdk.ReadableSpan(
             told.name,
-            self._context(trace, span_id, remote=False),
+            context,
             parent,
             self._resource,
             told.attributes,
-            [Event(name, attributes, _ns(at)) for at, name, attributes in told.events],
-            kind=SpanKind.SERVER if root else SpanKind.INTERNAL,
-            status=Status(StatusCode.UNSET if told.error is None else StatusCode.ERROR, told.error),
+            [self._sdk.Event(name, attributes, _ns(at)) for at, name, attributes in told.events],
+            kind=kind,
+            status=status,
             start_time=_ns(told.begin),
             end_time=_ns(told.end),
             instrumentation_scope=self._scope,
         )
-
-    @staticmethod
-    def _context(trace: Trace, span_id: int, *, remote: bool) -> Any:
-        from opentelemetry.trace import SpanContext, TraceFlags, TraceState
-
-        state = TraceState.from_header([trace.state]) if trace.state else None
-        return SpanContext(trace.trace_id, span_id, remote, TraceFlags(TraceFlags.SAMPLED), state)
 
     def send(self, spans: Sequence[Any]) -> bool:
         from opentelemetry.sdk.trace.export import SpanExportResult

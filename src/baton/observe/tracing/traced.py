@@ -2,10 +2,10 @@
 
 The request's span is named and described by OpenTelemetry's conventions for generative AI (`gen-ai-spans.md`
 of its repository semantic-conventions-genai, as of 2026), as a server: its kind is SERVER, and the client's
-span, if it has one, is its parent.  Names of vLLM's that these conventions do not have (`gen_ai.latency.*`)
-are there as well, so what reads vLLM's traces reads these.  Its children are the spans of `events/spans.py`,
-which leave no gap; those of a request with several sequences say which one they are of.  Names of our own
-begin with `baton.`.
+span, if it has one, is its parent.  vLLM's `gen_ai.latency.time_to_first_token` is there as well; its other
+latencies are those of the children.  These are the spans of `events/spans.py`, which leave no gap; those of a
+request with several sequences say which one they are of, and those of one that was sent again which attempt.
+Names of our own begin with `baton.`.  An attribute costs as much as three notes, so there is none in vain.
 
 No texts: neither prompts, nor answers, nor stop strings.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from baton.observe.events.spans import Event, Span, events, spans, sums
+from baton.observe.events.spans import Event, Span, events, spans
 from baton.observe.events.story import Story
 from baton.observe.events.trail import Trail
 
@@ -48,8 +48,11 @@ def traced(story: Story, model: str, now: float) -> tuple[Traced, list[Traced]]:
         found = spans(story, trail, now)
         happened = [] if trail is None else events(trail, now)
         more: Attributes = {"baton.sequence": index} if story.sequences > 1 else {}
+        again = len({span.id for span in found if span.id}) > 1
         for span, after in zip(found, [*found[1:], None], strict=True):
-            own: Attributes = {"baton.instance": span.where, "baton.attempt": span.id, **more}
+            own: Attributes = {"baton.instance": span.where, **more}
+            if again:
+                own["baton.attempt"] = span.id
             if span.slot >= 0:
                 own["baton.slot"] = span.slot
             own |= _about(span, after, happened)
@@ -58,7 +61,6 @@ def traced(story: Story, model: str, now: float) -> tuple[Traced, list[Traced]]:
     end = now if story.ended is None else story.ended
     root = Traced("", story.arrived + wall, end + wall, _request(story, model), sorted(noted, key=_at))
     root.name = f"{root.attributes['gen_ai.operation.name']} {model}"
-    root.attributes |= _latencies(story, spans(story, kept[0], now), end)
     root.error = story.error
     return root, children
 
@@ -91,6 +93,10 @@ def _request(story: Story, model: str) -> Attributes:
         found["gen_ai.response.finish_reasons"] = story.reasons
     if story.error is not None:
         found["error.type"] = story.error
+    if story.first_at is not None:
+        found["gen_ai.latency.time_to_first_token"] = story.first_at - story.arrived
+        if trace is not None and trace.stream:
+            found["gen_ai.response.time_to_first_chunk"] = story.first_at - story.arrived
     if params is not None:
         found["gen_ai.request.temperature"] = params.temperature
         found["gen_ai.request.top_p"] = params.top_p
@@ -105,24 +111,6 @@ def _request(story: Story, model: str) -> Attributes:
         if params.seed is not None and params.seed < _INT64:  # (attributes are signed)
             found["gen_ai.request.seed"] = params.seed
     return found
-
-
-def _latencies(story: Story, found: list[Span], end: float) -> Attributes:
-    """Seconds: the conventions' time to the first chunk, and vLLM's names."""
-    spent = sums(found)
-    told: Attributes = {"gen_ai.latency.e2e": end - story.arrived}
-    if story.first_at is not None:
-        told["gen_ai.latency.time_to_first_token"] = story.first_at - story.arrived
-        if story.trace is not None and story.trace.stream:
-            told["gen_ai.response.time_to_first_chunk"] = story.first_at - story.arrived
-    for name, part in (
-        ("time_in_queue", "queue"),
-        ("time_in_model_prefill", "prefill"),
-        ("time_in_model_decode", "decode"),
-    ):
-        if part in spent:
-            told[f"gen_ai.latency.{name}"] = spent[part]
-    return told
 
 
 def _about(span: Span, after: Span | None, happened: list[Event]) -> Attributes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.instances.inbox import Inbox
+from baton.observe.events.story import Story
 from baton.protocol.codec import pack_int32
 from baton.protocol.weights import Weights
 from baton.simulation.checks.oracle import expected_tokens, expected_vector
@@ -51,6 +52,8 @@ class Client(Party):
         self.num_logprobs = 0
         self.last_progress = 0.0
         self.request: EngineRequest | None = None
+        self.story: Story | None = None
+        """Its way, as its gateway notes it."""
         self.gateway: GatewayProcess | None = None
         self.expected, self.expected_end = expected_tokens(
             spec.prompt, spec.sampling, spec.stopping, world.plan.config.vocab_size
@@ -129,12 +132,16 @@ class Client(Party):
             patient=self._world.plan.seed % 2 == 0 and spec.cancel_after_tokens is None,
             flow=spec.flow,
         )
+        now = gateway.now()
+        story = Story(request.name, now, now, self._events.now, len(spec.prompt))
+        request.trail, self.story = story.trail(), story
         try:
-            gateway.cluster.submit(request, gateway.now())
+            gateway.cluster.submit(request, now)
         except InstanceUnavailable:
             return False
         self.submitted = True
         self.request, self.gateway = request, gateway
+        self._world.timeline.stories.append((gateway, story))
         self.last_progress = self._events.now
         gateway.clients[request] = self
         self._world.note(self, f"asks: {spec}", spec.number, "b")
@@ -201,11 +208,17 @@ class Client(Party):
         self.end(f"error: {error.code}")
         self._world.monitor.clients.failed(self, error)
 
+    def _tell(self, story: Story, gateway: GatewayProcess) -> None:
+        story.ended, story.generated_tokens = gateway.now(), len(self.tokens)
+        story.reasons = (self.answer or "",)
+
     def end(self, answer: str) -> None:
         """Exactly once."""
         self._world.monitor.clients.ended(self, answer)
         self.answer = answer
         self._world.note(self, f"{answer} after {len(self.tokens)} tokens", self.spec.number, "e")
         if self.gateway is not None and self.request is not None:
+            if self.story is not None:
+                self._tell(self.story, self.gateway)
             self.gateway.clients.pop(self.request, None)
         self._world.open_clients -= 1
