@@ -380,3 +380,50 @@ def test_how_much_a_step_computes_is_chosen_unless_a_number_is_given():
 def test_targets_are_for_steps_that_are_chosen(name):
     with pytest.raises(OptionError, match=rf"^--{name.replace('_', '-')} 50: has no effect .* give auto"):
         ServeOptions(max_num_batched_tokens=512, **{name: 50})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, None),
+        ({"speculation": "auto"}, ("auto", 15, 2, 16)),
+        ({"speculative_config": '{"method": "ngram"}'}, ("ngram", 15, 2, 16)),
+        (
+            {
+                "speculative_config": '{"method": "ngram", "num_speculative_tokens": 5, '
+                '"prompt_lookup_max": 1}'
+            },
+            ("ngram", 5, 1, 1),
+        ),
+        ({"speculative_config": '{"method": "ngram", "prompt_lookup_min": 20}'}, ("ngram", 15, 20, 20)),
+    ],
+)
+def test_speculation_of_an_instance(options, told):
+    found = instance_config(EngineOptions(**options), max_model_len=64).speculation
+    if told is None:
+        assert found is None
+    else:
+        numbers = found.num_speculative_tokens, found.prompt_lookup_min, found.prompt_lookup_max
+        assert (found.method, *numbers) == told
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"speculative_config": '{"method": "eagle"}'}, "eagle.*give a JSON object of method"),
+        (
+            {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 0}'},
+            "num_speculative_tokens 0: give a number",
+        ),
+        ({"speculative_config": '{"method": "ngram", "model": "x"}'}, "model"),
+        (
+            {"speculative_config": '{"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}'},
+            "prompt_lookup_min 5 is above prompt_lookup_max 4",
+        ),
+        ({"speculative_config": "ngram"}, "--speculative-config.*JSON"),
+        ({"speculative_config": '{"method": "ngram"}', "speculation": "auto"}, "leave one away"),
+    ],
+)
+def test_speculation_that_there_is_not(options, problem):
+    with pytest.raises(OptionError, match=problem):
+        EngineOptions(**options)

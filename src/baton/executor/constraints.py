@@ -48,6 +48,11 @@ class ConstrainedSampler:
                 beside=len(os.sched_getaffinity(0)) > computing,
             )
 
+    @property
+    def masks(self) -> Masks | None:
+        """On rank 0."""
+        return self._masks
+
     def admit(
         self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
     ) -> None:

@@ -17,6 +17,7 @@ from baton.executor.base import Int32Array, Int64Array, StepBatch, StepResult
 from baton.executor.constraints import ConstrainedSampler
 from baton.executor.runs import Places
 from baton.executor.speculating import Speculator
+from baton.grammar.masks import Masks
 from baton.model.cpu.ngram import ngram_kernel
 from baton.model.layers.parallel import TensorParallel
 from baton.protocol.config import InstanceConfig
@@ -32,7 +33,7 @@ class StepSampler:
         self._parallel = parallel
         self._device = device
         self._sampler = ConstrainedSampler(config, vocab_size, parallel.rank)
-        self.speculator = speculator_of(config, vocab_size, parallel.rank)
+        self.speculator = speculator_of(config, vocab_size, self._sampler.masks)
         """None: no drafts."""
         self._began = 0.0
 
@@ -108,14 +109,20 @@ class StepSampler:
         return found
 
 
-def speculator_of(config: InstanceConfig, vocab_size: int, rank: int) -> Speculator | None:
-    """None: the configuration wants no drafts.  A planted drafter is put in its place by who plants."""
+def speculator_of(config: InstanceConfig, vocab_size: int, masks: Masks | None) -> Speculator | None:
+    """None: the configuration wants no drafts.  `masks`: on rank 0, which drafts.  (Who plants drafts puts a
+    drafter in the place of None.)"""
     wanted = config.speculation
     if wanted is None:
         return None
     drafter: Drafter | None = None
-    if rank == 0 and wanted.method != "planted":
+    if masks is not None and wanted.method != "planted":
         drafter = make_drafter(
-            wanted, max_num_seqs=config.max_num_seqs, vocab_size=vocab_size, ngram=ngram_kernel()
+            wanted,
+            max_num_seqs=config.max_num_seqs,
+            vocab_size=vocab_size,
+            ngram=ngram_kernel(),
+            forced=masks.forced,
+            constrained=lambda: masks.any,
         )
     return Speculator(drafter, wanted.num_speculative_tokens, vocab_size)

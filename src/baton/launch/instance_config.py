@@ -7,7 +7,7 @@ from typing import Any
 from baton.launch.options.cluster import ClusterOptions
 from baton.launch.options.engine import EngineOptions, cost_parts
 from baton.launch.options.flag import parse_bytes
-from baton.protocol.config import CostModel, InstanceConfig
+from baton.protocol.config import CostModel, InstanceConfig, Speculation
 
 _GROUP_SIZE = 64
 """Inputs that share a scale, where nothing else is said."""
@@ -45,6 +45,7 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
         "max_waiting": options.max_waiting,
         "admission_headroom": options.admission_headroom,
         "enable_prefix_caching": options.enable_prefix_caching,
+        "speculation": options.wanted and Speculation(**options.wanted),
         "num_threads": options.num_threads,
         "step_timeout_s": options.step_timeout,
         "startup_timeout_s": options.startup_timeout,

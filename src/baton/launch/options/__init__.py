@@ -2,7 +2,7 @@
 
 | file | what |
 | --- | --- |
-| `engine.py`, `cluster.py`, `arranging.py`, `server.py` | the declarations, one dataclass for each concern |
+| `engine.py`, `speculation.py`, `cluster.py`, `arranging.py`, `server.py` | the declarations |
 | `flag.py` | what a declaration says, and how a value is read and checked |
 | `sources.py` | command line > environment > config file > default, and errors in the user's spelling |
 | `config_file.py` | YAML and TOML |

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS
 from baton.launch.limits import MAX_SECONDS, OptionError
 from baton.launch.options.flag import Options, flag
+from baton.launch.options.speculation import SpeculationOptions
 from baton.protocol.sampling_params import MAX_LOGPROBS
 
 MANY = 1 << 30
@@ -381,6 +382,12 @@ class RecordOptions(Options):
 
 @dataclass(frozen=True)
 class EngineOptions(
-    SourceOptions, ModelOptions, MemoryOptions, WeightOptions, ExecutionOptions, RecordOptions
+    SourceOptions,
+    ModelOptions,
+    MemoryOptions,
+    WeightOptions,
+    ExecutionOptions,
+    SpeculationOptions,
+    RecordOptions,
 ):
     """Every flag of one instance: the arguments of `LLM`."""
