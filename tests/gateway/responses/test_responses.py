@@ -340,7 +340,7 @@ REFUSED = [
         "text.format.schema: .*unevaluatedItems",
     ),
     ({"text": {"verbosity": "loud"}}, "text.verbosity", "'loud' must be one of low"),
-    ({"background": True}, "background", "background: an answer is given to who asks"),
+    ({"background": True}, "background", "background: an answer comes on the connection"),
     ({"conversation": "x"}, "conversation", "conversation: "),
     ({"extra_body": {"prompt": {"id": "x"}}}, "prompt", "prompt: templates of prompts"),
     ({"extra_body": {"max_tokens": 5}}, "max_tokens", "give max_output_tokens"),
@@ -351,6 +351,12 @@ REFUSED = [
     ({"metadata": {str(i): "x" for i in range(17)}}, "metadata", "at most 16"),
     ({"model": "other"}, "model", "is not served here"),
     ({"previous_response_id": "resp_x"}, "previous_response_id", "there is no answer 'resp_x'"),
+    ({"input": [{"id": "msg_x"}]}, "input", "there is no item 'msg_x'"),
+    (
+        {"input": [{"type": "web_search_call", "id": "w"}]},
+        "input",
+        r"input\[0\].type: 'web_search_call' is not s",
+    ),
     ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input", "there is no item 'msg_x'"),
 ]
 

@@ -216,7 +216,9 @@ def references(items: Iterable[object]) -> list[str]:
 def is_reference(item: object) -> bool:
     if not isinstance(item, Mapping) or not isinstance(item.get("id"), str):
         return False
-    return item.get("type") == "item_reference" or item.keys() <= {"id", "type"}
+    return item.get("type") == "item_reference" or (
+        item.get("type") is None and item.keys() <= {"id", "type"}
+    )
 
 
 def _wrong(where: str, what: str, code: str | None = None) -> BadRequest:

@@ -195,7 +195,10 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         "n": ((1,), "an answer here is one; send several requests"),
         "prompt": ((), "templates of prompts are kept by OpenAI's platform, not here; give input"),
         "conversation": ((), "conversations are kept by OpenAI's platform, not here; give input"),
-        "background": ((False,), "an answer is given to who asks for it; leave it out, and stream"),
+        "background": (
+            (False,),
+            "an answer comes on the connection that asked for it; leave it out, and stream",
+        ),
         "context_management": (([],), "is not supported; leave it out"),
         "moderation": ((), "is not supported; leave it out"),
         "previous_input_messages": ((), "is not supported; give input"),
