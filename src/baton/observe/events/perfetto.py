@@ -164,7 +164,7 @@ class Chrome:
             self._slice(pid, tid, "step", "step", step.begin, step.end, args)
 
     def _at_instance(self, span: Span, title: str) -> None:
-        if span.where == GATEWAY or span.name == "handover":
+        if span.where == GATEWAY or span.name in ("handover", "finish"):  # (the wire's, the gateway's)
             return
         pid = self._process(span.where)
         if span.slot < 0 or span.name == "queue":
