@@ -43,6 +43,7 @@ NOT_RUN = {
     "helm": "needs a cluster; tests/deploy render the chart",
     "docker": "needs a daemon and the network",
     "PREFILL=1": "a job of Slurm",
+    "HOSTS=2": "a job of Slurm",
 }
 """Commands by their first words, and why nothing looks at them."""
 FOREIGN = {"--json", "--no-compile"}

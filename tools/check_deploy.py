@@ -9,7 +9,7 @@ Nothing is applied to a cluster, and nothing is fetched.  For each values file o
   and must come out as they went in (`cloudcoil.models.*`).  For Gateway API's HTTPRoute there is no such
   package: the fields that the chart may write are checked by `HTTP_ROUTE`, from the API's reference;
 * the arguments and variables of each container are read by the `baton` command itself;
-* names that objects use of each other exist: selectors, named ports, volumes, Services, scale targets.
+* names that objects use of each other exist: selectors, ports, volumes, Services, scale targets, leaders.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,6 +34,8 @@ import yaml
 
 from baton.cli.main import app
 from baton.launch.instances import joined
+from baton.launch.node_options import check_nodes
+from baton.launch.options import ServeOptions
 from baton.protocol.rules.cluster_secret import NO_SECRETS
 
 Object = dict[str, Any]
@@ -144,7 +148,11 @@ def containers(objects: list[Object]) -> Iterator[tuple[Object, Object]]:
 
 def environment(workload: Object, container: Object, ip: str, secret: dict[str, str]) -> dict[str, str]:
     """The variables that Kubernetes would set, in a pod with this address and a Secret with these keys."""
-    fields = {"status.podIP": ip, "metadata.name": f"{workload['metadata']['name']}-0"}
+    fields = {
+        "status.podIP": ip,
+        "metadata.name": f"{workload['metadata']['name']}-0",
+        "metadata.labels['apps.kubernetes.io/pod-index']": "0",
+    }
     found: dict[str, str] = {}
     for one in container["env"]:
         source = one.get("valueFrom", {})
@@ -207,12 +215,44 @@ def _nothing_runs() -> Iterator[list[Any]]:
     ran: list[Any] = []
     with (
         mock.patch("baton.launch.server.run_server", ran.append),
-        mock.patch.object(
-            joined, "run_joined", lambda options: ran.append(joined._check(options, NO_SECRETS))
-        ),
+        mock.patch.object(joined, "run_joined", lambda options: ran.append(_check_joined(options))),
+        mock.patch("baton.launch.instances.node.run_node", ran.append),
         mock.patch("baton.launch.instances.starting.begin"),
     ):
         yield ran
+
+
+def _check_joined(options: ServeOptions) -> None:
+    """As far as it can be known where the instance does not run.  Raises `OptionError`."""
+    joined._check(options, NO_SECRETS)
+    check_nodes(replace(options, leader=None, host="10.0.0.1"))
+    if options.tensor_parallel_size % options.nodes:
+        raise Wrong(f"--tensor-parallel-size {options.tensor_parallel_size}: {options.nodes} nodes share it")
+
+
+def check_hosts(objects: list[Object]) -> None:
+    """The hosts of an instance find its leader, a pod of a StatefulSet by its Service.  Raises `Wrong`."""
+    sets = {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "StatefulSet"}
+    services = {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "Service"}
+    for workload, container in containers(objects):
+        given = dict(pairwise(container["args"]))
+        if "--node" not in given:
+            continue
+        name, (pod, _, service) = workload["metadata"]["name"], given["--leader"].partition(".")
+        service = service.partition(":")[0]
+        leader, _, index = pod.rpartition("-")
+        if leader not in sets or index != "$(POD_INDEX)" or sets[leader]["serviceName"] != service:
+            raise Wrong(f"{name}: no pod {pod}.{service}")
+        if not services[service].get("publishNotReadyAddresses"):
+            raise Wrong(
+                f"{name}: Service {service} names the leader only when it is ready, which needs its hosts"
+            )
+        of_leader = sets[leader]["template"]["spec"]["containers"][0]["args"]
+        count = int(dict(pairwise(of_leader)).get("--nodes", 1))
+        if not 0 < int(given["--node"]) < count:
+            raise Wrong(f"{name}: --node {given['--node']} of {count}")
+        if sets[leader].get("replicas") != workload["spec"].get("replicas"):
+            raise Wrong(f"{name}: as many pods as {leader} has")
 
 
 def check_names(objects: list[Object]) -> None:
@@ -275,6 +315,7 @@ def check(values: dict[str, Any]) -> list[Object]:
     for workload, container in containers(objects):
         check_command(workload, container)
     check_names(objects)
+    check_hosts(objects)
     return objects
 
 

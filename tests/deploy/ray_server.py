@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
+from ray._private import services
 from ray.cluster_utils import Cluster
 
-from tests.deploy.test_chart import free_ports, until_ok
+from tests.deploy.started import free_ports, until_ok
 
 NODE = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 << 20, "include_dashboard": False}
 PATIENCE_S = 300
@@ -29,12 +31,29 @@ def ray_cluster(places: int, *, port: int | None = None) -> Iterator[Cluster]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     given = {} if port is None else {"gcs_server_port": port}
     made = Cluster()
-    # (It waits for nodes for 30 s, which a busy machine may need.)
-    made.add_node(wait=False, **{**NODE, **given, "num_cpus": places, "_system_config": PATIENT})
+    add_node(made, **given, num_cpus=places, _system_config=PATIENT)
     try:
         yield made
     finally:
         made.shutdown()
+
+
+def add_node(cluster: Cluster, **given: Any) -> Any:
+    """A node with one place.  Ray waits 30 s for a node that it starts; a busy machine may take longer."""
+    ask = services.get_node
+
+    def wait(*which: Any) -> Any:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return ask(*which)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    with mock.patch.object(services, "get_node", wait):
+        return cluster.add_node(wait=False, **{**NODE, **given})
 
 
 class Server:
@@ -48,10 +67,11 @@ class Server:
         command += ["--ray", address, "--instance-cpus", "1", "--kv-cache-memory-bytes", "64MB"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=120)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=120)
 
     def until_ready(self) -> None:
-        until_ok(f"http://127.0.0.1:{self.port}/ready", self.process, self.log)
+        until_ok(f"{self.url}/ready", self.process, self.log)
 
     def close(self) -> None:
         self.http.close()

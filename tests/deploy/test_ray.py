@@ -22,20 +22,20 @@ from baton.launch.placing import placement
 from baton.launch.placing.placement import Placement, arguments_of, check_ray, make_placing
 from baton.launch.placing.spec import Placed, Report, Standing
 from baton.protocol.rules.cluster_secret import NO_SECRETS
-from tests.deploy.test_chart import free_ports
+from tests.deploy.started import free_ports
 
 pytest.importorskip("ray", reason="`make deploy-check` installs it")
 
 from ray.cluster_utils import Cluster
 
-from tests.deploy.ray_server import NODE, PATIENCE_S, Server, answer, processes_of, ray_cluster
+from tests.deploy.ray_server import PATIENCE_S, Server, add_node, answer, processes_of, ray_cluster
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head without places, and two nodes with one each."""
     with ray_cluster(0) as made:
-        made.nodes_with_places = [made.add_node(wait=False, **NODE) for _ in range(2)]
+        made.nodes_with_places = [add_node(made) for _ in range(2)]
         yield made
 
 
@@ -92,7 +92,7 @@ def test_a_node_that_is_lost_loses_no_answer(cluster: Cluster, serve: Callable[.
     for one in clients:
         one.join(PATIENCE_S)
     assert wrong == []
-    cluster.nodes_with_places.append(cluster.add_node(wait=False, **NODE))
+    cluster.nodes_with_places.append(add_node(cluster))
     server.until(lambda: len(server.ready()) == 2 and not server.instances()["unplaced"])
     assert answer(server.http, 0) == expected[0]
     server.process.terminate()
@@ -156,7 +156,7 @@ def test_an_instance_on_two_nodes_is_lost_with_one_and_comes_back(
     server.until(lambda: server.instances()["unplaced"])
     (unplaced,) = server.instances()["unplaced"]
     assert (unplaced["needs"], unplaced["hosts"]) == ({"CPU": 1.0}, 2)
-    cluster.nodes_with_places.append(cluster.add_node(wait=False, **NODE))
+    cluster.nodes_with_places.append(add_node(cluster))
     server.until(lambda: server.ready() and not server.instances()["unplaced"])
     (second,) = server.instances()["instances"]
     assert second["incarnation"] != first["incarnation"]

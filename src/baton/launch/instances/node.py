@@ -3,12 +3,13 @@
 Theory.  The process asks the leader what is to be computed, starts a relay (`relay.py`) with the ranks of
 this host, forked from a fork server as engines are, and when it has ended asks again: whatever ends one
 incarnation, this host takes part in the next.  While the leader is away it tries to connect, once a second at
-most.  It has no HTTP, no model in its own memory, and decides nothing; weight images live in it, so ranks
-that start again map what others have packed.
+most.  It has no HTTP but `--probe-port`, no model in its own memory, and decides nothing; weight images live
+in it, so ranks that start again map what others have packed.
 
 | what happens | what the process does |
 | --- | --- |
-| SIGINT, SIGTERM | ends the relay, which tells the leader, exits with 0 |
+| SIGTERM | waits up to `--shutdown-timeout` for the leader, which drains if it was told too; then as SIGINT |
+| SIGINT, or a second signal | ends the relay, which tells the leader, exits with 0 |
 | the leader refuses this host for good, or it has another model | says so, exits with 1 |
 """
 
@@ -37,6 +38,7 @@ from baton.launch.cluster_options import bracketed, check_reachable, is_loopback
 from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
 from baton.launch.instances.environment import engine_environment
 from baton.launch.instances.image_server import image_server
+from baton.launch.instances.probes import Probes
 from baton.launch.instances.relay import RelayLaunch
 from baton.launch.instances.starting import Starter, exit_of
 from baton.launch.instances.supervisor import InstanceFailed
@@ -92,19 +94,28 @@ class _NodeRunner:
         self._launcher = secrets.token_hex(8)
         self._starter = Starter(options.executor, options.log_format)
         self._process: Process | None = None
-        self._leaving = asyncio.Event()
+        self._idle, self._told, self._leaving = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        """No relay runs; a signal has come; it is time to go."""
+        self._idle.set()
         self._images = ""
+        self._probes: Probes | None = None
+        if options.probe_port is not None:
+            self._probes = Probes(
+                options.host, options.probe_port, unhealthy=lambda: "", unready=self._unready
+            )
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._leaving.set)
+            loop.add_signal_handler(number, self._on_signal, number)
+        if self._probes is not None:
+            await self._probes.start()
         say(f"Baton {__version__}: node {self._options.node} of an instance led by {self._endpoint[6:]}")
         with ExitStack() as stack:
             if self._options.executor == "torch":
                 self._images = stack.enter_context(image_server())
             serving = asyncio.create_task(self._serve(), name="node")
-            leaving = asyncio.create_task(self._leaving.wait(), name="leaving")
+            leaving = asyncio.create_task(self._until_time_to_go(), name="leaving")
             try:
                 await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
                 if serving.done():
@@ -115,6 +126,30 @@ class _NodeRunner:
                 await asyncio.gather(serving, leaving, return_exceptions=True)
                 await self._stop()
                 self._starter.close()
+                if self._probes is not None:
+                    self._probes.close()
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGINT or self._told.is_set():
+            self._leaving.set()
+        self._told.set()
+
+    async def _until_time_to_go(self) -> None:
+        """Where both are told to end at once the leader drains, for which it needs this host."""
+        await self._told.wait()
+        waits = [asyncio.create_task(event.wait()) for event in (self._idle, self._leaving)]
+        try:
+            await asyncio.wait(
+                waits, timeout=self._options.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for one in waits:
+                one.cancel()
+
+    def _unready(self) -> str:
+        if self._told.is_set():
+            return "leaving"
+        return "waits for the leader" if self._idle.is_set() else ""
 
     async def _serve(self) -> None:
         short = 0
@@ -128,8 +163,10 @@ class _NodeRunner:
             began = time.monotonic()
             argument = msgspec.json.encode(launch).decode()
             self._process = await self._starter.start(_MODULE, argument, environment)
+            self._idle.clear()
             log.info("takes part in incarnation %s of %s", welcome.incarnation, config.name)
             code = await exit_of(self._process)
+            self._idle.set()
             short = short + 1 if time.monotonic() - began < _SHORT_S else 0
             pause = min(_MAX_PAUSE_S, 0.5 * (short - 1)) if short > 1 else 0.0
             if code:

@@ -5,6 +5,9 @@
 | `/health` | the instance runs, or is being started | it has given up and exits |
 | `/ready` | the server that it joined sends requests to it | it loads, was not taken yet, or drains |
 
+Of a host that does not lead (`node.py`): `/health` 200 while the process runs, `/ready` 200 while it takes
+part in an instance.
+
 Nothing else is answered, and nothing of a request is in it, so everybody may ask.  An answer costs no thread
 and no process: the listener belongs to the supervisor's event loop.  At most `_MOST` connections are read at
 a time, each to `_LONGEST` bytes, and each is closed `_PATIENCE_S` after it came.

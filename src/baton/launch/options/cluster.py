@@ -211,7 +211,8 @@ class JoinOptions(Options):
     name: str | None = flag(None, "Name of the instance in its cluster.", unset="LABEL-HOSTNAME-PID")
     probe_port: int | None = flag(
         None,
-        "Port at --host where /health and /ready of the instance answer, for Kubernetes' probes.",
+        "Port at --host where /health and /ready of the instance, or of one of its hosts, answer, for "
+        "Kubernetes' probes.",
         least=1,
         most=65535,
         unit="a number",
