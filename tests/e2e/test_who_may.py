@@ -27,9 +27,17 @@ from baton.ipc.curve import Encryption, Place
 from baton.ipc.zeromq import terminate
 from baton.launch.cluster_secret import read_secrets
 from baton.protocol.codec import pack_int32
-from baton.protocol.handover import PEER, Renew
+from baton.protocol.handover import PEER, Handoff
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, Submit, Welcome
-from baton.protocol.rules.cluster_secret import REGISTRATION, Secrets
+from baton.protocol.rules.cluster_secret import (
+    CURVE_CLIENT,
+    CURVE_LEADER,
+    PAGE_KNOCKS,
+    PAGE_MEMBERS,
+    REGISTRATION,
+    SIGNATURES,
+    Secrets,
+)
 from baton.protocol.rules.proof import answer, claim
 from baton.protocol.sampling import Sampling, Stopping
 from baton.transfer.transports.page_stream import MAGIC, REQUEST
@@ -91,17 +99,40 @@ class Registered(NamedTuple):
     endpoint: str
     incarnation: str
     salt: str
+    request: bytes
+    """All of it, as it was sent."""
 
 
 @pytest.fixture(scope="module")
 def registered(pair: tuple[Server, Elsewhere]) -> Registered:  # noqa: F811
     with Capture() as capture:
         until(lambda: b'"salt"' in capture.text(), "it renews its registration")
-    body = capture.text().partition(b"\r\n\r\n")[2]
-    found = next(
-        json.loads(text) for text in re.findall(rb"\{[^{}]*\"salt\"[^{}]*\}", body) if b'"endpoint"' in text
-    )
-    return Registered(found["endpoint"], found["incarnation"], found["salt"])
+    sent = re.search(rb'PUT /cluster/instances/far [^{]*\{[^{}]*"salt"[^{}]*\}', capture.text())
+    assert sent is not None
+    found = json.loads(sent[0][sent[0].index(b"{") :])
+    return Registered(found["endpoint"], found["incarnation"], found["salt"], sent[0])
+
+
+def test_a_join_that_is_repeated_is_refused(
+    pair: tuple[Server, Elsewhere],  # noqa: F811
+    registered: Registered,
+) -> None:
+    """Byte for byte what the instance has sent, by somebody else."""
+    server, _ = pair
+    port = int(server.url.rpartition(":")[2])
+    counted = 'baton:member_refusals_total{code="replayed"'
+    before = count_of(server, counted)
+    with socket.create_connection((HERE, port), timeout=DEADLINE_S) as connection:
+        connection.sendall(registered.request)
+        assert b" 401 " in connection.recv(4096).partition(b"\r\n")[0]
+    assert count_of(server, counted) == before + 1
+    assert any(f"by {HERE} is refused: " in line for line in server.warnings())
+    assert complete(server)[0], "the cluster goes on"
+
+
+def count_of(server: Server, name: str) -> float:
+    lines = server.http.get("/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
 @contextmanager
@@ -212,7 +243,7 @@ def test_the_socket_for_engines(
     registered: Registered,
     keys: Secrets,
 ) -> None:
-    """A member whom no gateway has named is told to leave, and counted."""
+    """A member whom no gateway has named forges a `Handoff`: it is told to leave, and counted."""
     server, _ = pair
     endpoint = welcomed(registered, keys).peer_endpoint
     tells_nothing(place_of(endpoint))
@@ -220,10 +251,11 @@ def test_the_socket_for_engines(
     assert not is_let_in(endpoint, Stranger())
     before = refusals(server, "peer", "far")
     with dealer(endpoint, Encryption(keys), b"prefill-0.1/1/" + b"5" * 32 + b"/" + b"7" * 32) as (made, _):
-        made.send(PEER.encode(Renew(1.0, [(1, 1)])))
+        made.send(PEER.encode(Handoff(1, 1, 0, b"", pack_int32([300]), [], 0, 0.0)))
         assert made.poll(DEADLINE_S * 1000)
         assert made.recv() == b"", "which is all that a stranger is told"
     until(lambda: refusals(server, "peer", "far") > before, "it is counted")
+    assert "prefill-0.1" in pair[1].log(), "and logged with the name that it took"
     handed = handed_over(server)
     complete(server, list(range(400, 460)))
     assert handed_over(server) == handed + 1, "and who is named hands over"
@@ -297,3 +329,29 @@ def test_a_key_for_another_listener_opens_nothing(registered: Registered, keys: 
     """Who connects knows that the very process answers that was named."""
     other = str(Place(Place.parse(registered.endpoint).address, z85.decode(zmq.curve_keypair()[0])))
     assert not is_let_in(other, Encryption(keys))
+
+
+def test_the_secret_is_in_no_argument_no_log_and_no_answer(
+    pair: tuple[Server, Elsewhere],  # noqa: F811
+    registered: Registered,
+    keys: Secrets,
+) -> None:
+    """Nor is what is made of it.  (The environment of its processes is for this user's eyes alone.)"""
+    server, far = pair
+    purposes = (CURVE_CLIENT, CURVE_LEADER, PAGE_KNOCKS, PAGE_MEMBERS, SIGNATURES)
+    made = [keys.first.key(purpose) for purpose in purposes]
+    made.append(keys.first.key(REGISTRATION, registered.salt))
+    words = [keys.first.text, *(one.hex() for one in made), *(z85.encode(one).decode() for one in made)]
+    found = {"the gateway's log": server.log(), "the instance's log": far.log()}
+    for path in ("/server_info", "/stats", "/metrics", "/cluster/instances", "/debug/requests", "/version"):
+        found[path] = server.http.get(path).raise_for_status().text
+    processes = [*descendants(server.process.pid), *descendants(far.process.pid)]
+    assert len(processes) > 6, "gateway, launcher, engines, workers"
+    for pid in processes:
+        found[f"arguments of {pid}"] = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+        assert stat.S_IMODE(Path(f"/proc/{pid}/environ").stat().st_mode) == 0o400
+    assert [(what, word) for what, text in found.items() for word in words if word in text] == []
+
+
+def descendants(pid: int) -> list[int]:
+    return [pid, *(below for child in child_pids(pid) for below in descendants(child))]

@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import select
 import socket
 import ssl
 import threading
@@ -19,9 +20,11 @@ from baton.protocol.handover import InstanceSource
 from baton.protocol.rules.cluster_secret import NO_SECRETS, ClusterSecret, Secrets
 from baton.transfer.base import TransferError
 from baton.transfer.service import TransferService
+from baton.transfer.tasks import READ
 from baton.transfer.transports import page_server, sealing
 from baton.transfer.transports.encryption import PageEncryption
 from baton.transfer.transports.page_stream import ANSWER, MAGIC, REQUEST
+from baton.transfer.transports.sealed import QUESTION_BYTES
 from baton.transfer.transports.sealing import RECORD_BYTES, Seal
 
 from .pools import DEADLINE_S, TOKEN, Geometry, Pool, content, wait_until
@@ -298,6 +301,69 @@ def test_a_handshake_is_far_smaller_than_what_a_stranger_may_send():
                     ends.remove(end)
     assert len(made) == 2
     assert budget.bytes_left > 100, "there is some room for other versions of OpenSSL"
+
+
+def connected(reader, source):
+    """As a member that has proved itself, and may now say what it likes."""
+    connection = socket.create_connection(source.place)
+    connection.setblocking(False)
+    keys = reader.service._transports[0]._encryption
+    step = keys.open(connection, source.server._encryption.fingerprint, Unlimited())
+    try:
+        wait = next(step)
+        while True:
+            reading = [wait.fd] if wait.events & READ else []
+            assert any(select.select(reading, [] if reading else [wait.fd], [], DEADLINE_S))
+            wait = step.send(True)
+    except StopIteration as stop:
+        return stop.value
+
+
+@pytest.mark.parametrize("length", [0, QUESTION_BYTES + 1, 0xFFFFFFFF])
+def test_a_member_that_sends_rubbish_lengths_is_closed_and_others_are_served(length):
+    """Nothing is reserved for what it announces."""
+    with Member(SMALL, OURS, filled=True) as source, Member(SMALL, OURS) as reader:
+        channel = connected(reader, source)
+        with channel.connection as connection:
+            connection.settimeout(DEADLINE_S)
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(length.to_bytes(4, "big") + bytes(100))
+                assert connection.recv(1) == b""
+        assert reader.fetch(source.source, [1], [1]).error == ""
+
+
+def test_a_member_that_asks_for_rubbish_is_refused():
+    with Member(SMALL, OURS, filled=True) as source, Member(SMALL, OURS) as reader:
+        channel = connected(reader, source)
+        with channel.connection as connection:
+            connection.settimeout(DEADLINE_S)
+            header = REQUEST.pack(MAGIC, TOKEN, 0xFFFFFFFF, 0, 3, 0, 4, 0)
+            connection.sendall(channel.wrapped(header + bytes(4 * (1 << 16))))
+            answer = bytearray()
+            with contextlib.suppress(ConnectionError):
+                while part := connection.recv(4096):
+                    answer += part
+            assert len(answer) < 200, "a sentence, and the end of the connection"
+        assert reader.fetch(source.source, [1], [1]).error == ""
+
+
+def test_two_connections_have_nothing_in_common():
+    """AES-GCM is broken where a key is used twice with a number: each connection has keys of its own."""
+    with Member(SMALL, OURS, filled=True) as source:
+        answers = []
+        for _ in range(2):
+            with Member(SMALL, OURS) as reader:
+                tap = Tap(source.place)
+                with contextlib.closing(tap):
+                    assert reader.fetch(tap.of(source.source), [4, 5], [6, 7]).error == ""
+                    answers.append(bytes(tap.answers[-20_000:]))
+        one, other = (np.frombuffer(answer, np.uint8) for answer in answers)
+        assert len(one) == len(other) == 20_000
+        pages = np.frombuffer(content(SMALL)[5].tobytes()[-10_000:], np.uint8)
+        assert np.mean(one == other) < 0.05, "not the same twice"
+        # (With one key stream for both the difference of what was sent would be that of the pages: none.)
+        assert np.mean(one[-10_016:-16] ^ other[-10_016:-16] == 0) < 0.05
+        assert np.mean(one[-10_016:-16] == pages) < 0.05
 
 
 def test_strangers_are_sent_away_and_keep_no_reader_away(monkeypatch):
