@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from baton.drafting.base import Int32Array
 
-_KEEP = 0.95
+_KEEP = 0.98
 """What a judged guess still counts after the next one."""
-_PRIOR_WEIGHT = 2.0
+_PRIOR_WEIGHT = 1.0
 """Guesses that the prior counts as."""
 
 
