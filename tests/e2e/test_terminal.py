@@ -15,7 +15,7 @@ import time
 import httpx
 import pytest
 
-from baton.cli.top import Away, Refused, ask
+from baton.cli.top import Away, Refused, ask, screen
 from tests.e2e.server import Server, child_pids, is_engine
 
 SIMULATED = ("--executor", "simulated", "--prefill", "1", "--decode", "1", "--disaggregation-threshold", "0")
@@ -136,3 +136,53 @@ def test_top_shows_a_server_and_finds_it_again() -> None:
         assert screen.process.poll() is None
     finally:
         screen.close()
+
+
+@pytest.mark.parametrize(
+    ("width", "instances", "requests"),
+    [
+        (
+            120,
+            "instance label state running waiting KV restarts",
+            "request state at seconds prompt generated",
+        ),
+        (55, "instance label state running waiting KV", "request state at seconds generated"),
+        (45, "instance state running waiting KV", "request state seconds generated"),
+    ],
+)
+def test_top_leaves_out_what_matters_least(width: int, instances: str, requests: str) -> None:
+    """All of it can be read; the ids of requests are cut before anything else is."""
+    from rich.console import Console
+
+    one = {"name": "decode-0", "label": "decode", "state": "ready", "draining": False, "paused": False}
+    one |= {
+        "drained": False,
+        "running": 1234,
+        "waiting": 0,
+        "num_blocks": 100,
+        "free_blocks": 25,
+        "restarts": 3,
+    }
+    now = {
+        "model": "m",
+        "version": "1",
+        "state": "ready",
+        "paused": False,
+        "leaving": False,
+        "now": 8.0,
+        "open": 1,
+    }
+    now |= {"totals": {"generated_tokens": 1, "prompt_tokens": 1, "handed_over": 0, "continued": 0}}
+    now |= {"instances": [one], "requests": [("0123456789abcdef" * 2, 6.5, 70, 8, "decode", "decode-0")]}
+    console = Console(width=width, record=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(screen(now, None, 5, width))
+    lines = [line.split() for line in captured.get().splitlines()]
+    head = lines.index(instances.split())
+    assert {"decode-0", "ready", "1,234", "75.0"} <= set(lines[head + 1])
+    head = lines.index(requests.split())
+    assert {"decode", "1.5", "8"} <= set(lines[head + 1])
+    assert lines[head + 1][0].startswith("01234567")
+    assert max(map(len, captured.get().splitlines())) <= width
+    assert re.search(r"KV 75\.0 %(   |$)", captured.get(), re.M)
+    assert re.search(r"handed over 0(   |$)", captured.get(), re.M)

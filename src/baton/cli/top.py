@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _PATH = "/debug/overview"
 _DEADLINE_S = 5.0
 _MOST_BYTES = 64 << 20
+_NAME = 16
+"""Characters of a name that are shown, at the expense of columns that matter less."""
+_TEXTS = 3
+"""Columns of a table that are texts; the others are numbers."""
 _ROWS = 20
 """Requests that are listed where it is not known how many lines there are."""
 
@@ -120,16 +124,18 @@ def _watch(url: str, address: str, api_key: str, interval: float) -> None:
             try:
                 now = ask(address, api_key)
                 room = max(1, console.size.height - len(now["instances"]) - 9)
-                shown, trouble = screen(now, last, room), ""
+                shown, trouble = screen(now, last, room, console.size.width), ""
                 last = now
             except Away as error:
                 trouble = f"{url}: {error}; asking again"
-            live.update(Group(shown, Text(trouble, style="red")) if trouble else shown, refresh=True)
+            # (Above it: what does not fit is left out at the bottom.)
+            live.update(Group(Text(trouble, style="red"), shown) if trouble else shown, refresh=True)
             time.sleep(max(0.0, interval - (time.monotonic() - began)))
 
 
-def screen(now: dict[str, Any], last: dict[str, Any] | None, rows: int) -> Group:
-    """What is shown of an overview; `last`: an earlier one, for what is told a second."""
+def screen(now: dict[str, Any], last: dict[str, Any] | None, rows: int, width: int | None = None) -> Group:
+    """What is shown of an overview; `last`: an earlier one, for what is told a second; `width`: columns of
+    the terminal, if there is one: what matters least goes where they are too few."""
     from rich.console import Group
     from rich.text import Text
 
@@ -150,50 +156,74 @@ def screen(now: dict[str, Any], last: dict[str, Any] | None, rows: int) -> Group
     title = Text.assemble(
         (f"{now['model']} {now['version']}  ", "bold"), (state, "green" if state == "ready" else "red")
     )
-    parts: list[Any] = [title, Text("   ".join(figures)), Text(), _instances(instances)]
+    parts: list[Any] = [title, Text("\n".join(_lines(figures, width))), Text(), _instances(instances, width)]
     if now["requests"]:
-        parts += [Text(), _requests(now, rows)]
+        parts += [Text(), _requests(now, rows, width)]
     left = now["open"] - min(rows, len(now["requests"]))
     if left > 0:
         parts.append(Text(f"and {left:,} more", style="dim"))
     return Group(*parts)
 
 
-def _instances(instances: list[dict[str, Any]]) -> Table:
-    table = _table("instance", "label", "state", running=1, waiting=1, KV=1, restarts=1)
+def _lines(figures: list[str], width: int | None) -> list[str]:
+    """They end between figures, not within."""
+    lines = figures[:1]
+    for figure in figures[1:]:
+        together = f"{lines[-1]}   {figure}"
+        if width is None or len(together) <= width:
+            lines[-1] = together
+        else:
+            lines.append(figure)
+    return lines
+
+
+def _instances(instances: list[dict[str, Any]], width: int | None) -> Table:
+    rows = []
     for one in instances:
         state = "paused" if one["paused"] else one["state"]
         if one["draining"]:
             state = "drained" if one["drained"] else "draining"
         total = one["num_blocks"] or 0
         numbers = (
-            f"{one['running'] or 0:,}",
-            f"{one['waiting'] or 0:,}",
+            one["running"] or 0,
+            one["waiting"] or 0,
             _percent(total - _free(one), total),
+            one["restarts"],
         )
-        style = "green" if state == "ready" else "red"
-        table.add_row(one["name"], one["label"], f"[{style}]{state}[/]", *numbers, f"{one['restarts']:,}")
-    return table
+        rows.append((one["name"], one["label"], state, *numbers))
+    return _table("instance label state running waiting KV restarts", rows, ("restarts", "label"), width)
 
 
-def _requests(now: dict[str, Any], rows: int) -> Table:
-    from rich.markup import escape
-
-    table = _table("request", "state", "at", seconds=1, prompt=1, generated=1)
-    for name, arrived, prompt, generated, state, at in now["requests"][:rows]:
-        seconds = f"{now['now'] - arrived:.1f}"
-        table.add_row(escape(name), state, at, seconds, f"{prompt:,}", f"{generated:,}")
-    return table
+def _requests(now: dict[str, Any], most: int, width: int | None) -> Table:
+    rows = [
+        (name, state, at, f"{now['now'] - arrived:.1f}", prompt, generated)
+        for name, arrived, prompt, generated, state, at in now["requests"][:most]
+    ]
+    return _table("request state at seconds prompt generated", rows, ("prompt", "at", "state"), width)
 
 
-def _table(*texts: str, **numbers: int) -> Table:
+def _table(names: str, rows: list[tuple[Any, ...]], least: tuple[str, ...], width: int | None) -> Table:
+    """`least`: the columns that go first where `width` is too small; the first one is cut where that is not
+    enough.  From the fourth on they are numbers."""
     from rich.table import Table
+    from rich.text import Text
 
+    head = names.split()
+    texts = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    wide = [max(len(text[place]) for text in [head, *texts]) for place in range(len(head))]
+    shown = list(range(len(head)))
+    for name in least:
+        if width is not None and min(wide[0], _NAME) + sum(wide[place] + 2 for place in shown[1:]) > width:
+            shown.remove(head.index(name))
+    if width is not None:
+        wide[0] = min(wide[0], max(1, width - sum(wide[place] + 2 for place in shown[1:])))
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in texts:
-        table.add_column(name, no_wrap=True)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
+    for place in shown:
+        side: Literal["left", "right"] = "right" if place >= _TEXTS else "left"
+        table.add_column(head[place], justify=side, no_wrap=True, width=wide[place])
+    for text in texts:
+        good = {"state": "green" if text[2] == "ready" else "red"} if head[0] == "instance" else {}
+        table.add_row(*(Text(text[place], style=good.get(head[place], "")) for place in shown))
     return table
 
 
