@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from baton.drafting.base import Int32Array
 
-_KEEP = 0.98
+_KEEP, _KEEP_ALL = 0.95, 0.998
 """What a judged guess still counts after the next one."""
-_PRIOR_WEIGHT = 1.0
-"""Guesses that the prior counts as."""
+_PRIOR_WEIGHT, _ALL_WEIGHT = 8.0, 2.0
+"""Guesses that the prior counts as beside those of all requests, and these beside those of one."""
 
 
 class Guesses(NamedTuple):
@@ -47,24 +47,26 @@ class Source(Protocol):
 
 class Judged:
     """The chances of guesses that say nothing of themselves, by position: of each slot the share that came
-    true lately, mixed with a prior."""
+    true, mixed with that of all requests, mixed with a prior. Old ones count less."""
 
     def __init__(self, num_slots: int, most: int, prior: float = 0.7) -> None:
         self._prior = prior
-        self._right: npt.NDArray[np.float64] = np.zeros((num_slots, most))
-        self._all: npt.NDArray[np.float64] = np.zeros((num_slots, most))
+        # By slot, and behind the last slot of all requests: guesses that were right, and guesses.
+        self._right: npt.NDArray[np.float64] = np.zeros((num_slots + 1, most))
+        self._count: npt.NDArray[np.float64] = np.zeros((num_slots + 1, most))
         self._open: dict[int, list[int]] = {}
         """By slot: what was guessed to come, of which nothing came yet."""
 
     def admit(self, slot: int) -> None:
         self._open.pop(slot, None)
-        self._right[slot] = self._all[slot] = 0
+        self._right[slot] = self._count[slot] = 0
 
     def judge(self, slot: int, came: list[int]) -> None:
         """What came after the last guess of this slot."""
         for place, (guess, token) in enumerate(zip(self._open.pop(slot, ()), came, strict=False)):
-            self._right[slot, place] = _KEEP * self._right[slot, place] + (guess == token)
-            self._all[slot, place] = _KEEP * self._all[slot, place] + 1
+            for row, keep in ((slot, _KEEP), (-1, _KEEP_ALL)):
+                self._right[row, place] = keep * self._right[row, place] + (guess == token)
+                self._count[row, place] = keep * self._count[row, place] + 1
             if guess != token:
                 break
 
@@ -72,8 +74,8 @@ class Judged:
         """Of this guess, which is judged by what comes next."""
         self._open[slot] = guess
         count = len(guess)
-        single = (self._right[slot, :count] + _PRIOR_WEIGHT * self._prior) / (
-            self._all[slot, :count] + _PRIOR_WEIGHT
-        )
+        right, seen = self._right[:, :count], self._count[:, :count]
+        of_all = (right[-1] + _PRIOR_WEIGHT * self._prior) / (seen[-1] + _PRIOR_WEIGHT)
+        single = (right[slot] + _ALL_WEIGHT * of_all) / (seen[slot] + _ALL_WEIGHT)
         found: npt.NDArray[np.float64] = single.cumprod(dtype=np.float64)
         return found
