@@ -127,7 +127,8 @@ class _Reader:
 
     def _step(self, rank: int, report: StepReport) -> None:
         if report.step and report.seconds > 0:
-            rows, prompts = len(report.slots) // _TOKEN_BYTES, len(report.prefill_slots) // _TOKEN_BYTES
+            rows = len(set(memoryview(report.slots).cast("i")))  # (a slot may have a run of tokens)
+            prompts = len(report.prefill_slots) // _TOKEN_BYTES
             self._steps.append(Step(self._now - report.seconds, self._now, rank, report.step, rows, prompts))
 
 
