@@ -7,8 +7,8 @@ most.  Three servers run side by side, and one at a time has something to do:
 
 * off: `--events-keep 0`: nothing is noted;
 * events: as without any flag;
-* all: events, `--otlp-traces-endpoint` to a receiver on this machine, which reads and throws away, and a
-  subscriber of `/ui/events`, as an open page is.
+* traces: events, and `--otlp-traces-endpoint` to a receiver on this machine, which reads and throws away;
+* all: these, and a subscriber of `/ui/events`, as an open page is.
 
 `RxPxO` is R streamed requests at once of P prompt and O output tokens; a round does as many of them as take
 about a second.  The servers take turns, each round begins with another one, and each round is compared with
@@ -271,6 +271,7 @@ def main() -> None:
             for name, flags in (
                 ("off", ("--events-keep", "0")),
                 ("events", ()),
+                ("traces", ("--otlp-traces-endpoint", url)),
                 ("all", ("--otlp-traces-endpoint", url)),
             )
         }

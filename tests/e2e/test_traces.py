@@ -20,7 +20,7 @@ from tests.e2e.killing import engines
 from tests.e2e.server import Server
 from tests.e2e.test_disaggregation import CLUSTER
 from tests.e2e.test_events import PROMPT, complete, logged
-from tests.observe.otlp import Collector, Span, plain
+from tests.observe.otlp import DEADLINE_S, Collector, Span, plain
 
 SMALL = ("--executor", "simulated", "--num-gpu-blocks-override", "64", "--max-model-len", "256")
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -190,42 +190,38 @@ def test_samplers_of_the_environment_decide(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL])
-def test_nobody_waits_for_a_collector_that_says_nothing(kill: signal.Signals) -> None:
+def test_nobody_waits_for_a_collector_that_says_nothing(
+    kill: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It takes connections, and that is all."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces"
         with Server(*SMALL, "--otlp-traces-endpoint", url) as server:
             for number in range(5):
                 ask(server, f"r{number}")
             children = list(engines(server).values())
-            begun = time.monotonic()
             server.process.send_signal(kill)
-            server.process.wait(60)
-            took = time.monotonic() - begun
-            assert took < 30  # (5 s for what is left, and the rest of the end)
+            server.process.wait(DEADLINE_S)  # (5 s for what is left, and the rest of the end)
+            end = time.monotonic() + DEADLINE_S
             for pid in children:
                 while Path(f"/proc/{pid}").exists():
-                    assert time.monotonic() - begun < 60
+                    assert time.monotonic() < end
                     time.sleep(0.05)
 
 
-def test_what_a_collector_does_not_take_is_counted() -> None:
+def test_what_a_collector_does_not_take_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1/traces"
-    environment = {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
-    os.environ.update(environment)
-    try:
-        with Server(*SMALL, "--otlp-traces-endpoint", url) as server:
-            ask(server, "lost")
-            end = time.monotonic() + 60
-            while not counter(server, 'traces_dropped_total{model_name="baton-tiny",reason="not_sent"}'):
-                assert time.monotonic() < end
-                time.sleep(0.1)
-            assert counter(server, "traces_sent_total") == 0
-            assert "the collector does not take spans" in server.log()
-    finally:
-        for name in environment:
-            del os.environ[name]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    with Server(*SMALL, "--otlp-traces-endpoint", url) as server:
+        ask(server, "lost")
+        end = time.monotonic() + DEADLINE_S
+        while not counter(server, 'traces_dropped_total{model_name="baton-tiny",reason="not_sent"}'):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert counter(server, "traces_sent_total") == 0
+        assert "the collector does not take spans" in server.log()
 
 
 def test_without_the_extra_the_flag_says_what_to_install(tmp_path: Path) -> None:
