@@ -1,13 +1,14 @@
 """One instance on several hosts: are its answers those of one rank, what do faults cost, and what a ticket.
 
-    python benchmarks/nodes.py [--prompts 24] [--rounds 2] [--only answers faults tickets] [--out FILE]
+    python benchmarks/nodes.py [--prompts 24] [--rounds 2] [--only answers bfloat16 ...] [--out FILE]
 
 Needs root and nothing outside of this machine: other hosts are network namespaces, each with a link (veth) of
 its own.  The embedded model and real servers, with a cluster's secret.
 
 **Answers.**  The same requests, greedy ones and drawn ones with seeds, all at once to one rank, then to 2 and
 4 ranks on 2 hosts and to 4 ranks on 4 hosts, in float32: numbers of ranks add in different orders, which in
-bfloat16 changes tokens wherever the ranks are.  Also beside as many ranks on one host.
+bfloat16 changes tokens wherever the ranks are.  Also beside as many ranks on one host, and that in bfloat16,
+too: the same sums in the same order, so where the ranks are must change nothing.
 
 **Faults.**  2 ranks on 2 hosts, in float32, while clients read answers one after another, `--rounds` times:
 
@@ -61,6 +62,7 @@ STREAMS = 3
 FLAGS = ("--num-threads", "1", "--log-level", "error")
 EXACT = ("--dtype", "float32")
 """Two numbers of ranks add in different orders; in bfloat16 that changes tokens."""
+OWN = ("--dtype", "bfloat16")
 LAYOUTS = ((2, 2), (4, 2), (4, 4))
 """(ranks, hosts)"""
 FAULTS = ("relay", "rank", "link process", "link down 1 s", "link down 20 s")
@@ -141,8 +143,25 @@ def answers(options: argparse.Namespace, hosts: Hosts, secret: str) -> dict[str,
     return found
 
 
-def read_from_one_host(ranks: int, count: int) -> list[list[int]]:
-    with Server(*FLAGS, *EXACT, "-tp", str(ranks)) as server:
+def bfloat16(options: argparse.Namespace, hosts: Hosts, secret: str) -> dict[str, Any]:
+    """Where the ranks are, in the model's own numbers."""
+    table = Table(
+        "bfloat16, embedded model", ("requests whose tokens differ", "of", "from as many on one host")
+    )
+    found: dict[str, Any] = {}
+    for ranks, count in LAYOUTS:
+        with spread(hosts, secret, ranks, count, *OWN) as (server, _):
+            got = read_all(server, options.prompts)
+        differ = sum(map(operator.ne, got, read_from_one_host(ranks, options.prompts, *OWN)))
+        name = f"{ranks} ranks on {count} hosts"
+        table.row(name, len(got), differ)
+        found[name] = {"requests": len(got), "from_one_host": differ}
+    table.print()
+    return found
+
+
+def read_from_one_host(ranks: int, count: int, *flags: str) -> list[list[int]]:
+    with Server(*FLAGS, *(flags or EXACT), "-tp", str(ranks)) as server:
         server.wait_ready(DEADLINE_S)
         return read_all(server, count)
 
@@ -286,12 +305,12 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=24, help="requests that are compared")
     parser.add_argument("--rounds", type=int, default=2, help="how often each fault strikes")
     parser.add_argument("--tickets", type=int, default=2000)
-    parser.add_argument("--only", nargs="+", choices=("answers", "faults", "tickets"))
+    parser.add_argument("--only", nargs="+", choices=("answers", "bfloat16", "faults", "tickets"))
     parser.add_argument("--out")
     options = parser.parse_args()
     facts = machine()
     print_machine(facts)
-    parts = {"answers": answers, "faults": faults, "tickets": tickets}
+    parts = {"answers": answers, "bfloat16": bfloat16, "faults": faults, "tickets": tickets}
     result: dict[str, Any] = {}
     hosts = Hosts(3)
     try:
