@@ -1,7 +1,9 @@
 """A TCP balancer as small as can be, in the event loop of a benchmark: it looks at `/ready` of each gateway,
 and gives each new connection to one that says 200, in turn.
 
-It passes bytes on and never looks at them, so a request that it has begun to pass on is not asked again.
+It passes bytes on and never looks at them, so a request that it has begun to pass on is not asked again.  A
+gateway that does not answer in time is asked again, as balancers do, before it counts as not ready; a client
+waits while no gateway is.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from dataclasses import dataclass, field
 
 LOOK_S = 0.1
 _ANSWER_S = 2.0
+_FALL = 3
+"""Looks in a row without an answer after which a gateway is not ready."""
+_WAIT_S = 30.0
 _PIECE = 1 << 16
 _READY = b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
@@ -61,8 +66,13 @@ class Balancer:
     # -- inside
 
     async def _look(self, backend: Backend) -> None:
+        unanswered = 0
         while True:
-            ready = await _is_ready(backend.port)
+            try:
+                ready, unanswered = await _is_ready(backend.port), 0
+            except TimeoutError:
+                unanswered += 1
+                ready = backend.ready and unanswered < _FALL
             if ready != backend.ready:
                 backend.ready = ready
                 backend.note()
@@ -79,10 +89,13 @@ class Balancer:
         return None
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        found = await self._connect()
-        if found is None:
-            writer.close()
-            return
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _WAIT_S
+        while (found := await self._connect()) is None:
+            if loop.time() > deadline:
+                writer.close()
+                return
+            await asyncio.sleep(LOOK_S)
         backend, back_reader, back_writer = found
         backend.unanswered += 1
 
@@ -124,6 +137,7 @@ async def _pump(
 
 
 async def _is_ready(port: int) -> bool:
+    """Raises `TimeoutError` if it does not answer."""
     try:
         async with asyncio.timeout(_ANSWER_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -132,5 +146,7 @@ async def _is_ready(port: int) -> bool:
                 return b" 200 " in await reader.readline()
             finally:
                 writer.close()
-    except (OSError, TimeoutError):
+    except TimeoutError:
+        raise
+    except OSError:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baton.engine.intake import Intake
+from baton.engine.request import Outbox
 from baton.engine.scheduling.waiting import WaitingLine
 from baton.gateway.cluster.request import EngineRequest
 from baton.protocol.rules.fair_queue import EVERYBODY, FairQueue, Flow, Share
@@ -123,3 +124,11 @@ def displaced_untold(patch: Patch) -> None:
             del self._refuse
 
     patch.setattr(Intake, "_make_place", wrong)
+
+
+@mutation("the gateways over which a user asks are one", "fair", scenario="gateway-floods")
+def gateways_are_one(patch: Patch) -> None:
+    def wrong(self, name):
+        self.name = name
+
+    patch.setattr(Outbox, "call", wrong)

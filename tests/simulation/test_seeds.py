@@ -41,6 +41,7 @@ FIXED = {
     "retired": range(0, 20),
     "early": range(0, 20),
     "fair": range(0, 40),
+    "gateway-floods": range(0, 40),
     "returns": range(0, 20),
     "watchers": range(0, 20),
     "weights": range(0, 20),

@@ -218,8 +218,7 @@ def _draw_floods(
     often = [random.choice((1, 2, 6)) for _ in shape.flows]
     floods = []
     for spec in requests:
-        index = random.choices(range(len(shape.flows)), often)[0]
-        length, max_tokens = sizes[index]
+        length, max_tokens = sizes[index := random.choices(range(len(shape.flows)), often)[0]]
         floods.append(
             replace(
                 spec,
@@ -227,6 +226,7 @@ def _draw_floods(
                 prompt=tuple(random.randrange(POISON) for _ in range(length)),
                 stopping=Stopping(min(max_tokens, config.max_model_len - length)),
                 flow=shape.flows[index],
+                gateway=0 if shape.flooded and random.random() < 0.8 else spec.gateway,
             )
         )
     return tuple(floods)

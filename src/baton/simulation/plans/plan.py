@@ -248,6 +248,8 @@ class Shape:
     slots: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 8)
     flows: tuple[Flow, ...] = ()
     """Each request is of one of these, and all of one flow are of the same size and come in a flood."""
+    flooded: bool = False
+    """Most of the requests of `flows` come over the first gateway."""
     arranged: bool = False
     """Gateways change labels themselves."""
     bursts: tuple[int, int] | None = None

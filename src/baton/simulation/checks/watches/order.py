@@ -189,12 +189,22 @@ class OrderWatch:
             return one_ran
         if not one_ran and one.flow != other.flow and not (one.lets_pass or other.lets_pass):
             return False
-        before = known.before.waiting if known.before is not None else []
-        flows = {request.flow for request, ran in before if not ran}
-        if other.lets_pass and not (one_ran or one.lets_pass) and len(flows) > 1:
-            return False  # (it goes before the newcomer whose turn it is, if that came later still)
         passes = engine.instance.config.max_waiting + 0.5
-        return mine.place + passes * one.lets_pass < theirs.place + passes * other.lets_pass
+        there = theirs.place + passes * other.lets_pass
+        if other.lets_pass and not (one_ran or one.lets_pass) and self._has_turn_after(known, one, there):
+            return False  # (it goes before the newcomer whose turn it is, and that may be another flow's)
+        return mine.place + passes * one.lets_pass < there
+
+    def _has_turn_after(self, known: _Engine, one: Request, place: float) -> bool:
+        """Whether it may be the turn of a newcomer of another flow than `one`, that came after this place."""
+        mine = known.came[one]
+        for request, ran in known.before.waiting if known.before is not None else ():
+            came = known.came.get(request)
+            if ran or request.lets_pass or came is None or request.flow == one.flow:
+                continue
+            if came.priority == mine.priority and came.place > place:
+                return True
+        return False
 
     # -- who comes
 
