@@ -99,6 +99,12 @@ def garbage(source):
     told(source.place, b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n")
 
 
+def a_few_bytes(source):
+    """And leaves."""
+    with socket.create_connection(source.place) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+
+
 def too_much(source):
     """The beginning of a handshake that never ends."""
     connection, _ = knocked(source.place, source.server._encryption.fingerprint)
@@ -142,6 +148,7 @@ def told_on(connection, data):
         known_to_another_server,
         in_clear,
         garbage,
+        a_few_bytes,
         too_much,
         silence,
         silence_after_it_has_knocked,

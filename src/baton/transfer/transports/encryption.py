@@ -106,7 +106,12 @@ class PageEncryption:
         """The server's end, first: until the other end has knocked."""
         heard = b""
         while len(heard) < KNOCK_BYTES:
-            heard += yield from _receive(connection, KNOCK_BYTES - len(heard), budget)
+            try:
+                heard += yield from _receive(connection, KNOCK_BYTES - len(heard), budget)
+            except (Closed, ConnectionError):
+                if heard:
+                    raise NotAMember("it said something, and left") from None
+                raise
         problem = self._knocks.why_not(heard)
         if problem:
             with contextlib.suppress(OSError):
