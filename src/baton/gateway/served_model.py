@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from baton.protocol.limits import MAX_LOGPROBS
 from baton.protocol.pooling import Pooling
 from baton.protocol.routes import id_width
-from baton.protocol.sampling_params import MAX_LOGPROBS
 
 _PLACES = re.compile(r"(\{(?:instruction|query|document)\})")
 Task = Literal["generate", "embed", "score", "classify"]

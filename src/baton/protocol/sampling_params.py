@@ -20,8 +20,6 @@ from baton.protocol.repetition import RepetitionDetection
 from baton.protocol.sampling import Constraint, LogitBias, Sampling, Stopping
 from baton.protocol.structured_outputs import StructuredOutputs
 
-MAX_LOGPROBS = 20
-"""Where `--max-logprobs` says nothing else."""
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 4096

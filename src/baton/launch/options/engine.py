@@ -10,7 +10,7 @@ from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS
 from baton.launch.limits import MAX_SECONDS, OptionError
 from baton.launch.options.flag import Options, flag
 from baton.launch.options.speculation import SpeculationOptions
-from baton.protocol.sampling_params import MAX_LOGPROBS
+from baton.protocol.limits import MAX_LOGPROBS
 
 MANY = 1 << 30
 """Of requests: the queue of a program's own instance has no end."""
