@@ -59,12 +59,15 @@ function instanceRow(name, order) {
   const row = element("tr");
   row.dataset.name = name;
   for (const cell of CELLS) row.append(element("td", undefined, cell));
-  const label = element("select"), drain = element("button"), meter = element("meter");
+  const label = element("select"), drain = element("button"), meter = element("span", undefined, "meter");
   label.setAttribute("aria-label", "Label of " + name);
   label.append(...["mixed", "prefill", "decode"].map((one) => new Option(one, one)));
   label.addEventListener("change", () => order(name, { label: label.value }));
   drain.addEventListener("click", () => order(name, { state: drain.dataset.draining ? "active" : "draining" }));
-  meter.setAttribute("aria-label", "KV in use");
+  for (const [key, value] of [["role", "meter"], ["aria-label", "KV in use"], ["aria-valuemin", 0], ["aria-valuemax", 100]]) {
+    meter.setAttribute(key, value);
+  }
+  meter.append(element("i"));
   row.cells[0].textContent = name;
   row.cells[1].append(label);
   row.cells[3].dataset.of = "Running";
@@ -90,8 +93,10 @@ function drawInstances(instances, order) {
     write(waiting, number(one.waiting || 0));
     running.className = "running n";
     waiting.className = "waiting n";
-    kv.firstChild.value = used(one);
-    write(kv.lastChild, " " + (100 * used(one)).toFixed(1) + " %");
+    const percent = (100 * used(one)).toFixed(1);
+    kv.firstChild.setAttribute("aria-valuenow", percent);
+    kv.firstChild.firstChild.style.width = percent + "%";
+    write(kv.lastChild, ` ${percent} %`);
     write(orders.firstChild, one.draining ? "Use again" : "Drain");
     orders.firstChild.setAttribute("aria-label", (one.draining ? "Use again: " : "Drain ") + one.name);
     orders.firstChild.dataset.draining = one.draining ? "1" : "";
