@@ -103,12 +103,15 @@ def test_charts_show_each_request_and_each_gap() -> None:
 
 def test_very_many_values_make_no_large_page() -> None:
     many = [outcome(number / 100, [0.1, 0.0, *([0.02] * 59), 9.0]) for number in range(2000)]
+    many[1003].times[20] += 500.0  # the longest of all gaps
     text = made(many)
     assert len(text) < 400_000
     assert f"{MOST_POINTS:,} of 122,000 points" in text
     _, _, itl, _ = charts(text)
     drawn = paths(itl, "points")[0]
     assert 0.9 * MOST_POINTS < drawn.count("h0") <= MOST_POINTS
+    heights = sorted(float(at.split()[1].removesuffix("h0")) for at in drawn.split("M")[1:])
+    assert heights[0] < heights[1] - 20, "the longest is drawn"
     assert "logarithmic" in "".join(text.text or "" for text in itl.iter("text"))
 
 
