@@ -39,7 +39,7 @@ NOT_RUN = {
     r"baton serve (MODEL|--instance) .*--leader 10": "needs two hosts; tests/e2e/test_nodes.py",
     r"baton serve MODEL --mixed 0 ": "no instance that could answer; see tests/e2e/test_cluster.py",
     r"baton serve MODEL --ray ": "needs Ray; tests/deploy/test_ray.py",
-    r"(kubectl|helm|docker) |PREFILL=": "needs a cluster or a daemon; see tests/deploy",
+    r"(kubectl|helm|docker) |(PREFILL|HOSTS)=": "needs a cluster or a daemon; see tests/deploy",
     r"export ANTHROPIC_": "a client's settings",
     r"baton scale ": "watches until Ctrl-C; tests/e2e/test_scale.py",
     r"baton simulate --explore all": "takes a minute; tests/simulation/test_explorer.py runs each scenario",

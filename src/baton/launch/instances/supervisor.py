@@ -158,7 +158,8 @@ class Supervisor:
                     raise InstanceFailed(reason)
                 was_killed = True
                 if failures > self._max_restarts:
-                    reason = f"the instance failed {failures} times in a row, the last time: {reason}"
+                    if failures > 1:
+                        reason = f"the instance failed {failures} times in a row, the last time: {reason}"
                     self._client.failed(reason)
                     raise InstanceFailed(reason)
                 pause = max(0.0, _backoff(failures) - served_s)
