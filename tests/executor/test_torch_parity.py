@@ -78,7 +78,7 @@ def same_in_a_crowd(executor: TorchExecutor) -> None:
 def vector(report: TokenLogprobs) -> torch.Tensor:
     """The whole distribution of a report that was asked for with logprobs = VOCAB."""
     found = torch.full((VOCAB,), float("nan"))
-    for token, logprob in report.top:
+    for token, logprob in report.best():
         found[token] = logprob
     return found
 

@@ -105,6 +105,16 @@ def test_the_same_decisions_byte_for_byte(recording):
     assert replay(recording).digest == result.digest
 
 
+def test_what_an_engine_left_that_was_killed_at_its_start_is_left_out(recording):
+    for name, content in (("nothing", b""), ("magic", MAGIC), ("half", MAGIC + b"\1")):
+        (recording.parent / name).mkdir()
+        segment(recording.parent / name, 1).write_bytes(content)
+    assert find_recordings(recording.parent) == [recording]
+    assert find_recordings(recording.parent / "magic") == [recording.parent / "magic"]
+    with pytest.raises(DamagedRecording, match="the recording is empty"):
+        replay(recording.parent / "magic")
+
+
 def test_other_runs_have_other_digests(recording, tmp_path, monkeypatch):
     world = record_a_world(tmp_path / "other", monkeypatch, seed=1)
     world.core.close()

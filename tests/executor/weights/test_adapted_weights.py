@@ -44,7 +44,7 @@ def answers(executor: TorchExecutor) -> list[object]:
     driver.run()
     for request in requests:
         driver.remove(request)
-    return [(request.tokens, [report.top for report in request.logprobs]) for request in requests]
+    return [(request.tokens, [list(report.best()) for report in request.logprobs]) for request in requests]
 
 
 def make(directory: Path, **settings: Any) -> TorchExecutor:

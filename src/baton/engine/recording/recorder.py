@@ -54,7 +54,7 @@ class Header(msgspec.Struct, tag="header", array_like=True, frozen=True):
     baton: str
     python: str
     started: float
-    """Seconds since the epoch, when the engine's clock showed `now`."""
+    """Seconds since the epoch when the engine's clock showed `now`: relates recordings' clocks."""
     config: InstanceConfig
     incarnation: str
     workers: list[int]
@@ -192,7 +192,6 @@ class RecordingCore(EngineCore):
         peer_endpoint: str = "",
         secret: bytes = b"",
     ) -> None:
-        started = time.time()  # (at once: clocks of several recordings are brought together by it)
         super().__init__(
             config,
             incarnation=incarnation,
@@ -217,7 +216,7 @@ class RecordingCore(EngineCore):
         header = Header(
             __version__,
             platform.python_version(),
-            started,
+            _wall_time(now),
             config,
             incarnation,
             self.workers,
@@ -383,6 +382,12 @@ def create_core(
         peer_endpoint=peer_endpoint,
         secret=secret,
     )
+
+
+def _wall_time(now: float) -> float:
+    """Seconds since the epoch when `time.monotonic` showed `now`, by the quickest of a few looks at both."""
+    looks = ((time.monotonic(), time.time(), time.monotonic()) for _ in range(5))
+    return min((after - before, wall - before + now) for before, wall, after in looks)[1]
 
 
 def _size_of(directory: Path, but: Path) -> int:

@@ -97,13 +97,23 @@ class Watch(Protocol):
 
 
 def find_recordings(path: Path) -> list[Path]:
-    """The recordings in a directory, oldest first, or itself.  Raises `DamagedRecording` if there is none."""
+    """The recordings in a directory, oldest first, or itself.  Raises `DamagedRecording` if there is none.
+
+    An engine that is killed right after its start leaves an empty one, which is left out beside others.
+    """
     if any(path.glob("*.tape")):
         return [path]
     found = sorted({segment.parent for segment in path.glob("*/*.tape")})
     if not found:
         raise DamagedRecording(f"{path}: there is no recording here")
-    return found
+    return [directory for directory in found if not _is_empty(directory)] or found
+
+
+def _is_empty(directory: Path) -> bool:
+    try:
+        return next(iter(TapeReader(directory)), None) is None
+    except DamagedRecording:
+        return False  # (what is wrong with it is said when it is read)
 
 
 def replay(directory: Path, watch: Watch | None = None) -> Replay:
