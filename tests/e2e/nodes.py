@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from baton.protocol.rules.cluster_secret import SECRET_BYTES, ClusterSecret
 from tests.e2e.server import child_pids
@@ -59,6 +63,19 @@ class Hosts:
         for name in self._made:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", self._bridge], check=False, capture_output=True)
+
+
+@contextmanager
+def hosts_or_skip(others: int) -> Iterator[Hosts]:
+    """The test is skipped where they cannot be made."""
+    try:
+        made = Hosts(others)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespace or veth can be made here: {error}")
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 class JoinedFrom(Joined):

@@ -163,8 +163,8 @@ class Capture:
         return b"\0".join(map(bytes, streams.values()))
 
 
-def listening_ports(pid: int) -> set[int]:
-    """Of TCP, of one process."""
+def socket_inodes(pid: int) -> set[str]:
+    """Of all sockets of one process."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -173,6 +173,12 @@ def listening_ports(pid: int) -> set[int]:
             continue
         if found:
             inodes.add(found[1])
+    return inodes
+
+
+def listening_ports(pid: int) -> set[int]:
+    """Of TCP, of one process."""
+    inodes = socket_inodes(pid)
     rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 

@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from baton.executor.simulated import simulated_tokens
-from tests.e2e.nodes import Hosts, NodeHost, named, write_secret
+from tests.e2e.nodes import Hosts, NodeHost, hosts_or_skip, named, write_secret
 from tests.e2e.server import Server, alive, child_pids
 from tests.e2e.test_cluster import DEADLINE_S, InBackground, instances, until
 
@@ -31,14 +30,8 @@ PORT = 8009
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
-    try:
-        made = Hosts(1)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespace or veth can be made here: {error}")
-    try:
+    with hosts_or_skip(1) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture(scope="module")

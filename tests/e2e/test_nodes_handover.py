@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.nodes import Hosts, JoinedFrom, NodeHost, write_secret
+from tests.e2e.nodes import Hosts, JoinedFrom, NodeHost, hosts_or_skip, write_secret
 from tests.e2e.server import Server
 from tests.e2e.test_cluster import (
     InBackground,
@@ -48,14 +47,8 @@ ETH_P_ALL = 3
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
-    try:
-        made = Hosts(4)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespace or veth can be made here: {error}")
-    try:
+    with hosts_or_skip(4) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture(scope="module")

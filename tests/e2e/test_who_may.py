@@ -54,6 +54,7 @@ from tests.e2e.test_members import (  # noqa: F401 (some are fixtures)
     pair,
     refusals,
     secret,
+    socket_inodes,
 )
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
@@ -287,14 +288,7 @@ def test_every_port_of_an_engine_is_one_of_these(
 
 def sockets_of(pid: int) -> set[Path]:
     """Listening sockets of the file system, of one process."""
-    inodes = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry))
-        except OSError:
-            continue
-        if found:
-            inodes.add(found[1])
+    inodes = socket_inodes(pid)
     rows = [row.split() for row in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]
     listens = 0x10000
     return {

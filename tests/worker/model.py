@@ -162,31 +162,10 @@ class Model:
 
     def commit(self, rows, tokens, late=()):
         """Returns (tokens by slot and epoch, closings by slot and epoch); `late`: slots without one."""
-        given, closed = [], []
-        tokens = iter(tokens)
-        for row in rows:
-            slot = self.open[row.slot]
-            slot.computed += len(row.tokens)
-            if not row.samples:
-                continue
-            token = next(tokens)
-            if row.slot in late:
-                slot.computed -= 1
-                slot.repeated = True
-                continue
-            slot.tokens.append(token)
-            given.append((row.slot, slot.epoch, token))
-            generated = len(slot.tokens) - slot.num_prompt
-            if token in slot.stopping.stop_token_ids and generated > slot.stopping.min_tokens:
-                closed.append((row.slot, slot.epoch, "stop"))
-            elif generated == slot.stopping.max_tokens:
-                closed.append((row.slot, slot.epoch, "length"))
-            elif slot.handover:
-                closed.append((row.slot, slot.epoch, "handed_over"))
-            else:
-                continue
-            del self.open[row.slot]
-        return given, closed
+        sampling = [row.slot for row in rows if row.samples]
+        return self.commit_runs(
+            rows, {slot: [token] for slot, token in zip(sampling, tokens, strict=True)}, late
+        )
 
 
 def sample(rows, model):
