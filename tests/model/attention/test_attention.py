@@ -60,7 +60,6 @@ def test_matches_a_direct_computation(
             patch.setattr(torch_backend, "_SPLIT_TOKENS", 0)
             patch.setattr(torch_pieces, "_GATHER_BYTES", 2000)
             patch.setattr(torch_pieces, "_PIECE_TOKENS", 16)
-            patch.setattr(torch_pieces, "_TILE_ROWS", 8)
         rows = sorted(rows, key=lambda row: row[1] != 1)
         starts = np.array([start for start, _ in rows], np.int32)
         counts = np.array([count for _, count in rows], np.int32)

@@ -17,6 +17,7 @@ for all of them.  Query heads that share a KV head stand in the place of query p
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,13 +29,11 @@ from baton.model.attention.base import AttentionShape, AttentionStep
 from baton.model.attention.kv_int8 import rounded
 from baton.model.attention.torch_tiles import Int64Array, TorchTiles, Writes, rows_of
 from baton.model.ops.fused import Activations, tanh
-from baton.model.ops.steady import Sizes, find_sizes
+from baton.model.ops.steady import Sizes, find_sizes, random_rows
 
 _GATHER_BYTES = 4 << 20
 """Of keys and values that are computed with at once, so that they stay in the cache."""
 _PIECE_TOKENS = 256
-_TILE_ROWS = 512
-"""Of a tile of queries at most, query heads counted."""
 _LEAST_WIDTH = 16
 """Of values: narrower products are computed in ways of their own."""
 _NOTHING = float("-inf")
@@ -86,12 +85,9 @@ class TorchPieces(TorchTiles):
         self._piece_blocks = max(1, _PIECE_TOKENS // shape.block_size)
         self._piece_tokens = self._piece_blocks * shape.block_size
         self._width = max(shape.head_dim, _LEAST_WIDTH)
-        sizes = [
-            _sizes(shape.head_dim, self._piece_tokens, transposed=True),
-            _sizes(self._piece_tokens, self._width, transposed=False),
-        ]
-        self._unit = max(found.unit for found in sizes)
-        self._tile_rows = min(_TILE_ROWS, *(found.most for found in sizes))
+        of_scores = _sizes(shape.head_dim, self._piece_tokens, transposed=True)
+        self._sizes = of_scores.common(_sizes(self._piece_tokens, self._width, transposed=False))
+        """Numbers of rows of a tile of queries, query heads counted."""
         self._exact = torch.empty(0)
 
     # Once a step
@@ -158,11 +154,11 @@ class TorchPieces(TorchTiles):
 
     def _rows(self, count: int) -> int:
         """Of the queries of `count` positions, filled up."""
-        return -(-count * self._heads_per_kv // self._unit) * self._unit
+        return sum(self._sizes.parts(count * self._heads_per_kv))
 
     def _tile_slices(self, count: int) -> list[slice]:
-        rows = self._rows(count)
-        return [slice(at, min(at + self._tile_rows, rows)) for at in range(0, rows, self._tile_rows)]
+        sizes = self._sizes.parts(count * self._heads_per_kv)
+        return [slice(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
     # For each layer
 
@@ -257,4 +253,4 @@ def _sizes(inputs: int, outputs: int, transposed: bool) -> Sizes:
             -1, 0
         ]
 
-    return find_sizes(product, inputs, torch.float32)
+    return find_sizes(product, random_rows(inputs, torch.float32))

@@ -1,0 +1,314 @@
+"""A program a row: the row's token, from its chunks' maxima and masses.  `chunks` tells the theory."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+from baton.model.cuda.chunks import ordered, read_row, uniform, weigh
+
+_NONE: Final = tl.constexpr(0x7FFFFFFF)
+"""No token."""
+_PIVOTS: Final = tl.constexpr(8)
+_WEIGHTLESS: Final = tl.constexpr(88.0)
+"""So many temperatures below the largest logit a weight is 0."""
+_BELOW_ALL: Final = tl.constexpr(-(1 << 40))
+"""Below what `ordered` makes of any logit."""
+
+
+@triton.jit
+def kept(keys: tl.tensor, ids: tl.tensor, border: tl.tensor, last: tl.tensor) -> tl.tensor:
+    """Which tokens the prefix of the ranking has that ends with the token `last`, whose logit is `border`."""
+    return (keys > border) | ((keys == border) & (ids <= last))
+
+
+@triton.jit
+def measure(
+    logits: tl.tensor,
+    masks: tl.tensor,
+    masked: tl.tensor,
+    maxima: tl.tensor,
+    vocab: tl.tensor,
+    chunks: tl.tensor,
+    most: tl.tensor,
+    temperature: tl.tensor,
+    min_p: tl.tensor,
+    counts: tl.tensor,
+    border: tl.tensor,
+    last: tl.tensor,
+    pivots: tl.tensor,
+    low: tl.tensor,
+    CHUNK: tl.constexpr,
+) -> tl.tensor:
+    """[pivots] float64: number (`counts`) or mass of what is kept and lies above each pivot, of which `low`
+    is the smallest."""
+    found = tl.zeros((_PIVOTS,), tl.float64)
+    for chunk in range(0, chunks):
+        if ordered(tl.load(maxima + chunk)) > low:
+            values, _ = read_row(logits, masks, masked, chunk, vocab, CHUNK)
+            keys = ordered(values)
+            each = weigh(values, most, temperature, min_p)
+            each = tl.where(counts, 1.0, each)
+            ids = chunk * CHUNK + tl.arange(0, CHUNK)
+            each = tl.where(kept(keys, ids, border, last), each, 0.0).to(tl.float64)
+            found += tl.sum(tl.where(keys[:, None] > pivots[None, :], each[:, None], 0.0), 0)
+    return found
+
+
+@triton.jit
+def find_cut(
+    logits: tl.tensor,
+    masks: tl.tensor,
+    masked: tl.tensor,
+    maxima: tl.tensor,
+    vocab: tl.tensor,
+    chunks: tl.tensor,
+    most: tl.tensor,
+    temperature: tl.tensor,
+    min_p: tl.tensor,
+    counts: tl.tensor,
+    border: tl.tensor,
+    last: tl.tensor,
+    limit: tl.tensor,
+    CHUNK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """(border, last) of the shortest prefix, of what is kept so far, that reaches `limit` in tokens
+    (`counts`) or in mass; what is kept so far if nothing shorter does."""
+    high = ordered(most)  # what lies above `high` does not reach the limit, what lies above `low` does
+    low = tl.minimum(ordered(most - _WEIGHTLESS * temperature), high - 1)
+    above = limit * 0.0
+    state = chunks * 0  # 0: nothing is known of `low`; 1: it reaches the limit; 2: it does not
+    while (state != 2) & ((high - low > 1) | (state == 0)):
+        pivots = low + (high - low) * tl.arange(0, _PIVOTS) // _PIVOTS
+        found = measure(
+            logits,
+            masks,
+            masked,
+            maxima,
+            vocab,
+            chunks,
+            most,
+            temperature,
+            min_p,
+            counts,
+            border,
+            last,
+            pivots,
+            low,
+            CHUNK,
+        )
+        reaches = found >= limit
+        state = tl.where((state == 1) | (tl.max(tl.where(reaches, 1, 0), 0) == 1), 1, 2)
+        low = tl.maximum(low, tl.max(tl.where(reaches, pivots, low), 0))
+        fails = (found < limit) & (pivots > low)
+        lowest = tl.min(tl.where(fails, pivots, high), 0)
+        above = tl.where(lowest < high, tl.max(tl.where(fails & (pivots == lowest), found, 0.0), 0), above)
+        high = lowest
+    if state == 1:
+        # What equals `high` makes up the rest: so many of it, those of the smallest ids.
+        bits = high.to(tl.int32)
+        value = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        weight = tl.max(weigh(tl.zeros((_PIVOTS,), tl.float32) + value, most, temperature, min_p), 0)
+        each = tl.where(counts | (weight == 0.0), 1.0, weight).to(tl.float64)
+        number = tl.minimum(tl.maximum(tl.ceil((limit - above) / each), 1.0), vocab).to(tl.int32)
+        seen = number * 0
+        ends = number * 0 + _NONE
+        for chunk in range(0, chunks):
+            if (seen < number) & (ordered(tl.load(maxima + chunk)) >= high):
+                values, there = read_row(logits, masks, masked, chunk, vocab, CHUNK)
+                ids = chunk * CHUNK + tl.arange(0, CHUNK)
+                equal = there & (ordered(values) == high) & kept(ordered(values), ids, border, last)
+                rank = seen + tl.cumsum(tl.where(equal, 1, 0), 0)
+                ends = tl.minimum(ends, tl.min(tl.where(equal & (rank == number), ids, _NONE), 0))
+                seen = tl.max(rank, 0)
+        last = tl.where(high > border, ends, tl.minimum(ends, last))
+        border = high
+    return border, last
+
+
+@triton.jit
+def chunk_masses(
+    logits: tl.tensor,
+    masks: tl.tensor,
+    masked: tl.tensor,
+    maxima: tl.tensor,
+    vocab: tl.tensor,
+    chunks: tl.tensor,
+    most: tl.tensor,
+    temperature: tl.tensor,
+    min_p: tl.tensor,
+    border: tl.tensor,
+    last: tl.tensor,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+) -> tl.tensor:
+    """[CHUNKS] float64: the mass of what is kept of each."""
+    index = tl.arange(0, CHUNKS)
+    masses = tl.zeros((CHUNKS,), tl.float64)
+    for chunk in range(0, chunks):
+        if ordered(tl.load(maxima + chunk)) >= border:
+            values, _ = read_row(logits, masks, masked, chunk, vocab, CHUNK)
+            ids = chunk * CHUNK + tl.arange(0, CHUNK)
+            each = weigh(values, most, temperature, min_p)
+            each = tl.where(kept(ordered(values), ids, border, last), each, 0.0)
+            masses = tl.where(index == chunk, tl.sum(each.to(tl.float64), 0), masses)
+    return masses
+
+
+@triton.jit
+def choose_kernel(
+    logits: tl.tensor,
+    slots: tl.tensor,
+    positions: tl.tensor,
+    tokens: tl.tensor,
+    temperatures: tl.tensor,
+    top_ks: tl.tensor,
+    top_ps: tl.tensor,
+    min_ps: tl.tensor,
+    streams: tl.tensor,
+    all_masked: tl.tensor,
+    all_masks: tl.tensor,
+    all_maxima: tl.tensor,
+    all_masses: tl.tensor,
+    stride: tl.tensor,
+    words: tl.tensor,
+    vocab: tl.tensor,
+    chunks: tl.tensor,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+) -> None:
+    """Programs: (rows,).  tokens: int32 [rows]."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    temperature = tl.load(temperatures + slot)
+    masked = tl.load(all_masked + slot)
+    masks, logits_row, maxima = all_masks + slot * words, logits + row * stride, all_maxima + row * chunks
+    index = tl.arange(0, CHUNKS)
+    of_chunks = tl.load(maxima + index, mask=index < chunks, other=float("-inf"))
+    most = tl.max(of_chunks, 0)
+    token = chunks * 0 + _NONE
+    if (temperature > 0) & (tl.abs(most) < float("inf")):
+        top_k, top_p, min_p = tl.load(top_ks + slot), tl.load(top_ps + slot), tl.load(min_ps + slot)
+        border = top_k * 0 + _BELOW_ALL
+        last = token
+        masses = tl.load(all_masses + row * chunks + index, mask=index < chunks, other=0.0)
+        if top_k < vocab:
+            border, last = find_cut(
+                logits_row,
+                masks,
+                masked,
+                maxima,
+                vocab,
+                chunks,
+                most,
+                temperature,
+                min_p,
+                masked == masked,
+                border,
+                last,
+                top_k.to(tl.float64),
+                CHUNK,
+            )
+            masses = chunk_masses(
+                logits_row,
+                masks,
+                masked,
+                maxima,
+                vocab,
+                chunks,
+                most,
+                temperature,
+                min_p,
+                border,
+                last,
+                CHUNK,
+                CHUNKS,
+            )
+        if top_p < 1:
+            border, last = find_cut(
+                logits_row,
+                masks,
+                masked,
+                maxima,
+                vocab,
+                chunks,
+                most,
+                temperature,
+                min_p,
+                masked != masked,
+                border,
+                last,
+                top_p * tl.sum(masses, 0),
+                CHUNK,
+            )
+            masses = chunk_masses(
+                logits_row,
+                masks,
+                masked,
+                maxima,
+                vocab,
+                chunks,
+                most,
+                temperature,
+                min_p,
+                border,
+                last,
+                CHUNK,
+                CHUNKS,
+            )
+        reached = tl.cumsum(masses, 0)
+        target = uniform(tl.load(streams + slot), tl.load(positions + row)) * tl.max(reached, 0)
+        chunk = tl.min(tl.where(reached > target, index, CHUNKS), 0)
+        # Rounding may put the target at the total itself: then it is the last one of positive weight.
+        chunk = tl.where(chunk < CHUNKS, chunk, tl.max(tl.where(masses > 0, index, 0), 0))
+        before = tl.sum(tl.where(index < chunk, masses, 0.0), 0)
+        values, _ = read_row(logits_row, masks, masked, chunk, vocab, CHUNK)
+        ids = chunk * CHUNK + tl.arange(0, CHUNK)
+        each = weigh(values, most, temperature, min_p)
+        each = tl.where(kept(ordered(values), ids, border, last), each, 0.0).to(tl.float64)
+        token = tl.min(tl.where((each > 0) & (before + tl.cumsum(each, 0) > target), ids, _NONE), 0)
+        token = tl.where(token == _NONE, tl.max(tl.where(each > 0, ids, 0), 0), token)
+    else:
+        chunk = tl.min(tl.where((of_chunks == most) & (index < chunks), index, CHUNKS), 0)
+        while (token == _NONE) & (chunk < chunks):
+            values, there = read_row(logits_row, masks, masked, chunk, vocab, CHUNK)
+            ids = chunk * CHUNK + tl.arange(0, CHUNK)
+            token = tl.min(tl.where(there & (values == most), ids, _NONE), 0)
+            chunk += 1
+        token = tl.where(token == _NONE, 0, token)
+    tl.store(tokens + row, token)
+
+
+@triton.jit
+def edit_kernel(
+    logits: tl.tensor,
+    rows: tl.tensor,
+    ids: tl.tensor,
+    biases: tl.tensor,
+    banned: tl.tensor,
+    seen: tl.tensor,
+    counts: tl.tensor,
+    repetitions: tl.tensor,
+    frequencies: tl.tensor,
+    presences: tl.tensor,
+    stride: tl.tensor,
+    total: tl.tensor,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Programs: (stretches of entries,).  Each entry is another token of a row:
+    `sampling.edits.edit_logits`."""
+    index = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    there = index < total
+    row = tl.load(rows + index, mask=there, other=0).to(tl.int64)
+    at = logits + row * stride + tl.load(ids + index, mask=there, other=0)
+    value = tl.load(at, mask=there, other=0.0) + tl.load(biases + index, mask=there, other=0.0)
+    value = tl.where(tl.load(banned + index, mask=there, other=0) != 0, float("-inf"), value)
+    repetition = tl.load(repetitions + row, mask=there, other=1.0)
+    number = tl.load(counts + index, mask=there, other=0.0)
+    penalized = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
+    often = tl.load(frequencies + row, mask=there, other=0.0) * number
+    once = tl.where(number > 0, tl.load(presences + row, mask=there, other=0.0), 0.0)
+    penalized = penalized - (often + once)
+    tl.store(at, tl.where(tl.load(seen + index, mask=there, other=0) != 0, penalized, value), mask=there)

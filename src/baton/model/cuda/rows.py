@@ -1,0 +1,173 @@
+"""What happens to activations between two products, a row at a time: `ops.fused` as kernels.
+
+Theory.  All of it is bound by memory, so each reads its operands once and writes its result once: a program
+holds a row (`add_norm`) or a stretch of it (`gated_mul`) in registers.  Arithmetic is float32.  x is
+rounded to its dtype before it is normalized, because that is what the next layer will read.
+
+A row's result depends on the row alone: sums are made by one program, in an order that the row's length
+decides.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.model.cuda.arithmetic import tanh
+from baton.model.cuda.launch import Launch, check, next_power
+from baton.model.description.model import Activation
+
+_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+_LONGEST: Final = 65536
+"""A row's elements in the registers of one program at most: 64 of each of 1,024 threads."""
+_STRETCH: Final = 1024
+_SILU: Final = tl.constexpr(0)
+_GELU: Final = tl.constexpr(1)
+_OAI: Final = tl.constexpr(2)
+_NUMBERS: Final[dict[Activation, int]] = {"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2}
+
+
+@triton.jit
+def add_norm_kernel(
+    x: tl.tensor,
+    y: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    x_stride: tl.tensor,
+    y_stride: tl.tensor,
+    out_stride: tl.tensor,
+    factor: tl.tensor,
+    eps: tl.tensor,
+    plus: tl.tensor,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """One program a row.  y: None for nothing to add; weight: None for no norm, then nothing goes to
+    `out`."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, WIDTH)
+    used = columns < SIZE
+    values = tl.load(x + row * x_stride + columns, mask=used, other=0.0)
+    exact = values.to(tl.float32)
+    if y is not None:
+        more = tl.load(y + row * y_stride + columns, mask=used, other=0.0).to(tl.float32)
+        values = (exact + more * factor).to(values.dtype)
+        tl.store(x + row * x_stride + columns, values, mask=used)
+        exact = values.to(tl.float32)
+    if weight is not None:
+        inverse = 1.0 / tl.sqrt(tl.sum(exact * exact, 0) / SIZE + eps)
+        grown = tl.load(weight + columns, mask=used, other=0.0).to(tl.float32) + plus
+        tl.store(out + row * out_stride + columns, (exact * inverse * grown).to(values.dtype), mask=used)
+
+
+@triton.jit
+def gated_mul_kernel(
+    gate_up: tl.tensor,
+    out: tl.tensor,
+    stride: tl.tensor,
+    size: tl.tensor,
+    ACTIVATION: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """One program a row and stretch."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    used = columns < size
+    values = tl.load(gate_up + row * stride + columns, mask=used, other=0.0)
+    gate = values.to(tl.float32)
+    up = tl.load(gate_up + row * stride + size + columns, mask=used, other=0.0).to(tl.float32)
+    if ACTIVATION == _SILU:
+        active = gate / (1.0 + tl.exp(-gate))
+    elif ACTIVATION == _GELU:
+        bent = tanh((gate + 0.044715 * gate * gate * gate) * 0.7978845608028654)
+        active = 0.5 * gate * (1.0 + bent)
+    else:
+        tl.static_assert(ACTIVATION == _OAI)
+        gate = tl.minimum(gate, 7.0)
+        up = tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0
+        active = gate / (1.0 + tl.exp(-1.702 * gate))
+    tl.store(out + row * size + columns, (active * up).to(values.dtype), mask=used)
+
+
+def add_norm(
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    plus: float = 0.0,
+    factor: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x += y * factor in place, then x / sqrt(mean(x²) + eps) * (weight + plus): see `FusedOps.add_norm`.
+
+    x, y and the result are [T, n]; rows may be apart.  The result goes to `out`, which may be x itself (a
+    norm in place), or is new; x without a weight.
+    """
+    if weight is None:
+        if y is not None:
+            add_norm_launch(x, y, None, x, eps, plus, factor).run()
+        return x
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    add_norm_launch(x, y, weight, out, eps, plus, factor).run()
+    return out
+
+
+def add_norm_launch(
+    x: Tensor, y: Tensor | None, weight: Tensor | None, out: Tensor, eps: float, plus: float, factor: float
+) -> Launch:
+    check("x", x, (None, None), *_DTYPES)
+    tokens, size = x.shape
+    if size > _LONGEST:
+        raise ValueError(f"x [{tokens}, {size}]: the kernel takes rows of at most {_LONGEST} elements")
+    check("out", out, (tokens, size), x.dtype)
+    if y is not None:
+        check("y", y, (tokens, size), x.dtype)
+    if weight is not None:
+        check("weight", weight, (size,), x.dtype)
+    width = next_power(size)
+    arguments = dict(
+        x=x,
+        y=y,
+        weight=weight,
+        out=out,
+        x_stride=x.stride(0),
+        y_stride=0 if y is None else y.stride(0),
+        out_stride=out.stride(0),
+        factor=float(factor),
+        eps=float(eps),
+        plus=float(plus),
+        SIZE=size,
+        WIDTH=width,
+    )
+    return Launch(add_norm_kernel, (tokens,), arguments, warps=min(32, max(1, width // 512)))
+
+
+def gated_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+    """activation(gate) * up: [T, 2 n], gates first → [T, n].  See `FusedOps.gated_mul`."""
+    check("gate_up", gate_up, (None, None), *_DTYPES)
+    tokens, both = gate_up.shape
+    out = torch.empty((tokens, both // 2), dtype=gate_up.dtype, device=gate_up.device)
+    gated_mul_launch(gate_up, out, activation).run()
+    return out
+
+
+def gated_mul_launch(gate_up: Tensor, out: Tensor, activation: Activation) -> Launch:
+    check("gate_up", gate_up, (None, None), *_DTYPES)
+    tokens, both = gate_up.shape
+    if both % 2:
+        raise ValueError(
+            f"gate_up [{tokens}, {both}]: gates and values are equally many, so give an even number"
+        )
+    arguments = dict(
+        gate_up=gate_up,
+        out=out,
+        stride=gate_up.stride(0),
+        size=both // 2,
+        ACTIVATION=_NUMBERS[activation],
+        WIDTH=_STRETCH,
+    )
+    return Launch(gated_mul_kernel, (tokens, -(-both // 2 // _STRETCH)), arguments)

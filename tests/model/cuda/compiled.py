@@ -1,0 +1,211 @@
+"""Compiles kernels for devices that are not there, and says what they need of one.
+
+`python -m tests.model.cuda.compiled` prints the table of docs/cuda.md; with `--json` what the test reads.
+It needs Triton and no device: ptxas is in its wheel, and so is cuobjdump, which says the registers and the
+stack of what it made.  The launches are made by the wrappers, so arguments, constants and warps are those
+of a step.
+
+Triton specializes a kernel by whether a pointer or an
+integer is a multiple of 16 and whether an integer is 1; that is done here by the same rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from baton.model.attention.kv_int8 import row_bytes
+from baton.model.cpu.sampling import SlotParameters
+from baton.model.cuda.attending import Pages, attend_launches
+from baton.model.cuda.kv_write import Turns, store_launch
+from baton.model.cuda.launch import Launch
+from baton.model.cuda.rows import add_norm_launch, gated_mul_launch
+from baton.model.cuda.sampling import Edits, Wishes, edit_launch, sample_launches
+
+TARGETS = (80, 90, 100)
+"""A100, H100 and H200, B200."""
+LAYERS, BLOCKS, TOKENS = 2, 5, 4
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+class Used(NamedTuple):
+    """Of one kernel on one device."""
+
+    kernel: str
+    target: int
+    warps: int
+    registers: int
+    shared: int
+    """bytes"""
+    spilled: int
+    """bytes of the stack a thread: registers that there was no room for"""
+
+
+def pages(kv_heads: int, dim: int, dtype: torch.dtype, block: int = 16) -> Pages:
+    row = row_bytes(dim) if dtype == torch.uint8 else dim
+    return Pages.of(torch.zeros(BLOCKS, LAYERS, 2, kv_heads, block, row, dtype=dtype), 1, dim)
+
+
+def attending(
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    decode: bool,
+    dtype: torch.dtype = BF16,
+    kept: torch.dtype | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: bool = False,
+) -> list[Launch]:
+    return attend_launches(
+        torch.zeros(TOKENS, heads, dim, dtype=dtype),
+        pages(kv_heads, dim, kept or dtype),
+        torch.zeros(TOKENS, 4, dtype=torch.int32),
+        torch.zeros(TOKENS, 32, dtype=torch.int32),
+        dim**-0.5,
+        32768 if decode else None,
+        window,
+        soft_cap,
+        torch.zeros(heads) if sinks else None,
+        torch.zeros(TOKENS, heads * dim, dtype=dtype),
+    )
+
+
+def storing(heads: int, kv_heads: int, dim: int, kept: torch.dtype, norms: bool) -> Launch:
+    q, k, v = (torch.zeros(TOKENS, n, dim, dtype=BF16) for n in (heads, kv_heads, kv_heads))
+    weight = torch.zeros(dim, dtype=BF16) if norms else None
+    turns = Turns(torch.zeros(64, dim // 2), torch.zeros(64, dim // 2), weight, weight, 1e-6)
+    places, positions = torch.zeros(TOKENS, dtype=torch.int64), torch.zeros(TOKENS, dtype=torch.int32)
+    return store_launch(k, v, pages(kv_heads, dim, kept), places, q, torch.zeros_like(q), positions, turns)
+
+
+def launches() -> Iterator[tuple[str, Launch]]:
+    """By names for people: what models of each shape launch."""
+    decode, merge = attending(32, 8, 128, decode=True)
+    yield "decode, 4 heads of 128 a KV head", decode
+    yield "decode, its merge", merge
+    yield "chunk, 4 heads of 128 a KV head", attending(32, 8, 128, decode=False)[0]
+    yield "decode, KV in 8 bits", attending(32, 8, 128, decode=True, kept=torch.uint8)[0]
+    yield "chunk, KV in 8 bits", attending(32, 8, 128, decode=False, kept=torch.uint8)[0]
+    special = dict(window=4096, soft_cap=50.0)
+    yield "decode, heads of 256, window, soft-cap", attending(16, 8, 256, decode=True, **special)[0]
+    yield "chunk, heads of 256, window, soft-cap", attending(16, 8, 256, decode=False, **special)[0]
+    yield "chunk, heads of 64, window, sinks", attending(64, 8, 64, False, window=128, sinks=True)[0]
+    yield "decode, float32", attending(8, 2, 128, decode=True, dtype=F32)[0]
+    yield "chunk, float32", attending(8, 2, 128, decode=False, dtype=F32)[0]
+    yield "chunk, float32, heads of 256", attending(8, 2, 256, decode=False, dtype=F32)[0]
+    yield "rotate and store, head norms", storing(32, 8, 128, BF16, norms=True)
+    yield "rotate and store, KV in 8 bits", storing(32, 8, 128, torch.uint8, norms=False)
+    for size in (4096, 16384):
+        x = torch.zeros(TOKENS, size, dtype=BF16)
+        yield f"add and norm, {size}", add_norm_launch(x, x, torch.zeros(size, dtype=BF16), x, 1e-6, 0.0, 1.0)
+    gate, out = torch.zeros(TOKENS, 2 * 14336, dtype=BF16), torch.zeros(TOKENS, 14336, dtype=BF16)
+    yield "SwiGLU", gated_mul_launch(gate, out, "silu")
+
+    yield from sampling()
+
+
+def sampling() -> Iterator[tuple[str, Launch]]:
+    """Of a vocabulary of 151,936."""
+    vocab, numbers = 151936, torch.zeros(TOKENS, dtype=torch.int32)
+    wishes = Wishes.of(SlotParameters.of_greedy(8, vocab), torch.device("cpu"))
+    logits = torch.zeros(TOKENS, vocab, dtype=BF16)
+    names = "sampling: largest of chunks", "sampling: masses of chunks", "sampling: choice"
+    yield from zip(names, sample_launches(logits, numbers, numbers, wishes, numbers), strict=True)
+    floats, bytes_ = torch.zeros(TOKENS), torch.zeros(TOKENS, dtype=torch.uint8)
+    edits = Edits(numbers, numbers, floats, bytes_, bytes_, floats, floats, floats, floats)
+    yield "sampling: edits", edit_launch(torch.zeros(TOKENS, vocab), edits)
+
+
+_TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+def compile_for(launch: Launch, target: int) -> Any:
+    """As Triton would for a device of this kind at the first launch."""
+    names = launch.kernel.arg_names
+    constants = {param.name for param in launch.kernel.params if param.is_constexpr}
+    signature: dict[str, str] = {}
+    values: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    assert set(names) == set(launch.arguments), set(names) ^ set(launch.arguments)
+    for index, name in enumerate(names):
+        value = launch.arguments[name]
+        if name in constants or value is None or (isinstance(value, int) and value == 1):
+            signature[name] = "constexpr"
+            values[(index,)] = value
+        elif isinstance(value, Tensor):
+            signature[name] = _TYPES[value.dtype]
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, int):
+            signature[name] = "i32"
+            if value % 16 == 0:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        else:
+            assert isinstance(value, float)
+            signature[name] = "fp32"
+    source = ASTSource(launch.kernel, signature, values, attributes)
+    options = {
+        "num_warps": launch.warps,
+        "num_stages": launch.stages,
+        "enable_fp_fusion": launch.fused,
+    }
+    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+
+
+def used(name: str, launch: Launch, target: int) -> Used:
+    found = compile_for(launch, target)
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder) / "kernel.cubin"
+        code.write_bytes(found.asm["cubin"])
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(code)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = (int(re.search(rf"{what}:(\d+)", said).group(1)) for what in ("REG", "STACK"))
+    return Used(name, target, launch.warps, registers, found.metadata.shared, stack)
+
+
+def table(rows: list[Used]) -> str:
+    """In Markdown: a row a kernel, registers and shared memory for each target."""
+    head = ["kernel", "warps", *(f"sm_{target}" for target in TARGETS)]
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    for name in dict.fromkeys(row.kernel for row in rows):
+        of = [row for row in rows if row.kernel == name]
+        cells = [f"{row.registers} registers, {row.shared} B" for row in of]
+        cells = [
+            cell + (f", {row.spilled} B spilled" if row.spilled else "")
+            for cell, row in zip(cells, of, strict=True)
+        ]
+        lines.append(f"| {name} | {of[0].warps} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    rows = [used(name, launch, target) for name, launch in launches() for target in TARGETS]
+    if "--json" in sys.argv:
+        print(json.dumps({"table": table(rows), "rows": [row._asdict() for row in rows]}))
+    else:
+        print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
