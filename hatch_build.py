@@ -43,9 +43,11 @@ LINK = ["-shared", "-pthread", "-Wl,--as-needed"] if sys.platform != "darwin" el
 
 AVX2 = "-mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpopcnt".split()
 AVX512 = [*AVX2, *"-mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512".split()]
+AVX512_BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
 INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {
     "x86_64": {
-        "avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"],
+        "amx": [*AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+        "avx512bf16": AVX512_BF16,
         "avx512vnni": [*AVX512, "-mavx512vnni"],
         "avx512": AVX512,
         "avx2vnni": [*AVX2, "-mavxvnni"],

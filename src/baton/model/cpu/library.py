@@ -26,7 +26,7 @@ POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 """The types of arguments: addresses (`tensor.data_ptr()`), int64_t, float."""
 
 
-_LANES = {"avx512bf16": 16, "avx512vnni": 16, "avx512": 16, "avx2vnni": 8, "avx2": 8}
+_LANES = {"amx": 16, "avx512bf16": 16, "avx512vnni": 16, "avx512": 16, "avx2vnni": 8, "avx2": 8}
 
 
 class Native:
@@ -71,9 +71,10 @@ def native() -> Native | None:
 
 @functools.cache
 def load(instruction_set: str) -> Native:
-    """One of `instruction_sets()`."""
+    """One of `instruction_sets()`: who asks for these has asked the operating system for what they need."""
     library = _open()
     assert library is not None
+    assert instruction_set in instruction_sets(), instruction_set
     return Native(library, instruction_set)
 
 

@@ -10,21 +10,21 @@ from baton.model.ops.fused import INT8, PLAIN, Activations
 from baton.model.weights.quantized import Quantized, quantize_rows
 from baton.model.weights.store import Shelf
 
-_SERVED = ("avx512bf16", "avx512vnni", "avx512")
+_SERVED = ("amx", "avx512bf16", "avx512vnni", "avx512")
 """Instruction sets for which the kernel is worth using."""
 _ROWS_AT_A_TIME = 128
 
 
 def serves(library: Native | None, dtype: torch.dtype) -> bool:
-    """Whether the kernel is the fastest here: not where matrix units (AMX) are, which oneDNN uses.
+    """Whether the kernel is the fastest here.
 
     `dtype` is that of the weights; torch.int8 for quantized ones.
     """
     if library is None or library.instruction_set not in _SERVED:
         return False
     if dtype in (torch.bfloat16, torch.int8):
-        multiplies = ("avx512bf16",) if dtype == torch.bfloat16 else ("avx512bf16", "avx512vnni")
-        return library.instruction_set in multiplies and not torch.cpu._is_amx_tile_supported()
+        multiplies = ("amx", "avx512bf16") if dtype == torch.bfloat16 else ("amx", "avx512bf16", "avx512vnni")
+        return library.instruction_set in multiplies
     return dtype == torch.float32
 
 

@@ -19,7 +19,7 @@ from baton.model.layers.packed import OneDnnProduct, PlainProduct, Weights
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.rounding import Grouping, Rounded, in_groups
 from baton.model.ops.fused import FusedOps
-from baton.model.ops.steady import Sizes, find_sizes
+from baton.model.ops.steady import Sizes, find_sizes, random_rows, revealing
 from baton.model.weights.grouped import Grouped, InGroups, joined
 from baton.model.weights.own_memory import own_memory
 from baton.model.weights.store import PrivateStore, Shelf, WeightStore
@@ -161,8 +161,15 @@ class Placement:
         """So that a row of its result does not depend on the number of rows."""
         key = (weight.shape[0], weight.shape[1], bias is not None, weight.dtype)
         if key not in self.sizes:
-            self.sizes[key] = find_sizes(
-                product.at_once, weight.shape[1], weight.dtype, int8=self.weights == "int8"
-            )
+            self.sizes[key] = _sizes_of(product, weight, bias)
         product.sizes = self.sizes[key]
         return product
+
+
+def _sizes_of(
+    product: PlainProduct | OneDnnProduct | Int8Product, weight: Tensor, bias: Tensor | None
+) -> Sizes:
+    if isinstance(product, Int8Product):  # its sums are exact
+        return find_sizes(product.at_once, random_rows(weight.shape[1], weight.dtype), int8=True)
+    tried, small, rows = revealing(weight, bias)
+    return find_sizes(type(product)(tried, small).at_once, rows)

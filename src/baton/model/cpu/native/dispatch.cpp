@@ -6,6 +6,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -28,6 +32,24 @@ static bool has_avx_vnni() {
 }
 #endif
 
+#if defined(__x86_64__)
+// Tiles, their products of bytes and of bfloat16, and Linux's permission to use them, which a process has to ask for: its
+// threads have it too, and processes that it forks.  (Linux refuses where a thread's stack for signals has no room
+// for tiles, and a container may forbid the question.)
+static bool has_matrix_units() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1) || !(d >> 25 & 1)) return false;
+#if defined(__linux__)
+    constexpr long kAskedFor = 0x1022, kAsk = 0x1023, kTiles = 18;  // of arch_prctl; a part of a thread's state
+    unsigned long granted = 0;
+    return !syscall(SYS_arch_prctl, kAsk, kTiles) && !syscall(SYS_arch_prctl, kAskedFor, &granted) &&
+           (granted >> kTiles & 1);
+#else
+    return false;
+#endif
+}
+#endif
+
 // Whether this CPU (and its operating system) has what `name` needs.
 EXPORT int baton_cpu_has(const char* name) {
 #if defined(__x86_64__)
@@ -41,7 +63,9 @@ EXPORT int baton_cpu_has(const char* name) {
     if (!strcmp(name, "avx2vnni")) return avx2 && has_avx_vnni();
     if (!strcmp(name, "avx512")) return avx512;
     if (!strcmp(name, "avx512vnni")) return vnni;
-    if (!strcmp(name, "avx512bf16")) return vnni && __builtin_cpu_supports("avx512bf16");
+    const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
+    if (!strcmp(name, "avx512bf16")) return bf16;
+    if (!strcmp(name, "amx")) return bf16 && has_matrix_units();
 #elif defined(__aarch64__)
     if (!strcmp(name, "neon")) return 1;
 #endif

@@ -20,168 +20,24 @@
 // converted, scaled, and added to its place in memory, one register after the other: where a compiler converts
 // all of them first, groups of 64 are 3 % slower.
 //
+// Matrix units, where they are, multiply many rows (grouped_tiles.h): in the same steps, so the results are the same.
+//
 // Threads, chunks, panels and prefetches are as in linear.cpp.  The panels of all parts of a chain are shared out at
 // once, so a chain costs no more than one weight: what differs is only which function multiplies a panel.
-#include "int8.h"
+#include "grouped_codes.h"
+#include "grouped_tiles.h"
 #include "kernels.h"
 #include "panels.h"
 
 namespace {
 
-constexpr int kPanel = 2 * kLanes;
-constexpr int kUnit = 8;  // steps in a row, without a branch; a group has one or more of them
 #if defined(__AVX512F__)
 constexpr int kRows = 12;
 #else
 constexpr int kRows = 2;
 #endif
-
-struct Task {
-    const GroupedWeight* w;
-    const int8_t* x;       // [tokens, k]
-    const float* factors;  // [tokens, factors_of(k)]
-    const void* bias;      // of the type of `out`, or null
-    void* out;             // [tokens, stride], from the first output of `w` on; `bias` likewise
-    int64_t stride;
-    int64_t tokens;
-    bool to_bf16;
-};
-
-struct Ahead {
-    const char* from;
-    int64_t bytes;  // in each step
-    bool lines;     // a panel is used once: everything between its steps as well
-};
-
-#define KEEP(variable) __asm__("" : "+r"(variable))
-
-// sum += the products of four codes and four bytes of x, in each lane.  With kPairs, two products are added in 16 bits,
-// which codes above 127 overflow: these are `wide`.
-#if defined(__AVX512VNNI__)
-constexpr bool kPairs = false;
-typedef __m512i X;
-INLINE X input(const char* x) { int32_t v; __builtin_memcpy(&v, x, 4); return _mm512_set1_epi32(v); }
-INLINE I add(I sum, U codes, X x, bool) { return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, x); }
-#elif defined(__AVX512BW__)
-constexpr bool kPairs = true;
-typedef __m512i X;
-INLINE X input(const char* x) { int32_t v; __builtin_memcpy(&v, x, 4); return _mm512_set1_epi32(v); }
-INLINE I add(I sum, U codes, X x, bool wide) {
-    const __m512i ones = _mm512_set1_epi16(1);
-    // Pairs of 8-bit codes overflow 16 bits: even and odd ones by themselves then.
-    if (!wide) return sum + (I)_mm512_madd_epi16(_mm512_maddubs_epi16((__m512i)codes, x), ones);
-    const __m512i even = _mm512_set1_epi16(255);
-    return sum + (I)_mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_and_si512((__m512i)codes, even), x), ones) +
-           (I)_mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_andnot_si512(even, (__m512i)codes), x), ones);
-}
-#elif defined(__AVX2__)
-#if defined(__AVXVNNI__)
-constexpr bool kPairs = false;
-#else
-constexpr bool kPairs = true;
-#endif
-typedef __m256i X;
-INLINE X input(const char* x) { int32_t v; __builtin_memcpy(&v, x, 4); return _mm256_set1_epi32(v); }
-INLINE I add(I sum, U codes, X x, bool wide) {
-#if defined(__AVXVNNI__)
-    return (I)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, x);
-#else
-    const __m256i ones = _mm256_set1_epi16(1);
-    if (!wide) return sum + (I)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)codes, x), ones);
-    const __m256i even = _mm256_set1_epi16(255);
-    return sum + (I)_mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_and_si256((__m256i)codes, even), x), ones) +
-           (I)_mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_andnot_si256(even, (__m256i)codes), x), ones);
-#endif
-}
-#else
-constexpr bool kPairs = false;
-typedef uint32_t X;
-INLINE X input(const char* x) { uint32_t v; __builtin_memcpy(&v, x, 4); return v; }
-INLINE I add(I sum, U codes, X x, bool) {
-    for (int j = 0; j < 32; j += 8) sum += (int32_t)(int8_t)(x >> j) * (I)((codes >> j) & 255);
-    return sum;
-}
-#endif
-
-// How zero points enter.
-enum Way {
-    kWhole,    // whole numbers
-    kEighths,  // eighths, of codes of 4 bits
-    kTable,    // kNumbersZero, and codes of 4 bits stand for kNumbers
-    kFloats,   // any numbers
-};
-
-// kNumbers of each byte of `codes`, which are 0 … 15.
-INLINE U numbers_of(U codes) {
-#if defined(__AVX512BW__)
-    const __m128i table = _mm_loadu_si128((const __m128i*)kNumbers);
-    return (U)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)codes);
-#elif defined(__AVX2__)
-    const __m128i table = _mm_loadu_si128((const __m128i*)kNumbers);
-    return (U)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)codes);
-#else
-    uint8_t bytes[sizeof(U)];
-    __builtin_memcpy(bytes, &codes, sizeof codes);
-    for (size_t i = 0; i < sizeof(U); ++i) bytes[i] = kNumbers[bytes[i]];
-    __builtin_memcpy(&codes, bytes, sizeof codes);
-    return codes;
-#endif
-}
-
-// Of step `s` of the unit, or of the step, that begins here; of eighths, 8 * code.
-template <int bits, Way way>
-INLINE void codes_of(const char* at, int s, U* low, U* high) {
-    if constexpr (way == kEighths) {
-        const U both = load_u(at);
-        *low = (both << 3) & 0x78787878u;
-        *high = (both >> 1) & 0x78787878u;
-    } else if constexpr (bits == 4) {
-        const U both = load_u(at);
-        *low = both & 0x0f0f0f0fu;
-        *high = (both >> 4) & 0x0f0f0f0fu;
-        if constexpr (way == kTable) *low = numbers_of(*low), *high = numbers_of(*high);
-    } else if constexpr (bits == 6) {
-        const U both = load_u(at + s * kLanes * 4), upper = load_u(at + (kUnit + s / 2) * kLanes * 4);
-        *low = (both & 0x0f0f0f0fu) | ((s % 2 ? upper : upper << 4) & 0x30303030u);
-        *high = ((both >> 4) & 0x0f0f0f0fu) | ((s % 2 ? upper >> 2 : upper << 2) & 0x30303030u);
-    } else {
-        *low = load_u(at);
-        *high = load_u(at + kLanes * 4);
-    }
-}
-
-// Calls body(Number<0>{}), …, body(Number<n - 1>{}): indices that the compiler knows before it gives out registers.
-template <int v> struct Number { static constexpr int value = v; };
-#define INLINE_LAMBDA __attribute__((always_inline))
-template <int n, int i = 0, class Body>
-INLINE void each(const Body& body) {
-    if constexpr (i < n) {
-        body(Number<i>{});
-        each<n, i + 1>(body);
-    }
-}
-
-// zero * sum, for zero in 0 … 255 and a sum of up to 128 bytes.
-INLINE I zero_times(U zero, int32_t sum) {
-#if defined(__AVX512BW__)
-    return (I)_mm512_madd_epi16((__m512i)zero, _mm512_set1_epi32(sum));
-#elif defined(__AVX2__)
-    return (I)_mm256_madd_epi16((__m256i)zero, _mm256_set1_epi32(sum));
-#else
-    return (I)zero * sum;
-#endif
-}
-
-// As float32; nothing is moved from before to after it, or back.
-INLINE F floats_of(I v) {
-#if defined(__AVX512F__)
-    __m512 found;
-    __asm__ volatile("vcvtdq2ps %1, %0" : "=v"(found) : "v"(v));
-    return (F)found;
-#else
-    return __builtin_convertvector(v, F);
-#endif
-}
+// More are multiplied by matrix units, where they are.
+constexpr int64_t kFewRows = 8;
 
 // `count` tiles of `rows` rows, from `row` on, by the panel of outputs from n on.
 template <int rows, int bits, Way way>
@@ -190,7 +46,7 @@ void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, con
     constexpr int shift = way == kEighths ? 120 : 16;
     constexpr bool shifted = bits == 4 && rows > 2 && (way == kWhole || (way == kEighths && !kPairs));
     const GroupedWeight& w = *task.w;
-    const int64_t k = w.k, steps = w.group / 4, left = w.n - n, fetched = ahead->bytes;
+    const int64_t k = w.k, steps = w.group / 4, fetched = ahead->bytes;
     const int64_t width = factors_of(k), sums_begin = sums_at(k, w.group), after = meta_bytes(w.meta);
     const int64_t groups = k / w.group, per_block = kBlock / w.group;
     const int64_t group_steps = steps * step_bytes_of(bits);
@@ -287,36 +143,21 @@ void tiles_by_panel(const Task& task, int64_t row, int64_t count, int64_t n, con
                         else store(sums[r][half], multiply_add(part, splat(factor[r * width]), load(sums[r][half])));
                     });
                 };
-                if (g == begin) g + 1 == last ? end(Number<1>{}, Number<1>{}) : end(Number<1>{}, Number<0>{});
-                else g + 1 == last ? end(Number<0>{}, Number<1>{}) : end(Number<0>{}, Number<0>{});
+                in_block(g == begin, g + 1 == last, end);
                 at += after;
             }
         }
-        const float scale = static_cast<float>(w.scale) * (way == kEighths ? 0.125f : 1.0f);
-        const auto finish = [&](auto* out, const auto* bias) {
-            out += row * task.stride + n;
-            for (int r = 0; r < rows; ++r, out += task.stride) {
-                if (left < kPanel) {
-                    float some[kPanel];
-                    for (int half = 0; half < 2; ++half) store(some + half * kLanes, load(sums[r][half]));
-                    for (int64_t i = 0; i < left; ++i)
-                        put(out + i, multiply_add(some[i], scale, bias ? get(bias + n + i) : 0.0f));
-                    continue;
-                }
-                for (int half = 0; half < 2; ++half) {
-                    const F more = bias ? load(bias + n + half * kLanes) : F{};
-                    store(out + half * kLanes, multiply_add(load(sums[r][half]), splat(scale), more));
-                }
-            }
-        };
-        if (task.to_bf16) finish((bf16*)task.out, (const bf16*)task.bias);
-        else finish((float*)task.out, (const float*)task.bias);
+        put_results<way>(task, row, rows, n, sums[0][0]);
     }
     ahead->from = fetch;
 }
 
 template <int bits, Way way>
-void by_panel(int64_t rows, const Task& task, int64_t row, int64_t count, int64_t n, const char* panel, Ahead* ahead) {
+void by_panel(int64_t rows, const Task& task, int64_t row, int64_t count, int64_t n, const char* panel, Ahead* ahead,
+              TileShapes* shapes) {
+#if defined(BATON_MATRIX_UNITS)
+    if (rows > kFewRows) return matrix_tiles_by_panel<bits, way>(rows, task, row, count, n, panel, ahead, shapes);
+#endif
     switch (rows) {
 #define CASE(rows) case rows: if constexpr (rows <= kRows) return tiles_by_panel<rows, bits, way>(task, row, count, n, panel, ahead);
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
@@ -324,7 +165,7 @@ void by_panel(int64_t rows, const Task& task, int64_t row, int64_t count, int64_
     }
 }
 
-typedef void (*ByPanel)(int64_t, const Task&, int64_t, int64_t, int64_t, const char*, Ahead*);
+typedef void (*ByPanel)(int64_t, const Task&, int64_t, int64_t, int64_t, const char*, Ahead*, TileShapes*);
 
 ByPanel by_panel_of(const GroupedWeight& w) {
     const double most = w.bits == 4 ? 16 : 255;  // (with bytes, too: model/cpu/grouped.py)
@@ -347,7 +188,7 @@ INLINE Task task_of_part(const Task& whole, const GroupedWeight* w, int64_t firs
 }
 
 // `following`: where the threads go on after the last panel, or null.
-INLINE void multiply_item(const Task& task, const Item& item, const char* following) {
+INLINE void multiply_item(const Task& task, const Item& item, const char* following, TileShapes* shapes) {
     const GroupedWeight& w = *task.w;
     const ByPanel multiply = by_panel_of(w);
     const int64_t panel_bytes = w.k / w.group * group_bytes(w), panels = parts_of(w.n, kPanel);
@@ -362,7 +203,7 @@ INLINE void multiply_item(const Task& task, const Item& item, const char* follow
         fetch_ahead(following);
     }
     for_tiles(item, [&](int64_t height, int64_t row, int64_t count) {
-        multiply(height, task, row, count, item.panel * kPanel, panel, &ahead);
+        multiply(height, task, row, count, item.panel * kPanel, panel, &ahead, shapes);
     });
 }
 
@@ -372,8 +213,8 @@ void linear(const Task& whole) {
     if (whole.tokens < 1) return;
     int64_t panels = 0;
     for (const GroupedWeight* part = &w; part; part = part->next) panels += parts_of(part->n, kPanel);
-    const Cut cut(whole.tokens, panels, w.k, kRows);
-    parallel_ranges(cut.items(), [&](int64_t number, bool) {
+    const Cut cut(whole.tokens, panels, w.k, kMatrixUnits ? 2 * kTileRows : kRows);
+    parallel_ranges_keeping<TileShapes>(cut.items(), [&](int64_t number, bool, TileShapes& shapes) {
         Item item = cut.at(number);
         int64_t output = 0;
         const GroupedWeight* one = &w;
@@ -381,7 +222,7 @@ void linear(const Task& whole) {
             item.panel -= parts_of(one->n, kPanel);
             output += one->n;
         }
-        multiply_item(task_of_part(whole, one, output, whole.to_bf16 ? 2 : 4), item, nullptr);
+        multiply_item(task_of_part(whole, one, output, whole.to_bf16 ? 2 : 4), item, nullptr, &shapes);
     });
 }
 
@@ -400,12 +241,14 @@ BATON_EXPORT(grouped_batches)(int64_t to_bf16, const Batch* batches, int64_t cou
     if (count < 1) return;
     const GroupedWeight& any = *batches->product->groups;
     const int64_t element = to_bf16 ? 2 : 4, width = factors_of(any.k);
-    for_items(batches, count, parts_of(any.n, kPanel), any.k, kRows, [&](int64_t b, const Item& item) {
+    const int tile_rows = kMatrixUnits ? 2 * kTileRows : kRows;
+    for_items<TileShapes>(batches, count, parts_of(any.n, kPanel), any.k, tile_rows, [&](int64_t b, const Item& item, TileShapes& shapes) {
         const Batch& batch = batches[b];
         const GroupedWeight& w = *batch.product->groups;
         const Task task = {&w, (const int8_t*)x + batch.first * w.k, factors + batch.first * width, batch.product->bias,
                            (char*)out + batch.first * w.n * element, w.n, batch.rows, to_bf16 != 0};
-        multiply_item(task, item, b + 1 < count ? (const char*)batches[b + 1].product->groups->packed : nullptr);
+        const void* following = b + 1 < count ? batches[b + 1].product->groups->packed : nullptr;
+        multiply_item(task, item, (const char*)following, &shapes);
     });
 }
 

@@ -14,81 +14,25 @@
 // prefetch runs ahead of the sum.  With more, a panel is used for all tiles of a chunk, which bring in the next panel
 // meanwhile, each its part.
 //
+// Matrix units, where they are, multiply bfloat16 and bytes (linear_tiles.h).  The order of the additions is theirs,
+// and the same for all numbers of rows.
+//
 // Threads.  An item of work is a panel for some tiles (panels.h).  Each thread has a range of them, so that what it
 // prefetches is what it needs next, and takes over from others when it is done (ranges.h): at the end, no thread is late by more
 // than an item, which is some microseconds.
 #include "kernels.h"
+#include "linear_kinds.h"
+#include "linear_tiles.h"
 #include "panels.h"
 #include "simd.h"
 
 namespace {
 
-constexpr int kPanel = 2 * kLanes;
 #if defined(__AVX512F__)
 constexpr int kRows = 12;
 #else
 constexpr int kRows = 4;
 #endif
-
-// Of float32 and bfloat16: X is the element of x, W and y.
-template <class T> struct Floats;
-template <> struct Floats<float> {
-    typedef float X; typedef float Weight; typedef float Out; typedef float Step; typedef F Sum;
-    INLINE Sum add(Sum sum, Step x, const Step* w) { return sum + splat(x) * load(w); }
-};
-template <> struct Floats<bf16> {
-    typedef bf16 X; typedef bf16 Weight; typedef bf16 Out; typedef uint32_t Step; typedef F Sum;
-    INLINE Sum add(Sum sum, Step x, const Step* w) {
-#if defined(__AVX512BF16__)
-        return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)x), (__m512bh)_mm512_loadu_si512(w));
-#else
-        const U pairs = load_u(w);
-        return sum + as_f(pairs << 16) * splat(to_float((bf16)x)) + as_f(pairs & 0xffff0000u) * splat(to_float((bf16)(x >> 16)));
-#endif
-    }
-};
-// Of bytes, giving T.
-template <class T> struct Int8s {
-    typedef uint8_t X; typedef int8_t Weight; typedef T Out; typedef uint32_t Step; typedef I Sum;
-    INLINE Sum add(Sum sum, Step x, const Step* w) {
-#if defined(__AVX512VNNI__)
-        return (I)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32((int)x), _mm512_loadu_si512(w));
-#else
-        const U bytes = load_u(w);
-        for (int j = 0; j < 32; j += 8) sum += (int32_t)((x >> j) & 255) * ((I)(bytes << (24 - j)) >> 24);
-        return sum;
-#endif
-    }
-};
-
-template <class Kind> struct Task {
-    const typename Kind::X* x;
-    const typename Kind::Weight* packed;
-    const typename Kind::Out* bias;  // or null
-    typename Kind::Out* out;
-    int64_t tokens, n, k;
-    // Of bytes only: the scale of each row of x; the scale of each output and the sum of its weights, padded to panels.
-    const float* x_scales;
-    const float* scales;
-    const int32_t* row_sums;
-};
-
-// What to bring into the cache: `bytes` from `from` on in each step, 128 at most.
-struct Ahead {
-    const char* from;
-    int64_t bytes;
-};
-
-// What a sum begins with, and what becomes of it in the end.
-INLINE void begin(F* sum, const int32_t*) { *sum = F{}; }
-INLINE void begin(I* sum, const int32_t* row_sums) {
-    __builtin_memcpy(sum, row_sums, sizeof *sum);
-    *sum *= -128;
-}
-INLINE F finish(F sum, const float*, float) { return sum; }
-INLINE F finish(I sum, const float* scales, float x_scale) {
-    return __builtin_convertvector(sum, F) * (load(scales) * x_scale);
-}
 
 // The compiler is not to compute it anew from something else.
 #define KEEP(variable) __asm__("" : "+r"(variable))
@@ -151,36 +95,31 @@ void tiles_by_panel(const Task<Kind>& task, int64_t row, int64_t count, int64_t 
                 add(input, r);
             }
         }
-        const auto result = [&](int r, int half) {
+        F bias[2];
+        bias_of(task, n, bias);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; ++r, to += task.n) {
             const float x_scale = task.x_scales ? task.x_scales[row + r] : 1.0f;
-            return finish(sums[r][half], task.scales + n + half * kLanes, x_scale);
-        };
-        if (left >= kPanel) {
-            const F bias[2] = {task.bias ? load(task.bias + n) : F{}, task.bias ? load(task.bias + n + kLanes) : F{}};
-#pragma GCC unroll 16
-            for (int r = 0; r < rows; ++r, to += task.n) {
-                store(to, result(r, 0) + bias[0]);
-                store(to + kLanes, result(r, 1) + bias[1]);
-            }
-            continue;
+            F found[2];
+            for (int half = 0; half < 2; ++half)
+                found[half] = finish(sums[r][half], task.scales + n + half * kLanes, x_scale, bias[half]);
+            put_row(to, found, left);
         }
-        float some[rows][kPanel];
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; ++r) {
-            store(some[r], result(r, 0));
-            store(some[r] + kLanes, result(r, 1));
-        }
-        for (int r = 0; r < rows; ++r)
-            for (int64_t i = 0; i < left; ++i)
-                put(to + r * task.n + i, some[r][i] + (task.bias ? get(task.bias + n + i) : 0.0f));
     }
     ahead->from = fetch;
 }
 
 template <class Kind>
 void by_panel(int64_t rows, const Task<Kind>& task, int64_t row, int64_t count, int64_t n, const char* panel,
-              Ahead* ahead) {
-    switch (rows) {
+              Ahead* ahead, TileShapes* shapes) {
+#if defined(BATON_MATRIX_UNITS)
+    if constexpr (Kind::kMatrix) {
+        if (rows < 1) return;  // chunks may be smaller than a row
+        const auto multiply = rows > kTileRows ? matrix_tiles_by_panel<Kind, true> : matrix_tiles_by_panel<Kind, false>;
+        return multiply(rows, task, row, count, n, panel, ahead, shapes);
+    }
+#endif
+    if constexpr (!Kind::kMatrix) switch (rows) {
 #define CASE(rows) case rows: return tiles_by_panel<rows, Kind>(task, row, count, n, panel, ahead);
         CASE(1) CASE(2) CASE(3) CASE(4)
 #if defined(__AVX512F__)
@@ -190,6 +129,9 @@ void by_panel(int64_t rows, const Task<Kind>& task, int64_t row, int64_t count, 
     }
 }
 
+// Rows of a tile.
+template <class Kind> constexpr int rows_of() { return Kind::kMatrix ? 32 : kRows; }
+
 template <class Kind>
 int64_t steps_of(const Task<Kind>& task) {
     return parts_of(task.k, sizeof(typename Kind::Step) / sizeof(typename Kind::X));
@@ -197,7 +139,7 @@ int64_t steps_of(const Task<Kind>& task) {
 
 // `following`: where the threads go on after the last panel, or null.
 template <class Kind>
-INLINE void multiply_item(const Task<Kind>& task, const Item& item, const char* following) {
+INLINE void multiply_item(const Task<Kind>& task, const Item& item, const char* following, TileShapes* shapes) {
     const int64_t steps = steps_of(task), panels = parts_of(task.n, kPanel), panel_bytes = steps * kPanel * 4;
     const char* panel = (const char*)task.packed + item.panel * panel_bytes;
     const bool leaves = following && item.panel + 1 == panels && item.last_chunk;
@@ -209,15 +151,17 @@ INLINE void multiply_item(const Task<Kind>& task, const Item& item, const char* 
         fetch_ahead(following);
     }
     for_tiles(item, [&](int64_t height, int64_t row, int64_t count) {
-        by_panel(height, task, row, count, item.panel * kPanel, panel, &ahead);
+        by_panel(height, task, row, count, item.panel * kPanel, panel, &ahead, shapes);
     });
 }
 
 template <class Kind>
 void linear(const Task<Kind>& task) {
     if (task.tokens < 1) return;
-    const Cut cut(task.tokens, parts_of(task.n, kPanel), steps_of(task) * 4, kRows);
-    parallel_ranges(cut.items(), [&](int64_t item, bool) { multiply_item(task, cut.at(item), nullptr); });
+    const Cut cut(task.tokens, parts_of(task.n, kPanel), steps_of(task) * 4, rows_of<Kind>());
+    parallel_ranges_keeping<TileShapes>(cut.items(), [&](int64_t item, bool, TileShapes& shapes) {
+        multiply_item(task, cut.at(item), nullptr, &shapes);
+    });
 }
 
 template <class W>
@@ -256,10 +200,11 @@ void run_batches(const Batch* batches, int64_t count, const void* x, const float
     };
     if (count < 1) return;
     const Task<Kind> any = task_of(*batches);
-    for_items(batches, count, parts_of(any.n, kPanel), steps_of(any) * 4, kRows, [&](int64_t b, const Item& item) {
+    const auto multiply = [&](int64_t b, const Item& item, TileShapes& shapes) {
         const void* following = b + 1 < count ? batches[b + 1].product->packed : nullptr;
-        multiply_item(task_of(batches[b]), item, (const char*)following);
-    });
+        multiply_item(task_of(batches[b]), item, (const char*)following, &shapes);
+    };
+    for_items<TileShapes>(batches, count, parts_of(any.n, kPanel), steps_of(any) * 4, rows_of<Kind>(), multiply);
 }
 
 }  // namespace

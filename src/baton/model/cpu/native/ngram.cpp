@@ -117,7 +117,7 @@ float chance(const Text& text, const Learnt& learnt, int64_t match) {
 }  // namespace
 
 // Appends runs[row] tokens to the text of slots[row], row by row, and guesses what follows each: drafts [rows, most],
-// chances [rows, most] that a draft and all before it are right, counts [rows] of drafts.
+// chances [rows, most] that a draft and all before it are right (0 beyond the last draft), counts [rows] of drafts.
 BATON_EXPORT(ngram)(const void* options_of, const void* learnt_of, void* texts, const int32_t* slots,
                     const int32_t* runs, const int32_t* tokens, int64_t rows, int32_t* drafts, float* chances,
                     int32_t* counts) {
@@ -142,5 +142,6 @@ BATON_EXPORT(ngram)(const void* options_of, const void* learnt_of, void* texts, 
             draft[index] = from < text.length ? text.tokens[from] : draft[from - text.length];
             chances[row * options.most + index] = together;
         }
+        for (int64_t index = counts[row]; index < options.most; ++index) chances[row * options.most + index] = 0;
     }
 }

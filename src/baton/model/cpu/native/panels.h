@@ -61,8 +61,9 @@ INLINE void for_tiles(const Item& item, const Body& body) {
     go(least, middle, item.last);
 }
 
-// Calls body(batch, item) for all items of all batches, whose products have as many panels each.
-template <class Body>
+// Calls body(batch, item, kept) for all items of all batches, whose products have as many panels each; `kept`: see
+// ranges.h.
+template <class Kept, class Body>
 void for_items(const Batch* batches, int64_t count, int64_t panels, int64_t row_bytes, int tile_rows,
                const Body& body) {
     if (count < 1) return;
@@ -78,7 +79,7 @@ void for_items(const Batch* batches, int64_t count, int64_t panels, int64_t row_
         items += cut.items();
         places[b] = {cut, items};
     }
-    parallel_ranges(items, [&](int64_t item, bool) {
+    parallel_ranges_keeping<Kept>(items, [&](int64_t item, bool, Kept& kept) {
         int64_t low = 0, high = count - 1;  // the first place whose end is above `item`
         while (low < high) {
             const int64_t middle = (low + high) / 2;
@@ -86,7 +87,7 @@ void for_items(const Batch* batches, int64_t count, int64_t panels, int64_t row_
             else low = middle + 1;
         }
         const Cut& cut = places[low].cut;
-        body(low, cut.at(item - (places[low].end - cut.items())));
+        body(low, cut.at(item - (places[low].end - cut.items())), kept);
     });
 }
 

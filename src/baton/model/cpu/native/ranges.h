@@ -21,7 +21,7 @@ struct alignas(64) Range {
 
 inline uint64_t range_word(int64_t next, int64_t end) { return (uint64_t)next << 32 | (uint64_t)end; }
 
-template <class Body>
+template <class Kept, class Body>
 struct Ranges {
     const Body* body;
     int threads;
@@ -63,28 +63,38 @@ struct Ranges {
     static void run(void* context, int thread) {
         Ranges* all = static_cast<Ranges*>(context);
         int64_t end = 0;
+        Kept kept;
         do {
-            for (int64_t item; (item = all->take(thread, &end)) >= 0;) (*all->body)(item, item + 1 < end);
+            for (int64_t item; (item = all->take(thread, &end)) >= 0;) (*all->body)(item, item + 1 < end, kept);
         } while (all->steal(thread));
     }
 };
 
-// Calls body(item, more) for each item in [0, items), items < 2^31, `more`: the next item is, as yet, the same
-// thread's.
-template <class Body>
-inline void parallel_ranges(int64_t items, const Body& body) {
+// Calls body(item, more, kept) for each item in [0, items), items < 2^31, `more`: the next item is, as yet, the same
+// thread's; `kept`: what this thread has from its first item to its last.
+template <class Kept, class Body>
+inline void parallel_ranges_keeping(int64_t items, const Body& body) {
     int threads = baton_num_threads();
     if (threads > items) threads = static_cast<int>(items);
     if (threads > kMaxRanges) threads = kMaxRanges;
     if (threads <= 1) {
-        for (int64_t item = 0; item < items; ++item) body(item, item + 1 < items);
+        Kept kept;
+        for (int64_t item = 0; item < items; ++item) body(item, item + 1 < items, kept);
         return;
     }
-    Ranges<Body> all;
+    Ranges<Kept, Body> all;
     all.body = &body;
     all.threads = threads;
     for (int t = 0; t < threads; ++t) all.ranges[t].word = range_word(items * t / threads, items * (t + 1) / threads);
-    baton_team(Ranges<Body>::run, &all, threads);
+    baton_team(Ranges<Kept, Body>::run, &all, threads);
+}
+
+struct Nothing {};
+
+// Calls body(item, more), as above.
+template <class Body>
+inline void parallel_ranges(int64_t items, const Body& body) {
+    parallel_ranges_keeping<Nothing>(items, [&](int64_t item, bool more, Nothing&) { body(item, more); });
 }
 
 }  // namespace

@@ -157,6 +157,8 @@ def _follow(
             length = text[_LENGTH]
             drafts[row, index] = tokens[source] if source < length else drafts[row, source - length]
             chances[row, index] = together
+        for index in range(counts[row], most):
+            chances[row, index] = np.float32(0)
 
 
 @functools.cache
