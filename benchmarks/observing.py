@@ -39,16 +39,20 @@ from typing import Any
 
 from _clients import Server, random_prompt, serving, stream
 from _common import Table, machine, percentile, print_machine, write_json
+from baton.engine.workers.step_notes import StepNotes
 from baton.observe.events.clocks import Alignment
 from baton.observe.events.context import Trace
 from baton.observe.events.log import EventLog
 from baton.observe.events.spans import spans
+from baton.observe.events.steps import StepLog
 from baton.observe.events.story import Story
 from baton.observe.events.views import timings
 from baton.observe.tracing.collector import HTTP, OtlpCollector
 from baton.observe.tracing.traced import traced
 from baton.protocol.notes import Note, Notes
-from baton.protocol.requests import FROM_ENGINE, Finished, Outputs
+from baton.protocol.reports import StepReport, StepsRan
+from baton.protocol.requests import FROM_ENGINE, Finished, Load, Outputs
+from baton.worker.ran import StepTimes
 from idle import cpu_seconds
 
 _SENT = 80
@@ -115,6 +119,7 @@ def one_request() -> dict[str, float]:
         "timings of an answer that asks": _microseconds(lambda number: timings(stories[number], 11.0)),
         "its spans": _microseconds(lambda number: spans(stories[number], stories[number].trails[0], 11.0)),
     }
+    found |= one_step()
     with _receiving() as url:
         collector = OtlpCollector(url, HTTP)
 
@@ -130,6 +135,44 @@ def one_request() -> dict[str, float]:
         found["the same, sent in batches"] = _microseconds(lambda _: collector.send(made), 10) / _SENT
         collector.close()
     return found
+
+
+_TOLD = 25
+"""Steps that are told together: 500 a second."""
+
+
+def one_step() -> dict[str, float]:
+    """Microseconds of CPU time that each part costs a step, whatever its tokens."""
+    rows = bytes(4 * 64)
+    report = StepReport(7, 1, rows, rows, rows, seconds=0.002, context=9000, began=5000.0)
+    empty, clock, log = Load(1, 1, 1, 1), Alignment(), StepLog()
+    clock.shared = True
+    notes = StepNotes(wanted=True, ranks_per_host=2)
+
+    def noted() -> bytes:
+        for _ in range(_TOLD):
+            notes.leader(report, 5000.0, 0, 0)
+        return notes.take()
+
+    def message(load: Load) -> float:
+        return _microseconds(lambda _: FROM_ENGINE.decode(FROM_ENGINE.encode(load)), 400)
+
+    def ran(times: StepTimes) -> None:
+        for step in range(_TOLD):
+            times.add(step, 5000.0 + step / 500, 0.002)
+        told = times.take(5001.0)
+        assert isinstance(told, StepsRan)
+        notes.ran(1, told, 5001.0)
+        notes.take()
+
+    told = noted()
+    costs = {
+        "a step, noted by its engine": _microseconds(lambda _: noted(), 400),
+        "the same in a message, written and read": message(Load(1, 1, 1, 1, steps=told)) - message(empty),
+        "the same, kept by the gateway": _microseconds(lambda _: log.add("i", told, clock, 5.0), 400),
+        "the same step of another rank, noted and told": _microseconds(lambda _: ran(StepTimes()), 400),
+    }
+    return {name: cost / _TOLD for name, cost in costs.items()}
 
 
 # -- 2. a server

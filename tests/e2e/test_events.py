@@ -32,6 +32,10 @@ def cluster() -> Iterator[Server]:
         yield running
 
 
+SLICES = ("prefill", "decode")
+"""Categories of what is on slots."""
+
+
 def logged(server: Server, id: str) -> LoggedRequest:
     answer = server.http.get("/debug/requests", params={"id": id}).raise_for_status()
     (found,) = msgspec.json.decode(answer.content, type=Requests).requests
@@ -45,8 +49,8 @@ def trace(server: Server, **which: str) -> list[dict[str, Any]]:
     return events
 
 
-def complete(server: Server, id: str, max_tokens: int) -> Any:
-    body = {"prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": True, "request_id": id, "seed": 1}
+def complete(server: Server, id: str, max_tokens: int, prompt: list[int] = PROMPT) -> Any:
+    body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "request_id": id, "seed": 1}
     return server.http.post("/v1/completions", json=body).raise_for_status().json()
 
 
@@ -103,7 +107,7 @@ def test_the_trace_has_tracks_of_slots_and_wires_and_an_arrow(cluster: Server) -
     events = trace(cluster, id="traced")
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert {"gateway", "prefill-0", decoder, f"wire prefill-0 → {decoder}"} <= set(names.values())
-    slots = {names[event["pid"]]: event["name"].split()[0] for event in events if event["ph"] == "X"}
+    slots = {names[event["pid"]]: event["cat"] for event in events if event.get("cat") in SLICES}
     assert slots == {"prefill-0": "prefill", decoder: "decode"}
     arrows = [(event["ph"], names[event["pid"]]) for event in events if event["ph"] in "sf"]
     assert arrows == [("s", "prefill-0"), ("f", decoder)]
@@ -112,6 +116,71 @@ def test_the_trace_has_tracks_of_slots_and_wires_and_an_arrow(cluster: Server) -
     assert wire["args"]["transport"] == "shared_memory"
     counters = [event for event in trace(cluster, last_s="3600") if event["ph"] == "C"]
     assert {event["name"] for event in counters} == {"requests", "KV blocks"}
+
+
+def steps_of(events: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """By process and track."""
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for event in events:
+        if event.get("cat") == "step":
+            place = names[event["pid"]], tracks[event["pid"], event["tid"]]
+            found.setdefault(place, []).append(event)
+    return found
+
+
+def test_the_steps_of_the_model_lie_under_the_request_that_they_computed(cluster: Server) -> None:
+    prompt = [60 + number % 70 for number in range(150)]  # (nobody has it cached)
+    complete(cluster, "stepped", 20, prompt)
+    decoder = logged(cluster, "stepped").instances[1]
+    events = trace(cluster, id="stepped")
+    steps = steps_of(events)
+    assert set(steps) == {("prefill-0", "rank 0"), (decoder, "rank 0")}
+    slots = {e["name"].split()[0]: (e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in SLICES}
+    assert set(slots) == {"prefill", "decode"}
+    for (process, _), ran in steps.items():
+        begin, end = slots["prefill" if process == "prefill-0" else "decode"]
+        numbers = [step["args"]["step"] for step in ran]
+        assert numbers == list(range(numbers[0], numbers[-1] + 1))
+        assert begin <= ran[0]["ts"] <= ran[-1]["ts"] + ran[-1]["dur"] <= end
+        assert all("clock_error_ms" not in step["args"] for step in ran)  # (one host)
+    at_p, at_d = steps["prefill-0", "rank 0"], steps[decoder, "rank 0"]
+    assert {step["name"] for step in at_p} == {"prefill"}
+    assert sum(step["args"]["prefill_tokens"] for step in at_p) == 150
+    assert sum(step["args"]["tokens"] for step in at_p) == 1
+    first, *others = at_d  # (the first computes the token that came with the hand-over)
+    assert (first["name"], first["args"]["prefill_tokens"]) == ("prefill", 1)
+    assert {step["name"] for step in others} == {"decode"}
+    assert {step["args"]["decode_rows"] for step in others} == {1}
+    # (Drafts that were right make steps fewer.)
+    assert all(1 <= step["args"]["tokens"] <= 1 + step["args"].get("accepted", 0) for step in at_d)
+    assert sum(step["args"]["tokens"] for step in at_d) == 19
+    # The arrow of the hand-over is there as without them.
+    assert [event["ph"] for event in events if event["ph"] in "sf"] == ["s", "f"]
+
+
+def test_every_rank_has_its_steps() -> None:
+    with Server("--tensor-parallel-size", "2", "--dtype", "float32") as server:
+        complete(server, "first", 12)
+        # (Rank 1 tells its steps when nothing runs any more, and takes part in no step of this one before.)
+        complete(server, "second", 2)
+        steps = steps_of(trace(server, id="first"))
+        assert set(steps) == {("mixed-0", "rank 0"), ("mixed-0", "rank 1")}
+        leader, other = steps["mixed-0", "rank 0"], steps["mixed-0", "rank 1"]
+        assert sum(step["args"]["tokens"] for step in leader) == 12
+        for step, same in zip(leader, other, strict=True):
+            assert step["args"] == same["args"]
+            assert step["name"] == same["name"]
+            # Both meet in each layer, so neither ends before the other has begun.
+            assert max(step["ts"], same["ts"]) <= min(step["ts"] + step["dur"], same["ts"] + same["dur"])
+
+
+def test_nothing_is_noted_if_nothing_is_kept() -> None:
+    with Server("--executor", "simulated", "--events-keep", "0") as server:
+        complete(server, "nothing", 5)
+        events = trace(server, last_s="60")
+        assert {event["ph"] for event in events} <= {"M", "C"}
 
 
 def test_the_command_line_writes_the_trace(cluster: Server, tmp_path: Path) -> None:
@@ -159,7 +228,7 @@ def test_a_recording_tells_it_as_well(tmp_path: Path) -> None:
     processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     other = next(name for name in ("decode-0", "decode-1") if name != killed)
     assert {"prefill-0", other, "gateway"} <= set(processes.values())
-    steps = [event for event in events if event["name"] == "step"]
+    steps = [event for event in events if event.get("cat") == "step"]
     assert {"prefill-0", other} <= {processes[event["pid"]] for event in steps}
     begun = [event["name"] for event in events if event["ph"] == "b" and event["pid"] == 1]
     spans = begun[begun.index("whole") + 1 :]

@@ -8,13 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.observe.events.clocks import Alignment
+from baton.observe.events.clocks import Alignment, Moment
 from baton.observe.events.log import SLOW_FOR_S, EventLog
 from baton.observe.events.perfetto import Load, chrome_trace
+from baton.observe.events.spans import events as events_of
 from baton.observe.events.spans import spans, sums
+from baton.observe.events.steps import MAX_BYTES, StepLog
 from baton.observe.events.story import MAX_TRAILS, Story
 from baton.observe.events.views import summary, whole
 from baton.protocol.notes import MAX_NOTES, MEANING, Note, Notes
+from baton.protocol.step_notes import STEP_NOTES, StepNote
 from tests.observe.traces import check_trace
 
 DELAYS = st.floats(0, 0.5)
@@ -140,6 +143,111 @@ def test_notes_of_another_clock_are_put_on_the_gateways():
     assert summary(story, 11.0)["timings"]["clock_error_ms"] == pytest.approx(200, abs=2)
 
 
+def planted(p_wrong: float, d_wrong: float, reach: float, *, known: bool = True) -> Story:
+    """A hand-over between two hosts, 30 us after the prefill; the gateway's view of P's clock is wrong by
+    `p_wrong` and of D's by `d_wrong` seconds, within the `reach` that the messages leave."""
+    p_ahead, d_ahead = 700.0, -3000.0
+    story = Story("moved", arrived=10.0, started=10.0, wall=1.7e9, prompt_tokens=100, first_at=10.2002)
+    trail = story.trail()
+    assert trail is not None
+    trail.add(10.0001, "sent", 1, 100, text="p0>d0")
+    clocks = []
+    for ahead, wrong in ((p_ahead, p_wrong), (d_ahead, d_wrong)):
+        clock = Alignment()
+        if known:
+            clock.sent(10.2999, 10.2999 + ahead + wrong + reach)
+        clock.heard(10.2999 + ahead + wrong - reach, 10.2999)
+        clocks.append(clock)
+    at_p = [
+        (10.0002, "arrived", 100, 0, 0, ""),
+        (10.0003, "asks", 4, 0, 0, "d"),
+        (10.0004, "room", 4, 0, 0, "d"),
+        (10.0005, "admitted", 3, 0, 100, ""),
+        (10.1, "prefilled", 100, 0, 3, ""),
+        (10.10001, "handed", 4, 1, 0, "d"),
+        (10.10008, "taken", 0, 0, 0, "d"),
+        (10.10009, "ended", 1, 0, 0, "handed_over"),
+    ]
+    at_d = [
+        (10.00035, "reserved", 4, 100, 0, "p"),
+        (10.10003, "received", 4, 1, 0, "p"),
+        (10.10004, "fetched", 4096, 20, 0, "tcp"),
+        (10.10005, "admitted", 0, 99, 100, ""),
+        (10.25, "ended", 20, 0, 0, "length"),
+    ]
+    trail.add(10.15, "heard", 1, text="d0")
+    trail.tell(1, "d0", [Note(at + d_ahead, *note) for at, *note in at_d], clocks[1], 10.29)
+    trail.tell(1, "p0", [Note(at + p_ahead, *note) for at, *note in at_p], clocks[0], 10.3)
+    story.ended, story.reasons = 10.3, ("length",)
+    return story
+
+
+WRONG = st.floats(-0.04, 0.04)
+
+
+@given(WRONG, WRONG, st.floats(0.0, 0.02), st.booleans())
+def test_what_clocks_are_wrong_by_never_turns_a_hand_over_around(p_wrong, d_wrong, more, known):
+    reach = max(abs(p_wrong), abs(d_wrong)) + more + 1e-5
+    story = planted(p_wrong, d_wrong, reach, known=known)
+    found = spans(story, story.trails[0], 20.0)
+    assert [(span.name, span.where) for span in found] == [
+        ("read", "gateway"),
+        ("queue", "p0"),
+        ("prefill", "p0"),
+        ("handover", "p0"),
+        ("decode", "d0"),
+        ("finish", "d0"),
+    ]
+    assert all(span.begin <= span.end == after.begin for span, after in pairwise(found))
+    placed = {(event.where, event.note.what): event.at for event in events_of(story.trails[0])}
+    for before, after in (("asks", "reserved"), ("handed", "received")):
+        assert placed["p0", before] < placed["d0", after]
+    for before, after in (("reserved", "room"), ("received", "taken")):
+        assert placed["d0", before] < placed["p0", after]
+    # The parts of one engine keep their lengths, but for those that the end of the request cuts.
+    assert placed["p0", "prefilled"] - placed["p0", "admitted"] == pytest.approx(0.0995)
+    assert placed["d0", "ended"] - placed["d0", "admitted"] == pytest.approx(0.14995)
+    if known:  # Neither is moved by more than what is known of it.
+        assert abs(placed["p0", "prefilled"] - 10.1) <= 2 * reach
+        assert abs(placed["d0", "admitted"] - 10.10005) <= 2 * reach
+        errors = [clock["error_ms"] for clock in whole(story, 20.0)["clocks"].values()]
+        assert all(0 < error <= reach * 1000 + 0.01 for error in errors)
+    else:
+        assert summary(story, 20.0)["timings"]["clock_error_ms"] is None
+
+
+def test_the_planted_errors_would_be_seen():
+    """Without the order of what follows from one another, D runs the request before P has prefilled it."""
+    story = planted(-0.02, 0.02, 0.021)
+    p, d = (told.moment.offset()[0] for told in reversed(story.trails[0].told))
+    notes = {told.instance: {n.what: n.at for n in told.notes} for told in story.trails[0].told}
+    assert notes["d0"]["admitted"] - d < notes["p0"]["prefilled"] - p
+
+
+def test_what_an_instance_says_after_the_request_was_taken_from_it_is_no_part_of_its_way():
+    story = Story("moved", arrived=10.0, started=10.0)
+    trail = story.trail()
+    assert trail is not None
+    clock = Alignment()
+    clock.shared = True
+    trail.add(10.0, "sent", 1, text="a")
+    trail.add(11.0, "moved", 1, 5, text="a")
+    trail.add(11.0, "sent", 2, text="b")
+    trail.tell(1, "a", [Note(10.1, "admitted", 0, 0, 9), Note(11.1, "ended", 5, text="aborted")], clock, 11.2)
+    trail.tell(2, "b", [Note(11.3, "admitted", 0, 0, 14), Note(12.0, "ended", 9, text="stop")], clock, 12.0)
+    story.ended = 12.5
+    names = [(span.name, span.where) for span in spans(story, trail, 12.5)]
+    assert names == [
+        ("read", "gateway"),
+        ("queue", "a"),
+        ("prefill", "a"),
+        ("lost", "gateway"),
+        ("queue", "b"),
+        ("prefill", "b"),
+        ("finish", "b"),
+    ]
+
+
 def test_what_never_was_sent_and_what_still_runs_have_spans_too():
     story = Story("new", arrived=10.0, started=10.0)
     assert [span[:4] for span in spans(story, None, 12.0)] == [("read", "gateway", 10.0, 12.0)]
@@ -177,6 +285,87 @@ def test_a_log_that_keeps_nothing():
     log = EventLog(0)
     log.add(handed_over(), 20.0)
     assert (log.recent(), log.failed(), log.slow(), log.find("chat-1")) == ([], [], [], None)
+
+
+NOTES = [
+    StepNote(0, 1, 5000.0, 0.1, prompts=2, prefill_tokens=300, tokens=1),
+    StepNote(1, 1, 5000.01, 0.09),
+    StepNote(0, 2, 5000.1, 0.05, decode_rows=3, tokens=5, drafted=6, accepted=2),
+    StepNote(1, 2, 5000.11, 0.04, 0.002),
+    StepNote(2, 1, 5000.02, 0.04, -1.0),
+]
+
+
+def heard(*notes: StepNote, log: StepLog | None = None, clock: Alignment | None = None) -> StepLog:
+    """Told at 10.2 on our clock, 5000.2 on theirs, and 5 ms before or after."""
+    if clock is None:
+        clock = Alignment()
+        clock.sent(10.2, 5000.205)
+        clock.heard(5000.195, 10.2)
+    log = StepLog() if log is None else log
+    log.add("i.1", STEP_NOTES.encode(list(notes)), clock, 10.2)
+    return log
+
+
+def test_steps_are_put_on_the_gateways_clock_with_what_the_first_rank_says_of_them():
+    steps = heard(*NOTES).between(0.0, 20.0)
+    assert [(step.rank, step.number) for step in steps] == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2)]
+    assert [step.begin for step in steps] == pytest.approx([10.0, 10.01, 10.02, 10.1, 10.11], abs=0.005)
+    errors = [step.error and round(step.error, 3) for step in steps]
+    assert errors == [0.005, 0.005, None, 0.005, 0.007]
+    assert [step.computed for step in steps] == [NOTES[0], NOTES[0], NOTES[0], NOTES[2], NOTES[2]]
+    assert [step.number for step in heard(*NOTES).between(10.12, 20.0)] == [2, 2]
+    assert heard(*NOTES).between(10.3, 20.0) == heard(*NOTES).between(0.0, 9.9) == []
+
+
+def test_a_log_of_steps_is_bounded_and_reads_what_it_can():
+    log = heard(NOTES[0])
+    log.add("i.2", b"\xc1", Alignment(), 10.3)
+    size = len(STEP_NOTES.encode([NOTES[2]]))
+    assert [step.number for step in heard(NOTES[2], log=log).between(0.0, 20.0)] == [1, 2]
+    for _ in range(MAX_BYTES // size + 10):
+        heard(NOTES[2], log=log)
+    assert log.copy()._bytes == log._bytes <= MAX_BYTES
+    assert {step.number for step in log.between(0.0, 20.0)} == {2}
+    assert len(log.between(0.0, 20.0)) == MAX_BYTES // size
+
+
+def test_what_was_known_of_a_clock_stays_known_of_that_moment():
+    clock = Alignment()
+    clock.sent(10.0, 5010.001)
+    clock.heard(5009.999, 10.0)
+    then = Moment(clock, 10.0)
+    assert then.offset() == (pytest.approx(5000), pytest.approx(0.001))
+    clock.sent(10.1, 5010.1002)  # what is learnt soon after says more
+    clock.heard(5010.0998, 10.1)
+    assert then.offset() == (pytest.approx(5000), pytest.approx(0.0002, rel=0.2))
+    clock.sent(3610.1, 8610.6)  # an hour later the clocks have drifted apart by half a second
+    clock.heard(8610.5, 3610.1)
+    assert then.offset() == (pytest.approx(5000), pytest.approx(0.0002, rel=0.2))
+
+
+def test_steps_are_on_the_tracks_of_their_ranks():
+    events = chrome_trace([handed_over()], 20.0, steps={"p0": heard(*NOTES).between(0.0, 20.0), "d0": []})
+    events = events["traceEvents"]
+    check_trace(events)
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    steps = [event for event in events if event.get("cat") == "step"]
+    assert [(tracks[e["pid"], e["tid"]], e["name"], e["args"]["step"]) for e in steps] == [
+        ("rank 0", "prefill", 1),
+        ("rank 1", "prefill", 1),
+        ("rank 2", "prefill", 1),
+        ("rank 0", "decode", 2),
+        ("rank 1", "decode", 2),
+    ]
+    computed = {"decode_rows": 0, "prompts": 2, "prefill_tokens": 300, "tokens": 1}
+    assert steps[0]["args"] == {"step": 1, **computed, "clock_error_ms": 5}
+    assert steps[2]["args"] == {"step": 1, **computed, "clock_error_ms": None}
+    assert (steps[3]["args"]["drafted"], steps[3]["args"]["accepted"]) == (6, 2)
+    assert steps[0]["dur"] == pytest.approx(1e5)
+    shared = Alignment()
+    shared.shared = True
+    (step,) = heard(NOTES[0], clock=shared).between(0.0, 6000.0)
+    assert (step.begin, step.error) == (5000.0, 0.0)
 
 
 def test_the_trace_is_one_that_a_viewer_takes():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from baton.observe.tracing.traced import Traced, traced
 from baton.observe.tracing.tracer import Tracer
 from baton.protocol.notes import Note
 from baton.protocol.sampling_params import SamplingParams
+from tests.observe.test_events import planted
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ROOT = Trace(1, 2, None, "chat", "chatcmpl-", True)
@@ -61,6 +63,24 @@ def test_the_endpoint_says_the_protocol_unless_the_environment_does() -> None:
 
 def story(number: int = 0, **fields: Any) -> Story:
     return Story(f"r{number}", 10.0, 10.5, wall=1000.0, ended=20.0, trace=ROOT, **fields)
+
+
+def test_the_parts_of_a_hand_over_between_hosts_say_how_wrong_their_times_can_be() -> None:
+    one = planted(-0.02, 0.02, 0.021)
+    one.trace = ROOT
+    root, children = traced(one, "tiny", 20.0)
+    assert [child.name for child in children] == ["read", "queue", "prefill", "handover", "decode", "finish"]
+    assert (root.begin, root.end) == (children[0].begin, children[-1].end)
+    for child, after in pairwise(children):
+        assert child.begin <= child.end == after.begin
+    errors = {str(child.attributes["baton.instance"]): child.attributes for child in children}
+    assert "baton.clock_error_seconds" not in errors["gateway"]
+    for name in ("p0", "d0"):
+        error = errors[name]["baton.clock_error_seconds"]
+        assert isinstance(error, float)
+        assert 0 < error <= 0.0211
+    _, children = traced(planted(0.0, 0.0, 0.01, known=False), "tiny", 20.0)
+    assert children[-1].attributes["baton.clock_error_known"] is False
 
 
 def test_a_preemption_is_an_event_and_a_wish_is_told() -> None:

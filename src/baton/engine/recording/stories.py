@@ -17,11 +17,13 @@ from msgspec.structs import replace as replaced
 
 from baton.engine.recording.recorder import Event, Header, Message, Reported
 from baton.engine.recording.replay import find_recordings, replay
+from baton.engine.workers.step_notes import leaders_note
 from baton.observe.events.clocks import Alignment
-from baton.observe.events.perfetto import Step
+from baton.observe.events.steps import Step
 from baton.observe.events.story import Story
 from baton.protocol.reports import StepReport
-from baton.protocol.requests import Finished, FromEngine, Hello, Outputs, Submit
+from baton.protocol.requests import Finished, FromEngine, Hello, Load, Outputs, Submit
+from baton.protocol.step_notes import STEP_NOTES, StepNote
 
 _TOKEN_BYTES = 4
 _DAY_S = 86_400.0
@@ -51,6 +53,7 @@ def stories_of(path: Path) -> Recorded:
     for directory in find_recordings(path):
         reader = _Reader(found, heard)
         result = replay(directory, reader)
+        reader.ended()
         if result.damage is not None:
             found.damage.append(result.damage)
         elif result.difference is not None:
@@ -86,7 +89,10 @@ class _Reader:
         self._found, self._heard = found, heard
         self._instance, self._ahead, self._now = "", 0.0, 0.0
         self._gateways: dict[bytes, str] = {}
-        self._steps: list[Step] = []
+        self._steps: dict[tuple[int, int], Step] = {}
+        """By rank and number."""
+        self._told = b""
+        """The last steps that the engine told its gateways of; each of them gets the same."""
 
     def began(self, header: Header) -> None:
         if not self._found.base:
@@ -94,7 +100,14 @@ class _Reader:
         self._ahead = header.started - header.now - self._found.base
         self._now = header.now + self._ahead
         self._instance = header.config.name
-        self._steps = self._found.steps.setdefault(self._instance, [])
+
+    def ended(self) -> None:
+        """The recording is over."""
+        computed = {number: step.computed for (rank, number), step in self._steps.items() if not rank}
+        steps = self._found.steps.setdefault(self._instance, [])
+        steps += [step._replace(computed=computed.get(step.number)) for step in self._steps.values()]
+        steps.sort(key=lambda step: step[:4])
+        self._steps = {}
 
     def reads(self, event: Event) -> None:
         now = getattr(event, "now", None)
@@ -102,7 +115,7 @@ class _Reader:
             self._now = now + self._ahead
             self._found.end = max(self._found.end, self._now)
         if isinstance(event, Reported) and isinstance(event.report, StepReport):
-            self._step(event.rank, event.report)
+            self._ran(event.report)
         elif isinstance(event, Message):
             message = event.message
             if isinstance(message, Hello):
@@ -113,6 +126,8 @@ class _Reader:
 
     def sends(self, messages: Sequence[tuple[bytes, FromEngine]]) -> None:
         for identity, message in messages:
+            if isinstance(message, Load) and message.steps != self._told:
+                self._steps_told(message.steps)
             if not isinstance(message, Outputs):
                 continue
             gateway = self._gateways.get(identity, "")
@@ -125,11 +140,25 @@ class _Reader:
                 heard = _Heard(self._now, self._instance, gateway, end.id, finished=end, ahead=self._ahead)
                 self._heard.append(heard)
 
-    def _step(self, rank: int, report: StepReport) -> None:
+    def _ran(self, report: StepReport) -> None:
         if report.step and report.seconds > 0:
-            rows = len(set(memoryview(report.slots).cast("i")))  # (a slot may have a run of tokens)
-            prompts = len(report.prefill_slots) // _TOKEN_BYTES
-            self._steps.append(Step(self._now - report.seconds, self._now, rank, report.step, rows, prompts))
+            slots, prefilled = (
+                set(memoryview(some).cast("i")) for some in (report.slots, report.prefill_slots)
+            )
+            note = leaders_note(report, self._now - self._ahead, 0, len(slots & prefilled))
+            self._add(note)
+
+    def _steps_told(self, told: bytes) -> None:
+        """These know more: how many tokens of prompts, and the other ranks."""
+        self._told = told
+        for note in STEP_NOTES.decode(told) if told else ():
+            self._add(note)
+
+    def _add(self, note: StepNote) -> None:
+        begin = note.began + self._ahead
+        error = None if note.error < 0 else note.error
+        step = Step(begin, begin + note.seconds, note.rank, note.step, error, None if note.rank else note)
+        self._steps[note.rank, note.step] = step
 
 
 class _Told:

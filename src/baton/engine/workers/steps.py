@@ -24,8 +24,9 @@ from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.states import Event, IllegalTransition, State
 from baton.engine.workers.rows import Rows
 from baton.engine.workers.step_cost import StepCosts
+from baton.engine.workers.step_notes import StepNotes
 from baton.protocol.codec import INT32, MalformedMessage, unpack_int32
-from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport, StepRoutes
+from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport, StepRoutes, StepsRan
 from baton.protocol.requests import FinishReason
 from baton.protocol.sampling import TokenLogprobs
 
@@ -57,11 +58,13 @@ class StepReader:
         departures: Departures | None = None,
         speeds: Speeds | None = None,
         costs: StepCosts | None = None,
+        notes: StepNotes | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._departures = departures
         self._speeds = speeds
         self._costs = costs
+        self._notes = notes if notes is not None and notes.wanted else None
         self._outboxes = outboxes
         self._counters = counters
         self._violation = violation
@@ -72,10 +75,14 @@ class StepReader:
         self._rows_of: tuple[bytes, bytes] = b"", b""
         """Its slots and epochs."""
 
-    def read(self, report: StepReport | StepRoutes, now: float = 0.0) -> None:
+    def read(self, report: StepReport | StepRoutes | StepsRan, now: float = 0.0, rank: int = 0) -> None:
         """Applies one report.  Raises `UnreadableReport`, before anything was applied."""
         if isinstance(report, StepRoutes):
             self._add_routes(report)
+            return
+        if isinstance(report, StepsRan):
+            if self._notes is not None:
+                self._notes.ran(rank, report, now)
             return
         rows, tokens, logprobs = self._find_rows(report)
         prefilled = pairs = finished = 0
@@ -94,6 +101,8 @@ class StepReader:
                 self._costs.add(prefilled, pairs, computed, report.context, report.seconds)
             if self._speeds is not None:
                 self._speeds.step(prefilled, report.seconds)
+            if self._notes is not None:
+                self._notes.leader(report, now, prefilled, finished)
         for run in report.prompt_logprobs:
             request = self._occupant(run.slot, run.epoch)
             if request is not None:

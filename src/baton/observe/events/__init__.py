@@ -7,7 +7,9 @@
 | `story` | one request: its trails, when it came, how it ended |
 | `log` | the last stories; slow and failed ones for longer |
 | `context` | whose trace a request belongs to: W3C's headers |
+| `placing` | clocks moved within their errors, so that nothing is seen before what it follows from |
 | `spans` | a trail as spans without gaps, from arrival to end; sums of them |
+| `steps` | the last steps that the ranks of an instance ran (`protocol/step_notes.py`) |
 | `views`, `perfetto` | the same as JSON, and as a trace that Perfetto shows |
 
 No I/O, and no clock but the one that callers pass.

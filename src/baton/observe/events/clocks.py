@@ -51,3 +51,25 @@ class Alignment:
             known = self._lower if self._upper is None else self._upper
             return (0.0 if known is None else known), None
         return (lower + upper) / 2, max((upper - lower) / 2, 0.0)
+
+
+class Moment:
+    """Another process's clock about `at`, on ours: what was known of it then, or is by now, if that is more.
+
+    What is learnt soon after a moment says more of it, and what is learnt an hour later less, as the clocks
+    have drifted apart since."""
+
+    __slots__ = ("_clock", "_error", "_offset", "at")
+
+    def __init__(self, clock: Alignment, at: float) -> None:
+        self.at = at
+        self._clock = clock
+        self._offset, self._error = clock.offset(at)
+
+    def offset(self) -> tuple[float, float | None]:
+        """As `Alignment.offset`."""
+        if self._error != 0.0:
+            offset, error = self._clock.offset(self.at)
+            if error is not None and (self._error is None or error < self._error):
+                self._offset, self._error = offset, error
+        return self._offset, self._error

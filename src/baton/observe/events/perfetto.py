@@ -5,7 +5,7 @@
 | gateway | a row for each request: its spans, whoever works on it |
 | instance, slot | `prefill` and `decode` of the requests that had this slot, one after the other |
 | instance, queue | who waits there |
-| instance, rank | the steps of the model, and what this rank fetched from others |
+| instance, rank | the steps of the model (`steps.py`), and what this rank fetched from others |
 | wire P → D | a hand-over, from P's first token to D's seat, with bytes and transport |
 | counters of an instance | requests that run and wait, blocks in use |
 
@@ -18,10 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from baton.observe.events.spans import GATEWAY, Span, events, spans
+from baton.observe.events.placing import errors
+from baton.observe.events.spans import GATEWAY, Event, Span, events, spans
+from baton.observe.events.steps import Step
 from baton.observe.events.story import Story
 from baton.observe.events.trail import Trail
 from baton.protocol.notes import described
+from baton.protocol.step_notes import StepNote
 
 _RANK = 2
 _SLOT = 100
@@ -37,19 +40,6 @@ class Load(NamedTuple):
     running: int
     waiting: int
     used_blocks: int
-
-
-class Step(NamedTuple):
-    """One run of the model, on the gateway's clock."""
-
-    begin: float
-    end: float
-    rank: int
-    number: int
-    tokens: int
-    """Rows that got a token."""
-    prompts: int
-    """Of which a piece was computed."""
 
 
 def chrome_trace(
@@ -68,7 +58,8 @@ def chrome_trace(
             trace.counter(name, "requests", row.at, values)
             trace.counter(name, "KV blocks", row.at, {"used": row.used_blocks})
     for name, ran in (steps or {}).items():
-        trace.steps(name, ran)
+        if ran := list(ran):
+            trace.steps(name, ran)
     return trace.made()
 
 
@@ -134,15 +125,15 @@ class Chrome:
         if not found:
             return
         args = {"request": story.id, "error": story.error, "reasons": list(story.reasons)}
-        own = self._gateway
+        own, wrong = self._gateway, {} if trail is None else errors(trail.told)
         self._async(own, 1, "request", title, row, found[0].begin, found[-1].end, args)
         for span in found:
             more = {"where": span.where, "attempt": span.id}
             self._async(own, 1, "request", span.name, row, span.begin, span.end, more)
-            self._at_instance(span, title)
-        self._handovers(found, trail, title, now)
-        if trail is not None:
-            self._notes(trail, title, row, now)
+            self._at_instance(span, title, wrong.get(span.where, 0.0))
+        happened = [] if trail is None else events(trail)
+        self._handovers(found, happened, title)
+        self._notes(happened, title, row)
 
     def counter(self, process: str, name: str, at: float, values: Mapping[str, int]) -> None:
         self.events.append(
@@ -156,34 +147,36 @@ class Chrome:
             }
         )
 
-    def steps(self, process: str, ran: Iterable[Step]) -> None:
+    def steps(self, process: str, ran: Iterable[Step], clock: Clock | None = None) -> None:
+        """`clock`: as of `stories`."""
+        self._clock = clock or _as_it_is
         pid = self._process(process)
         for step in ran:
             tid = self._thread(pid, _RANK + step.rank, f"rank {step.rank}")
-            args = {"step": step.number, "tokens": step.tokens, "prompts": step.prompts}
-            self._slice(pid, tid, "step", "step", step.begin, step.end, args)
+            args = {"step": step.number, **_computed(step.computed), **_wrong(step.error)}
+            self._slice(pid, tid, "step", _kind(step.computed), step.begin, step.end, args)
+        self._clock = _as_it_is
 
-    def _at_instance(self, span: Span, title: str) -> None:
+    def _at_instance(self, span: Span, title: str, error: float | None) -> None:
         if span.where == GATEWAY or span.name in ("handover", "finish"):  # (the wire's, the gateway's)
             return
         pid = self._process(span.where)
+        more = {"attempt": span.id, **_wrong(error)}
         if span.slot < 0 or span.name == "queue":
             tid = self._thread(pid, 1, "queue" if span.name == "queue" else "slot not known")
-            more = {"attempt": span.id}
             self._async(pid, tid, span.name, title, self._row(), span.begin, span.end, more)
             return
         tid = self._thread(pid, _SLOT + span.slot, f"slot {span.slot}")
-        more = {"attempt": span.id}
         self._slice(pid, tid, span.name, f"{span.name} {title}", span.begin, span.end, more)
 
-    def _handovers(self, found: list[Span], trail: Trail | None, title: str, now: float) -> None:
+    def _handovers(self, found: list[Span], happened: list[Event], title: str) -> None:
         """The wire, and the arrow over it."""
         for before, span, after in zip(found, found[1:], [*found[2:], None], strict=False):
             if span.name != "handover" or after is None:
                 continue
             fetched = [
                 event
-                for event in ([] if trail is None else events(trail, now))
+                for event in happened
                 if event.note.what == "fetched" and event.id == span.id and event.where == after.where
             ]
             args = {
@@ -205,8 +198,8 @@ class Chrome:
             flow |= {"tid": _SLOT + span.slot, "ts": self._us(at)}
             self.events.append(flow | ({"bp": "e"} if phase == "f" else {}))
 
-    def _notes(self, trail: Trail, title: str, row: int, now: float) -> None:
-        for event in events(trail, now):
+    def _notes(self, happened: list[Event], title: str, row: int) -> None:
+        for event in happened:
             note = event.note
             if note.what == "fetched":
                 pid = self._process(event.where)
@@ -265,3 +258,30 @@ class Chrome:
 
 def _as_it_is(seconds: float) -> float:
     return seconds
+
+
+def _wrong(error: float | None) -> dict[str, float | None]:
+    """By how much times of another host can be wrong, beside the slices that have them."""
+    return {} if error == 0 else {"clock_error_ms": None if error is None else round(error * 1000, 3)}
+
+
+def _kind(note: StepNote | None) -> str:
+    """How a step is called."""
+    if note is None or not (note.prompts or note.decode_rows):
+        return "step"
+    kinds = [name for name, count in (("prefill", note.prompts), ("decode", note.decode_rows)) if count]
+    return " + ".join(kinds)
+
+
+def _computed(note: StepNote | None) -> dict[str, int]:
+    if note is None:
+        return {}
+    found = {
+        "decode_rows": note.decode_rows,
+        "prompts": note.prompts,
+        "prefill_tokens": note.prefill_tokens,
+        "tokens": note.tokens,
+    }
+    if note.drafted:
+        found |= {"drafted": note.drafted, "accepted": note.accepted}
+    return found

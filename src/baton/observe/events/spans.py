@@ -14,17 +14,20 @@ sequence add up to the time that its request took.
 | `lost` | its instance is gone, until it is sent again |
 | `finish` | the instance has ended it: the rest of the answer is made and sent |
 
-Notes of an engine are put on the gateway's clock (`clocks.py`).  If the engine that decodes was killed its
-notes are missing, and `decode` begins when the first token came to the gateway.
+Notes of an engine are put on the gateway's clock (`clocks.py`), in an order that can be (`placing.py`).  If
+the engine that decodes was killed its notes are missing, and `decode` begins when the first token came to the
+gateway.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from baton.observe.events.placing import offsets
 from baton.observe.events.story import Story
-from baton.observe.events.trail import Told, Trail
+from baton.observe.events.trail import Trail
 from baton.protocol.notes import Note
 
 GATEWAY = "gateway"
@@ -66,22 +69,21 @@ class Event(NamedTuple):
     note: Note
 
 
-def events(trail: Trail, now: float) -> list[Event]:
-    """Everything that is known of a sequence, in order of time; `now` where clocks are aligned."""
+def events(trail: Trail) -> list[Event]:
+    """Everything that is known of a sequence, in order of time."""
     found = [Event(note.at, GATEWAY, _id_of(note), note) for note in trail.entries]
-    for told in trail.told:
-        found += _of(told, now)
-    found.sort(key=lambda event: event.at)
+    for told, offset in zip(trail.told, offsets(trail.told), strict=True):
+        found += [Event(note.at - offset, told.instance, told.id, note) for note in told.notes]
+    found.sort(key=_at)
     return found
+
+
+def _at(event: Event) -> float:
+    return event.at
 
 
 def _id_of(note: Note) -> int:
     return note.a if note.what in ("sent", "heard", "refused", "lost", "moved") else 0
-
-
-def _of(told: Told, now: float) -> Iterable[Event]:
-    offset, _ = told.clock.offset(now)
-    return [Event(note.at - offset, told.instance, told.id, note) for note in told.notes]
 
 
 def spans(story: Story, trail: Trail | None, now: float) -> list[Span]:
@@ -89,7 +91,12 @@ def spans(story: Story, trail: Trail | None, now: float) -> list[Span]:
     end = now if story.ended is None else story.ended
     cuts = [Span("read", GATEWAY, story.arrived, end, 0)]
     tellers = set() if trail is None else {(told.id, told.instance) for told in trail.told}
-    for event in [] if trail is None else events(trail, now):
+    over: dict[int, float] = {}
+    for event in [] if trail is None else events(trail):
+        if event.at > over.get(event.id, math.inf):
+            continue  # (an instance that the request was taken from ends it there as well)
+        if event.note.what in ("lost", "moved"):
+            over[event.id] = event.at
         cut = _cut(event, cuts[-1], tellers)
         if cut is not None:
             if cut.name == "handover" and cuts[-1].name == "decode" and cuts[-1].id == cut.id:

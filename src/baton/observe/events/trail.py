@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from baton.observe.events.clocks import Alignment
+from baton.observe.events.clocks import Alignment, Moment
 from baton.protocol.notes import MAX_NOTES, Note, Notes
 
 _MAX_TOLD = 48
@@ -16,11 +16,10 @@ class Told(NamedTuple):
 
     id: int
     instance: str
-    heard_at: float
-    """On the gateway's clock."""
     notes: list[Note]
-    """On the engine's."""
-    clock: Alignment
+    """On the engine's clock."""
+    moment: Moment
+    """When they were heard, and what the engine's clock shows."""
 
 
 class Trail(Notes):
@@ -42,4 +41,4 @@ class Trail(Notes):
                 if note.what == "sent" and note.a == id:
                     clock.sent(note.at, notes[0].at)
         if len(self.told) < _MAX_TOLD:
-            self.told.append(Told(id, instance, now, notes[:MAX_NOTES], clock))
+            self.told.append(Told(id, instance, notes[:MAX_NOTES], Moment(clock, now)))

@@ -39,7 +39,7 @@ def whole(story: Story, now: float) -> dict[str, Any]:
     request arrived, on the gateway's clock."""
     kept: list[Trail | None] = list(story.trails) or [None]
     rows = [_sequence(story, index, trail, now) for index, trail in enumerate(kept)]
-    return summary(story, now) | {"clocks": _clocks(story, now), "trails": rows}
+    return summary(story, now) | {"clocks": _clocks(story), "trails": rows}
 
 
 def timings(story: Story, now: float) -> Timings:
@@ -52,8 +52,9 @@ def timings(story: Story, now: float) -> Timings:
         "first_token_ms": None if story.first_at is None else _ms(story.first_at - story.arrived),
     }
     answer |= {f"{name}_ms": _ms(seconds) for name, seconds in sums(found).items()}
-    errors = [clock["error_ms"] for clock in _clocks(story, now).values()]
-    answer["clock_error_ms"] = max((error for error in errors if error is not None), default=None)
+    errors = [clock["error_ms"] for clock in _clocks(story).values()]
+    known = [error for error in errors if error is not None]
+    answer["clock_error_ms"] = max(known) if known and len(known) == len(errors) else None
     return answer
 
 
@@ -104,17 +105,17 @@ def _sequence(story: Story, index: int, trail: Trail | None, now: float) -> dict
                 "attempt": event.id,
                 **({"detail": detail} if (detail := described(event.note)) else {}),
             }
-            for event in ([] if trail is None else events(trail, now))
+            for event in ([] if trail is None else events(trail))
         ],
     }
 
 
-def _clocks(story: Story, now: float) -> dict[str, dict[str, float | None]]:
+def _clocks(story: Story) -> dict[str, dict[str, float | None]]:
     """Of each instance that told something: its clock minus the gateway's, and how wrong that can be."""
     found: dict[str, dict[str, float | None]] = {}
     for trail in story.trails:
         for told in trail.told:
-            offset, error = told.clock.offset(now)
+            offset, error = told.moment.offset()
             row = {"offset_ms": _ms(offset), "error_ms": None if error is None else _ms(error)}
             found[told.instance] = row
     return found

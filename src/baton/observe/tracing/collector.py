@@ -4,6 +4,9 @@
 `OTEL_EXPORTER_OTLP_…` of headers, certificates, compression, time-outs and the protocol, and the
 `OTEL_BSP_…` of the queue, which here counts requests.  OpenTelemetry is imported only where the flag is
 given.  What its exporters log is kept for the tracer's own warning, which comes once a minute at most.
+
+Spans are made as the messages that go over the wire (`opentelemetry.proto`), and the SDK's exporters send
+them.  Made as the SDK's objects first and then encoded, a request's spans take 120 us instead of 25.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ _MODULES = {
 }
 _SCHEMES = {"http": "http", "https": "https", "grpc": "http", "grpcs": "https"}
 _PATH = "/v1/traces"
+_FLAGS, _REMOTE = 0x100, 0x200
+"""OTLP's span flags: it is said whether the parent is of another process, and it is."""
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -98,18 +103,10 @@ class OtlpCollector:
 
     def __init__(self, endpoint: str, protocol: str) -> None:
         from opentelemetry import trace
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+        from opentelemetry.proto.trace.v1 import trace_pb2
         from opentelemetry.sdk import trace as sdk
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
-        class OneResource(Resource):  # type: ignore[misc]  # (an extra: not there for mypy)
-            """Does not make JSON of itself for each span that is encoded: there is one."""
-
-            def __hash__(self) -> int:
-                return id(self)
-
-            def __eq__(self, other: object) -> bool:
-                return self is other
 
         own = {
             "service.name": "baton",
@@ -117,13 +114,16 @@ class OtlpCollector:
             "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
         }
         resource = Resource.create(own).merge(OTELResourceDetector().detect())
-        self._resource = OneResource(resource.attributes, resource.schema_url)
         self._sampler = sdk.TracerProvider(resource=resource).sampler
         self._disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-        self._scope = InstrumentationScope("baton", __version__)
-        self._trace, self._sdk = trace, sdk
+        self._trace, self._trace_pb2 = trace, trace_pb2
         self._sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-        self._unset = trace.Status(trace.StatusCode.UNSET)
+        self._empty = ExportTraceServiceRequest()
+        """A request without spans."""
+        of_us = self._empty.resource_spans.add(schema_url=resource.schema_url)
+        _describe(of_us.resource.attributes, resource.attributes)
+        of_us.scope_spans.add().scope.name = "baton"
+        of_us.scope_spans[0].scope.version = __version__
         self._words = _LastWords(logging.WARNING)
         theirs = logging.getLogger("opentelemetry")
         theirs.addHandler(self._words)
@@ -149,58 +149,93 @@ class OtlpCollector:
         return "" if result.trace_state is None else result.trace_state.to_header()
 
     def spans(self, root: Traced, children: Sequence[Traced], trace: Trace, ids: Sequence[int]) -> list[Any]:
-        otel = self._trace
-        state = otel.TraceState.from_header([trace.state]) if trace.state else None
-        own = otel.SpanContext(trace.trace_id, trace.span_id, False, self._sampled, state)
-        caller = trace.caller
-        parent = None
-        if caller is not None:
-            parent = otel.SpanContext(trace.trace_id, caller.span_id, True, self._sampled, state)
-        made = [self._span(root, own, parent, otel.SpanKind.SERVER)]
+        own, caller = trace.span_id.to_bytes(8, "big"), trace.caller
+        above = b"" if caller is None else caller.span_id.to_bytes(8, "big")
+        flags = _FLAGS | (_REMOTE if caller is not None else 0)
+        kinds, trace_id = self._trace_pb2.Span, trace.trace_id.to_bytes(16, "big")
+        made = [self._span(root, own, above, kinds.SPAN_KIND_SERVER, flags)]
         for child, id in zip(children, ids, strict=True):
-            context = otel.SpanContext(trace.trace_id, id, False, self._sampled, state)
-            made.append(self._span(child, context, own, otel.SpanKind.INTERNAL))
+            made.append(self._span(child, id.to_bytes(8, "big"), own, kinds.SPAN_KIND_INTERNAL, _FLAGS))
+        for span in made:
+            span.trace_id, span.trace_state = trace_id, trace.state
         return made
 
-    def _span(self, told: Traced, context: Any, parent: Any, kind: Any) -> Any:
-        otel, status = self._trace, self._unset
-        if told.error is not None:
-            status = otel.Status(otel.StatusCode.ERROR, told.error)
-        return self._sdk.ReadableSpan(
-            told.name,
-            context,
-            parent,
-            self._resource,
-            told.attributes,
-            [self._sdk.Event(name, attributes, _ns(at)) for at, name, attributes in told.events],
+    def _span(self, told: Traced, id: bytes, parent: bytes, kind: Any, flags: int) -> Any:
+        span = self._trace_pb2.Span(
+            span_id=id,
+            parent_span_id=parent,
+            name=told.name,
             kind=kind,
-            status=status,
-            start_time=_ns(told.begin),
-            end_time=_ns(told.end),
-            instrumentation_scope=self._scope,
+            start_time_unix_nano=_ns(told.begin),
+            end_time_unix_nano=_ns(told.end),
+            flags=flags,
         )
+        _describe(span.attributes, told.attributes)
+        for at, name, attributes in told.events:
+            _describe(span.events.add(name=name, time_unix_nano=_ns(at)).attributes, attributes)
+        if told.error is not None:
+            span.status.code = self._trace_pb2.Status.STATUS_CODE_ERROR
+            span.status.message = told.error
+        return span
 
     def send(self, spans: Sequence[Any]) -> bool:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        return self._exporter.export(spans) is SpanExportResult.SUCCESS
+        request = type(self._empty)()
+        request.CopyFrom(self._empty)
+        request.resource_spans[0].scope_spans[0].spans.extend(spans)
+        return self._exporter.export(_Encoded(request, len(spans))) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
         self._exporter.shutdown()
+
+
+class _Encoded(list[Any]):
+    """Takes the place of spans where an exporter encodes them: holds the one request that they are in."""
+
+    def __init__(self, request: Any, count: int) -> None:
+        super().__init__(range(count))  # (exporters count them)
+        self.request = request
+
+
+def _take_as_it_is(module: Any) -> None:
+    """Has the exporters of this module send an `_Encoded` without encoding it."""
+    theirs = module.encode_spans
+    module.encode_spans = lambda spans: spans.request if isinstance(spans, _Encoded) else theirs(spans)
+
+
+def _describe(attributes: Any, values: Mapping[str, Any]) -> None:
+    """Fills a message's attributes."""
+    for name, value in values.items():
+        one = attributes.add(key=name).value
+        kind = type(value)
+        if kind is str:
+            one.string_value = value
+        elif kind is bool:
+            one.bool_value = value
+        elif kind is int:
+            one.int_value = value
+        elif kind is float:
+            one.double_value = value
+        else:
+            for text in value:
+                one.array_value.values.add().string_value = text
 
 
 def _exporter(endpoint: str, protocol: str) -> SpanExporter:
     parts = urlsplit(endpoint)
     parts = parts._replace(scheme=_SCHEMES[parts.scheme])
     if protocol == GRPC:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as over_grpc
 
-        return OTLPSpanExporter(endpoint=urlunsplit(parts))
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
+        _take_as_it_is(over_grpc)
+        return over_grpc.OTLPSpanExporter(endpoint=urlunsplit(parts))
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter as over_http
 
+    _take_as_it_is(over_http)
     if not parts.path.strip("/"):
         parts = parts._replace(path=_PATH)
-    return OverHttp(endpoint=urlunsplit(parts))
+    return over_http.OTLPSpanExporter(endpoint=urlunsplit(parts))
 
 
 def _ns(seconds: float) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from baton.observe.events.placing import errors
 from baton.observe.events.spans import Event, Span, events, spans
 from baton.observe.events.story import Story
 from baton.observe.events.trail import Trail
@@ -46,8 +47,9 @@ def traced(story: Story, model: str, now: float) -> tuple[Traced, list[Traced]]:
     noted: list[tuple[float, str, Attributes]] = []
     for index, trail in enumerate(kept):
         found = spans(story, trail, now)
-        happened = [] if trail is None else events(trail, now)
+        happened = [] if trail is None else events(trail)
         more: Attributes = {"baton.sequence": index} if story.sequences > 1 else {}
+        wrong = {} if trail is None else errors(trail.told)
         again = len({span.id for span in found if span.id}) > 1
         for span, after in zip(found, [*found[1:], None], strict=True):
             own: Attributes = {"baton.instance": span.where, **more}
@@ -55,7 +57,7 @@ def traced(story: Story, model: str, now: float) -> tuple[Traced, list[Traced]]:
                 own["baton.attempt"] = span.id
             if span.slot >= 0:
                 own["baton.slot"] = span.slot
-            own |= _about(span, after, happened)
+            own |= _about(span, after, happened) | _wrong(wrong.get(span.where, 0.0))
             children.append(Traced(span.name, span.begin + wall, span.end + wall, own))
         noted += [(at + wall, name, told | more) for at, name, told in _noted(happened)]
     end = now if story.ended is None else story.ended
@@ -63,6 +65,13 @@ def traced(story: Story, model: str, now: float) -> tuple[Traced, list[Traced]]:
     root.name = f"{root.attributes['gen_ai.operation.name']} {model}"
     root.error = story.error
     return root, children
+
+
+def _wrong(error: float | None) -> Attributes:
+    """By how much the times can be wrong, where the clock is another host's."""
+    if error is None:
+        return {"baton.clock_error_known": False}
+    return {"baton.clock_error_seconds": error} if error else {}
 
 
 def _at(event: tuple[float, str, Attributes]) -> float:
