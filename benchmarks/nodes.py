@@ -257,7 +257,9 @@ def faults(options: argparse.Namespace, hosts: Hosts, secret: str) -> dict[str, 
         one.wait_ready(DEADLINE_S)
         expected = [read(one, number) for number in range(STREAMS)]
     struck: list[Fault] = []
-    with spread(hosts, secret, 2, 2, *EXACT) as (server, (node,)):
+    # An instance that dies again and again, and serves less than a minute in between, is given up.
+    often = ("--max-restarts", "1000")
+    with spread(hosts, secret, 2, 2, *EXACT, *often) as (server, (node,)):
         clients = Clients(server, expected)
         try:
             for _ in range(options.rounds):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from baton.engine import dispatch
 from baton.engine.scheduling.scheduler import MIN_LOOKAHEAD, Scheduler
 from baton.engine.states import State
 from baton.engine.workers.rows import Rows
 from baton.executor.runs import Places
 from baton.executor.speculating import Speculator
+from baton.protocol.rules.prefix_keys import root_key
 from baton.worker import batches
 from baton.worker import slots as worker_slots
 from baton.worker.slots import Slots
@@ -101,6 +103,11 @@ def wrong_drafts_count(patch: Patch) -> None:
             self.expected[wave.places[on]] = wave.tokens[on]
 
     patch.setattr(Places, "waves", wrong)
+
+
+@mutation("drafts may come from requests of every salt", "salt")
+def drafts_of_every_salt(patch: Patch) -> None:
+    patch.setattr(dispatch, "root_key", lambda salt: root_key(""))
 
 
 @mutation("ranks draft apart", "agreement", "drafts", "crash")

@@ -30,7 +30,15 @@ from baton.protocol.handover import (
     Reserved,
 )
 from baton.protocol.handover import Routed as PeerRouted
-from baton.protocol.reports import Fetched, LayersDone, Report, StepReport, StepRoutes, WorkerFailed
+from baton.protocol.reports import (
+    Fetched,
+    LayersDone,
+    Report,
+    StepReport,
+    StepRoutes,
+    StepsRan,
+    WorkerFailed,
+)
 from baton.protocol.requests import (
     Cancel,
     Failing,
@@ -186,6 +194,8 @@ def report(report: Report) -> str:
         return f"Fetched({report.id}, rank {report.rank}{', ' * bool(report.error)}{report.error})"
     if isinstance(report, LayersDone):
         return f"LayersDone(slots {list(unpack_int32(report.slots))}, {report.layers} layers)"
+    if isinstance(report, StepsRan):
+        return f"StepsRan({report.first} to {report.first + len(report.began) - 1})"
     if isinstance(report, StepRoutes):
         runs = [f"slot {slot}/{epoch}: {run.first} to {run.stop}" for slot, epoch, run in report.runs]
         return f"StepRoutes({'; '.join(runs)})"

@@ -1,13 +1,14 @@
 """What happened in a run: a line an event for people, and a trace for Perfetto.
 
 The trace is the one of a real server (`observe/events/perfetto.py`), of the same notes of the same gateways
-and engines: where the time of each request went, on slots, wires and in queues.  Beside it each party has a
-track with the lines.
+and engines: where the time of each request went, on slots, wires and in queues, and the steps of each rank.
+Beside it each party has a track with the lines.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from baton.observe.events.perfetto import Chrome
+from baton.observe.events.steps import StepLog
 from baton.observe.events.story import Story
 from baton.simulation.events import Party
 
@@ -38,6 +40,8 @@ class Timeline:
         self.entries: list[Entry] = []
         self.stories: list[tuple[Party, Story]] = []
         """Those of requests that have ended, and their gateways."""
+        self.steps: dict[tuple[Party, str], StepLog] = {}
+        """By gateway and instance: the steps that the gateway was told of."""
 
     def add(self, at: float, party: str, text: str, request: int | None, phase: str) -> None:
         self.entries.append(Entry(at, party, text, request, phase))
@@ -65,6 +69,16 @@ class Timeline:
         for gateway, story in self.stories:
             end = story.arrived if story.ended is None else story.ended
             trace.stories([story], end, gateway.name, gateway.global_time)
+        seen: set[tuple[str, str, int, int]] = set()
+        for (gateway, name), log in self.steps.items():
+            fresh = [
+                step
+                for step in log.between(-math.inf, math.inf)
+                if (name, step.incarnation, step.rank, step.number) not in seen
+            ]
+            seen |= {(name, step.incarnation, step.rank, step.number) for step in fresh}
+            if fresh:
+                trace.steps(name, fresh, gateway.global_time)
         for entry in self.entries:
             trace.instant(entry.party, entry.at, entry.text.split("(")[0][:60], {"what": entry.text})
         return msgspec.json.encode(trace.made())

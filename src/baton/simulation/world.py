@@ -25,7 +25,7 @@ from baton.simulation.checks.monitor import Monitor, Violation
 from baton.simulation.describe import number_in
 from baton.simulation.events import Events, Party
 from baton.simulation.faults import cluster_kinds, gateway_kinds, host_kinds  # noqa: F401  (for FAULTS)
-from baton.simulation.faults.kinds import resume, strike
+from baton.simulation.faults.kinds import see_that_it_runs, strike
 from baton.simulation.parties.client import Client
 from baton.simulation.parties.instance import EngineProcess, Instance
 from baton.simulation.parties.new_weights import check_weights
@@ -373,18 +373,7 @@ class World:
                     gateway.undrain(gateway.member(index).name)
         self._last_progress = self.events.now
         for index in range(len(self.instances)):
-            self._see_that_it_runs(index)
-
-    def _see_that_it_runs(self, index: int) -> None:
-        instance = self.instances[index]
-        core = instance.engine.core
-        for rank in instance.ranks:
-            rank.transfers.transport.extra_s = 0.0
-        if not instance.alive or not core.ready:
-            self.events.after(0.1, self.people, self._see_that_it_runs, index)
-        elif core.scheduler.paused or self.monitor.standing.drains(instance):
-            resume(self, index)
-            self.events.after(0.1, self.people, self._see_that_it_runs, index)
+            see_that_it_runs(self, index)
 
     def _hear_log(self, level: str, message: str) -> None:
         self.last_log = message

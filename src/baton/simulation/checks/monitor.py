@@ -20,7 +20,7 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | `epoch` | the epochs of a slot only grow; each command batch |
 | `answer` | one `Finished` for each `Submit`, nothing after it, ids never used twice; each message |
 | `cancel` | a request whose `Cancel` was read neither waits nor runs; after each turn |
-| `salt` | prefix blocks are shared only among requests of one salt; each command batch |
+| `salt` | prefix blocks are shared only among requests of one salt, and so are drafts; each command batch |
 | `queue` | `max_waiting` newcomers wait at most, and nobody is refused before; each turn and refusal |
 | | a client is told 429 only when every instance that serves has refused; when the gateway does |
 | `order` | who waits is served, and who runs gives way, by priority and coming; each decision |

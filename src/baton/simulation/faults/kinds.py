@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Strike = Callable[["World", Fault, Random], None]
 FAULTS: dict[FaultKind, Strike] = {}
+_ORDERS_S = 1.0
+"""Virtual seconds after the faults in which an order that was on its way may arrive."""
 
 
 def strike(world: World, fault: Fault) -> None:
@@ -42,6 +44,20 @@ def resume(world: World, index: int) -> None:
             if gateway.cluster.members[name].draining:
                 gateway.undrain(name)
             return
+
+
+def see_that_it_runs(world: World, index: int) -> None:
+    """After the faults: no instance stays paused, or draining."""
+    instance = world.instances[index]
+    core = instance.engine.core
+    for rank in instance.ranks:
+        rank.transfers.transport.extra_s = 0.0
+    again = not instance.alive or not core.ready
+    if not again and (core.scheduler.paused or world.monitor.standing.drains(instance)):
+        again = not world.over  # (who has given it up hears of it no more when registrations are over)
+        resume(world, index)
+    if again or world.events.now < world.plan.faults_end + _ORDERS_S:
+        world.events.after(0.1, world.people, see_that_it_runs, world, index)
 
 
 def fault(kind: FaultKind) -> Callable[[Strike], Strike]:

@@ -18,7 +18,7 @@ from baton.gateway.cluster.member import Label, Member
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import ApiError
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, QueryKind
+from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Load, QueryKind
 from baton.simulation.events import Party, Timer
 from baton.simulation.parties.client import Client
 from baton.simulation.parties.new_weights import WeightsUpdates
@@ -123,6 +123,8 @@ class GatewayProcess(Party):
             message = FROM_ENGINE.decode(data)
             world.monitor.gateway_reads(self, instance, message)
             self.cluster.receive(name, message, self.now())
+            if isinstance(message, Load) and name in self.cluster.members:
+                world.timeline.steps[self, name] = self.cluster.members[name].steps
         except MalformedMessage as error:
             self.lost(name, f"a message of the instance could not be read: {error}")
             self._events.after(0.1, self, self._connect_again, instance)
@@ -142,8 +144,9 @@ class GatewayProcess(Party):
     # -- what an operator does
 
     def query(self, name: str, what: QueryKind) -> bool:
-        """Somebody asks an instance something; the answer is noted.  False: it is not ready."""
-        if not self.alive or self.cluster.members[name].state != "ready":
+        """Somebody asks an instance something; the answer is noted.  False: it is not ready, or not known."""
+        member = self.cluster.members.get(name)
+        if not self.alive or member is None or member.state != "ready":
             return False
         self.cluster.query(name, what, self._answered)
         self.pump()

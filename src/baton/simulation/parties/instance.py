@@ -85,9 +85,8 @@ class EngineProcess(Party):
 
     def connection_ended(self, connection: Connection) -> None:
         """The socket's monitor says so: see `engine/shell/leavers.py`."""
-        if self.connections.get(connection.identity) is connection:
-            self._ended.append(connection.identity)
-            self.wake()
+        self._ended.append(connection.identity)
+        self.wake()
 
     def report_arrived(self, rank: int, data: bytes, made_up: str = "") -> None:
         self.reports[rank].append((data, made_up))
@@ -119,7 +118,9 @@ class EngineProcess(Party):
         self.peers.turn(now, limit)
         self._read_reports(limit)
         while self._ended and not self.inbox:
-            self._lose(self._ended.pop())
+            identity = self._ended.pop()
+            if identity in core.gateways():  # (also one lost before of which more was read)
+                self._lose(identity)
         if self._dead:
             core.fail("; ".join(self._dead))
         core.on_clock(now)

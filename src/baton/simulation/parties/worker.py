@@ -60,11 +60,17 @@ class Executor(SimulatedExecutor):
     """By slot: the drafts for the next step."""
 
     def admit(
-        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+        self,
+        slot: int,
+        tokens: Int32Array,
+        num_prompt: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        salt: bytes = b"",
     ) -> None:
         if tokens[0] == POISON:
             raise ValueError(f"token {POISON} is poison")
-        super().admit(slot, tokens, num_prompt, sampling, stopping)
+        super().admit(slot, tokens, num_prompt, sampling, stopping, salt)
         self._salts[slot] ^= np.uint64(weights_salt(self.weights))
 
     def check_weights(self, directory: str) -> str:
@@ -147,6 +153,8 @@ class RankProcess(Party):
             transfers=self.transfers if config.peer_endpoint else None,
             observer=self._observe,
             clock=self._worked,
+            host_clock=self._host_clock,
+            note_steps=config.note_steps,
         )
 
     def _rounds(self, reports: RingWriter) -> LeaderRounds | FollowerRounds:
@@ -258,6 +266,11 @@ class RankProcess(Party):
 
     def _worked(self) -> float:
         return self.executor.virtual_seconds
+
+    def _host_clock(self) -> float:
+        """What every process of its host reads; the engine runs on the leader's."""
+        host = self.instance.engine if self.relay is None else self.relay
+        return host.local(self._events.now)
 
     def die(self) -> None:
         """All its threads end."""

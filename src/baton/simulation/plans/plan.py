@@ -343,5 +343,6 @@ def simulated_config(**fields: Any) -> InstanceConfig:
         "record_max_bytes": 1 << 30,
         "log_level": "info",
         "log_format": "text",
+        "note_steps": True,
     }
     return InstanceConfig(**{**unread, **fields})

@@ -14,6 +14,7 @@ from baton.protocol.commands import Admit, CommandBatch, Control, DropFetch, Fet
 from baton.protocol.config import InstanceConfig
 from baton.protocol.reports import Report, StepReport
 from baton.protocol.requests import Cancel, FromEngine, Hello, Outputs, Submit, ToEngine
+from baton.protocol.rules.prefix_keys import root_key
 from baton.simulation import describe
 from baton.simulation.checks.books import Books, Violation
 from baton.simulation.checks.looks import arrivals_of, ledger_state, salt_of
@@ -81,6 +82,7 @@ class EngineWatch:
                 if request is None:
                     raise Violation("closing-4", f"{describe.command(command)} for nobody")
                 books.at_engine[slot] = (epoch, list(unpack_int32(command.blocks)), request)
+                self._check_salt(engine, request.name, command)
                 if command.num_computed:
                     self._check_shared(engine, books, command)
             elif epoch != books.epochs.get(slot):
@@ -235,6 +237,12 @@ class EngineWatch:
                     f"{request.name} of salt {salt!r} shares block {blocks[index]} of salt "
                     f"{books.salts[blocks[index]]!r}",
                 )
+
+    def _check_salt(self, engine: EngineProcess, name: str, admit: Admit) -> None:
+        """The worker drafts for a request from those of its salt."""
+        salt = salt_of(self._world, name)
+        if admit.salt != (root_key(salt) if engine.instance.config.speculation else b""):
+            raise Violation("salt", f"{name} of salt {salt!r} is drafted for as if it had another one")
 
     def _check_reservations(self, engine: EngineProcess, identity: bytes, number: int) -> None:
         """Nothing is kept for a request that its gateway has cancelled here, if it was here before."""

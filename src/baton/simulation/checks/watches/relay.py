@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from baton.protocol.nodes import Bye, FromNode
+from baton.protocol.reports import REPORTS, WorkerReady
 from baton.simulation.checks.books import Violation
 
 if TYPE_CHECKING:
@@ -66,7 +67,10 @@ class RelayWatch:
 
     def reported(self, instance: Instance, rank: int, record: bytes) -> None:
         """A rank of another host writes a report."""
-        self._reported[instance.name, rank].append(record)
+        waiting = self._reported[instance.name, rank]
+        if isinstance(REPORTS.decode(record), WorkerReady):  # a new rank: its relay is new too
+            waiting.clear()
+        waiting.append(record)
 
     def passed_down(self, instance: Instance, rings: NodeRings, record: bytes) -> None:
         """A relay is about to write a record."""
