@@ -18,7 +18,7 @@ LIMITS ?= 0
 WATCH_MINUTES ?= 0.5
 NATIVE := hatch_build.py $(wildcard src/baton/model/cpu/native/*)
 
-.PHONY: serve test lint types imports pytest soak soak-server soak-cuts clients browser deploy-check wheel check-wheel install install-dev clean
+.PHONY: serve test lint types imports pytest soak soak-server soak-cuts soak-structured soak-speculation clients browser deploy-check wheel check-wheel install install-dev clean
 
 serve: $(VENV)/.installed
 	$(BIN)/baton serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
@@ -76,6 +76,11 @@ soak-cuts: $(VENV)/.installed-dev
 REQUESTS ?= 2000
 soak-structured: $(VENV)/.installed-dev
 	BATON_STRUCTURED=$(REQUESTS) nice -n 10 $(BIN)/pytest -q -s --timeout=0 --basetemp=build/soak-structured tests/e2e/test_structured_faults.py
+
+# ASKED requests of servers that draft, and of such that do not: models, forms of numbers, ranks, faults. The same answers?
+ASKED ?= 10000
+soak-speculation: $(VENV)/.installed-dev
+	BATON_SOAK_SPECULATION=$(ASKED) nice -n 10 $(BIN)/pytest -q -s --timeout=0 --basetemp=build/soak-speculation tests/e2e/speculating
 
 # In dist/: a source distribution, and the wheel that is built of it, with the compiled library (docs/releasing.md).
 # auditwheel fails if the library needs a newer glibc than the tag says.

@@ -11,7 +11,16 @@ a difference is an error.
 
 *Planted* guesses know the answer, from a run without drafts, and err on purpose, each draft by itself
 with the same chance; how many of them are computed `auto` decides, as of any guess. `never right` errs
-always; `nothing found` draws tokens at random, so that the n-gram source finds next to nothing.
+always; `nothing found` draws tokens at random, so that neither the request's own text nor others' answers
+say what follows.
+
+*Again*: an earlier request of the same cache salt was answered the same, or to the same form with other
+numbers; in all other cases each run has a salt of its own.
+
+`--draft-model DIRECTORY` adds the cases with a draft model: its steps are computed, so they cost what they
+cost, and what they say is replaced by the answer, or with the case's chance by something else. So these
+cases show what a draft model of that size gains where so many of its drafts are right; how many are, only
+models can tell that were trained.
 
 `--cpu-time` counts CPU time of the calling thread instead of the wall clock: with `--threads 1` it says
 what the work takes even while others use the machine (how many drafts there are, the wall clock decides
@@ -39,6 +48,7 @@ from baton.drafting.base import Int32Array
 from baton.drafting.cost import StepCost
 from baton.drafting.drafter import ChoosingDrafter
 from baton.drafting.guesses import Guesses, Judged
+from baton.drafting.model_drafter import DraftModel, ModelDrafter
 from baton.executor.torch_executor import TorchExecutor
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.gateway.text.vocabulary import vocabulary_of
@@ -50,12 +60,15 @@ from baton.model.checkpoint.hub import resolve_model
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Admit
 from baton.protocol.config import Speculation
+from baton.protocol.rules.prefix_keys import root_key
 from baton.protocol.sampling import Constraint, Sampling, Stopping
 from baton.worker.outcome import Admitted
 from baton.worker.slots import Slots
 
 BLOCK = 64
 MOST_DRAFTS = Speculation(method="auto").num_speculative_tokens
+BENCHES = {"quoting": "embedded", "json": "embedded"}
+"""What measures cases of a kind, if it is not called so."""
 SCHEMA: dict[str, Any] = {
     "type": "array",
     "minItems": 4,
@@ -92,6 +105,7 @@ class Case:
     source: float | None = None
     temperature: float = 0.0
     kind: str = "random"
+    again: bool = False
 
 
 CASES = {
@@ -106,6 +120,11 @@ CASES = {
         Case("64 rows, nothing found", 64, 48, 0.99, temperature=1.0),
         Case("64 rows, planted 90 %", 64, 48, 1.0, 0.9),
         Case("JSON of a schema", 1, 400, 1.5, kind="json"),
+        Case("the same answer again", 1, 160, 1.8, temperature=1.0, again=True),
+        Case("JSON again, other numbers", 1, 400, 1.5, temperature=1.0, kind="json", again=True),
+        Case("draft model, 80 % right", 1, 160, 1.0, 0.8, kind="draft"),
+        Case("draft model, never right", 1, 160, 0.97, 0.0, kind="draft"),
+        Case("64 rows, draft model, 80 % right", 64, 48, 0.98, 0.8, kind="draft"),
     )
 }
 
@@ -122,7 +141,7 @@ class Planted:
         self._done = [0] * len(answers)
         self._random = np.random.default_rng(1)
 
-    def admit(self, slot: int, tokens: Int32Array, num_prompt: int) -> None:
+    def admit(self, slot: int, tokens: Int32Array, num_prompt: int, salt: bytes = b"") -> None:
         self._judged.admit(slot)
         self._done[slot] = 0
 
@@ -149,10 +168,35 @@ class Planted:
         return found
 
 
+class PlantedModel:
+    """A draft model that computes, and then says what it is told: a `drafting.model_drafter.DraftModel`."""
+
+    def __init__(self, model: DraftModel, blocks: int, vocab: int) -> None:
+        """`blocks` of each slot, in the slots' order."""
+        self._model, self._blocks, self._vocab = model, blocks, vocab
+        self.max_len = model.max_len
+        self.texts: list[list[int]] = []
+        """Of each slot, to the end of its answer."""
+        self.right = 1.0
+        self._random = np.random.default_rng(1)
+
+    def compute(
+        self, tokens: Int32Array, starts: Int32Array, counts: Int32Array, tables: Int32Array, wanted: bool
+    ) -> Int32Array:
+        found = self._model.compute(tokens, starts, counts, tables, wanted)
+        for row in range(len(found)):
+            text, place = self.texts[int(tables[row, 0]) // self._blocks], int(starts[row] + counts[row])
+            right = place < len(text) and self._random.random() < self.right
+            found[row] = text[place] if right else (found[row] + 1) % self._vocab
+        return found
+
+
 class Bench:
     """One loaded model."""
 
-    def __init__(self, directory: Path, given: argparse.Namespace, rows: int, longest: int) -> None:
+    def __init__(
+        self, directory: Path, given: argparse.Namespace, rows: int, longest: int, draft: str | None = None
+    ) -> None:
         self.tokenizer = Tokenizer.from_directory(directory)
         self.vocab = ModelConfig.from_directory(str(directory)).vocab_size
         self._folder = tempfile.TemporaryDirectory()
@@ -170,15 +214,21 @@ class Bench:
             max_num_seqs=rows,
             num_threads=given.threads,
             vocabulary=str(vocabulary),
-            speculation=Speculation(method="auto"),
+            speculation=Speculation(method="auto", suffix_decoding_max_cached_requests=given.kept)
+            if draft is None
+            else Speculation(method="draft", model=draft, num_speculative_tokens=7, by_cost=True),
         )
         self.executor = TorchExecutor.from_config(self.config, 0, "")
         self._speculator = self.executor.speculator
         assert self._speculator is not None
         self._own = self._speculator.drafter
+        self.planted: PlantedModel | None = None
+        if isinstance(self._own, ModelDrafter):
+            self.planted = self._own._model = PlantedModel(self._own._model, self.blocks, self.vocab)
         self._clock = time.thread_time if given.cpu_time else time.perf_counter
         self.cost = StepCost(rows * (1 + MOST_DRAFTS))
         """What planted drafters have measured."""
+        self._runs = 0
 
     def use(self, drafter: Any) -> None:
         """None: as with `--speculation off`."""
@@ -189,9 +239,11 @@ class Bench:
             self.executor.speculator = self.executor._sampler.speculator = None
 
     def run(
-        self, prompts: list[list[int]], case: Case, constraint: Constraint | None
+        self, prompts: list[list[int]], case: Case, constraint: Constraint | None, seed: int = 0
     ) -> tuple[list[list[int]], float, int, int]:
         """Answers; seconds of the steps after the prompts; their tokens; and how many steps."""
+        self._runs += 1
+        salt = case.name if case.again else f"run {self._runs}"
         slots = Slots(
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=4096,
@@ -202,11 +254,10 @@ class Bench:
         stops = (self.tokenizer.eos_token_id,) if case.kind == "json" else ()
         stopping = Stopping(case.tokens, stop_token_ids=tuple(stops))
         for slot, prompt in enumerate(prompts):
-            sampling = Sampling(slot + 1, temperature=case.temperature, constraint=constraint)
+            sampling = Sampling(slot + 1 + 1000 * seed, temperature=case.temperature, constraint=constraint)
             blocks = range(slot * self.blocks, (slot + 1) * self.blocks)
-            effect = slots.apply(
-                Admit(slot, 1, pack_int32(prompt), len(prompt), 0, pack_int32(blocks), sampling, stopping)
-            )
+            what = pack_int32(prompt), len(prompt), 0, pack_int32(blocks), sampling, stopping
+            effect = slots.apply(Admit(slot, 1, *what, salt=root_key(salt)))
             assert isinstance(effect, Admitted)
             self.executor.admit(*effect)
         answers: list[list[int]] = [[] for _ in prompts]
@@ -241,7 +292,10 @@ def measure(case: Case, bench: Bench, rounds: int) -> dict[str, Any]:
     bench.use(None)
     answers = bench.run(prompts, case, constraint)[0]
     drafter: Any = "own"
-    if case.source is not None:
+    if bench.planted is not None:
+        bench.planted.texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        bench.planted.right = case.source or 0.0
+    elif case.source is not None:
         planted = Planted(answers, case.source, bench.vocab, MOST_DRAFTS)
         drafter = ChoosingDrafter(planted, len(answers), cost=bench.cost)
     bench.use(drafter)
@@ -249,14 +303,16 @@ def measure(case: Case, bench: Bench, rounds: int) -> dict[str, Any]:
     found: dict[str, list[float]] = {"off": [], "on": []}
     steps = 0
     for number in range(rounds):
+        seed = number + 1 if case.kind == "json" and case.again else 0
+        given: dict[str, list[list[int]]] = {}
         for mode in ("off", "on") if number % 2 else ("on", "off"):
             bench.use(None if mode == "off" else drafter)
-            given, seconds, tokens, count = bench.run(prompts, case, constraint)
-            if given != answers:
-                raise SystemExit(f"{case.name}: answers with and without drafts differ")
+            given[mode], seconds, tokens, count = bench.run(prompts, case, constraint, seed)
             found[mode].append(tokens / seconds)
             if mode == "on":
                 steps, total = count, tokens
+        if given["on"] != given["off"] or (not seed and given["on"] != answers):
+            raise SystemExit(f"{case.name}: answers with and without drafts differ")
     ratios = [on / off for on, off in zip(found["on"], found["off"], strict=True)]
     return {
         "case": case.name,
@@ -274,28 +330,32 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory")
-    parser.add_argument("cases", nargs="*", help=", ".join(CASES))
+    parser.add_argument("cases", nargs="*", help=", ".join(CASES).replace("%", "%%"))
     parser.add_argument("--quantization", choices=["int8", "int4"])
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--draft-model", metavar="DIRECTORY")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kept", type=int, default=10000, help="answers kept for other requests")
     parser.add_argument("--out")
     given = parser.parse_intermixed_args()
     facts = machine()
     print_machine(facts)
     chosen = [CASES[name] for name in given.cases] if given.cases else list(CASES.values())
+    chosen = [case for case in chosen if case.kind != "draft" or given.draft_model]
     table = Table(
         "With and without drafts", ["case", "off tok/s", "on tok/s", "ratio", "goal", "tokens a step"]
     )
     results, costs = [], {}
-    make: dict[bool, Callable[[], Bench]] = {
-        False: lambda: Bench(Path(given.directory), given, 64, 512),
-        True: lambda: Bench(Path(resolve_model(None)), given, 1, 1024),
+    make: dict[str, Callable[[], Bench]] = {
+        "random": lambda: Bench(Path(given.directory), given, 64, 512),
+        "embedded": lambda: Bench(Path(resolve_model(None)), given, 1, 1024),
+        "draft": lambda: Bench(Path(given.directory), given, 64, 512, given.draft_model),
     }
-    for trained in (False, True):
-        cases = [case for case in chosen if (case.kind != "random") == trained]
-        bench = make[trained]() if cases else None
+    for name, maker in make.items():
+        cases = [case for case in chosen if BENCHES.get(case.kind, case.kind) == name]
+        bench = maker() if cases else None
         for case in cases:
             assert bench is not None
             one = measure(case, bench, given.rounds)
@@ -304,13 +364,13 @@ def main() -> None:
             table.row(case.name, *numbers, case.goal, f"{one['tokens a step and row']:.2f}")
             print(json.dumps(one))
         if bench is not None:
-            costs[str(trained)] = bench.cost.measured()
+            costs[name] = bench.cost.measured()
             bench.executor.close()
     table.print()
     for name, measured in costs.items():
         if measured:
             line = ", ".join(f"{tokens}: {1000 * seconds:.2f}" for tokens, seconds in measured.items())
-            print(f"ms of a step by its tokens ({'embedded' if name == 'True' else given.directory}): {line}")
+            print(f"ms of a step by its tokens ({name}): {line}")
     write_json(given.out, {"machine": facts, "results": results, "step_seconds": costs})
 
 

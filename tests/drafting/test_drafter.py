@@ -12,6 +12,7 @@ from baton.drafting.guesses import Guesses, Judged
 from baton.drafting.making import make_drafter
 from baton.drafting.ngram import NgramGuesses
 from baton.model.cpu.ngram import ngram_kernel
+from baton.model.cpu.suffix import suffix_kernel
 from baton.protocol.config import Speculation
 from baton.protocol.sampling import Sampling, Stopping
 
@@ -32,7 +33,7 @@ class Told:
         self.admitted: list[int] = []
         self.chance = 0.9
 
-    def admit(self, slot, tokens, num_prompt):
+    def admit(self, slot, tokens, num_prompt, salt=b""):
         self.admitted.append(slot)
 
     def release(self, slot):
@@ -125,7 +126,9 @@ def test_a_new_request_is_looked_at_from_its_first_token_on():
 def quoting(method: str, text: list[int], seconds) -> tuple[int, int, list[int]]:
     """Runs one request whose prompt is its answer.  Steps, drafts, and the answer."""
     speculation = Speculation(method=method, num_speculative_tokens=7)
-    drafter = make_drafter(speculation, max_num_seqs=4, vocab_size=1000, ngram=ngram_kernel())
+    drafter = make_drafter(
+        speculation, max_num_seqs=4, vocab_size=1000, ngram=ngram_kernel(), suffix=suffix_kernel
+    )
     drafter.admit(2, int32s([*text, 999]), len(text) + 1, SAMPLING, STOPPING)
     answer = [text[0]]
     steps = drafts = 0
@@ -159,8 +162,14 @@ def test_none_where_a_step_is_bound_by_arithmetic():
 
 
 def test_a_method_that_nobody_has():
-    with pytest.raises(ValueError, match="give auto or ngram"):
-        make_drafter(Speculation(method="draft"), max_num_seqs=4, vocab_size=10, ngram=ngram_kernel())
+    with pytest.raises(ValueError, match="give auto, ngram, suffix or draft_model"):
+        make_drafter(
+            Speculation(method="draft"),
+            max_num_seqs=4,
+            vocab_size=10,
+            ngram=ngram_kernel(),
+            suffix=suffix_kernel,
+        )
 
 
 def test_bounded_by_the_configured_number():

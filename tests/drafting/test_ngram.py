@@ -69,6 +69,22 @@ def test_the_longest_match_is_found(kernel, text, cuts, shortest, more):
             assert guess(index, 1, new) == expected(text[:done], shortest, longest)
 
 
+def test_who_has_no_guess_has_no_chance(kernel):
+    """The arrays of a result are used again: nothing of an earlier guess is left in a row that has none."""
+    index = NgramGuesses(kernel, 2, most=MOST)
+    for slot in (0, 1):
+        index.admit(slot, np.array([1, 2, 1], np.int32), 3)
+    both, runs = np.array([0, 1]), np.array([1, 1])
+    found = index.follow(both, runs, np.array([2, 2], np.int32))
+    assert found.counts.tolist() == [MOST, MOST]
+    assert (found.chances > 0).all()
+    found.chances[:] = 1
+    found = index.follow(both, runs, np.array([7, 1], np.int32))
+    assert found.counts.tolist() == [0, MOST]
+    assert (found.chances[0] == 0).all()
+    assert (found.chances[1] > 0).all()
+
+
 def test_it_finds_the_same_in_a_long_text_that_grew(kernel):
     """Room is made anew several times, and slots do not see each other's texts."""
     random = np.random.default_rng(1)

@@ -64,7 +64,7 @@ class Screen:
 
 
 def test_serve_keeps_a_status_line_below_its_log() -> None:
-    cost = ("--simulated-cost", "0.02")
+    cost = ("--simulated-cost", "0.02", "--speculation", "off")
     screen = Screen("serve", "--port", "0", "--executor", "simulated", *cost, "--log-level", "debug")
     try:
         address = screen.expect(r"address +(http://[0-9.:]+)/v1")[1]

@@ -24,6 +24,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     routes: bytes = b""
+    pooled: bytes = b""
     reason: str = ""
     slot: int = -1
     epoch: int = 0
@@ -31,7 +32,7 @@ class Request:
 
     @property
     def answer(self) -> tuple:
-        return self.tokens, self.logprobs, self.reason, self.routes
+        return self.tokens, self.logprobs, self.reason, self.routes, self.pooled
 
 
 class Serving:
@@ -52,7 +53,7 @@ class Serving:
         self.chance.shuffle(self.free)
         self.on: dict[int, Request] = {}
         self.epochs = 0
-        self.steps = self.drafts = self.right = 0
+        self.steps = self.drafts = self.right = self.mixed = 0
 
     def run(self, requests: list[Request]) -> list[tuple]:
         waiting = list(requests)
@@ -84,6 +85,7 @@ class Serving:
             pack_int32(request.blocks),
             request.sampling,
             request.stopping,
+            salt=b"of all requests.",
         )
         effect = self.slots.apply(command)
         assert isinstance(effect, Admitted)
@@ -103,6 +105,7 @@ class Serving:
         if batch is None:
             return
         self.steps += 1
+        self.mixed += bool(batch.pooled) and batch.drafts is not None
         outcome = self.slots.commit(batch, self.executor.execute(batch))
         for slot, _, run in outcome.routes:
             request = self.on[slot]
@@ -120,6 +123,7 @@ class Serving:
         for closed in outcome.closings:
             request = self.on[closed.slot]
             request.reason = closed.reason.value + closed.message
+            request.pooled = closed.pooled
             self.leave(request)
 
     def leave(self, request: Request) -> None:

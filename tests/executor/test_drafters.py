@@ -1,5 +1,5 @@
 """Answers with the drafters that users have are those without, bit for bit: n-grams of texts that repeat
-themselves, and what grammars force."""
+themselves, what others were answered, and what grammars force."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from baton.grammar.checking import Checker
 from baton.grammar.description import Regex, Structure
 from baton.grammar.vocabulary import Vocabulary
 from baton.model.cpu.ngram import ngram_kernel
+from baton.model.cpu.suffix import suffix_kernel
 from baton.protocol.config import Speculation
 from baton.protocol.sampling import Constraint, Sampling, Stopping
 from tests.executor.test_torch_parity import config_for
@@ -67,19 +68,24 @@ def test_answers_are_those_without_drafts(directory: Path, form: tuple[str, str 
     masks = executor._sampler._sampler._masks
     assert masks is not None
     counted = np.zeros(2, np.int64)
+    again = np.zeros(2, np.int64)
+    """Right drafts of the first time with `suffix`, and of the second."""
     try:
         for number in range(6):
             answers: list[tuple] = []
-            for method in (None, "ngram", "auto"):
+            for method in (None, "ngram", "auto", "suffix", "again"):
                 requests = wishes(random.Random(number))
                 serving = Serving(executor, slots=SLOTS, budget=64, longest=LONGEST, seed=number)
                 drafter = None
-                if method is not None:
+                if method == "again":  # with what the first ones were answered
+                    drafter = executor.speculator.drafter
+                elif method is not None:
                     drafter = make_drafter(
                         Speculation(method=method, num_speculative_tokens=5),  # type: ignore[arg-type]
                         max_num_seqs=SLOTS,
                         vocab_size=VOCAB,
                         ngram=ngram_kernel(),
+                        suffix=suffix_kernel,
                         forced=masks.forced,
                         constrained=lambda: masks.any,
                     )
@@ -90,8 +96,11 @@ def test_answers_are_those_without_drafts(directory: Path, form: tuple[str, str 
                 if method is not None:
                     assert found == answers, (number, method)
                     counted += serving.drafts, serving.right
+                if method in ("suffix", "again"):
+                    again[int(method == "again")] += serving.right
                 answers = found
     finally:
         executor.close()
     drafts, right = counted.tolist()
     assert 0 < right < drafts
+    assert again[1] > again[0]

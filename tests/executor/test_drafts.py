@@ -1,7 +1,8 @@
 """Answers with drafts are those without, bit for bit, on every CPU backend and in every form of numbers.
 
 Requests are greedy, drawn, penalized, bound to a grammar, wish for log-probabilities or routes, stop at
-tokens; they run together, are preempted and lack blocks.  BATON_DRAFTS=1000 tries so many groups of each.
+tokens, or want a vector or labels of their prompt and no token; they run together, are preempted and lack
+blocks.  BATON_DRAFTS=1000 tries so many groups of each.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from baton.grammar.vocabulary import Vocabulary
 from baton.model.layers.int8 import why_not_int8
 from baton.protocol.codec import pack_int32
 from baton.protocol.config import Speculation
+from baton.protocol.pooling import Pooling
 from baton.protocol.sampling import Constraint, LogitBias, Sampling, Stopping
 from tests.executor.test_torch_parity import config_for
 from tests.model.checkpoints import VOCAB, make_checkpoint
@@ -36,6 +38,8 @@ SHAPES = {
 LONGEST = 160
 ROUNDS = int(os.environ.get("BATON_DRAFTS", "0"))
 SPECIAL = {"</s>": 1}
+KINDS = ("plain", "plain", "penalties", "bias", "grammar", "pooled")
+POOLINGS = (Pooling("last"), Pooling("mean"), Pooling("first"), Pooling("labels", labels=(17, 5, 190)))
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +53,18 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def wishes(chance: random.Random, routes: bool) -> list[Request]:
+def wishes(chance: random.Random, routes: bool, kinds: tuple[str, ...] = KINDS) -> list[Request]:
     made = []
     for _ in range(chance.randrange(1, 7)):
         prompt = [chance.randrange(VOCAB) for _ in range(chance.randrange(1, 60))]
         most = chance.randrange(1, 40)
         extra: dict = {}
         stops = tuple(chance.sample(range(VOCAB), chance.choice((0, 0, 3, 12))))
-        kind = chance.choice(("plain", "plain", "penalties", "bias", "grammar"))
+        kind = chance.choice(kinds)
+        if kind == "pooled":
+            sampling = Sampling(0, 0.0, pooling=chance.choice(POOLINGS))
+            made.append(Request(prompt, sampling, Stopping(1)))
+            continue
         if kind == "penalties":
             extra = {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4}
         elif kind == "bias":
@@ -82,10 +90,18 @@ def wishes(chance: random.Random, routes: bool) -> list[Request]:
     return made
 
 
-def check(directory: Path, form: tuple[str, str | None], seed: int, rounds: int, routes: bool) -> list[int]:
-    """Returns how many drafts there were, and how many of them were right."""
+def check(
+    directory: Path,
+    form: tuple[str, str | None],
+    seed: int,
+    rounds: int,
+    routes: bool,
+    kinds: tuple[str, ...] = KINDS,
+) -> list[int]:
+    """Returns how many drafts there were, how many of them were right, and how many steps had both drafts and
+    prompts that want a vector or labels."""
     dtype, quantization = form
-    drafts = right = 0
+    drafts = right = mixed = 0
     executor = TorchExecutor.from_config(
         config_for(
             directory,
@@ -108,7 +124,9 @@ def check(directory: Path, form: tuple[str, str | None], seed: int, rounds: int,
             answers: list[tuple] = []
             for planted in (False, True):
                 chance = random.Random(1000 * seed + number)
-                requests = wishes(chance, routes)
+                requests = wishes(chance, routes, kinds)
+                if kinds is not KINDS:  # (what is pooled comes while others decode)
+                    requests.sort(key=lambda request: request.sampling.pooling is not None)
                 serving = Serving(executor, longest=LONGEST, **options)
                 executor.speculator.drafter = None
                 if planted:
@@ -118,10 +136,11 @@ def check(directory: Path, form: tuple[str, str | None], seed: int, rounds: int,
                 if planted:
                     assert found == answers, (seed, number)
                     drafts, right = drafts + serving.drafts, right + serving.right
+                    mixed += serving.mixed
                 answers = found
     finally:
         executor.close()
-    return [drafts, right]
+    return [drafts, right, mixed]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form[1] or form[0])
@@ -132,12 +151,23 @@ def test_answers_are_those_without_drafts(
     if form[1] == "int8" and why_not_int8():
         pytest.skip(why_not_int8())
     number = BACKENDS.index(name) * len(FORMS) + FORMS.index(form)
-    found = np.zeros(2, np.int64)
+    found = np.zeros(3, np.int64)
     with backend(name):
         for place, shape in enumerate(checkpoints):
             if ROUNDS or (number + place) % len(SHAPES) == 0:
                 seed = number * len(SHAPES) + place
                 found += check(checkpoints[shape], form, seed, ROUNDS or 3, shape == "sinks")
-    drafts, right = found.tolist()
-    print(f"{name} {form}: {drafts} drafts, {right} of them right")
+    drafts, right, mixed = found.tolist()
+    print(f"{name} {form}: {drafts} drafts, {right} of them right; {mixed} steps with pooled prompts")
     assert 0 < right < drafts
+
+
+@pytest.mark.parametrize("form", FORMS[:2], ids=lambda form: form[0])
+def test_drafts_and_pooled_prompts_share_steps(
+    form: tuple[str, str | None], checkpoints: dict[str, Path]
+) -> None:
+    kinds = ("plain", "penalties", "grammar", "pooled", "pooled", "pooled")
+    drafts, right, mixed = check(checkpoints["sinks"], form, 40, 9, True, kinds)
+    print(f"{drafts} drafts, {right} of them right; {mixed} steps with pooled prompts")
+    assert 0 < right < drafts
+    assert mixed > 0

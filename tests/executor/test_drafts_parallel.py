@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from baton.executor.loading import create_executor
 from baton.protocol.config import Speculation
 from baton.protocol.sampling import Sampling, Stopping
@@ -18,6 +20,13 @@ from .serving import Request, Serving
 
 ROOT = Path(__file__).parents[2]
 NGRAM = Speculation(method="ngram", num_speculative_tokens=4)
+
+
+def speculation(method: str, directory: Path) -> Speculation:
+    """The draft model is the model itself, which rank 0 has as a whole beside its half."""
+    if method == "ngram":
+        return NGRAM
+    return Speculation(method="draft", model=str(directory), num_speculative_tokens=4)
 
 
 def play(executor) -> dict:
@@ -37,22 +46,26 @@ def play(executor) -> dict:
 
 def main() -> None:
     """One of two ranks, in a process of its own."""
-    rank, place = sys.argv[1:]
+    rank, place, method = sys.argv[1:]
     directory = Path(place)
-    config = config_for(directory, tensor_parallel_size=2, step_timeout_s=120.0, speculation=NGRAM)
+    drafts = speculation(method, directory)
+    config = config_for(directory, tensor_parallel_size=2, step_timeout_s=120.0, speculation=drafts)
     executor = create_executor(config, int(rank), str(directory / "meet"))
     print(json.dumps(play(executor)), flush=True)
     executor.close()
 
 
-def test_ranks_give_the_answers_of_one_without_drafts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["ngram", "draft"])
+def test_ranks_give_the_answers_of_one_without_drafts(method: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen3", num_hidden_layers=2)
     alone = create_executor(config_for(tmp_path), 0, "")
     expected = play(alone)
     alone.close()
     command = [sys.executable, "-m", "tests.executor.test_drafts_parallel"]
     ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path), method], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
         for rank in range(2)
     ]
     try:

@@ -14,7 +14,18 @@ from llguidance import LLParserLimits, LLTokenizer
 
 from baton.grammar import compiled
 from baton.grammar.checking import Checker
-from baton.grammar.description import Content, Json, Regex, Structure
+from baton.grammar.description import (
+    Choice,
+    Content,
+    Json,
+    Regex,
+    Sequence,
+    Structure,
+    Tag,
+    Tagged,
+    Text,
+    Token,
+)
 from baton.grammar.masks import Masks
 from baton.grammar.vocabulary import Vocabulary, matching_tokenizer
 from baton.protocol.sampling import Constraint, Stopping
@@ -391,14 +402,33 @@ def test_what_is_spelt_otherwise_is_spelt_so_the_next_time():
         assert forced == ([TOKENS.index(b"name"), ord('"')] if slot == 0 else list(b'name"'))
 
 
-@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
-def test_to_ask_what_is_forced_changes_nothing(schema):
+CALL = Tag(
+    "<|call|>", Json({"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"]}), "<|end|>"
+)
+CONTENTS = [
+    *map(Json, SCHEMAS),
+    Sequence(
+        [
+            Token("<|call|>"),
+            Text('{"name'),
+            Token("<|call|>"),
+            Text(' "'),
+            Choice(["ab", "ac"]),
+            Token("<|call|>"),
+        ]
+    ),
+    Tagged([CALL], ["<|call|>"], at_least_one=True),
+]
+
+
+@pytest.mark.parametrize("content", CONTENTS, ids=str)
+def test_to_ask_what_is_forced_changes_nothing(content):
     """The same walk with and without; and what is forced may come."""
     for seed in range(6):
         walks = []
         for asking in (False, True):
             site, choices, tokens = Site(), random.Random(seed), []
-            site.admit(1, Json(schema))
+            site.admit(1, content)
             while not tokens or (tokens[-1] not in (END, OTHER_END) and len(tokens) < 80):
                 forced = site.masks.forced([1]) if asking else {}
                 (allowed,) = site.allowed([1])

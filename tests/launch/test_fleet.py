@@ -89,8 +89,9 @@ async def test_one_is_restarted_and_the_other_is_not_disturbed():
 
 @pytest.mark.parametrize("kills", [1, 2])
 async def test_one_that_is_killed_before_it_ever_served_is_started_once_more(kills: int):
-    """It is stopped as soon as it is there, so that it cannot be ready before it is killed."""
-    async with Running(plan("a"), plan("b")) as running:
+    """It is stopped as soon as it is there, so that it cannot be ready before it is killed: several ranks
+    take their time to start."""
+    async with Running(plan("a", tensor_parallel_size=4), plan("b")) as running:
         supervisor, killed = running.fleet.supervisors["a"], set()
         while len(killed) < kills:
             await running.until(lambda: supervisor.pid not in (None, *killed))

@@ -36,7 +36,7 @@ from baton.launch.options.sources import Chosen, choose
 from baton.launch.plan import make_plan
 from baton.launch.server import make_access, make_sharing
 from baton.model.checkpoint.hub import resolve_model
-from baton.protocol.config import InstanceConfig
+from baton.protocol.config import InstanceConfig, Speculation
 
 DOCS = Path(__file__).parents[2] / "docs" / "flags.md"
 
@@ -385,7 +385,8 @@ def test_targets_are_for_steps_that_are_chosen(name):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, None),
+        ({"speculation": "off"}, None),
+        ({}, ("auto", 15, 2, 16)),
         ({"speculation": "auto"}, ("auto", 15, 2, 16)),
         ({"speculative_config": '{"method": "ngram"}'}, ("ngram", 15, 2, 16)),
         (
@@ -396,6 +397,15 @@ def test_targets_are_for_steps_that_are_chosen(name):
             ("ngram", 5, 1, 1),
         ),
         ({"speculative_config": '{"method": "ngram", "prompt_lookup_min": 20}'}, ("ngram", 15, 20, 20)),
+        (
+            {"speculative_config": '{"method": "draft_model", "model": "x", "num_speculative_tokens": 5}'},
+            ("draft", 5, 2, 16),
+        ),
+        (
+            {"speculative_config": '{"method": "draft", "model": "x", "draft_tensor_parallel_size": 1}'},
+            ("draft", 7, 2, 16),
+        ),
+        ({"speculative_config": '{"model": "x"}'}, ("draft", 7, 2, 16)),
     ],
 )
 def test_speculation_of_an_instance(options, told):
@@ -405,6 +415,31 @@ def test_speculation_of_an_instance(options, told):
     else:
         numbers = found.num_speculative_tokens, found.prompt_lookup_min, found.prompt_lookup_max
         assert (found.method, *numbers) == told
+        assert found.model == ("x" if found.method == "draft" else "")
+        given = "num_speculative_tokens" in options.get("speculative_config", "")
+        assert found.by_cost == (found.method == "draft" and not given)
+
+
+def test_suffix_options_are_vllms():
+    found = instance_config(EngineOptions(speculation="suffix"), max_model_len=64).speculation
+    assert found == Speculation(
+        method="suffix",
+        suffix_decoding_max_tree_depth=24,
+        suffix_decoding_max_cached_requests=None,
+        suffix_decoding_max_spec_factor=1.0,
+        suffix_decoding_min_token_prob=0.1,
+    )
+    given = {
+        "method": "suffix",
+        "num_speculative_tokens": 32,
+        "suffix_decoding_max_tree_depth": 64,
+        "suffix_decoding_max_cached_requests": 0,
+        "suffix_decoding_max_cached_bytes": 1 << 22,
+        "suffix_decoding_max_spec_factor": 2,
+        "suffix_decoding_min_token_prob": 0.25,
+    }
+    options = EngineOptions(speculative_config=given)
+    assert instance_config(options, max_model_len=64).speculation == Speculation(**given)
 
 
 @pytest.mark.parametrize(
@@ -421,9 +456,77 @@ def test_speculation_of_an_instance(options, told):
             "prompt_lookup_min 5 is above prompt_lookup_max 4",
         ),
         ({"speculative_config": "ngram"}, "--speculative-config.*JSON"),
+        (
+            {"speculative_config": {"method": "suffix", "prompt_lookup_max": 4}},
+            "prompt_lookup_max is of method auto or ngram, not of suffix",
+        ),
+        (
+            {"speculative_config": {"method": "ngram", "suffix_decoding_max_tree_depth": 24}},
+            "suffix_decoding_max_tree_depth is of method auto or suffix, not of ngram",
+        ),
+        (
+            {"speculative_config": {"method": "suffix", "suffix_decoding_max_tree_depth": 1}},
+            "max_tree_depth 1: give a number of tokens from 2 to 64",
+        ),
+        (
+            {"speculative_config": {"method": "suffix", "suffix_decoding_max_cached_requests": 0.5}},
+            "max_cached_requests 0.5: give a number of answers from 0 to 1000000",
+        ),
+        (
+            {"speculative_config": {"method": "suffix", "suffix_decoding_min_token_prob": 1.5}},
+            "min_token_prob 1.5: give a number from 0 to 1",
+        ),
+        ({"speculative_config": '{"method": "draft_model"}'}, "model: method draft_model needs a directory"),
+        ({"speculative_config": '{"model": 3}'}, "model: method draft_model needs a directory"),
+        (
+            {"speculative_config": '{"model": "x", "draft_tensor_parallel_size": 2}'},
+            "draft_tensor_parallel_size 2: the draft model is whole on rank 0",
+        ),
+        (
+            {"speculative_config": '{"model": "x", "prompt_lookup_max": 3}'},
+            "'prompt_lookup_max' is not of method draft_model",
+        ),
+        ({"speculative_config": '{"model": "x", "num_speculative_tokens": 65}'}, "from 1 to 64"),
+        ({"speculation": "draft"}, "--speculation draft: which model"),
         ({"speculative_config": '{"method": "ngram"}', "speculation": "auto"}, "leave one away"),
     ],
 )
 def test_speculation_that_there_is_not(options, problem):
     with pytest.raises(OptionError, match=problem):
         EngineOptions(**options)
+
+
+def test_an_object_is_given_as_such_or_as_its_text(tmp_path):
+    """As vLLM's `LLM(speculative_config={...})`; in a config file it is a table."""
+    told = {"method": "ngram", "num_speculative_tokens": 5}
+    as_text = '{"method": "ngram", "num_speculative_tokens": 5}'
+    toml = '[speculative_config]\nmethod = "ngram"\nnum_speculative_tokens = 5\n'
+    yaml = "speculative-config: {method: ngram, num_speculative_tokens: 5}"
+    for options in (
+        EngineOptions(speculative_config=told),
+        EngineOptions(speculative_config=as_text),
+        choose_arguments({"speculative_config": told}).options,
+        choose_arguments({"config": written(tmp_path, "a.yaml", yaml)}).options,
+        choose_arguments({"config": written(tmp_path, "a.toml", toml)}).options,
+    ):
+        assert options.speculative_config == as_text
+        found = instance_config(options, max_model_len=64).speculation
+        assert found is not None
+        assert (found.method, found.num_speculative_tokens) == ("ngram", 5)
+    switches = EngineOptions(default_chat_template_kwargs={"enable_thinking": False})
+    assert switches.default_chat_template_kwargs == '{"enable_thinking": false}'
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"method": "eagle"}, r'speculative_config=\{"method": "eagle"\}: method .eagle. is not among'),
+        ({"method": "ngram", "prompt_lookup_max": 0}, "prompt_lookup_max 0: give a number"),
+        ({"method": {1, 2}}, "give a JSON object"),
+        (["ngram"], "give a JSON object"),
+        (5, "give a JSON object"),
+    ],
+)
+def test_an_object_that_there_is_not(value, problem):
+    with pytest.raises(OptionError, match=problem):
+        choose_arguments({"speculative_config": value})

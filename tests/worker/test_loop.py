@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from array import array
+from itertools import pairwise
 
 import pytest
 
@@ -16,9 +17,10 @@ from baton.ipc.ring import RingReader, RingWriter, create_ring
 from baton.ipc.ticket import PeerDied, TicketReader, TicketTimeout, TicketWriter, create_tickets
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import COMMANDS, CommandBatch, Control, Grow, Preempt
-from baton.protocol.reports import REPORTS, Closed, CloseReason
+from baton.protocol.reports import REPORTS, Closed, CloseReason, StepReport, StepsRan
 from baton.worker.command_log import CommandLog, CommandLogBroken
 from baton.worker.loop import WorkerLoop, flush_reports
+from baton.worker.ran import StepTimes
 from baton.worker.rounds import FollowerRounds, LeaderRounds
 from baton.worker.slots import Slots
 
@@ -29,7 +31,7 @@ from .model import admit
 class InProcess:
     """An engine and `ranks` loops in this process.  The engine's pidfd is that of a child."""
 
-    def __init__(self, ranks=1, timeout_s=60.0, observer=None, executor=None):
+    def __init__(self, ranks=1, timeout_s=60.0, observer=None, executor=None, note_steps=False):
         self.child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         self.pidfd = open_pidfd(self.child.pid)
         self.bell = Doorbell.create()
@@ -73,6 +75,7 @@ class InProcess:
                     commands=log,
                     rounds=rounds,
                     reports=report_writer,
+                    note_steps=note_steps,
                     observer=observer and (lambda applied, batch, rank=rank: observer(rank, applied, batch)),
                 )
             )
@@ -91,6 +94,39 @@ class InProcess:
 
     def reports(self, rank=0):
         return [REPORTS.decode(record) for record in self.readers[rank].records()]
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_every_rank_tells_when_it_ran_its_steps_if_that_is_wanted(noted):
+    with InProcess(ranks=2, note_steps=noted) as world:
+        leader, follower = world.loops
+        begun = time.monotonic()
+        world.send(admit(3, 7, [1, 2, 3], [0], max_tokens=3))
+        for _ in range(4):  # three steps, and a round that finds nothing to run
+            leader.run_once()
+            follower.run_once()
+        ended = time.monotonic()
+        steps = [report for report in world.reports(0) if isinstance(report, StepReport)]
+        assert [report.step for report in steps] == [1, 2, 3]
+        for report, after in pairwise([*steps, None]):
+            end = ended if after is None else after.began
+            assert begun <= report.began <= report.began + report.seconds <= end
+        others = [report for report in world.reports(1) if isinstance(report, StepsRan)]
+        assert len(others) == noted, "together, when nothing runs any more"
+        for told in others:
+            assert (told.first, len(told.began), len(told.seconds)) == (1, 3, 3)
+            assert begun <= told.began[0] < told.began[1] < told.began[2] < told.written <= ended
+            for began, seconds, step in zip(told.began, told.seconds, steps, strict=True):
+                assert began >= step.began + step.seconds  # (here one runs after the other)
+                assert seconds > 0
+
+
+def test_steps_of_a_rank_that_never_rests_are_told_now_and_then():
+    times = StepTimes()
+    taken = [times.take(step / 100) for step in range(1, 101) if times.add(step, step / 100, 0.009)]
+    assert [(told.first, len(told.began)) for told in taken] == [(1 + 6 * n, 6) for n in range(16)]
+    assert times.take(2.0) == StepsRan(2.0, 97, [0.97, 0.98, 0.99, 1.0], [0.009] * 4)
+    assert times.take(3.0) is None
 
 
 def test_one_round_at_a_time():
@@ -239,10 +275,10 @@ def test_a_stuck_leader_is_noticed_by_its_follower():
 
 def test_a_request_that_the_executor_refuses_is_closed_with_an_error():
     class Picky(SimulatedExecutor):
-        def admit(self, slot, tokens, num_prompt, sampling, stopping):
+        def admit(self, slot, tokens, num_prompt, sampling, stopping, salt=b""):
             if 13 in tokens:
                 raise ValueError("no 13 here")
-            super().admit(slot, tokens, num_prompt, sampling, stopping)
+            super().admit(slot, tokens, num_prompt, sampling, stopping, salt)
 
     executor = Picky(num_blocks=512, block_size=8, max_num_seqs=8, vocab_size=VOCAB)
     with InProcess(executor=executor) as world:

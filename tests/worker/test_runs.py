@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from baton.executor.base import StepResult
 from baton.executor.simulated import simulated_next_token, simulated_tokens
 from baton.protocol.commands import Abort, Preempt
+from baton.protocol.pooling import Pooling
 from baton.protocol.reports import Closed, CloseReason
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.sampling import Sampling, TokenLogprobs
 
 from .model import VOCAB, admit
 from .test_slots import Script, check_batch, check_decode_set, make
@@ -41,8 +42,9 @@ class DraftingScript(Script):
         self.drafts = {}
 
     def end(self, command, reason):
-        self.drafts.pop(command.slot, None)
         super().end(command, reason)
+        if command.slot not in self.model.open:  # the command may have named an epoch that was over
+            self.drafts.pop(command.slot, None)
 
     def draw_drafts(self):
         found = {}
@@ -241,3 +243,25 @@ def test_a_prompt_goes_before_drafts():
     assert (batch.num_decodes, batch.first_prompt) == (0, 1)
     slots.commit(batch, StepResult(ints(1, 7, 6), runs=ints(2, 1)))
     assert slots.compose(4).starts.tolist() == [6, 20]
+
+
+def test_a_pooled_prompt_leaves_the_drafts_of_others_alone():
+    """In two pieces, the second of which ends it."""
+    slots = running(2)
+    drafts = {0: ints(1, 2), 1: ints(3)}
+    slots.commit(slots.compose(2), StepResult(ints(9, 9), drafts=drafts))
+    pooling = Sampling(0, 0.0, pooling=Pooling("last"))
+    slots.apply(admit(2, 1, list(range(28)), list(range(30, 37)), sampling=pooling, max_tokens=1))
+    batch = slots.compose(3)
+    assert (batch.slots.tolist(), batch.counts.tolist()) == ([0, 1, 2], [1, 1, 22])
+    assert (batch.drafts, batch.pooled) == (None, {2: False})  # a prompt goes before drafts
+    slots.commit(batch, StepResult(ints(9, 9), drafts=drafts))
+    batch = slots.compose(4)
+    assert (batch.slots.tolist(), batch.counts.tolist()) == ([0, 1, 2], [3, 2, 6])
+    assert (batch.drafts.tolist(), batch.pooled) == ([2, 1, 0], {2: True})
+    assert batch.samples.tolist() == [True, True, False]
+    result = StepResult(ints(1, 2, 5, 8), pooled={2: b"\0\0\0\0"}, runs=ints(3, 1))
+    outcome = slots.commit(batch, result)
+    assert (outcome.slots.tolist(), outcome.tokens.tolist()) == ([0, 0, 0, 1], [1, 2, 5, 8])
+    assert outcome.closings == [Closed(2, 1, CloseReason.POOLED, pooled=b"\0\0\0\0")]
+    assert slots.compose(5).starts.tolist() == [8, 6]

@@ -8,12 +8,13 @@ draft, that one included: the step gives the slot a *run* of 1 to 1 + k tokens, 
 steps would have given one by one.
 
 Between two steps the executor calls, in this order: `release` and `admit` for what ended and began, `execute`
-runs the step, `after` with what it gave, `took` with what it took, `propose` for the next one.
+runs the step, `took` with what it took, `see` with its rows, `after` with what it gave, `propose` for the
+next one.
 
 A drafter is driven by the thread of the steps, and the step waits for it: `after` and `propose` take some
-microseconds a slot.  What it proposes may be cut short: by `max_tokens`, before a stop token, by the blocks
-that the slot has and by what the step has room for.  A slot without drafts costs what it costs without a
-drafter.
+microseconds a slot, unless they run a model (`model_drafter.py`).  What it proposes may be cut short: by
+`max_tokens`, before a stop token, by the blocks that the slot has and by what the step has room for.  A slot
+without drafts costs what it costs without a drafter.
 """
 
 from __future__ import annotations
@@ -32,13 +33,24 @@ class Drafter(Protocol):
     """One per instance, on its rank 0.  Slots are those of the worker."""
 
     def admit(
-        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+        self,
+        slot: int,
+        tokens: Int32Array,
+        num_prompt: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        salt: bytes = b"",
     ) -> None:
         """A request takes a slot, which was released or never used.  `tokens`: its prompt, then what was
-        generated before a preemption or at another instance; not valid after the call."""
+        generated before a preemption or at another instance; not valid after the call.  `salt`: a
+        request is drafted for from those of the same one; "": from itself alone."""
 
     def release(self, slot: int) -> None:
         """The slot's request is over; nothing happens if there is none."""
+
+    def see(self, slots: Int32Array, ends: Int32Array, tables: Int32Array, first_prompt: int) -> None:
+        """The rows of a step that sampled: their slots [R], how many tokens each has in its blocks now [R],
+        drafts included, and the blocks [R, W].  Rows from `first_prompt` on are pieces of prompts."""
 
     def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array, drafted: Int32Array) -> None:
         """What a step gave.

@@ -47,17 +47,26 @@ class ChoosingDrafter:
         return self._cost
 
     def admit(
-        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+        self,
+        slot: int,
+        tokens: Int32Array,
+        num_prompt: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        salt: bytes = b"",
     ) -> None:
         self._flush()
         self._forget()
         self._barren = 0
-        self._source.admit(slot, tokens, num_prompt)
+        self._source.admit(slot, tokens, num_prompt, salt)
 
     def release(self, slot: int) -> None:
         self._flush()
         self._forget()
         self._source.release(slot)
+
+    def see(self, slots: Int32Array, ends: Int32Array, tables: Int32Array, first_prompt: int) -> None:
+        pass
 
     def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array, drafted: Int32Array) -> None:
         self._barren += 1

@@ -39,8 +39,8 @@ class WithForced:
     def eager(self) -> bool:
         return self._source.eager or self._any()
 
-    def admit(self, slot: int, tokens: Int32Array, num_prompt: int) -> None:
-        self._source.admit(slot, tokens, num_prompt)
+    def admit(self, slot: int, tokens: Int32Array, num_prompt: int, salt: bytes = b"") -> None:
+        self._source.admit(slot, tokens, num_prompt, salt)
         self._judged.admit(slot)
         self._guessed.discard(slot)
 

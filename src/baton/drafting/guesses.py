@@ -21,8 +21,7 @@ class Guesses(NamedTuple):
     drafts: Int32Array
     """[n, most]; what is beyond a row's count means nothing."""
     chances: npt.NDArray[np.float32]
-    """[n, most]: that a draft and all before it are right. Falls in each row; 0 or nothing beyond its
-    count."""
+    """[n, most]: that a draft and all before it are right. Falls in each row; 0 beyond its count."""
     counts: Int32Array
     """[n]"""
 
@@ -34,8 +33,8 @@ class Source(Protocol):
     def eager(self) -> bool:
         """Whether it is to be asked after each step, also where its guesses were worth nothing lately."""
 
-    def admit(self, slot: int, tokens: Int32Array, num_prompt: int) -> None:
-        """The slot's text so far; not valid after the call."""
+    def admit(self, slot: int, tokens: Int32Array, num_prompt: int, salt: bytes = b"") -> None:
+        """The slot's text so far; not valid after the call.  `salt`: as in `Drafter.admit`."""
 
     def release(self, slot: int) -> None:
         """Forget the slot; nothing happens if it is not known."""
@@ -70,12 +69,20 @@ class Judged:
             if guess != token:
                 break
 
+    def note(self, slot: int, guess: list[int]) -> None:
+        """This guess is judged by what comes next."""
+        self._open[slot] = guess
+
     def chances(self, slot: int, guess: list[int]) -> npt.NDArray[np.float64]:
         """Of this guess, which is judged by what comes next."""
-        self._open[slot] = guess
-        count = len(guess)
+        self.note(slot, guess)
+        found: npt.NDArray[np.float64] = self.expected(np.array([slot]), len(guess))[0]
+        return found
+
+    def expected(self, slots: npt.NDArray[np.integer], count: int) -> npt.NDArray[np.float64]:
+        """[n, count]: of the next guess of each slot."""
         right, seen = self._right[:, :count], self._count[:, :count]
         of_all = (right[-1] + _PRIOR_WEIGHT * self._prior) / (seen[-1] + _PRIOR_WEIGHT)
-        single = (right[slot] + _ALL_WEIGHT * of_all) / (seen[slot] + _ALL_WEIGHT)
-        found: npt.NDArray[np.float64] = single.cumprod(dtype=np.float64)
+        single = (right[slots] + _ALL_WEIGHT * of_all) / (seen[slots] + _ALL_WEIGHT)
+        found: npt.NDArray[np.float64] = single.cumprod(axis=1, dtype=np.float64)
         return found

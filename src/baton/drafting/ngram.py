@@ -100,7 +100,7 @@ class NgramGuesses:
         """Of the texts."""
         return sum(x.tokens.nbytes + x.links.nbytes + x.table.nbytes for x in self._arrays.values())
 
-    def admit(self, slot: int, tokens: Int32Array, num_prompt: int) -> None:
+    def admit(self, slot: int, tokens: Int32Array, num_prompt: int, salt: bytes = b"") -> None:
         self.release(slot)
         self._judged[slot] = 0
         self._make(slot, tokens)
@@ -120,14 +120,27 @@ class NgramGuesses:
         """Tokens of its text."""
         return int(self._texts[slot, 4])
 
+    def text(self, slot: int) -> Int32Array:
+        """Valid until the slot is told of more, or released."""
+        return self._arrays[slot].tokens[: self.length(slot)]
+
+    @property
+    def texts_address(self) -> int:
+        """Of `Text` in native/ngram.cpp, by slot."""
+        return int(self._fixed[2])
+
+    @property
+    def addresses(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """What the last call was given (slots, runs, tokens), and its results (drafts, chances, counts)."""
+        return self._before[3:], self._behind
+
     def _grow(self, slots: Int32Array, runs: Int32Array) -> None:
         wanted: dict[int, int] = {}
         for slot, run in zip(slots.tolist(), runs.tolist(), strict=True):
             wanted[slot] = wanted.get(slot, 0) + run
         for slot, run in wanted.items():
             if self.length(slot) + run > self._room[slot]:
-                text = self._arrays[slot].tokens[: self.length(slot)]
-                self._make(slot, text, run)
+                self._make(slot, self.text(slot), run)
 
     def _make(self, slot: int, text: Int32Array, more: int = 0) -> None:
         """Memory for the text and as much again, and the text in it."""

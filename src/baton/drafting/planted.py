@@ -29,12 +29,21 @@ class PlantedDrafter:
         self._tokens: dict[int, list[int]] = {}
 
     def admit(
-        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+        self,
+        slot: int,
+        tokens: Int32Array,
+        num_prompt: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        salt: bytes = b"",
     ) -> None:
         self._tokens[slot] = tokens.tolist()
 
     def release(self, slot: int) -> None:
         self._tokens.pop(slot, None)
+
+    def see(self, slots: Int32Array, ends: Int32Array, tables: Int32Array, first_prompt: int) -> None:
+        pass
 
     def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array, drafted: Int32Array) -> None:
         given: list[int] = tokens.tolist()

@@ -55,6 +55,7 @@ from baton.protocol.reports import (
     Report,
     StepReport,
     StepRoutes,
+    StepsRan,
     StrangersRefused,
     WorkerFailed,
     WorkerReady,
@@ -161,8 +162,7 @@ class EngineCore(Counting):
         deadline = self._reports.deadline if self._expecting else None
         if self.closing:
             return deadline
-        deadline = earliest(deadline, self._controls.deadline)
-        deadline = earliest(deadline, self._announced.resumes_at)
+        deadline = earliest(earliest(deadline, self._controls.deadline), self._announced.resumes_at)
         if self._machinery is not None:
             deadline = earliest(deadline, self._machinery.handovers.next_deadline)
             deadline = earliest(deadline, self._machinery.loads.next_deadline)
@@ -267,9 +267,8 @@ class EngineCore(Counting):
         outbox = self._outboxes.of(gateway)
         if isinstance(message, Submit):
             self._submit(outbox, message, now)
-        elif isinstance(message, Cancel):
-            if self._machinery is not None:
-                self._machinery.intake.cancel_id(outbox, message.id, now)
+        elif isinstance(message, Cancel) and self._machinery is not None:
+            self._machinery.intake.cancel_id(outbox, message.id, now)
         elif isinstance(message, Query):
             if message.what in ACTIONS:
                 self._order(outbox, message, now)
@@ -317,15 +316,16 @@ class EngineCore(Counting):
 
     def _query(self, query: Query, now: float) -> dict[str, Any]:
         if query.what == "stats":
+            if query.argument == "steps":
+                self._send_load(now, at_once=True)
             return self.stats(now)
         machinery = self._machinery
         if machinery is None:
             return {"error": "the instance is still loading", "code": "loading"}
-        scheduler = machinery.scheduler
         if query.what == "ledger":
             return machinery.describe_ledger(now)
         if query.what == "reset_prefix_cache":
-            return {"forgotten_blocks": scheduler.reset_prefix()}
+            return {"forgotten_blocks": machinery.scheduler.reset_prefix()}
         if query.what == "stand":
             return self._announced.stand(query)
         return {"paused": self._pause(query)}
@@ -406,7 +406,7 @@ class EngineCore(Counting):
         self._reports.heard(now)
         self._touch()
         self._hand_over_clock(now)
-        if isinstance(report, StepReport | StepRoutes):
+        if isinstance(report, StepReport | StepRoutes | StepsRan):
             self._step(rank, report)
         elif isinstance(report, Fetched):
             self._fetched(rank, report, now)
@@ -423,12 +423,12 @@ class EngineCore(Counting):
             self._failing_at = now + DYING_S
             log.debug("worker rank %d failed: %s", rank, report.message)
 
-    def _step(self, rank: int, report: StepReport | StepRoutes) -> None:
-        if rank != 0 or self._machinery is None:
+    def _step(self, rank: int, report: StepReport | StepRoutes | StepsRan) -> None:
+        if (rank == 0) == isinstance(report, StepsRan) or self._machinery is None:
             self.violation(f"worker rank {rank}", "a step report, which is only rank 0's to send, when ready")
             return
         try:
-            self._machinery.steps.read(report, self._outboxes.now)
+            self._machinery.steps.read(report, self._outboxes.now, rank)
         except UnreadableReport as error:
             self.fail(f"a step report of worker rank 0 cannot be read: {error}")
 

@@ -22,6 +22,7 @@ from baton.engine.scheduling.scheduler import Admission, Scheduler
 from baton.engine.workers.step_cost import StepCosts
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Admit, Command, CommandBatch, Grow, Preempt, Reprioritize
+from baton.protocol.rules.prefix_keys import root_key
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ class CommandBuffer:
 
 
 class Dispatcher:
-    """Of one engine.  `costs` None: the worker needs no measured costs (`Pace`)."""
+    """Of one engine.  `costs` None: the worker needs no measured costs (`Pace`).  `salted`: the worker
+    drafts, and wants to know which requests have the same salt."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class Dispatcher:
         turnover: Turnover,
         costs: StepCosts | None,
         counters: Counters,
+        salted: bool,
     ) -> None:
         self.buffer = buffer
         self._scheduler = scheduler
@@ -63,6 +66,7 @@ class Dispatcher:
         self._turnover = turnover
         self._costs = costs
         self._counters = counters
+        self._salted = salted
 
     def decide(self, now: float) -> None:
         """Everything that is to be decided at the end of a turn."""
@@ -157,4 +161,5 @@ class Dispatcher:
             patient=patient,
             priority=priority,
             waited=now - request.arrived,
+            salt=root_key(request.cache_salt) if self._salted else b"",
         )

@@ -72,12 +72,20 @@ def _average(before: float, newest: float) -> float:
 
 
 class Loads:
-    """`measure()` returns the numbers of now, without keys."""
+    """`measure()` returns the numbers of now, without keys; `steps()` the steps that were not told yet, which
+    go with a report that goes anyway, or `at_once`."""
 
-    def __init__(self, interval_s: float, prefix: PrefixIndex | None, measure: Callable[[], Load]) -> None:
+    def __init__(
+        self,
+        interval_s: float,
+        prefix: PrefixIndex | None,
+        measure: Callable[[], Load],
+        steps: Callable[[], bytes] = bytes,
+    ) -> None:
         self._interval_s = interval_s
         self._prefix = prefix
         self._measure = measure
+        self._steps = steps
         self._touched = False
         self._sent_at: float | None = None
         self._last: Load | None = None
@@ -112,10 +120,13 @@ class Loads:
         self._touched = False
         load = self._measure()
         added, removed = self._prefix.take_changes() if self._prefix else ((), ())
-        if load == self._last and not added and not removed:
+        changed = bool(load != self._last or added or removed)
+        steps = self._steps() if changed or at_once else b""
+        if not changed and not steps:
             return None
         self._sent_at, self._last = now, load
-        return msgspec.structs.replace(load, added=_pack(added), removed=_pack(removed))
+        more = {"steps": steps, "written": now} if steps else {}
+        return msgspec.structs.replace(load, added=_pack(added), removed=_pack(removed), **more)
 
 
 def _pack(keys: Iterable[bytes]) -> bytes:

@@ -19,6 +19,7 @@ from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.validation import Limits
 from baton.engine.workers.handshake import Agreed
 from baton.engine.workers.step_cost import StepCosts
+from baton.engine.workers.step_notes import StepNotes
 from baton.engine.workers.steps import StepReader
 from baton.protocol.config import InstanceConfig
 from baton.protocol.requests import Load
@@ -82,7 +83,14 @@ class Machinery:
         self.speeds = Speeds()
         self.costs = StepCosts() if config.auto_step_tokens else None
         self.dispatcher = Dispatcher(
-            buffer, self.scheduler, self.handovers, self.backlog, turnover, self.costs, counters
+            buffer,
+            self.scheduler,
+            self.handovers,
+            self.backlog,
+            turnover,
+            self.costs,
+            counters,
+            salted=config.speculation is not None,
         )
         self.intake = Intake(
             limits,
@@ -97,7 +105,8 @@ class Machinery:
             counters,
             self._number,
         )
-        self.loads = Loads(config.load_interval_s, prefix, self.measure)
+        notes = StepNotes(wanted=config.note_steps, ranks_per_host=config.ranks_per_host)
+        self.loads = Loads(config.load_interval_s, prefix, self.measure, notes.take)
         self.steps = StepReader(
             self.scheduler,
             outboxes,
@@ -106,6 +115,7 @@ class Machinery:
             self.handovers.departures,
             self.speeds,
             self.costs,
+            notes,
         )
 
     def _number(self) -> int:

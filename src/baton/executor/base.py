@@ -125,11 +125,17 @@ class Executor(Protocol):
         another thread while steps run."""
 
     def admit(
-        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+        self,
+        slot: int,
+        tokens: Int32Array,
+        num_prompt: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        salt: bytes = b"",
     ) -> None:
         """A request takes a slot: remember what sampling needs (penalties count `tokens` too).
 
-        `tokens` is the prompt followed by what was generated before a preemption.
+        `tokens` is the prompt followed by what was generated before a preemption.  `salt`: as in `Admit`.
         """
 
     def release(self, slot: int) -> None:

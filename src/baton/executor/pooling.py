@@ -70,11 +70,9 @@ class Pooler:
         """Whether the hidden states of tokens are needed that are not the last of their prompts."""
         return any(self._wants[int(batch.slots[row])].whole for row in batch.pooled)
 
-    def vectors(
-        self, batch: StepBatch, hidden: Tensor, rows: npt.NDArray[np.int64] | None
-    ) -> dict[int, bytes]:
-        """[T, hidden] before the last norm, of all tokens → the vectors of the rows that end here.  `rows`:
-        of the last tokens of these rows alone, in their order; None: of all tokens."""
+    def vectors(self, batch: StepBatch, hidden: Tensor, of: npt.NDArray[np.int64] | None) -> dict[int, bytes]:
+        """[T, hidden] before the last norm, of all tokens → the vectors of the rows that end here.  `of`:
+        of these tokens alone, in their order; None: of all."""
         ends = np.cumsum(batch.counts, dtype=np.int64)
         found: dict[int, bytes] = {}
         last: list[int] = []
@@ -92,7 +90,7 @@ class Pooler:
                 found[row] = self._finish(slot, self._kept[slot] / self._counts.get(slot, 1))
         for first in range(0, len(last), _NORM_ROWS):
             some = last[first : first + _NORM_ROWS]
-            found_at = ends[some] - 1 if rows is None else np.searchsorted(rows, some)
+            found_at = ends[some] - 1 if of is None else np.searchsorted(of, ends[some] - 1)
             places = torch.from_numpy(found_at).to(hidden.device)
             for row, vector in zip(some, self._wide(hidden[places]), strict=True):
                 found[row] = self._finish(int(batch.slots[row]), vector)

@@ -73,6 +73,15 @@ class Places:
         return found
 
 
+def sampled_tokens(batch: StepBatch) -> tuple[Int64Array, Places | None]:
+    """Which of a batch's query tokens are sampled behind, ascending; and the places of a step with drafts."""
+    rows = np.flatnonzero(batch.samples)
+    if batch.drafts is not None:
+        places = Places(batch, rows)
+        return places.tokens, places
+    return np.cumsum(batch.counts, dtype=np.int64)[rows] - 1, None
+
+
 class Wave:
     """One position of each of some rows."""
 

@@ -152,7 +152,13 @@ class SimulatedExecutor:
         return self._tokens.tokens_in(block)
 
     def admit(
-        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+        self,
+        slot: int,
+        tokens: Int32Array,
+        num_prompt: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        salt: bytes = b"",
     ) -> None:
         self.release(slot)
         self._matchers.admit(slot, tokens[num_prompt:], sampling.constraint, stopping)
@@ -166,7 +172,7 @@ class SimulatedExecutor:
         self._salts[slot] = salt_of(sampling.seed if sampling.temperature > 0 else None)
         self._admitted[slot] = True
         if self._speculator is not None:
-            self._speculator.admit(slot, tokens, num_prompt, sampling, stopping)
+            self._speculator.admit(slot, tokens, num_prompt, sampling, stopping, salt)
 
     def release(self, slot: int) -> None:
         self._wanted_logprobs.pop(slot, None)

@@ -56,17 +56,19 @@ def attention_shape(
     )
 
 
-def num_blocks_of(config: InstanceConfig, backend: AttentionBackend) -> int:
-    """Blocks of the pool; the same on each rank once the smallest is agreed on."""
+def num_blocks_of(config: InstanceConfig, backend: AttentionBackend, beside: int = 0, fixed: int = 0) -> int:
+    """Blocks of the pool; the same on each rank once the smallest is agreed on.  `beside`: bytes that a draft
+    model needs for each, and `fixed` for all."""
     if config.num_blocks is not None:
         return config.num_blocks
-    size, shape, block_bytes = config.tensor_parallel_size, backend.shape, backend.block_bytes
+    size, shape = config.tensor_parallel_size, backend.shape
+    block_bytes = backend.block_bytes + beside
     if config.kv_cache_memory_bytes is not None:
-        blocks = config.kv_cache_memory_bytes // size // block_bytes
+        blocks = (config.kv_cache_memory_bytes // size - fixed) // block_bytes
         if blocks < 1:
             raise ExecutorError(
                 f"kv_cache_memory_bytes {config.kv_cache_memory_bytes}: one block of {shape.block_size} "
-                f"tokens takes {block_bytes * size} bytes; give more"
+                f"tokens takes {block_bytes * size + fixed} bytes; give more"
             )
         if (
             shape.device.type == "cpu"
@@ -85,6 +87,7 @@ def num_blocks_of(config: InstanceConfig, backend: AttentionBackend) -> int:
             min(_DEFAULT_KV_BYTES, available_memory() * 40 // 100 // config.memory_shares)
             // config.ranks_per_host
         )
+    budget -= fixed
     blocks_of_one = -(-config.max_model_len // shape.block_size)
     blocks = min(budget // block_bytes, config.max_num_seqs * blocks_of_one)
     if blocks < blocks_of_one:

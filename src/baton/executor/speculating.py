@@ -25,10 +25,16 @@ class Speculator:
         self._vocab_size = vocab_size
 
     def admit(
-        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+        self,
+        slot: int,
+        tokens: Int32Array,
+        num_prompt: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        salt: bytes = b"",
     ) -> None:
         if self.drafter is not None:
-            self.drafter.admit(slot, tokens, num_prompt, sampling, stopping)
+            self.drafter.admit(slot, tokens, num_prompt, sampling, stopping, salt)
 
     def release(self, slot: int) -> None:
         if self.drafter is not None:
@@ -45,6 +51,7 @@ class Speculator:
             return found
         if seconds is not None:
             self.drafter.took(len(batch.tokens), seconds)
+        self.drafter.see(batch.slots, batch.starts + batch.counts, batch.block_tables, batch.first_prompt)
         slots = batch.slots[rows]
         runs = np.ones(len(rows), np.int32) if result.runs is None else result.runs.copy()
         drafted = np.zeros(len(rows), np.int32) if batch.drafts is None else batch.drafts[rows]

@@ -19,6 +19,7 @@ from baton.executor.runs import Places
 from baton.executor.speculating import Speculator
 from baton.grammar.masks import Masks
 from baton.model.cpu.ngram import ngram_kernel
+from baton.model.cpu.suffix import suffix_kernel
 from baton.model.layers.parallel import TensorParallel
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping
@@ -28,21 +29,33 @@ class StepSampler:
     """The sampler, and the drafter if there is one, of one rank."""
 
     def __init__(
-        self, config: InstanceConfig, vocab_size: int, parallel: TensorParallel, device: torch.device
+        self,
+        config: InstanceConfig,
+        vocab_size: int,
+        parallel: TensorParallel,
+        device: torch.device,
+        drafter: Drafter | None = None,
     ) -> None:
+        """`drafter`: on rank 0, if it drafts with a model."""
         self._parallel = parallel
         self._device = device
         self._sampler = ConstrainedSampler(config, vocab_size, parallel.rank)
-        self.speculator = speculator_of(config, vocab_size, self._sampler.masks)
+        self.speculator = speculator_of(config, vocab_size, self._sampler.masks, drafter)
         """None: no drafts."""
         self._began = 0.0
 
     def admit(
-        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+        self,
+        slot: int,
+        tokens: Int32Array,
+        num_prompt: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        salt: bytes = b"",
     ) -> None:
         self._sampler.admit(slot, tokens, num_prompt, sampling, stopping)
         if self.speculator is not None:
-            self.speculator.admit(slot, tokens, num_prompt, sampling, stopping)
+            self.speculator.admit(slot, tokens, num_prompt, sampling, stopping, salt)
 
     def release(self, slot: int) -> None:
         self._sampler.release(slot)
@@ -62,12 +75,17 @@ class StepSampler:
         tokens = self._sampler.sample(result, logits, batch, rows)
         self._finish(result, tokens, batch, rows, None)
 
-    def sample_places(
-        self, result: StepResult, logits: Tensor | None, batch: StepBatch, places: Places
+    def sample_some(
+        self, result: StepResult, logits: Tensor | None, batch: StepBatch, places: Places | None
     ) -> None:
-        """The same of a step with drafts: `logits` [P, vocab]."""
-        tokens = self._sampler.sample_places(result, logits, places)
-        self._finish(result, tokens, batch, None, places)
+        """The same of the rows that sample, if there are any; with `places` at those of a step with drafts.
+        `logits` [n, vocab] are in the order of `sampled_tokens`."""
+        rows = np.flatnonzero(batch.samples)
+        if places is not None:
+            tokens = self._sampler.sample_places(result, logits, places)
+            self._finish(result, tokens, batch, None, places)
+        elif len(rows):
+            self.sample(result, logits, batch, rows)
 
     def prompt_logprobs_of(self, slot: int) -> int:
         """As the sampler's."""
@@ -109,19 +127,21 @@ class StepSampler:
         return found
 
 
-def speculator_of(config: InstanceConfig, vocab_size: int, masks: Masks | None) -> Speculator | None:
-    """None: the configuration wants no drafts.  `masks`: on rank 0, which drafts.  (Who plants drafts puts a
-    drafter in the place of None.)"""
+def speculator_of(
+    config: InstanceConfig, vocab_size: int, masks: Masks | None, drafter: Drafter | None = None
+) -> Speculator | None:
+    """None: the configuration wants no drafts.  `masks`: on rank 0, which drafts.  `drafter`: there, of a
+    draft model.  (Who plants drafts puts a drafter in the place of None.)"""
     wanted = config.speculation
     if wanted is None:
         return None
-    drafter: Drafter | None = None
-    if masks is not None and wanted.method != "planted":
+    if masks is not None and wanted.method not in ("planted", "draft"):
         drafter = make_drafter(
             wanted,
             max_num_seqs=config.max_num_seqs,
             vocab_size=vocab_size,
             ngram=ngram_kernel(),
+            suffix=suffix_kernel,
             forced=masks.forced,
             constrained=lambda: masks.any,
         )

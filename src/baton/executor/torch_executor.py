@@ -23,20 +23,15 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from baton.executor.banner import banner
-from baton.executor.base import (
-    ControlRefused,
-    ExecutorInfo,
-    Int32Array,
-    OnLayers,
-    StepBatch,
-    StepResult,
-)
+from baton.executor.base import ControlRefused, ExecutorInfo, Int32Array, OnLayers, StepBatch, StepResult
+from baton.executor.checks import gives_numbers
+from baton.executor.draft_model import DTYPES, LoadedDraftModel, Needs, load_draft_model
 from baton.executor.kv_pool import KvPool
 from baton.executor.pooling import Float64Array, Pooler
 from baton.executor.profiler import StepProfiler
 from baton.executor.reading import read_model
 from baton.executor.routing import ExpertReports
-from baton.executor.runs import Places
+from baton.executor.runs import sampled_tokens
 from baton.executor.sizes import attention_shape, device_of, num_blocks_of, num_threads_of
 from baton.executor.step_sampler import StepSampler
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
@@ -53,14 +48,7 @@ from baton.model.cpu.steps import fused_ops
 from baton.model.decoder.decoder import Decoder
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.placement import Placement
-from baton.model.loader import (
-    AnyDecoder,
-    check_numbers,
-    check_weights,
-    is_finite,
-    load_model,
-    load_weights,
-)
+from baton.model.loader import AnyDecoder, check_numbers, check_weights, load_model, load_weights
 from baton.model.sampling.logprobs import token_logprobs
 from baton.observe.logs import unless_shown
 from baton.protocol.config import InstanceConfig
@@ -69,7 +57,6 @@ from baton.transfer.base import PoolView
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _PROMPT_LOGPROB_CHUNK_BYTES = 64 << 20
 _FEW_TOKENS = 32
 """Of a pooled prompt: what fewer save in the last layer costs less than their logits, which nobody reads."""
@@ -88,6 +75,7 @@ class TorchExecutor:
         pool: KvPool,
         device: torch.device,
         memory: WeightMemory,
+        draft: LoadedDraftModel | None = None,
     ) -> None:
         self._config = config
         self._memory = memory
@@ -104,7 +92,9 @@ class TorchExecutor:
         self._device = device
         self._profiler = StepProfiler(parallel.rank)
         self._experts = ExpertReports(parallel.rank)
-        self._sampler = StepSampler(config, model_config.vocab_size, parallel, device)
+        self._draft = draft
+        drafter = draft.drafter(config) if draft else None
+        self._sampler = StepSampler(config, model_config.vocab_size, parallel, device, drafter)
         self.speculator = self._sampler.speculator
         self._pooler = Pooler(
             lambda hidden: self._model.final(hidden), self._scores if model_config.labels else None
@@ -115,7 +105,7 @@ class TorchExecutor:
             tile=backend.tile_name,
             block_bytes=pool.block_bytes,
             vocab_size=model_config.vocab_size,
-            detail=banner(config, model, pool, device, memory),
+            detail=banner(config, model, pool, device, memory) + (f", {draft.told}" if draft else ""),
         )
 
     @classmethod
@@ -125,7 +115,7 @@ class TorchExecutor:
         Raises `ExecutorError`, `UnsupportedModel`, `ModelNotFound` or `LoadError`, each of one line.
         """
         device = device_of(config, rank)
-        dtype = _DTYPES[config.dtype]
+        dtype = DTYPES[config.dtype]
         torch.set_num_threads(num_threads_of(config))
         size = config.tensor_parallel_size
         model_config, built = read_model(config, config.model)
@@ -158,12 +148,16 @@ class TorchExecutor:
                 built,
             )
             memory.done()
-            num_blocks = parallel.minimum(num_blocks_of(config, backend), config.device)
+            draft = load_draft_model(config, model_config, device) if rank == 0 else None
+            needs = draft.needs if draft else Needs()
+            num_blocks = parallel.minimum(num_blocks_of(config, backend, *needs), config.device)
         # Outside of inference mode, so that a transport may write into the pool from anywhere.
         sizes = shape.num_layers, shape.num_kv_heads, backend.tile_shape
         pool = KvPool(num_blocks, *sizes, backend.pool_dtype, device)
         backend.bind(pool.tensor)
-        executor = cls(config, model_config, model, backend, parallel, pool, device, memory)
+        if draft is not None:
+            draft.make_pool(num_blocks)
+        executor = cls(config, model_config, model, backend, parallel, pool, device, memory, draft)
         memory.say(config.name, "warming up")
         executor._warm_up(config)
         logger.log(unless_shown(logging.INFO), "rank %d: %s", rank, executor.info.detail)
@@ -178,14 +172,20 @@ class TorchExecutor:
         return self._view
 
     def admit(
-        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+        self,
+        slot: int,
+        tokens: Int32Array,
+        num_prompt: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        salt: bytes = b"",
     ) -> None:
         """Raises `ValueError` for a token id outside the vocabulary."""
         outside = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
         if len(outside):
             raise ValueError(f"token id {outside[0]} is outside the model's vocabulary of {self._vocab_size}")
         self._experts.admit(slot, sampling, self._model)
-        self._sampler.admit(slot, tokens, num_prompt, sampling, stopping)
+        self._sampler.admit(slot, tokens, num_prompt, sampling, stopping, salt)
         self._pooler.admit(slot, sampling.pooling)
 
     def release(self, slot: int) -> None:
@@ -215,57 +215,46 @@ class TorchExecutor:
             on_layers = None  # the device runs behind: what Python has launched is not written yet
         self._pool.use(batch.block_tables)
         self._sampler.begin(batch)
-        if batch.pooled:
-            return self._execute_pooled(batch, on_layers)
         all_decode = batch.num_decodes == len(batch.counts)
         step = AttentionStep(batch.starts, batch.counts, batch.block_tables, batch.num_decodes)
         result = StepResult(np.empty(0, np.int32))
+        if batch.pooled:
+            return self._execute_pooled(batch, step, result, on_layers)
         if all_decode:
             hidden, logits = self._model(batch.tokens, step, None, on_layers)
             self._sampler.sample(result, logits, batch, None)
-        elif batch.drafts is not None:
-            places = Places(batch, np.flatnonzero(batch.samples))
-            whole = bool(batch.prompt_logprob_targets)
-            hidden, logits = self._model(batch.tokens, step, places.tokens, on_layers, whole)
-            self._sampler.sample_places(result, logits, batch, places)
         else:
-            rows = np.flatnonzero(batch.samples)
-            ends = np.cumsum(batch.counts, dtype=np.int64)
+            sampled, places = sampled_tokens(batch)
             whole = bool(batch.prompt_logprob_targets)
-            hidden, logits = self._model(batch.tokens, step, ends[rows] - 1, on_layers, whole)
-            if len(rows):
-                self._sampler.sample(result, logits, batch, rows)
+            hidden, logits = self._model(batch.tokens, step, sampled, on_layers, whole)
+            self._sampler.sample_some(result, logits, batch, places)
         self._add_prompt_logprobs(batch, hidden, result)
         return result
 
-    def _execute_pooled(self, batch: StepBatch, on_layers: OnLayers | None) -> StepResult:
+    def _execute_pooled(
+        self, batch: StepBatch, step: AttentionStep, result: StepResult, on_layers: OnLayers | None
+    ) -> StepResult:
         """As `_execute`, where results are wanted of some prompts.  (Of these rank 0 has the logits, and its
         results are the ones that are looked at.)"""
         labelled = self._pooler.labelled(batch)
         ended = [row for row, over in batch.pooled.items() if over]
         whole = bool(batch.prompt_logprob_targets) or self._pooler.needs_all(batch)
         whole = whole or len(batch.tokens) < _FEW_TOKENS * (len(ended) - len(labelled))
-        yields = batch.samples.copy()
-        yields[labelled if whole else ended] = True
-        rows = np.flatnonzero(yields)
-        step = AttentionStep(batch.starts, batch.counts, batch.block_tables, batch.num_decodes)
-        ends = np.cumsum(batch.counts, dtype=np.int64)
+        sampled, places = sampled_tokens(batch)
+        lasts = np.cumsum(batch.counts, dtype=np.int64) - 1
+        yields = np.union1d(sampled, lasts[labelled if whole else ended])
         if whole:
-            hidden, logits = self._model(batch.tokens, step, ends[rows] - 1, on_layers, True)
+            hidden, logits = self._model(batch.tokens, step, yields, on_layers, True)
         else:
-            hidden, logits = self._model.rows(batch.tokens, step, ends[rows] - 1, on_layers)
-        result = StepResult(np.empty(0, np.int32))
-        sampling = np.flatnonzero(batch.samples[rows])
-        if len(sampling):
-            chosen, of = rows[sampling], None if logits is None else logits[torch.from_numpy(sampling)]
-            self._sampler.sample(result, of, batch, chosen)
+            hidden, logits = self._model.rows(batch.tokens, step, yields, on_layers)
+        of = None if logits is None else logits[torch.from_numpy(np.searchsorted(yields, sampled))]
+        self._sampler.sample_some(result, of, batch, places)
         if logits is not None:
-            for row in labelled:
-                at = int(np.searchsorted(rows, row))
+            for row, at in zip(labelled, np.searchsorted(yields, lasts[labelled]).tolist(), strict=True):
                 result.pooled[row] = self._pooler.labels(int(batch.slots[row]), logits[at])
         self._add_prompt_logprobs(batch, hidden, result)
         if self._parallel.rank == 0:
-            result.pooled |= self._pooler.vectors(batch, hidden, None if whole else rows)
+            result.pooled |= self._pooler.vectors(batch, hidden, None if whole else yields)
         return result
 
     def _scores(self, hidden: Float64Array) -> npt.NDArray[np.float32]:
@@ -322,6 +311,8 @@ class TorchExecutor:
         self._parallel.close()
         self._next.drop()
         self._memory.release()
+        if self._draft is not None:
+            self._draft.close()
         self._sampler.close()
 
     def _read_config(self, directory: str) -> ModelConfig:
@@ -382,19 +373,10 @@ class TorchExecutor:
         with torch.inference_mode():
             if isinstance(self._model, AdaptedDecoder) and (reason := why_not_alone(self._model)):
                 raise LoadError(f"{config.model!r} cannot be computed through transformers: {reason}")
-            self._check_logits(Path(config.model), config.dtype, table)
+            if not gives_numbers(self._model, self._vocab_size, table):
+                check_numbers(Path(config.model))
+                raise LoadError(
+                    f"{config.model!r}: the model gives NaN or infinity, though its weights are numbers; "
+                    f"they may be too large for {config.dtype}: try --dtype float32"
+                )
             self._pool.tensor[0].zero_()
-
-    def _check_logits(self, directory: Path, dtype: str, table: Int32Array) -> None:
-        """A NaN in the weights is in the logits of every token.  Raises `LoadError`."""
-        count = min(self._block_size, 8)
-        tokens = np.linspace(0, self._vocab_size - 1, count).astype(np.int32)
-        step = AttentionStep(np.zeros(1, np.int32), np.array([count], np.int32), table, 0)
-        _, logits = self._model(tokens, step, None)
-        if logits is None or is_finite(logits):
-            return
-        check_numbers(directory)
-        raise LoadError(
-            f"{str(directory)!r}: the model gives NaN or infinity, though its weights are numbers; they may "
-            f"be too large for {dtype}: try --dtype float32"
-        )

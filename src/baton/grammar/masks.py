@@ -36,6 +36,8 @@ _PATIENCE_S = 0.01
 """So long a step waits for a matcher where nobody else gets a token of it."""
 _GIVE_UP_S = 60.0
 """A request whose matcher is not there by then, after it was admitted, fails."""
+_SPECIAL = b"\xff"
+"""Before the number of a special token, where llguidance gives a text."""
 _LONGEST_MESSAGE = 300
 
 Int32Array = npt.NDArray[np.int32]
@@ -173,7 +175,10 @@ class Masks:
             self._read_new(request)
             if request.matcher.is_error():
                 continue  # (`ready` deals with it)
-            text: bytes = request.matcher.compute_ff_bytes()
+            # A matcher that was asked for a forced text stands behind it from then on, and where a special
+            # token is in it, no token spells that: the mask is empty. So a copy is asked.
+            asked = request.matcher.deep_copy() if request.has_special else request.matcher
+            text: bytes = asked.compute_ff_bytes().partition(_SPECIAL)[0]
             if text:
                 if self._spelling is None:
                     self._spelling = Spelling(self._tokenizer())
@@ -316,6 +321,7 @@ class _Request:
         "ends",
         "forced",
         "future",
+        "has_special",
         "lost",
         "matcher",
         "new",
@@ -337,6 +343,8 @@ class _Request:
         self.matcher: LLMatcher | None = None
         """From when it was first needed and there."""
         self.constraint = constraint
+        self.has_special = "<[" in constraint.grammar
+        """Special tokens stand in the grammar, perhaps."""
         self.ends = ends
         self.tokens = generated
         """Those that the matcher has read."""

@@ -18,9 +18,9 @@ AUTO_STEP_TOKENS = 2048
 def instance_config(options: EngineOptions | None = None, **resolved: Any) -> InstanceConfig:
     """The flags of an instance, and `resolved`: fields of `InstanceConfig` that depend on something else.
 
-    Tests and benchmarks take the flags' defaults and give what they need to be otherwise.
+    Tests and benchmarks take the flags' defaults, without drafts, and give what they need to be otherwise.
     """
-    options = options or EngineOptions()
+    options = options or EngineOptions(speculation="off")
     cluster = ClusterOptions()  # (`cluster_options.configure` has those that were given)
     memory = options.kv_cache_memory_bytes
     fields: dict[str, Any] = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.gateway.served_model import PAIR, QWEN3_RERANKER, Judge, Routing, ServedModel, Task
+from baton.launch.draft_model import with_draft_model
 from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions
@@ -52,8 +53,8 @@ class ServerPlan:
     max_restarts: int
 
 
-def make_plan(options: EngineOptions) -> ServerPlan:
-    """Resolves every default.
+def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan:
+    """Resolves every default.  `note_steps`: somebody may ask for a timeline.
 
     Raises `OptionError`, or `ModelNotFound` / `UnsupportedModel` / `LoadError` for the model's files.
     """
@@ -91,6 +92,10 @@ def make_plan(options: EngineOptions) -> ServerPlan:
         weight_cache=None if options.weight_cache is None else str(Path(options.weight_cache).absolute()),
         vocab_size=model.vocab_size,
         tokenizer_files=str(tokenizer),
+        note_steps=note_steps,
+    )
+    instance = with_draft_model(
+        instance, model.vocab_size, tokenizer, lambda checkpoint: _dtype("auto", checkpoint, device)
     )
     tasks, pooling, judge = _pooling(options, directory, model)
     served = ServedModel(
@@ -141,7 +146,7 @@ def _pooling(
     pooling = files.pooling if files is not None else Pooling("last")
     if options.pooler_config is not None:
         try:
-            pooling = read_pooler_config(options.pooler_config, pooling, model.hidden_size)
+            pooling = read_pooler_config(str(options.pooler_config), pooling, model.hidden_size)
         except ValueError as error:
             raise OptionError(f"--pooler-config: {error}") from None
     kind = options.convert

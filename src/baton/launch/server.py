@@ -149,7 +149,7 @@ def run_server(chosen: Chosen[ServeOptions], guest: Guest | None = None) -> None
     configure_logging(options.log_level, "gateway", options.log_format)
     warn_if_open(options)
     descriptors = raise_descriptor_limit()
-    plan = over_hosts(make_plan(options), options)
+    plan = over_hosts(make_plan(options, note_steps=options.events_keep > 0), options)
     if options.dtype == "auto" and options.runs_none:
         plan = replace(plan, served=replace(plan.served, dtype=""))  # "auto" is for the others' machines
     instances = plan_instances(plan, options)

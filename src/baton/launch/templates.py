@@ -9,6 +9,7 @@ import msgspec
 
 from baton.gateway.api.messages import MAX_TEMPLATE, RESERVED_VARIABLES
 from baton.launch.limits import OptionError
+from baton.launch.options.flag import JsonObject
 
 _MARKS: Final = ("{{", "{%")
 
@@ -32,12 +33,12 @@ def read_template(given: str | None) -> str | None:
         raise OptionError(f"--chat-template {given}: is no text in UTF-8") from None
 
 
-def read_template_defaults(given: str | None) -> dict[str, Any]:
+def read_template_defaults(given: str | JsonObject | None) -> dict[str, Any]:
     """Raises `OptionError`."""
     if given is None:
         return {}
     try:
-        found = msgspec.json.decode(given, type=dict[str, Any])
+        found = msgspec.json.decode(str(given), type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError) as error:
         raise OptionError(f"--default-chat-template-kwargs: is no JSON object: {error}") from None
     for name in found:

@@ -59,6 +59,9 @@ class Admit(msgspec.Struct, tag="admit", array_like=True, frozen=True):
     blocks, if it is smaller."""
     waited: float = 0.0
     """Seconds since the request came."""
+    salt: bytes = b""
+    """A digest of the request's cache salt: its drafts may come from requests of the same one
+    (`drafting/suffix.py`).  Empty: the instance drafts nothing."""
 
 
 class Grow(msgspec.Struct, tag="grow", array_like=True, frozen=True):

@@ -31,8 +31,23 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     prompt_lookup_min: int = 2
     """Of `ngram` and `auto`: tokens that must be found again, at least."""
     prompt_lookup_max: int = 16
+    suffix_decoding_max_tree_depth: int = 24
+    """Of `suffix` and `auto`: tokens of a match that is told from a longer one."""
+    suffix_decoding_max_cached_requests: int | None = None
+    """Answers that are kept for other requests of the same salt; 0: none; None: 10000 with `suffix`, none
+    with `auto`."""
+    suffix_decoding_max_cached_bytes: int = 64 << 20
+    """Of memory for them."""
+    suffix_decoding_max_spec_factor: float = 1.0
+    """Of `suffix`: drafts for each token of the match, at most."""
+    suffix_decoding_min_token_prob: float = 0.1
+    """Of `suffix`: drafts end before the share of what was found that goes on so is less."""
     model: str = ""
     """Of `draft`: the checkpoint of the draft model."""
+    dtype: Dtype | None = None
+    """Of `draft`: what the draft model computes in; None: as the instance."""
+    by_cost: bool = False
+    """Of `draft`: how many tokens are drafted is chosen by what that costs and gives."""
     planted_right: float = 1.0
     """Of `planted`: how many of its drafts are right."""
 
@@ -165,6 +180,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Directory for recordings of all that the engine reads; None: nothing is recorded."""
     record_max_bytes: int
     """Of all recordings in that directory together; a recording ends when it is reached."""
+    note_steps: bool = False
+    """Say in `Load` when each rank ran which steps (`step_notes.py`)."""
     log_level: str
     log_format: str
     """`text` or `json`."""

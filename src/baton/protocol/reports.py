@@ -1,8 +1,8 @@
 """Worker to engine: what each rank reports.
 
 Each rank has its own report ring.  Rank 0's carries the tokens and closings of the group, in one
-order; every rank's carries its own `WorkerReady`, its `ControlDone`s and `Fetched`s and, when it fails,
-`WorkerFailed`.
+order; every rank's carries its own `WorkerReady`, its `ControlDone`s and `Fetched`s, of the others also
+when they ran steps, and, when it fails, `WorkerFailed`.
 
 The rules (each one a property test and a simulator invariant):
 
@@ -100,6 +100,8 @@ class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     speculation: list[int] = []
     """Of a step with drafts: slots that had any, drafts, then the slots whose first draft was right, whose
     first two were, and so on; empty without drafts."""
+    began: float = 0.0
+    """When the step began, on the clock of the leader's host, which is the engine's; 0: not known."""
 
 
 class LayersDone(msgspec.Struct, tag="layers", array_like=True, frozen=True):
@@ -118,6 +120,18 @@ class StepRoutes(msgspec.Struct, tag="routes", array_like=True, frozen=True):
 
     runs: list[tuple[int, int, Routes]]
     """(slot, epoch, rows)."""
+
+
+class StepsRan(msgspec.Struct, tag="ran", array_like=True, frozen=True):
+    """Of the other ranks, if `InstanceConfig.note_steps`: when they ran steps lately (`step_notes.py`)."""
+
+    written: float
+    """When this was sent, on the clock of the rank's host."""
+    first: int
+    """The number of the first of these steps; the others follow it without gaps."""
+    began: list[float]
+    """Of each, on that clock."""
+    seconds: list[float]
 
 
 class Fetched(msgspec.Struct, tag="fetched", array_like=True, frozen=True):
@@ -189,6 +203,7 @@ class WorkerFailed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
 Report = (
     StepReport
     | StepRoutes
+    | StepsRan
     | LayersDone
     | Fetched
     | StrangersRefused

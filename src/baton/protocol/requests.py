@@ -125,7 +125,8 @@ class Query(msgspec.Struct, tag="query", array_like=True, frozen=True):
     what: QueryKind
     argument: str = ""
     """Of `check_weights`, `update_weights`: the directory of a checkpoint; of `start_profile`: where traces
-    go; of `pause`: after how many seconds it ends by itself ("": it does not)."""
+    go; of `pause`: after how many seconds it ends by itself ("": it does not); of `stats`: "steps", to get a
+    `Load` before the answer, with the steps up to now."""
     weights: Weights | None = None
     """Of `update_weights`: what was decided for all instances.  The instance loads it, whatever else is
     under way, or fails; one that has these or newer ones says so.  None: for this instance alone, which may
@@ -232,6 +233,10 @@ class Load(msgspec.Struct, tag="load", array_like=True, frozen=True):
     """Packed int64: the first 8 bytes (little-endian, signed) of prefix keys that entered the index."""
     removed: bytes = b""
     """The same of keys that left it; applied before `added`."""
+    steps: bytes = b""
+    """Steps that its ranks have run since the last one (`step_notes.STEP_NOTES`), if it notes them."""
+    written: float = 0.0
+    """With `steps`: when this was written, on the engine's clock."""
 
 
 class QueryReply(msgspec.Struct, tag="reply", array_like=True, frozen=True):

@@ -46,6 +46,7 @@ from baton.protocol.reports import (
 )
 from baton.worker.command_log import CommandLog
 from baton.worker.outcome import Admitted
+from baton.worker.ran import StepTimes
 from baton.worker.rounds import Rounds
 from baton.worker.slots import Slots
 
@@ -87,11 +88,14 @@ class WorkerLoop:
         transfers: Transfers | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        host_clock: Callable[[], float] = time.monotonic,
+        note_steps: bool = False,
         beside: Callable[[Callable[[], ControlDone]], None] | None = None,
     ) -> None:
         """`transfers` None: this worker fetches nothing.  `clock` shows seconds; what steps take is measured
-        with it.  `beside` runs a function elsewhere and reports what it gives; None: it is run between
-        steps."""
+        with it.  `host_clock` shows the same as to the other processes of this host: when steps began.
+        `note_steps`: ranks other than 0 tell it as well.  `beside` runs a function elsewhere and reports what
+        it gives; None: it is run between steps."""
         self._rank = rank
         self._leader = rank == 0
         self.slots = slots
@@ -102,6 +106,8 @@ class WorkerLoop:
         self._transfers = transfers
         self._observer = observer
         self._clock = clock
+        self._host_clock = host_clock
+        self._times = StepTimes() if note_steps and rank > 0 else None
         self._beside = beside
         self._busy = False
         self._quiet = 0  # reports in a row that have not woken the engine
@@ -140,6 +146,8 @@ class WorkerLoop:
             if self._reports.pending:  # a follower writes nothing by itself, step after step
                 self._reports.flush()
             return True
+        if self._times is not None:
+            self._tell_times()
         if self._quiet:
             self._quiet = 0
             self._reports.ring()
@@ -223,7 +231,7 @@ class WorkerLoop:
         self.emit(ControlDone(self._rank, command.id, error))
 
     def _step(self, batch: StepBatch) -> None:
-        began = self._clock()
+        began, began_at = self._clock(), self._host_clock()
         if self._observer is not None:
             self._observer(self._commands.applied, batch)
         on_layers = self._on_layers(batch) if self._leader and self.slots.hands_over else None
@@ -234,14 +242,24 @@ class WorkerLoop:
         self.steps = batch.step
         for closed in outcome.closings:
             self._executor.release(closed.slot)
-        if self._leader:
+        if self._times is not None:
+            if self._times.add(batch.step, began_at, self._clock() - began):
+                self._tell_times()
+        elif self._leader:
             seconds = self._clock() - began
             told = outcome.closings or outcome.prefill  # (the next prompt may wait for the end of this one)
             quiet = outcome.patient and not told and seconds < _QUIET_S
             self._quiet = self._quiet + 1 if quiet and self._quiet < self._quiet_steps else 0
             if outcome.routes:
                 self.emit(StepRoutes(outcome.routes), ring=False)
-            self.emit(outcome.report(batch.step, self._commands.applied, seconds), ring=self._quiet == 0)
+            report = outcome.report(batch.step, self._commands.applied, seconds, began_at)
+            self.emit(report, ring=self._quiet == 0)
+
+    def _tell_times(self) -> None:
+        assert self._times is not None
+        told = self._times.take(self._host_clock())
+        if told is not None:
+            self.emit(told)
 
     def _on_layers(self, batch: StepBatch) -> OnLayers | None:
         """Reports layers of the slots whose last chunk this is; None if there is no such slot."""

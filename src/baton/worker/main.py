@@ -192,6 +192,7 @@ class Worker:
             reports=self.reports,
             transfers=self._transfers,
             observer=observer,
+            note_steps=config.note_steps,
             beside=self._beside,
         )
 

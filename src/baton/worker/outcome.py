@@ -23,6 +23,7 @@ class Admitted(NamedTuple):
     num_prompt: int
     sampling: Sampling
     stopping: Stopping
+    salt: bytes
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class StepOutcome:
         self.slots, self.epochs, self.tokens = self.slots[kept], self.epochs[kept], self.tokens[kept]
         self.logprobs = [(place[index], one) for index, one in self.logprobs if index in place]
 
-    def report(self, step: int, applied: int, seconds: float) -> StepReport:
+    def report(self, step: int, applied: int, seconds: float, began: float = 0.0) -> StepReport:
         """As a message."""
         columns = [array("i", column).tobytes() for column in zip(*self.prefill, strict=True)]
         prefill_slots, prefill_epochs, prefill_computed = columns or (b"", b"", b"")
@@ -90,4 +91,5 @@ class StepOutcome:
             context=self.context,
             expert_tokens=self.expert_tokens,
             speculation=self.speculation,
+            began=began,
         )

@@ -217,7 +217,7 @@ class Slots:
                     command.waited,
                 )
             )
-        return Admitted(slot, tokens, command.num_prompt, command.sampling, command.stopping)
+        return Admitted(slot, tokens, command.num_prompt, command.sampling, command.stopping, command.salt)
 
     def _grow(self, command: Grow) -> None:
         have, blocks = self._append_blocks(command)
@@ -287,7 +287,7 @@ class Slots:
         batch = StepBatch(
             step, rows, starts, counts, tokens, samples, tables[:num_decodes, :width], num_decodes
         )
-        if self._drafts and num_decodes and not self._pooled:  # (what is pooled is laid out by rows)
+        if self._drafts and num_decodes:
             spare = budget - num_decodes - sum(count for _, count in pieces)
             room = np.minimum(self._left[rows], self._capacity[rows] - starts)
             found = fitting(rows, self._drafts, room, spare, self._stops)

@@ -449,16 +449,26 @@ def test_offsets_where_a_character_is_several_tokens(server: GatewayServer, toke
     assert len(places) == len(prompt) + len(ids)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 40])
+@pytest.mark.parametrize("stop", ["e quick br", "e quick gr", " the"])
 def test_offsets_stay_inside_of_a_text_that_a_stop_string_cuts(
-    server: GatewayServer, tokenizer: Tokenizer, stream
+    server: GatewayServer, tokenizer: Tokenizer, stop: str, tokens: int
 ):
-    answer_with(server, tokenizer, " the quick brown fox")
-    server.engine.behaviour.tokens_per_message = 40
-    text, places = offsets_of(server, stream=stream, prompt="a", stop=["e quick br"], max_tokens=40)
-    assert text == " th"
+    """In however many pieces it comes; where the beginning of a stop string is none, they are those of a text
+    without."""
+    answer_with(server, tokenizer, " the quick brown fox", end=None)
+    ask = {"prompt": "a", "max_tokens": 12, "echo": True}
+    server.engine.behaviour.tokens_per_message = tokens
+    text, places = offsets_of(server, stream=False, stop=[stop], **ask)
+    assert offsets_of(server, stream=True, stop=[stop], **ask) == (text, places)
     assert places == sorted(places)
     assert max(places) <= len(text)
+    whole = offsets_of(server, stream=False, **ask)
+    if "gr" in stop:
+        assert (text, places) == whole
+    else:
+        assert text == ("a" if stop == " the" else "a th")
+        assert places == [min(at, len(text)) for at in whole[1][: len(places)]]
 
 
 def test_offsets_of_tokens_that_are_not_shown(server: GatewayServer, tokenizer: Tokenizer):

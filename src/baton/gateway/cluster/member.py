@@ -35,6 +35,7 @@ from baton.gateway.arranging.measured import Label as Label
 from baton.gateway.cluster.digest import PrefixDigest
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.observe.events.clocks import Alignment
+from baton.observe.events.steps import StepLog
 from baton.protocol.requests import (
     Cancel,
     Hello,
@@ -108,6 +109,7 @@ class Member:
         self.clock = Alignment()  # with the engine at the other end
         self.loads: deque[tuple[float, int, int, int]] = deque(maxlen=MAX_LOADS)
         """(when, running, waiting, free blocks) as it has said lately."""
+        self.steps = StepLog()
         self.was_ready = False
         self._incarnation = ""
         self._proof = b""
@@ -310,6 +312,9 @@ class Member:
         self.digest.update(load)
         self.load, self.loaded_at = load, now
         self.loads.append((now, load.running, load.waiting, load.free_blocks))
+        if load.steps:
+            self.clock.heard(load.written, now)
+            self.steps.add(self.incarnation, load.steps, self.clock, now)
         self.full = False
         while self._fresh and self._fresh[0][0] < now - _SETTLE_S:
             self._fresh_tokens -= self._fresh.popleft()[1]

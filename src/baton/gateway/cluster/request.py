@@ -161,8 +161,9 @@ class EngineRequest:
             generated = self.tokens.tobytes()
             if sampling.prompt_logprobs is not None:  # they came before the first token
                 sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
-        if self.routes:
-            sampling = msgspec.structs.replace(sampling, routes_from=self.routes[-1].stop)
+        if self.routes:  # (those of a run of tokens may have come whose tokens were lost with the instance)
+            known = len(self.prompt) // self.tokens.itemsize + len(self.tokens)
+            sampling = msgspec.structs.replace(sampling, routes_from=min(self.routes[-1].stop, known))
         return Submit(
             id=self.id,
             name=self.name,

@@ -311,9 +311,9 @@ class ClusterClient:
         `NotFound`."""
         return await self._link(name).query(what, deadline_s, argument)
 
-    async def query_each(self, what: QueryKind, deadline_s: float = 5.0) -> Answers:
+    async def query_each(self, what: QueryKind, deadline_s: float = 5.0, argument: str = "") -> Answers:
         """Asks every instance that is ready."""
-        return await ask_each(self.instances, what, deadline_s)
+        return await ask_each(self.instances, what, deadline_s, argument)
 
     async def query(
         self, what: QueryKind, deadline_s: float = 5.0, argument: str = "", *, everybody: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.reading.prompts import Prompt
@@ -11,12 +11,12 @@ from baton.gateway.rendering.chunks import ChunkRenderer, Shape
 from baton.gateway.rendering.formats import (
     CompletionLogprobs,
     Part,
-    TextOffsets,
     TokenNames,
     encode,
     timings_member,
     usage,
 )
+from baton.gateway.rendering.offsets import TextOffsets
 
 _NO_TOKENS = b',"token_ids":null,"prompt_token_ids":null'
 _PLAIN = b',"logprobs":null,"finish_reason":null,"stop_reason":null' + _NO_TOKENS + b"}]}\n\n"
@@ -79,6 +79,9 @@ class CompletionRenderer(ChunkRenderer):
         text, prompt_ids = update.text, b"null"
         first = not self._begun[index]
         wants_tokens = options.logprobs is not None or options.token_ids
+        places: list[int] = []
+        if options.logprobs is not None:
+            update, places = self._told(update)
         self._usage.add(len(update.token_ids))
         if not (text or update.finish_reason or (update.token_ids and wants_tokens)):
             return
@@ -89,7 +92,7 @@ class CompletionRenderer(ChunkRenderer):
             prompt_ids = self._prompt_ids(self._generation.sequences[index])
         yield 1, self._openings[index] + encode(text) + b',"logprobs":'
         if options.logprobs is not None:
-            yield from self._logprobs(index, update, text, with_prompt=first and options.echo)
+            yield from self._logprobs(index, update, iter(places), with_prompt=first and options.echo)
         else:
             yield 0, b"null"
         yield 0, self._event_end(update, b',"prompt_token_ids":' + prompt_ids)
@@ -100,7 +103,8 @@ class CompletionRenderer(ChunkRenderer):
         text = (self._prompt_text(index) if options.echo else "") + completion.text
         yield 1, b'{"index":%d,"text":' % index + encode(text) + b',"logprobs":'
         if options.logprobs is not None:
-            yield from self._logprobs(index, completion, text, with_prompt=options.echo)
+            places = self._offsets_of(index).generated(completion.token_ids, completion.text)
+            yield from self._logprobs(index, completion, places, with_prompt=options.echo)
         else:
             yield 0, b"null"
         yield 0, b"," + encode(self._ends(completion))[1:-1] + b',"prompt_logprobs":'
@@ -120,22 +124,36 @@ class CompletionRenderer(ChunkRenderer):
             self._prompt_texts[number] = text
         return text
 
-    def _logprobs(
-        self, index: int, new: Update | Completion, text: str, *, with_prompt: bool
-    ) -> Iterator[Part]:
-        """Of the prompt, if it is echoed here, and of the tokens in `new`; `text` is what the client gets."""
-        names = self._names
-        logprobs = CompletionLogprobs(names, self._options.logprobs or 0)
-        sequence = self._generation.sequences[index]
+    def _offsets_of(self, index: int) -> TextOffsets:
         offsets = self._offsets.get(index)
         if offsets is None:
             offsets = self._offsets[index] = TextOffsets(
-                names.tokenizer, sequence.prompt, skip_special_tokens=self._options.skip_special_tokens
+                self._names.tokenizer,
+                self._generation.sequences[index].prompt,
+                echoed=len(self._prompt_text(index)) if self._options.echo else 0,
+                skip_special_tokens=self._options.skip_special_tokens,
             )
+        return offsets
+
+    def _told(self, update: Update) -> tuple[Update, list[int]]:
+        """What of it a chunk tells, and where its tokens are."""
+        ids, logprobs, places = self._offsets_of(update.index).streamed(
+            update.token_ids, update.logprobs, update.text, ended=update.finish_reason is not None
+        )
+        return replace(update, token_ids=ids, logprobs=logprobs), places
+
+    def _logprobs(
+        self, index: int, new: Update | Completion, places: Iterator[int], *, with_prompt: bool
+    ) -> Iterator[Part]:
+        """Of the prompt, if it is echoed here, and of the tokens in `new`, which are at these places."""
+        names = self._names
+        logprobs = CompletionLogprobs(names, self._options.logprobs or 0)
         if with_prompt:
+            sequence = self._generation.sequences[index]
             items = sequence.prompt_logprobs or [None] * len(sequence.prompt)
-            places = offsets.prompt(sequence.prompt, self._prompt_text(index), names.tokenizer)
-            yield from logprobs.add(zip(sequence.prompt, items, strict=True), places)
-        places = offsets.generated(new.token_ids, text, ended=new.finish_reason is not None)
+            of_prompt = self._offsets_of(index).prompt(
+                sequence.prompt, self._prompt_text(index), names.tokenizer
+            )
+            yield from logprobs.add(zip(sequence.prompt, items, strict=True), of_prompt)
         yield from logprobs.add(zip(new.token_ids, new.logprobs, strict=True), places)
         yield 0, logprobs.encoded()

@@ -131,50 +131,6 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _LOWEST
 
 
-class TextOffsets:
-    """Where in a choice's text each token begins, in characters: `text_offset` of /v1/completions.
-
-    A token begins where the text of those before it ends, so one that completes no character, or is not
-    shown, takes no room.  One for each choice; the renderer gives it all tokens, in order.
-    """
-
-    __slots__ = ("_detokenizer", "_given", "_length")
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
-        """`prompt`: what comes before the generated tokens."""
-        self._detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=skip_special_tokens)
-        self._length = 0
-        """Of the text that the tokens so far stand for."""
-        self._given = 0
-        """Of the text that the client has: less while a stop string may be coming, or after one."""
-
-    def prompt(self, ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterator[int]:
-        """Those of an echoed prompt, whose text may lack special tokens (a BOS that the tokenizer added)."""
-        self._length = end = len(text)
-        detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
-
-        def places() -> Iterator[int]:
-            offset = 0
-            for token in ids:
-                place = min(offset, end)
-                if token not in tokenizer.special_ids or text.startswith(tokenizer.token_text(token), offset):
-                    offset += len(detokenizer.push((token,)))
-                yield place
-
-        return places()
-
-    def generated(self, ids: Sequence[int], text: str, *, ended: bool) -> Iterator[int]:
-        """`text`: what the client gets with these tokens, an echoed prompt included."""
-        self._given += len(text)
-        return self._places(ids, ended)
-
-    def _places(self, ids: Sequence[int], ended: bool) -> Iterator[int]:
-        for token in ids:
-            place = self._length
-            self._length += len(self._detokenizer.push((token,)))
-            yield min(place, self._given) if ended else place
-
-
 class CompletionLogprobs:
     """The `logprobs` object of /v1/completions, as JSON: four aligned lists, which grow slice by slice."""
 

@@ -95,7 +95,7 @@ def run_joined(options: ServeOptions) -> None:
     check_nodes(options)
     configure_logging(options.log_level, "instance", options.log_format)
     warn_if_open(options)
-    plan = over_hosts(make_plan(options), options)
+    plan = over_hosts(make_plan(options, note_steps=options.events_keep > 0), options)
     name = options.name or f"{options.label}-{_host_name()}-{os.getpid()}"
     config = msgspec.structs.replace(configure(plan.instance, options, instances=1), name=name)
     plan = replace(plan, instance=config)

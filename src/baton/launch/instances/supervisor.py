@@ -67,6 +67,8 @@ _LEAVE_S = 5.0
 _KILLED = f"killed by {signal.Signals.SIGKILL.name}"
 """In the reason why an instance ended: somebody did that, or the kernel was out of memory.  One that was
 never ready is started once more then; nothing else of a first start is tried again."""
+_LAST_WORDS_S = 0.5
+"""So long what an engine that has left said last may take to be read."""
 _KILL_S = 10.0
 """What a killed process may take to end."""
 
@@ -237,7 +239,9 @@ class Supervisor:
                 )
             if not died.done() or died.result() >= 0:
                 # The engine may have said why it goes down; let the client read it before it is asked.
-                await asyncio.sleep(0.05)
+                until = time.monotonic() + _LAST_WORDS_S
+                while self._client.failure is None and time.monotonic() < until:
+                    await asyncio.sleep(0.02)
             reason = self._client.failure or _how_it_ended(died)
             return (time.monotonic() - ready_at if ready_at else 0.0), reason
         finally:

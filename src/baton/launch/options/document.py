@@ -24,9 +24,9 @@ Every flag has one declaration, in `src/baton/launch/options/`, and the same nam
 | where | how |
 | --- | --- |
 | command line | `baton serve --max-num-seqs 64`; switches: `--fair-queuing`, `--no-fair-queuing` |
-| Python | `LLM(max_num_seqs=64)`; flags marked * are of `baton serve` alone |
+| Python | `LLM(max_num_seqs=64)`; flags marked * are of `baton serve` alone; a JSON object may be a `dict` |
 | environment | `BATON_MAX_NUM_SEQS=64`; switches: `true`, `false`; several values: with spaces between |
-| config file | `max-num-seqs: 64` (YAML) or `max-num-seqs = 64` (TOML), with `-` or `_` in names |
+| config file | `max-num-seqs: 64` (YAML) or `max-num-seqs = 64` (TOML), or with `_`; objects may be tables |
 
 The file is named with `--config FILE`, `LLM(config=FILE)` or `BATON_CONFIG`. The command line (or the
 argument of `LLM`) goes before the environment, the environment before the file, and what is not given

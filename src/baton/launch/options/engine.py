@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS
 from baton.launch.limits import MAX_SECONDS, OptionError
-from baton.launch.options.flag import Options, flag
+from baton.launch.options.flag import JsonObject, Options, flag
 from baton.launch.options.speculation import SpeculationOptions
 from baton.protocol.limits import MAX_LOGPROBS
 
@@ -134,7 +134,7 @@ class ModelOptions(Options):
         metavar="FILE",
         unset="the model's",
     )
-    default_chat_template_kwargs: str | None = flag(
+    default_chat_template_kwargs: str | JsonObject | None = flag(
         None,
         "JSON object of the chat template's own switches, such as '{\"enable_thinking\": false}'; those "
         "of a request's chat_template_kwargs go before them.",
@@ -174,7 +174,7 @@ class ModelOptions(Options):
         "no, of a query and a document (Qwen3-Reranker). With --runner generate it is served beside texts. "
         "auto: with --runner pooling what the checkpoint says, else embed.",
     )
-    pooler_config: str | None = flag(
+    pooler_config: str | JsonObject | None = flag(
         None,
         "JSON: pooling_type (LAST, MEAN or CLS), normalize, dimensions: how a vector is made of a text.",
         metavar="JSON",

@@ -4,7 +4,9 @@
 
 The field's name gives all spellings (`--max-num-seqs`, `max_num_seqs=`, `BATON_MAX_NUM_SEQS`, the key of a
 config file), its type says what is read: `bool`, `int`, `float`, `str`, `Literal[...]`, `tuple[str, ...]`
-(repeatable), and unions of these; `| None` is for "not given", and `unset` says what that means.
+(repeatable), and unions of these; `| None` is for "not given", and `unset` says what that means.  With
+`| JsonObject` a text is that of a JSON object, and a program or a config file may give the object itself:
+the flag's value is the text.
 
 Nothing here imports what is slow: `baton --help` reads every declaration.
 """
@@ -12,12 +14,13 @@ Nothing here imports what is slow: `baton --help` reads every declaration.
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import operator
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Final, Literal
 
@@ -27,6 +30,7 @@ _METADATA = "flag"
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
 HIDDEN: Final = "(hidden)"
 """Stands for a secret wherever values are shown."""
+JsonObject = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Flag:
     """Of bool, int, float, str."""
     choices: tuple[str, ...]
     many: bool
+    is_object: bool
+    """Of JSON."""
 
     @property
     def option(self) -> str:
@@ -110,6 +116,8 @@ class Flag:
         declared = self.declared
         if declared.size:
             return _SIZES
+        if self.is_object:
+            return "a JSON object"
         words = []
         if self.choices:
             words.append(f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else self.choices[0])
@@ -168,6 +176,8 @@ class Flag:
     def _read_one(self, value: object) -> Any:
         if self.declared.size and isinstance(value, int | str) and not isinstance(value, bool):
             return parse_bytes(self.option, value)
+        if self.is_object and isinstance(value, Mapping):
+            return self._as_text(value)
         if hasattr(value, "__fspath__") and str in self.kinds:
             return str(value)
         if isinstance(value, str):
@@ -186,6 +196,12 @@ class Flag:
             return self._as_float(number) if int not in self.kinds else number
         plain = isinstance(value, str) and set(self.kinds) <= {str}
         raise self._wrong(value if plain else repr(value))  # type: ignore[arg-type]
+
+    def _as_text(self, value: JsonObject) -> str:
+        try:
+            return json.dumps(dict(value), ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):  # what JSON has no form for
+            raise self._wrong(repr(value)) from None
 
     def _as_float(self, number: int) -> float:
         try:
@@ -252,16 +268,19 @@ def _flags_of(options: type[Options]) -> tuple[Flag, ...]:
 def _flag(one: Field[Any], hint: Any, section: str) -> Flag:
     kinds: list[type] = []
     choices: list[str] = []
-    many = False
+    many = is_object = False
     for part in _parts(hint):
         if typing.get_origin(part) is Literal:
             choices += typing.get_args(part)
         elif typing.get_origin(part) is tuple:
             many = True
             kinds.append(str)
+        elif part == JsonObject:
+            is_object = True
         elif part is not type(None):
             kinds.append(part)
-    return Flag(one.name, section, one.default, one.metadata[_METADATA], tuple(kinds), tuple(choices), many)
+    declared = one.metadata[_METADATA]
+    return Flag(one.name, section, one.default, declared, tuple(kinds), tuple(choices), many, is_object)
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:

@@ -67,7 +67,8 @@ class ServerOptions(Options):
     events_keep: int = flag(
         1000,
         "Requests whose way is kept for /debug/requests and /debug/timeline after they have ended; slow and "
-        "failed ones are kept for longer, a quarter of this number of each. 0: none, and nothing is noted.",
+        "failed ones are kept for longer, a quarter of this number of each. 0: none, and neither requests "
+        "nor steps are noted.",
         least=0,
         most=100_000,
         unit="requests",

@@ -23,7 +23,7 @@ Source = Literal["default", "config file", "environment", "command line", "argum
 PREFIX = "BATON_"
 OTHER_VARIABLES = {
     "BATON_NATIVE": "`0`: the compiled kernels are neither built nor used; `1`: no wheel without them.",
-    "BATON_CPU_ISA": "Use the kernels of this instruction set, for tests: `avx512_bf16`, `avx512`, `avx2`, …",
+    "BATON_CPU_ISA": "Use the kernels of this instruction set, for tests: `amx`, `avx512bf16`, `avx2`, …",
     "BATON_SPIN_US": "Microseconds that a compute thread looks for more work before it sleeps.",
     "BATON_INSTANCE_SECRET": "Set by the supervisor for the instances that it starts.",
     "BATON_CLUSTER_SECRETS": "The same, with what is in the files of `--cluster-secret`.",
@@ -166,10 +166,11 @@ def _from_file(path: str, every: tuple[Flag, ...]) -> dict[str, tuple[object, Or
     from baton.launch.options.config_file import read_config
 
     names = {one.name for one in every} - {"config"}
+    objects = {one.name for one in every if one.is_object}
     found: dict[str, tuple[object, Origin]] = {}
     for key, value in read_config(path).items():
         name = key.replace("-", "_")
-        if isinstance(value, dict):
+        if isinstance(value, dict) and name not in objects:
             raise OptionError(
                 f"{path}: {shortened(key)}: a table; every flag is a key of its own, outside of tables"
             )
