@@ -310,7 +310,7 @@ def main() -> None:
         model = options.model or _tiny(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         url = stack.enter_context(_receiving())
         servers = {
-            name: stack.enter_context(serving(model, *flags))
+            name: stack.enter_context(serving(model, "--speculation", "off", *flags))
             for name, flags in (
                 ("off", ("--events-keep", "0")),
                 ("events", ()),

@@ -511,7 +511,7 @@ def test_a_server_under_load_is_replayed_byte_for_byte_also_after_a_kill(tmp_pat
         asyncio.run(_load_at_once(server, jobs))
         (first,) = find_recordings(tmp_path)
         deadline = time.monotonic() + 60
-        while (found := replay(first).counts["tokens"]) <= 1000:  # the tape is written a moment later
+        while (found := _recorded_tokens(first)) <= 1000:  # the tape is written a moment later
             assert time.monotonic() < deadline, f"only {found} tokens were recorded"
             time.sleep(0.1)
         (engine,) = server.children()["engine"]
@@ -532,6 +532,14 @@ def test_a_server_under_load_is_replayed_byte_for_byte_also_after_a_kill(tmp_pat
     assert shown.exit_code == 0
     assert shown.output.count("identical, byte for byte") == 2
     assert "without saying why" in shown.output
+
+
+def _recorded_tokens(directory: Path) -> int:
+    """Those that are in the file by now: none before its first frame is."""
+    try:
+        return replay(directory).counts["tokens"]
+    except DamagedRecording:
+        return 0
 
 
 async def _load_at_once(server: Server, jobs) -> None:

@@ -383,7 +383,7 @@ class Cluster:
         else:
             has_them = self._hear_weights(welcome.weights)
             served = member.serves
-            if member.welcomed(welcome):
+            if member.welcomed(welcome, now):
                 if not has_them:
                     self._order_weights(member)
             elif member.welcome is not welcome:

@@ -94,6 +94,7 @@ class Member:
         """Since it did not: whether it comes back, before it is forgotten."""
         self.load: Load | None = None
         self.loaded_at = 0.0
+        """When it reported last; before its first report: when it said that it can serve."""
         self.digest = PrefixDigest()
         self.full = False
         """It refused a request for want of room since its last `Load`."""
@@ -170,7 +171,7 @@ class Member:
         """False: another process answers than the one that registered."""
         return not self._proof or hmac.compare_digest(welcome.proof, self._proof)
 
-    def welcomed(self, welcome: Welcome) -> bool:
+    def welcomed(self, welcome: Welcome, now: float) -> bool:
         """True if the instance can serve from here on."""
         if self.state == "ready" and self.welcome and self.welcome.incarnation == welcome.incarnation:
             self.welcome = welcome  # it has other weights now, or another standing
@@ -181,6 +182,7 @@ class Member:
         if self.state in ("ready", "failed"):
             return False
         self.welcome = welcome
+        self.loaded_at = now  # from here on it may be silent for too long
         self.state = "ready"
         self.restarts += self.was_ready
         self.was_ready = True

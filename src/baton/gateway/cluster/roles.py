@@ -169,7 +169,7 @@ def view_of(
         label=member.label,
         serves=member.serves,
         ready=member.state == "ready",
-        age_s=now - member.loaded_at if in_flight and load is not None else 0.0,
+        age_s=now - member.loaded_at if in_flight else 0.0,
         queued_tokens=member.queued_tokens,
         decoding=decoding,
         reported=load.running + load.waiting if load else 0,

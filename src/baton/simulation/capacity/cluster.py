@@ -114,7 +114,8 @@ class Capacity:
                 [],
                 peer_endpoint=name,
                 source=InstanceSource("", machine.block_size, []),
-            )
+            ),
+            self._now,
         )
         self.running[name] = Running(name, machine)
         member.loaded(self.running[name].load(), self._now)

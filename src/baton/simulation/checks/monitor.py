@@ -197,7 +197,7 @@ class Monitor:
 
     def gateway_sends(self, gateway: GatewayProcess, to: str, message: ToEngine) -> None:
         self.clients.gateway_sends(gateway, to, message)
-        self.arranging.sends(gateway, message)
+        self.arranging.sends(gateway, to, message)
         self.order.gateway_sends(message)
         self.gateways.sends(gateway, to, message)
         self.strangers.passes.gateway_sends(gateway, to, message)

@@ -6,8 +6,9 @@ changed what.  At a change it looks whether
 * `cool_down_s` has passed since the one before, and for each time in a row that one takes the other back,
   twice as long as for the time before;
 * an instance that can prefill and one that can decode are left, of those that serve;
-* each instance at which the gateway has requests has reported within `stale_s`;
-* the instance of the change before has said that it has its label, or was lost since.
+* each instance at which the gateway has requests has reported, or come, within `stale_s`;
+* the instance of the change before has said that it has its label, or was lost since, or an operator has
+  given it the same label: a gateway holds to an operator's order at once.
 
 Once the engine has answered an order, or was lost with it, the gateway's next look must not wait for that
 order: what others did to the instance meanwhile is no reason to stop deciding.
@@ -61,9 +62,13 @@ class ArrangingWatch:
         self._seen: dict[str, _Seen] = {}
         self.changes = 0
 
-    def sends(self, gateway: GatewayProcess, message: ToEngine) -> None:
+    def sends(self, gateway: GatewayProcess, to: str, message: ToEngine) -> None:
         if isinstance(message, Query) and message.stand is not None and message.stand.how == "only_if":
             self._of(gateway).asked = message.id
+        elif isinstance(message, Query) and message.stand is not None and message.stand.how == "order":
+            seen = self._of(gateway)
+            if seen.open == (to, message.stand.label):
+                seen.open = None
 
     def reads(self, gateway: GatewayProcess, instance: Instance, message: FromEngine) -> None:
         if gateway.cluster.roles.arranger is None:
@@ -72,6 +77,8 @@ class ArrangingWatch:
         if isinstance(message, Load):
             seen.reports[instance.member] = gateway.now()
         elif isinstance(message, Welcome):
+            if gateway.cluster.members[instance.member].state != "ready":  # (the first on a connection)
+                seen.reports[instance.member] = gateway.now()
             if seen.open == (instance.member, message.standing.label):
                 seen.open = None
         elif isinstance(message, QueryReply) and message.id == seen.asked:

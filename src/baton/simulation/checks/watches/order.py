@@ -152,7 +152,9 @@ class OrderWatch:
     def _check_admission(
         self, engine: EngineProcess, known: _Engine, before: _Before, admitted: Request
     ) -> None:
-        ran = next((ran for request, ran in before.waiting if request is admitted), False)
+        came = known.came.get(admitted)
+        newcomer = came is not None and came.ran  # (it came in this very call, perhaps with tokens)
+        ran = next((ran for request, ran in before.waiting if request is admitted), newcomer)
         for other, other_ran in before.waiting:
             if other.state is State.WAITING and self._first(engine, known, other, other_ran, admitted, ran):
                 raise Violation(
