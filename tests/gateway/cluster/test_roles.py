@@ -60,6 +60,21 @@ def test_labels_follow_the_load():
     assert "prompts press more" in told["changes"][0]["why"]
 
 
+def test_an_instance_that_never_reported_is_waited_for_once_it_has_work():
+    """Its silence counts from when it said that it can serve."""
+    world = arranged(p="prefill", d1="decode", d2="decode")
+    world.submit(tuple(range(10, 74)), max_tokens=3)
+    (silent,) = {request.at for request in world.cluster.table.running.values()}
+    for second in range(12):
+        world.now += 1.0
+        world.cluster.table.traffic.sent(60_000)
+        for name in world.cluster.members:
+            if name != silent:
+                world.say(name, load(prefill_tokens_per_s=10_000.0, running=second % 2))
+    assert world.cluster.roles.describe(world.now)["waits_for"] == f"a report of {silent}"
+    assert not any(world.orders(name) for name in world.cluster.members)
+
+
 def test_who_was_not_faster_thinks_again():
     world = arranged(p="prefill", d1="decode", d2="decode")
     press(world, 12)

@@ -120,7 +120,8 @@ class Instance(Struct):
     queued_tokens: Count
     """Tokens of prompts that wait there to be computed."""
     reported_ago_s: float | None
-    """Since it said last how busy it is; null while it has not.  It does not while nothing changes."""
+    """Since it said last how busy it is, or that it can serve; null while it is not ready.  While nothing
+    changes it says nothing."""
     weights: InstanceWeights | None
     """Those that it has; None while it is not ready."""
 

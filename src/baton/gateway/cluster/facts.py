@@ -89,7 +89,7 @@ def describe(
         "num_blocks": welcome.num_blocks if welcome else None,
         "block_size": welcome.block_size if welcome else None,
         "max_num_seqs": welcome.max_num_seqs if welcome else None,
-        "reported_ago_s": round(now - member.loaded_at, 3) if load else None,
+        "reported_ago_s": round(now - member.loaded_at, 3) if member.welcome else None,
         "running": load.running if load else None,
         "waiting": load.waiting if load else None,
         "waiting_tokens": load.waiting_tokens if load else None,
