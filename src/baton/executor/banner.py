@@ -8,7 +8,6 @@ from baton.executor.kv_pool import KvPool
 from baton.executor.weights.forms import form_told
 from baton.executor.weights.images import WeightMemory
 from baton.model.adapted.decoder import AdaptedDecoder
-from baton.model.attention import CpuAttention
 from baton.model.decoder.coverage import in_pytorch, why_apart
 from baton.model.decoder.decoder import Decoder
 from baton.model.loader import AnyDecoder
@@ -26,7 +25,7 @@ def banner(
     kv = pool.num_blocks * pool.block_bytes
     cells = f"{config.kv_cache_dtype}, " if config.kv_cache_dtype else ""
     rounded = model.placement.rounded.told()
-    attention = model.backend.kernel_name if isinstance(model.backend, CpuAttention) else "PyTorch"
+    attention = model.backend.kernel_name
     computed = ""
     if isinstance(model, AdaptedDecoder):
         computed = (

@@ -15,6 +15,7 @@ from llguidance import LLTokenizer
 from torch import Tensor
 
 from baton.executor.base import Int32Array, Int64Array, StepBatch, StepResult
+from baton.executor.device import device_sampling
 from baton.executor.runs import NOTHING, Places
 from baton.executor.sizes import num_threads_of
 from baton.grammar.masks import Masks
@@ -33,8 +34,12 @@ _WRITTEN_S = 30.0
 class ConstrainedSampler:
     """The sampler of an executor.  Every rank has one; only rank 0's is given logits."""
 
-    def __init__(self, config: InstanceConfig, vocab_size: int, rank: int) -> None:
-        self._sampler = sampler = Sampler(vocab_size, config.max_num_seqs, sampling_kernel())
+    def __init__(
+        self, config: InstanceConfig, vocab_size: int, rank: int, device: torch.device | None = None
+    ) -> None:
+        """`device`: of the logits; None: main memory."""
+        on_device = None if device is None else device_sampling(device)
+        self._sampler = sampler = Sampler(vocab_size, config.max_num_seqs, sampling_kernel(), on_device)
         self._masks: Masks | None = None
         if rank == 0:
             threads = num_threads_of(config)

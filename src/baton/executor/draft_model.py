@@ -21,6 +21,7 @@ from baton.drafting.draft_kv import blocks_ahead
 from baton.drafting.making import make_model_drafter
 from baton.executor.base import Int32Array
 from baton.executor.checks import gives_numbers
+from baton.executor.device import ops_of
 from baton.executor.kv_pool import KvPool
 from baton.executor.sizes import attention_shape
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
@@ -28,7 +29,6 @@ from baton.executor.weights.images import WeightMemory, open_weights
 from baton.model.attention import AttentionStep, attention_backend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError
-from baton.model.cpu.steps import fused_ops
 from baton.model.decoder.decoder import Decoder
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.placement import Placement
@@ -165,7 +165,7 @@ def load_draft_model(
         backend = attention_backend(attention_shape(own, model, 0, dtype, device))
         weights = weights_form(own, dtype, device)
         longest = max(model.hidden_size, model.intermediate_size)
-        ops = fused_ops(dtype, device, longest)
+        ops = ops_of(dtype, device, longest)
         groups = groups_of(own, model)
         memory = open_weights(own, Path(own.model), 0, weights, groups)
         try:

@@ -39,7 +39,7 @@ class StepSampler:
         """`drafter`: on rank 0, if it drafts with a model."""
         self._parallel = parallel
         self._device = device
-        self._sampler = ConstrainedSampler(config, vocab_size, parallel.rank)
+        self._sampler = ConstrainedSampler(config, vocab_size, parallel.rank, device)
         self.speculator = speculator_of(config, vocab_size, self._sampler.masks, drafter)
         """None: no drafts."""
         self._began = 0.0

@@ -25,6 +25,7 @@ from torch.profiler import record_function
 from baton.executor.banner import banner
 from baton.executor.base import ControlRefused, ExecutorInfo, Int32Array, OnLayers, StepBatch, StepResult
 from baton.executor.checks import gives_numbers
+from baton.executor.device import ops_of
 from baton.executor.draft_model import DTYPES, LoadedDraftModel, Needs, load_draft_model
 from baton.executor.kv_pool import KvPool
 from baton.executor.pooling import Float64Array, Pooler
@@ -44,7 +45,6 @@ from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.cpu import blocking
-from baton.model.cpu.steps import fused_ops
 from baton.model.decoder.decoder import Decoder
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.placement import Placement
@@ -133,7 +133,7 @@ class TorchExecutor:
             backend = attention_backend(shape)
             weights = weights_form(config, dtype, device)
             longest = max(model_config.hidden_size, model_config.intermediate_size)
-            ops = fused_ops(dtype, device, longest, int8=weights == "int8")
+            ops = ops_of(dtype, device, longest, int8=weights == "int8")
             groups = groups_of(config, model_config)
             memory = open_weights(config, Path(config.model), rank, weights, groups)
             blocking.use(measure=rank == 0 and device.type == "cpu" and not memory.store.complete)

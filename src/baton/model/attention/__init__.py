@@ -8,6 +8,7 @@ from baton.model.attention.torch_backend import TorchAttention
 from baton.model.attention.torch_pieces import TorchPieces
 from baton.model.cpu.kernels import Kernels, KernelShape
 from baton.model.cpu.library import native
+from baton.model.ops import triton
 
 __all__ = [
     "AttentionBackend",
@@ -22,6 +23,12 @@ __all__ = [
 
 def attention_backend(shape: AttentionShape) -> AttentionBackend:
     """The backend to use for these shapes on this machine."""
+    if triton.serve(shape.device):
+        # (Importing it imports Triton.)
+        from baton.model.attention.triton_backend import TritonAttention, serves
+
+        if serves(shape):
+            return TritonAttention(shape)
     kernels = _kernels(kernel_shape(shape)) if supported(shape) else None
     if kernels is not None:
         return CpuAttention(shape, kernels)

@@ -20,6 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from baton.model.cpu.kernels import HeadNorms
+
 Int32Array = npt.NDArray[np.int32]
 
 
@@ -100,6 +102,32 @@ class AttentionBackend(ABC):
     @abstractmethod
     def bind(self, pool: Tensor) -> None:
         """Takes the pool [blocks, layers, 2, kv_heads, *tile_shape] to work on."""
+
+    @property
+    def kernel_name(self) -> str:
+        """What computes, for people."""
+        return "PyTorch"
+
+    def turns(self, norms: HeadNorms | None, grows: bool) -> bool:
+        """Whether it has `rotate_and_write`, with these norms; `grows`: queries are multiplied."""
+        return False
+
+    def rotate_and_write(
+        self,
+        layer: int,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        growth: Tensor | None,
+        norms: HeadNorms | None,
+        plan: Any,
+    ) -> Tensor:
+        """Normalizes and rotates queries and keys, stores keys and values; where `turns` says so.
+
+        qkv: [T, (heads + 2 * kv_heads) * head_dim]; cos, sin: [positions, head_dim / 2] float32; growth:
+        [positions].  Returns queries [T, heads, head_dim].
+        """
+        raise NotImplementedError
 
     def clear_opened(self, step: AttentionStep) -> None:
         """Zeroes blocks whose first position is written in this step and whose last one is not."""

@@ -88,6 +88,9 @@ class CpuAttention(AttentionBackend):
     def kernel_name(self) -> str:
         return self.kernels.name
 
+    def turns(self, norms: HeadNorms | None, grows: bool) -> bool:
+        return self.kernels.turns(norms, grows)
+
     @property
     def tile_name(self) -> str:
         layout = "pairs:bfloat16" if self.shape.dtype == torch.bfloat16 else "lanes:float32"
@@ -207,10 +210,7 @@ class CpuAttention(AttentionBackend):
         norms: HeadNorms | None,
         plan: CpuPlan,
     ) -> Tensor:
-        """Normalizes and rotates queries and keys, stores keys and values: see `Kernels.rotate_and_write`.
-
-        qkv: [T, (heads + 2 * kv_heads) * head_dim].  Returns queries [T, heads, head_dim].
-        """
+        """See `Kernels.rotate_and_write`."""
         queries = torch.empty((plan.num_tokens, self.shape.num_heads, self.shape.head_dim), dtype=qkv.dtype)
         qkv = qkv.contiguous()
         self.kernels.rotate_and_write(self._layers[layer], qkv, queries, cos, sin, growth, norms, plan.runs)

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 from torch import Tensor
 
 from baton.model.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from baton.model.attention.kv_int8 import row_bytes
+from baton.model.cpu.kernels import HeadNorms
 from baton.model.cuda.attending import LARGEST_DIM, Pages, attend, positions_of
-from baton.model.cuda.kv_write import store
+from baton.model.cuda.kv_write import Turns, store, turn_and_store
 
 
 @dataclass(frozen=True)
@@ -41,18 +43,30 @@ class TritonPlan:
     """Items of the other rows"""
 
 
+def serves(shape: AttentionShape) -> bool:
+    """Whether the kernels take these sizes."""
+    return shape.head_dim % 2 == 0 and shape.head_dim <= LARGEST_DIM
+
+
 class TritonAttention(AttentionBackend):
     """Heads of an even number of elements, 256 at most."""
 
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__(shape)
-        if shape.head_dim % 2 or shape.head_dim > LARGEST_DIM:
+        if not serves(shape):
             raise ValueError(f"head_dim {shape.head_dim}: the kernels take even sizes up to {LARGEST_DIM}")
         self._row = row_bytes(shape.head_dim) if shape.kv_int8 else shape.head_dim
         self._tile_positions = positions_of(
             shape.num_heads // shape.num_kv_heads, shape.head_dim, shape.dtype
         )
         self._pages: list[Pages] = []
+
+    @property
+    def kernel_name(self) -> str:
+        return f"Triton {triton.__version__}"
+
+    def turns(self, norms: HeadNorms | None, grows: bool) -> bool:
+        return True
 
     @property
     def tile_name(self) -> str:
@@ -99,6 +113,23 @@ class TritonAttention(AttentionBackend):
 
     def write_kv(self, layer: int, keys: Tensor, values: Tensor, plan: TritonPlan) -> None:
         store(keys, values, self._pages[layer], plan.places)
+
+    def rotate_and_write(
+        self,
+        layer: int,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        growth: Tensor | None,
+        norms: HeadNorms | None,
+        plan: TritonPlan,
+    ) -> Tensor:
+        turns = Turns(cos, sin, growth=growth)
+        if norms is not None:
+            turns = Turns(cos, sin, norms.queries, norms.keys, norms.eps, norms.plus, growth)
+        return turn_and_store(
+            qkv, self.shape.num_heads, self._pages[layer], plan.positions, plan.places, turns
+        )
 
     def attend(
         self, layer: int, queries: Tensor, window: int | None, plan: TritonPlan, sinks: Tensor | None = None

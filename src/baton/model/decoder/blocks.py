@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.model.attention import AttentionBackend, CpuAttention
+from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.kernels import HeadNorms
 from baton.model.decoder.mixture import MLP, Mixture, MlpNames
@@ -132,9 +132,7 @@ class Attention(Module):
                 self.wide_norms = weights
             else:
                 self.head_norms = HeadNorms(weights.queries, weights.keys, self.norm_eps, self.norm_plus)
-        self.rotates = isinstance(backend, CpuAttention) and backend.kernels.turns(
-            self.head_norms, told.growth is not None
-        )
+        self.rotates = backend.turns(self.head_norms, told.growth is not None)
         """Whether the backend rotates by itself."""
 
     def __call__(self, x: Activations, context: LayerContext) -> Result:
@@ -142,7 +140,6 @@ class Attention(Module):
         if self.wide_norms is not None:
             self._normalize(qkv, self.wide_norms)
         if self.rotates:
-            assert isinstance(self.backend, CpuAttention)
             rotary = self.rotary
             queries = self.backend.rotate_and_write(
                 self.layer, qkv, rotary.cos, rotary.sin, rotary.growth, self.head_norms, context.plan

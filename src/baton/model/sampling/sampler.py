@@ -15,12 +15,15 @@ Truncation needs the ranked logits only down to the last one kept: `_truncated` 
 
 Rows without special wishes cost nothing: a batch of greedy rows is one argmax.  Slots and their states live
 on the host; logits may be on any device and are not changed.  On a CPU that has a kernel for it, that one
-chooses (`cpu/sampling.py`); what follows here is for CUDA and where there is none.
+chooses (`cpu/sampling.py`), on a CUDA device Triton's (`cuda/slot_sampling.py`); what follows here is for
+where there is none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -69,16 +72,36 @@ class _Drawing:
         )
 
 
+class SlotSampling(Protocol):
+    """What chooses tokens by the slots' parameters, masks included."""
+
+    def takes(self, logits: Tensor) -> bool: ...
+
+    def sample(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Int32Array: ...
+
+
 class Sampler:
     """The sampling state of all slots.  `kernel` chooses on a CPU; None: PyTorch's operations do."""
 
-    def __init__(self, vocab_size: int, num_slots: int, kernel: SampleKernel | None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        num_slots: int,
+        kernel: SampleKernel | None,
+        on_device: Callable[[SlotParameters, int], SlotSampling] | None = None,
+    ) -> None:
+        """`on_device`: makes what chooses where logits are on a device, of the slots' parameters and the size
+        of the vocabulary."""
         self.vocab_size = vocab_size
         self._flags = np.zeros(num_slots, dtype=np.uint8)
         self._special: set[int] = set()
         """Slots whose requests ask for more than a token of the logits as they are."""
         self._have = SlotParameters.of_greedy(num_slots, vocab_size)
-        self._kernel = None if kernel is None else KernelSampling(kernel, self._have, vocab_size)
+        self._kernel: SlotSampling | None = None
+        if on_device is not None:
+            self._kernel = on_device(self._have, vocab_size)
+        elif kernel is not None:
+            self._kernel = KernelSampling(kernel, self._have, vocab_size)
         self._edits: dict[int, SlotEdits] = {}
         self._logprobs: dict[int, tuple[int, bytes]] = {}
         """Slot → how many of the most likely tokens, or which ones."""

@@ -1,0 +1,59 @@
+"""Sampling for slots whose parameters the host knows: `cpu.sampling.KernelSampling` on a device.
+
+Theory.  The host writes what a request asks for when it takes a slot, and the mask of a constrained one
+before each token.  The device has a copy of all.  Before a step the host compares what it sent last with what
+there is, for the slots of the step: parameters are sent whole, because they change with an admission only;
+masks row by row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from baton.model.cpu.sampling import SlotParameters
+from baton.model.cuda.sampling import Wishes, sample
+
+Int32Array = npt.NDArray[np.int32]
+
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+_COLUMNS = ("temperature", "top_k", "top_p", "min_p", "streams", "masked")
+
+
+class TritonSampling:
+    """Draws tokens for slots.  The arrays of `parameters` are looked at in each call, and must stay."""
+
+    def __init__(self, parameters: SlotParameters, vocab_size: int, device: torch.device) -> None:
+        self._have = parameters
+        self._vocab_size = vocab_size
+        self._device = device
+        self._sent = {name: getattr(parameters, name).copy() for name in _COLUMNS}
+        self.wishes = Wishes.of(parameters, device)
+        """What the device has.  Its tensors stay."""
+
+    def takes(self, logits: Tensor) -> bool:
+        return logits.dtype in _TYPES and logits.device == self._device and logits.stride(1) == 1
+
+    def sample(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Int32Array:
+        """Logits [n, vocab] of these slots, positions of the new tokens [n] → tokens [n].  See `takes`."""
+        if logits.shape[1] != self._vocab_size:
+            raise ValueError(f"logits {list(logits.shape)} of a vocabulary of {self._vocab_size}")
+        self.send(slots)
+        both = torch.from_numpy(np.stack((slots, positions)).astype(np.int32)).to(self._device)
+        found: Int32Array = sample(logits, both[0], both[1], self.wishes).cpu().numpy()
+        return found
+
+    def send(self, slots: Int32Array) -> None:
+        """What changed of these slots goes to the device."""
+        for name, sent in self._sent.items():
+            here = getattr(self._have, name)
+            if not np.array_equal(here[slots], sent[slots]):
+                sent[:] = here
+                signed = here.view(np.int64) if here.dtype == np.uint64 else here
+                getattr(self.wishes, name).copy_(torch.from_numpy(signed))
+        masked = np.unique(slots[self._have.masked[slots] != 0])
+        if len(masked):
+            bits = torch.from_numpy(self._have.masks[masked].view(np.int32)).to(self._device)
+            self.wishes.masks.index_copy_(0, torch.from_numpy(masked.astype(np.int64)).to(self._device), bits)
