@@ -5,6 +5,27 @@ knows of a request is its slot, its sampling parameters and what the batch says.
 decides when a request ends, never moves blocks, never looks at the command log.
 
 Implementations: `torch_executor` (CPU, CUDA) and `simulated` (no torch; the oracle of the simulator).
+
+*One step late.*  A device runs behind the host: between launching a step and reading its tokens the host has
+nothing to do, and while the host reads tokens and composes, the device has nothing to do.  A `LateExecutor`
+ends that.  The worker launches step n + 1 before it reads what step n has sampled: it supposes that each row
+goes on by one token, whose position it knows, and whose value the device has.  So two steps are launched and
+not collected at most, and for the time of one call.
+
+| who | keeps |
+| --- | --- |
+| the worker | launches steps in order, collects them in order, never more than one ahead |
+| | `admit` and `release` of a slot never come while a launched step that is not collected has a row of it |
+| | no block that such a step reads or writes is given to anybody else before it is collected |
+| | a row of step n + 1 whose slot ended in step n is dropped: nothing that the step gave for it is told |
+| the executor | when `launch` returns it has read the batch: its arrays change afterwards |
+| | steps run one after the other, as launched: n + 1 finds the KV and the tokens of n |
+| | it remembers the token that a slot sampled last, for the row that carries it (`StepBatch.carried`) |
+| | when `collect` returns, everything that the step writes is written, on every rank |
+
+What needs the token itself before the next one can be chosen cannot be carried: `LateExecutor.carries` says
+of which requests that is true.  Their rows are composed when their last token has been read, every other
+step; the rows beside them do not wait.
 """
 
 from __future__ import annotations
@@ -74,6 +95,10 @@ class StepBatch:
     pooled: dict[int, bool] = field(default_factory=dict)
     """row → whether its prompt ends here, for rows whose request wants a result of its prompt and no token
     (`Sampling.pooling`); they sample nothing."""
+    carried: BoolArray | None = None
+    """[R] rows whose query token is the one that the step before samples for the same slot, which the device
+    has and the host has not: `tokens` is -1 there.  They are among the first `num_decodes`.  None: no row;
+    always so with an executor that is not one step late."""
 
     @property
     def first_prompt(self) -> int:
@@ -118,6 +143,11 @@ class Executor(Protocol):
 
     @property
     def info(self) -> ExecutorInfo: ...
+
+    @property
+    def one_step_late(self) -> bool:
+        """Whether this is a `LateExecutor`, and the worker launches a step before it has read the last one's
+        tokens."""
 
     @property
     def pool(self) -> PoolView:
@@ -175,3 +205,38 @@ class Executor(Protocol):
         `start_profile`.  Raises `ControlRefused` if nothing is recorded or it cannot be written."""
 
     def close(self) -> None: ...
+
+
+class LateExecutor(Executor, Protocol):
+    """An executor whose results are read one step late; see the module.  It drafts nothing: a row with drafts
+    cannot be composed before the result that they are drafted after.
+
+    The loop calls `launch` and `collect` only.  (`execute` is both of them, where nothing is in flight.)"""
+
+    def carries(self, sampling: Sampling, stopping: Stopping) -> bool:
+        """Whether the next step may have a row of such a request before its last token has been read: all
+        that sampling knows of earlier tokens is on the device.  The same on every rank.  False for a request
+        with a constraint, whose matcher runs on the host; for penalties and bad words as the device's sampler
+        can (`needs_token`)."""
+
+    def launch(self, batch: StepBatch, on_layers: OnLayers | None = None) -> None:
+        """Begins a step, behind those that were launched before, and does not wait for it.
+
+        `on_layers`: as in `execute`; called from within the `collect` of this step, if at all.
+        """
+
+    def collect(self) -> StepResult:
+        """Waits for the oldest step that was launched and not collected, and returns what it gave.  Also of
+        rows whose request is over: the worker drops that."""
+
+
+def needs_token(sampling: Sampling) -> bool:
+    """Whether what may come next depends on which tokens were generated: a sampler that knows them on the
+    host only does not carry such a request's rows.  (`Stopping.min_tokens` depends on their number alone.)"""
+    return (
+        sampling.constraint is not None
+        or bool(sampling.bad_words)
+        or sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+    )

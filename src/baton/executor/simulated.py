@@ -54,6 +54,8 @@ class WrongBlock(RuntimeError):
 class SimulatedExecutor:
     """An `Executor` whose pool holds token ids."""
 
+    one_step_late = False
+
     def __init__(
         self,
         *,

@@ -65,6 +65,8 @@ _FEW_TOKENS = 32
 class TorchExecutor:
     """See `executor.base.Executor`."""
 
+    one_step_late = False
+
     def __init__(
         self,
         config: InstanceConfig,
