@@ -31,7 +31,7 @@ from .model import admit
 class InProcess:
     """An engine and `ranks` loops in this process.  The engine's pidfd is that of a child."""
 
-    def __init__(self, ranks=1, timeout_s=60.0, observer=None, executor=None, note_steps=False):
+    def __init__(self, ranks=1, timeout_s=60.0, observer=None, executor=None, note_steps=False, late=False):
         self.child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         self.pidfd = open_pidfd(self.child.pid)
         self.bell = Doorbell.create()

@@ -187,7 +187,9 @@ class SimulatedExecutor:
 
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
         """Raises `WrongBlock` for a slot or a block that does not exist."""
-        began = time.perf_counter()
+        return self._run(batch, on_layers, time.perf_counter())
+
+    def _run(self, batch: StepBatch, on_layers: OnLayers | None, began: float) -> StepResult:
         if np.count_nonzero(self._admitted.take(batch.slots)) < len(batch.slots):
             unknown = batch.slots[~self._admitted[batch.slots]].tolist()
             raise WrongBlock(f"step {batch.step} runs slots {unknown}, which were not admitted")

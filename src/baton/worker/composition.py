@@ -128,6 +128,11 @@ class Composition:
         """Its prompt is computed, or its epoch over."""
         self.prompts.pop(slot, None)
 
+    def back(self, prompt: Prompt) -> None:
+        """It has left too early."""
+        self.prompts[prompt.slot] = prompt
+        self.prompts = dict(sorted(self.prompts.items(), key=lambda item: item[1].number))
+
     def again(self, slot: int) -> None:
         """The last token that was computed is to be computed again.  Harmless for a slot that decodes."""
         prompt = self.prompts.get(slot)

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from baton.executor.base import ControlRefused, Executor, OnLayers, StepBatch
+from baton.executor.base import ControlRefused, Executor, OnLayers, StepBatch, StepResult
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.process import wait_any
 from baton.ipc.ring import RETRY_S, RingWriter
@@ -146,6 +146,11 @@ class WorkerLoop:
             if self._reports.pending:  # a follower writes nothing by itself, step after step
                 self._reports.flush()
             return True
+        self._rest()
+        return False
+
+    def _rest(self) -> None:
+        """There is nothing to run: says what was not said yet."""
         if self._times is not None:
             self._tell_times()
         if self._quiet:
@@ -153,7 +158,6 @@ class WorkerLoop:
             self._reports.ring()
         if self._reports.pending:
             self._reports.flush()
-        return False
 
     def emit(self, report: Report, ring: bool = True) -> None:
         """Sends a report, or queues it while the engine is behind.  `ring` False: it wakes nobody."""
@@ -238,6 +242,10 @@ class WorkerLoop:
         # (Without a hand-over the executor is called with the batch alone.)
         execute = self._executor.execute
         result = execute(batch) if on_layers is None else execute(batch, on_layers)
+        self._take(batch, result, began, began_at)
+
+    def _take(self, batch: StepBatch, result: StepResult, began: float, began_at: float) -> None:
+        """Commits and reports a step that is over; `began` and `began_at`: when, on both clocks."""
         outcome = self.slots.commit(batch, result)
         self.steps = batch.step
         for closed in outcome.closings:

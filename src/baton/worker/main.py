@@ -38,9 +38,9 @@ from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets
 from baton.transfer.service import TransferService
 from baton.worker.command_log import CommandLog
 from baton.worker.composition import composition_of
+from baton.worker.late_loop import loop_of, slots_of
 from baton.worker.loop import Observer, WorkerLoop, flush_reports
 from baton.worker.rounds import FollowerRounds, LeaderRounds, Rounds
-from baton.worker.slots import Slots
 from baton.worker.wiring import WorkerWiring, rendezvous_of
 
 log = logging.getLogger(__name__)
@@ -176,15 +176,14 @@ class Worker:
         wiring, config = self._wiring, self._wiring.config
         reader = RingReader(wiring.command_ring, wiring.reader, self._engine_doorbell)
         commands = CommandLog(reader)
-        return WorkerLoop(
+        return loop_of(executor)(
             rank=wiring.rank,
-            slots=Slots(
+            slots=slots_of(
+                executor,
                 max_num_seqs=config.max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 composition=composition_of(config),
                 max_model_len=config.max_model_len,
-                block_size=executor.info.block_size,
-                num_blocks=executor.info.num_blocks,
             ),
             executor=executor,
             commands=commands,

@@ -70,7 +70,7 @@ log = logging.getLogger(__name__)
 
 _REASONS = {Preempt: CloseReason.PREEMPTED, Abort: CloseReason.ABORTED}
 FREE, PREFILL, DECODE = 0, 1, 2
-_PHASES = ("free", "prefill", "decode")
+_PHASES = ("free", "prefill", "decode", "held until a step is over")
 _SAMPLED: Int32Array = np.array([0, -1, -1], np.int32)
 """What a sampled token adds, beside what was computed."""
 
