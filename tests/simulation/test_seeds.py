@@ -23,6 +23,7 @@ FIXED = {
     "handover": range(0, 100),
     "1p1d": range(0, 30),
     "tight": range(0, 20),
+    "late": range(0, 40),
     "2p3d": range(0, 30),
     "slow": range(0, 20),
     "partition": range(0, 30),

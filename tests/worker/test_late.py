@@ -1,5 +1,8 @@
-"""The token loop, with an executor that is one step late and with one that is not: whatever is admitted, grown,
-preempted and aborted between rounds, each epoch gets the oracle's tokens and one closing that is true."""
+"""The token loop, with an executor that is one step late and with one that is not.
+
+Whatever is admitted, grown, preempted and aborted between rounds, each epoch gets the oracle's tokens and one
+closing that is true; and its blocks may be written by anybody as soon as that was read.
+"""
 
 from array import array
 
@@ -56,7 +59,7 @@ class Reports:
 
 
 class Engine:
-    """One that owns the blocks, gives them away again as soon as it reads `Closed`, and then scribbles on them."""
+    """One that owns the blocks, and scribbles on those that `Closed` gives back."""
 
     def __init__(self, late, budget=16, size=SIZE, composition=None):
         make = LateSimulatedExecutor if late else SimulatedExecutor

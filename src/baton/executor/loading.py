@@ -21,6 +21,10 @@ def create_executor(config: InstanceConfig, rank: int, rendezvous: str) -> Execu
     (a `torch.distributed` file store), or `fd:N` with ranks on several hosts; unused with one rank.
     """
     if config.executor == "simulated":
+        if config.overlap_steps:
+            from baton.executor.simulated_late import LateSimulatedExecutor
+
+            return LateSimulatedExecutor.from_config(config, rank, shared=True)
         from baton.executor.simulated import SimulatedExecutor
 
         return SimulatedExecutor.from_config(config, rank, shared=True)

@@ -3,8 +3,8 @@
 Theory.  `launch` copies a batch into a queue, and nothing else happens: no KV is written, no token is
 sampled.  The device gets there at the last moment, when the step is collected.  So whoever counts on a step
 before that finds what was there before, and a block that was given away while a step was in flight which
-writes it is overwritten under its new owner.  The token that a slot sampled last stays in an array by slot, as
-it would in a device's memory; a row that carries it finds what lies there, also if that is another epoch's.
+writes it is overwritten under its new owner.  The token that a slot sampled last stays in an array by slot,
+as it would in a device's memory; a row that carries it finds what lies there, also another epoch's.
 
 What no worker may do is refused with `OrderBroken`: a third step in flight, to admit or release a slot that a
 step in flight has a row of, a row that carries a token which the step before does not sample.

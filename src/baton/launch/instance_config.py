@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from baton.launch.limits import OptionError
 from baton.launch.options.cluster import ClusterOptions
 from baton.launch.options.engine import EngineOptions, cost_parts
 from baton.launch.options.flag import parse_bytes
@@ -45,7 +46,8 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
         "max_waiting": options.max_waiting,
         "admission_headroom": options.admission_headroom,
         "enable_prefix_caching": options.enable_prefix_caching,
-        "speculation": options.wanted and Speculation(**options.wanted),
+        "speculation": _drafts(options),
+        "overlap_steps": options.overlap_steps == "on",
         "num_threads": options.num_threads,
         "step_timeout_s": options.step_timeout,
         "startup_timeout_s": options.startup_timeout,
@@ -68,6 +70,21 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
     if fields["quantization_group_size"] is None and fields["quantization"] != "int8":
         fields["quantization_group_size"] = _GROUP_SIZE
     return InstanceConfig(**fields)
+
+
+def _drafts(options: EngineOptions) -> Speculation | None:
+    """Raises `OptionError` where steps that overlap are wanted and cannot be."""
+    if options.overlap_steps == "on":
+        if options.executor != "simulated":
+            raise OptionError("--overlap-steps on: only with --executor simulated; leave it away")
+        given = options.speculation not in (None, "off") or options.speculative_config is not None
+        if given:
+            raise OptionError(
+                "--overlap-steps on: a step with drafts needs the last one's tokens; leave "
+                "--speculation or --overlap-steps away"
+            )
+        return None
+    return Speculation(**options.wanted) if options.wanted else None
 
 
 def _in_groups(options: EngineOptions) -> bool:

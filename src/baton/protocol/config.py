@@ -122,6 +122,9 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool
     speculation: Speculation | None = None
     """None: each step gives a slot one token."""
+    overlap_steps: bool = False
+    """The executor is one step late (`executor/base.py`): a step is launched before the last one's tokens are
+    read."""
     num_threads: int | None = None
     """Compute threads of one worker; None: the cores divided among the ranks."""
     step_timeout_s: float

@@ -326,6 +326,11 @@ class ExecutionOptions(Options):
     executor: Literal["torch", "simulated"] = flag(
         "torch", "simulated: no model is computed, tokens are a hash of the KV cache's content."
     )
+    overlap_steps: Literal["off", "on"] = flag(
+        "off",
+        "on: a step is launched before the last one's tokens are read; only with --executor simulated, and "
+        "without --speculation.",
+    )
     simulated_cost: str | None = flag(
         None,
         "Seconds of a simulated step: base,prefill token,decode sequence,KV token.",

@@ -19,6 +19,7 @@ import numpy as np
 
 from baton.executor.base import ControlRefused, Int32Array, OnLayers, StepBatch, StepResult
 from baton.executor.simulated import SimulatedExecutor
+from baton.executor.simulated_late import LateSimulatedExecutor
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader, RingWriter
 from baton.ipc.ticket import TicketReader, TicketWriter
@@ -33,9 +34,8 @@ from baton.simulation.wires.rings import Bell, Blocked, Leader, LogEnd, ReportEn
 from baton.simulation.wires.transfers import VirtualTransfers
 from baton.worker.command_log import CommandLog
 from baton.worker.composition import composition_of
-from baton.worker.loop import WorkerLoop
+from baton.worker.late_loop import LateLoop, loop_of, slots_of
 from baton.worker.rounds import FollowerRounds, LeaderRounds
-from baton.worker.slots import Slots
 
 if TYPE_CHECKING:
     from baton.simulation.parties.hosts import NodeRings
@@ -47,8 +47,8 @@ class DeviceLost(RuntimeError):
     """The accelerator of a rank is gone: what a plan's `fail_rank` raises in the middle of a step."""
 
 
-class Executor(SimulatedExecutor):
-    """The simulated executor, which can refuse a request and lose its device."""
+class _Failing(SimulatedExecutor):
+    """A simulated executor that can refuse a request and lose its device."""
 
     lost = False
     member = ""
@@ -86,12 +86,24 @@ class Executor(SimulatedExecutor):
             raise ControlRefused("the disk is gone")
         self.weights = directory
 
-    def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
+    def _run(self, batch: StepBatch, on_layers: OnLayers | None, began: float) -> StepResult:
         if self.lost:
             raise DeviceLost("the device fell off the bus")
-        result = super().execute(batch, on_layers)
+        result = super()._run(batch, on_layers, began)
         self.proposed = {slot: drafts.tolist() for slot, drafts in result.drafts.items()}
         return result
+
+    def seconds(self, batch: StepBatch) -> float:
+        """What a step takes."""
+        return self._cost_of(batch, int((batch.starts + batch.counts).sum()))
+
+
+class Executor(_Failing):
+    """One that runs a step when it is told to."""
+
+
+class LateExecutor(_Failing, LateSimulatedExecutor):
+    """One that is one step late."""
 
 
 class RankProcess(Party):
@@ -99,7 +111,7 @@ class RankProcess(Party):
 
     instance: Instance
     rank: int
-    executor: Executor
+    executor: Executor | LateExecutor
     drafted_for: dict[int, int]
     """Slots of the last step and their epochs."""
 
@@ -122,19 +134,18 @@ class RankProcess(Party):
         self._cost = 0.0
         self.drafted_for = {}
         config = instance.config
-        self.executor = cast(Executor, Executor.from_config(config, rank))
+        made = (LateExecutor if config.overlap_steps else Executor).from_config(config, rank)
+        self.executor = cast("Executor | LateExecutor", made)
         self.executor.member, self.executor.weights = instance.member, config.weights.path
         self.executor.broke = partial(instance.excuses.append, "it could not load new weights")
         self.pages = PartialPages(world.events, self.executor.pool.array())
         self.transfers = VirtualTransfers(self, random)
-        info = self.executor.info
-        self.slots = Slots(
+        self.slots = slots_of(
+            self.executor,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             composition=composition_of(config),
             max_model_len=config.max_model_len,
-            block_size=info.block_size,
-            num_blocks=info.num_blocks,
         )
         self._rings = rings
         self.log_end = LogEnd(instance.records if rings is None else rings.records)
@@ -143,7 +154,7 @@ class RankProcess(Party):
         self.report_end = ReportEnd(world.plan.report_room, self._send_report, self.wake)
         watched = WatchedReports(self.report_end, self._write_report, self._ring)
         report_end = cast(RingWriter, watched)
-        self.loop = WorkerLoop(
+        self.loop = loop_of(self.executor)(
             rank=rank,
             slots=self.slots,
             executor=self.executor,
@@ -235,20 +246,19 @@ class RankProcess(Party):
         self._scheduled = False
         if self.rank == 0 and self.instance.tickets.ends and self.instance.tickets.full:
             return  # a follower that takes a ticket wakes it
+        if isinstance(self.loop, LateLoop):
+            self._begin(self.loop)
+            return
         try:
             stepped = self.loop.run_once()
         except Blocked:
             return
         except DeviceLost as error:
-            self.report_end.append(REPORTS.encode(WorkerFailed(self.rank, f"DeviceLost: {error}")))
-            self.report_end.force()
-            self._world.supervisor.rank_died(self, "said that it failed and exited")
+            self._fails(error)
             return
         self._world.monitor.worker.after_round(self)
         if self.slots.shutdown:
-            self._world.note(self, "leaves")
-            self.report_end.force()
-            self.die()
+            self._leave()
         elif stepped:
             cost = (self.executor.virtual_seconds - self._cost) * (0.8 + 0.4 * self._jitter())
             self._cost = self.executor.virtual_seconds
@@ -258,6 +268,51 @@ class RankProcess(Party):
             self._events.after(cost, self, self._run)
         elif self._has_work():
             self.wake()
+
+    def _begin(self, loop: LateLoop) -> None:
+        """The first half of a round: a step is launched, and the device computes the one before."""
+        try:
+            goes_on = loop.begin()
+        except Blocked:
+            return
+        self._world.monitor.worker.after_round(self)
+        if goes_on:
+            cost = 0.0
+            if loop.due is not None:
+                cost = self.executor.seconds(loop.due) * (0.8 + 0.4 * self._jitter())
+                self.instance.gate.begins(self.rank, loop.due.step, cost)
+            self._scheduled = True
+            self._events.after(cost, self, self._finish, loop)
+        elif self.slots.shutdown:
+            self._leave()
+        elif self._has_work():
+            self.wake()
+
+    def _finish(self, loop: LateLoop) -> None:
+        """The second half: that step is over, and only now has anything of it been written."""
+        if loop.due is not None:
+            self._world.monitor.worker.before_end(self, cast(LateExecutor, self.executor).in_flight[0])
+        try:
+            loop.finish()
+        except DeviceLost as error:
+            self._fails(error)
+            return
+        self.instance.gate.advance()
+        self._world.monitor.worker.after_round(self)
+        if self.slots.shutdown:
+            self._leave()
+        else:
+            self._events.after(1e-6, self, self._run)
+
+    def _fails(self, error: DeviceLost) -> None:
+        self.report_end.append(REPORTS.encode(WorkerFailed(self.rank, f"DeviceLost: {error}")))
+        self.report_end.force()
+        self._world.supervisor.rank_died(self, "said that it failed and exited")
+
+    def _leave(self) -> None:
+        self._world.note(self, "leaves")
+        self.report_end.force()
+        self.die()
 
     def _has_work(self) -> bool:
         if self.rank == 0:
@@ -304,7 +359,7 @@ class RankProcess(Party):
         return blocks
 
     def _observe(self, applied: int, batch: StepBatch) -> None:
-        if self.slots.hands_over and self.executor.pool.num_layers > 1:
+        if self.slots.hands_over and self.executor.pool.num_layers > 1 and not self.executor.one_step_late:
             self.pages.remember(self._last_chunks(batch))
         self._world.monitor.worker.before_step(self, applied, batch)
 

@@ -22,8 +22,7 @@ from baton.gateway.cluster.member import Label
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.pooling import Pooling, PoolingKind
 from baton.protocol.sampling import Constraint, Sampling, Stopping
-from baton.simulation.plans.drafts import draw_drafts
-from baton.simulation.plans.hosts import draw_hosts
+from baton.simulation.plans.late import draw_steps
 from baton.simulation.plans.plan import (
     CLUSTER_DRIFT,
     GATEWAY_FAULTS,
@@ -57,12 +56,7 @@ def draw_plan(seed: int, shape: Shape) -> RunPlan:
     }
     labels = random.choice(shape.clusters)
     instances = tuple(
-        draw_drafts(
-            Random((seed << 8) + 64 + place),
-            draw_hosts(
-                Random((seed << 8) + 128 + place), _draw_pace(Random((seed << 8) + place), one), shape
-            ),
-        )
+        draw_steps(seed, place, _draw_pace(Random((seed << 8) + place), one), shape)
         for place, one in enumerate(_draw_instances(random, shape, labels, clients_on))
     )
     num_gateways = random.randint(shape.min_gateways, shape.max_gateways)

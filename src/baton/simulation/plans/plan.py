@@ -222,6 +222,8 @@ class Shape:
     max_model_len: tuple[int, int] = (24, 48)
     clusters: tuple[tuple[Label, ...], ...] = (("mixed",),)
     """Labels of the instances; one of these is drawn."""
+    late: float = 0.0
+    """The share of instances whose executor is one step late."""
     hosts: tuple[int, ...] = ()
     """Of each instance one of these numbers; empty: one."""
     burdens: tuple[tuple[int, Burden], ...] = ()

@@ -55,6 +55,11 @@ class WorkerWatch:
         if self._world.recording:
             self._world.note(rank, f"step {batch.step}: {describe.batch(batch)} (log {applied})")
 
+    def before_end(self, rank: RankProcess, batch: StepBatch) -> None:
+        """A step that a device has computed since it was launched is over: what it writes, it writes now."""
+        if rank.rank == 0:
+            self._check_owners(rank, batch, self._books(rank.instance))
+
     def _compare(
         self, rank: RankProcess, batch: StepBatch, leader: tuple[bytes, ...] | None, mine: tuple[bytes, ...]
     ) -> None:
