@@ -43,7 +43,8 @@ def executor_of(directory: Path, **changes: Any) -> TorchExecutor:
 
 
 def answers(executor: TorchExecutor) -> list[list[int]]:
-    """A launch takes the interpreter a tenth of a second: few steps.  Chunks, a prefix that is there, decoding beside chunks, every wish."""
+    """Chunks, a prefix that is there, decoding beside chunks, every wish; in few steps: a launch takes the
+    interpreter a tenth of a second."""
     driver = Driver(executor, chunk=11)
     prompts = [np.random.default_rng(n).integers(3, VOCAB, 4 + 4 * n).tolist() for n in range(len(WISHES))]
     made = [driver.add(prompt, 2, wish) for prompt, wish in zip(prompts, WISHES, strict=True)]
