@@ -56,9 +56,21 @@ def attention_shape(
     )
 
 
-def num_blocks_of(config: InstanceConfig, backend: AttentionBackend, beside: int = 0, fixed: int = 0) -> int:
+def sizes_itself(config: InstanceConfig) -> bool:
+    """Whether the pool's size is chosen by what is free."""
+    return config.num_blocks is None and config.kv_cache_memory_bytes is None
+
+
+def num_blocks_of(
+    config: InstanceConfig,
+    backend: AttentionBackend,
+    beside: int = 0,
+    fixed: int = 0,
+    measured: int | None = None,
+) -> int:
     """Blocks of the pool; the same on each rank once the smallest is agreed on.  `beside`: bytes that a draft
-    model needs for each, and `fixed` for all."""
+    model needs for each, and `fixed` for all.  `measured`: what there is on a device
+    (`device_memory.measured_budget`)."""
     if config.num_blocks is not None:
         return config.num_blocks
     size, shape = config.tensor_parallel_size, backend.shape
@@ -79,9 +91,8 @@ def num_blocks_of(config: InstanceConfig, backend: AttentionBackend, beside: int
                 "memory are free; give less"
             )
         return blocks
-    if shape.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(shape.device)
-        budget = free * 85 // 100 // config.memory_shares
+    if measured is not None:
+        budget = measured
     else:
         budget = (
             min(_DEFAULT_KV_BYTES, available_memory() * 40 // 100 // config.memory_shares)
@@ -94,6 +105,6 @@ def num_blocks_of(config: InstanceConfig, backend: AttentionBackend, beside: int
         raise ExecutorError(
             f"max_model_len {config.max_model_len}: one request needs {blocks_of_one * block_bytes * size} "
             f"bytes of KV cache, but only {max(budget, 0) * size} are to spare; lower max_model_len or give "
-            "--kv-cache-memory-bytes"
+            + ("--kv-cache-memory-bytes" if measured is None else "more --gpu-memory-utilization")
         )
     return blocks

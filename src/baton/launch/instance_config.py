@@ -38,6 +38,7 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
         "kv_cache_dtype": None if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
         "num_blocks": options.num_gpu_blocks_override,
         "kv_cache_memory_bytes": memory and parse_bytes("--kv-cache-memory-bytes", memory),
+        "gpu_memory_utilization": options.gpu_memory_utilization,
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": _most_tokens(options),
         "auto_step_tokens": options.max_num_batched_tokens == "auto",

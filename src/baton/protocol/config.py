@@ -105,6 +105,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Over all ranks of the instance; None: chosen by the worker from what is free."""
     memory_shares: int = 1
     """So many instances share the machine: the memory that a worker chooses by itself is divided by it."""
+    gpu_memory_utilization: float
+    """Of a CUDA device's memory, for weights, activations and KV cache; unless the cache's size is given."""
     max_num_seqs: int
     max_num_batched_tokens: int
     auto_step_tokens: bool

@@ -246,6 +246,14 @@ class MemoryOptions(Options):
     kv_cache_memory_bytes: int | str | None = flag(
         None, "Size of the KV cache, such as 4GiB.", size=True, unset="by free memory", metavar="SIZE"
     )
+    gpu_memory_utilization: float = flag(
+        0.9,
+        "Share of a CUDA device's memory for weights, activations and the KV cache, which has what the "
+        "others leave; unless its size is given. On a CPU it says nothing.",
+        least=0.01,
+        most=1.0,
+        unit="a share",
+    )
     kv_cache_dtype: Literal["auto", "int8"] = flag(
         "auto",
         "Of keys and values in the KV cache. auto: as --dtype; int8: 8 bits and a scale for each position "

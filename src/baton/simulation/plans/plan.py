@@ -337,6 +337,7 @@ def simulated_config(**fields: Any) -> InstanceConfig:
         "dtype": "bfloat16",
         "quantization_group_size": 128,
         "quantize_head": 16,
+        "gpu_memory_utilization": 0.9,
         "weight_cache_verify": False,
         "startup_timeout_s": 600.0,
         "transfer": "auto",
