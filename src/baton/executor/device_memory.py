@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from baton.executor.kv_pool import KvPool
+from baton.executor.sizes import sizes_itself
 from baton.executor.weights.forms import ExecutorError
 from baton.model.attention import AttentionStep
 from baton.model.loader import AnyDecoder
@@ -48,9 +49,16 @@ def kv_budget(taken: Taken, utilization: float, shares: int) -> int:
     return share - taken.peak - (beside if shares == 1 else _BESIDE)
 
 
-def taken_now(device: torch.device) -> int:
-    """Bytes that are not free."""
+def taken_at_start(config: InstanceConfig, device: torch.device) -> int:
+    """Bytes of a CUDA device that are not free; it becomes the process's device.  Elsewhere 0.
+
+    Raises `ExecutorError` if the instance's share is not free."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.set_device(device)
     free, total = torch.cuda.mem_get_info(device)
+    if sizes_itself(config):
+        check_free(config, total - free, total)
     return total - free
 
 
@@ -90,9 +98,12 @@ def chunks_of(config: InstanceConfig) -> np.ndarray[tuple[int], np.dtype[np.int3
     return np.minimum(counts, np.int32(config.max_model_len))
 
 
-def measured_budget(config: InstanceConfig, model: AnyDecoder, before: int) -> int:
-    """Bytes for the KV cache on the model's CUDA device, `before` of which were taken at the start."""
+def measured_budget(config: InstanceConfig, model: AnyDecoder, before: int) -> int | None:
+    """Bytes for the KV cache on the model's CUDA device, `before` of which were taken at the start; None
+    elsewhere, and where the cache's size is given."""
     device = model.backend.shape.device
+    if device.type != "cuda" or not sizes_itself(config):
+        return None
     torch.cuda.reset_peak_memory_stats(device)
     largest_step(config, model)
     torch.cuda.synchronize(device)

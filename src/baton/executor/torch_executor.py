@@ -26,7 +26,7 @@ from baton.executor.banner import banner
 from baton.executor.base import ControlRefused, ExecutorInfo, Int32Array, OnLayers, StepBatch, StepResult
 from baton.executor.checks import gives_numbers
 from baton.executor.device import ops_of
-from baton.executor.device_memory import check_free, measured_budget, taken_now
+from baton.executor.device_memory import measured_budget, taken_at_start
 from baton.executor.draft_model import DTYPES, LoadedDraftModel, Needs, load_draft_model
 from baton.executor.kv_pool import KvPool
 from baton.executor.pooling import Float64Array, Pooler
@@ -34,7 +34,7 @@ from baton.executor.profiler import StepProfiler
 from baton.executor.reading import read_model
 from baton.executor.routing import ExpertReports
 from baton.executor.runs import sampled_tokens
-from baton.executor.sizes import attention_shape, device_of, num_blocks_of, num_threads_of, sizes_itself
+from baton.executor.sizes import attention_shape, device_of, num_blocks_of, num_threads_of
 from baton.executor.step_sampler import StepSampler
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
 from baton.executor.weights.images import WeightMemory, open_weights
@@ -118,12 +118,7 @@ class TorchExecutor:
         Raises `ExecutorError`, `UnsupportedModel`, `ModelNotFound` or `LoadError`, each of one line.
         """
         device = device_of(config, rank)
-        before = 0
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            before = taken_now(device)
-            if sizes_itself(config):
-                check_free(config, before, torch.cuda.get_device_properties(device).total_memory)
+        before = taken_at_start(config, device)
         dtype = DTYPES[config.dtype]
         torch.set_num_threads(num_threads_of(config))
         size = config.tensor_parallel_size
@@ -159,9 +154,7 @@ class TorchExecutor:
             memory.done()
             draft = load_draft_model(config, model_config, device) if rank == 0 else None
             needs = draft.needs if draft else Needs()
-            measured = None
-            if device.type == "cuda" and sizes_itself(config):
-                measured = measured_budget(config, model, before)
+            measured = measured_budget(config, model, before)
             num_blocks = parallel.minimum(num_blocks_of(config, backend, *needs, measured), config.device)
         # Outside of inference mode, so that a transport may write into the pool from anywhere.
         sizes = shape.num_layers, shape.num_kv_heads, backend.tile_shape
