@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS
 from baton.launch.limits import MAX_SECONDS, OptionError
 from baton.launch.options.flag import JsonObject, Options, flag
+from baton.launch.options.record import RecordOptions
 from baton.launch.options.speculation import SpeculationOptions
 from baton.protocol.limits import MAX_LOGPROBS
 
@@ -365,31 +366,6 @@ class ExecutionOptions(Options):
         least=0,
         most=10**6,
         unit="a number",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordOptions(Options):
-    title: ClassVar[str] = "Logs and recordings"
-
-    log_level: Literal["debug", "info", "warning", "error", "critical"] = flag(
-        "info", "How much to log, to stderr.", quiet="warning"
-    )
-    log_format: Literal["text", "json"] = flag(
-        "text", "How a line of the log looks; json: an object with time, level, process, request_id and more."
-    )
-    record: str | None = flag(
-        None,
-        "Record all that the engine reads into this directory, for `baton replay`. Contains prompts and "
-        "answers as token ids.",
-        metavar="DIRECTORY",
-        unset="nothing is recorded",
-    )
-    record_max_bytes: int | str = flag(
-        "1GiB",
-        "Recording ends when the directory holds so much, such as 1GiB; serving goes on.",
-        size=True,
-        metavar="SIZE",
     )
 
 
