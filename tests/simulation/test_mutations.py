@@ -21,6 +21,7 @@ from tests.simulation import (  # noqa: F401  (they add to the table)
     follow_mutations,
     gateway_mutations,
     handover_mutations,
+    late_mutations,
     pace_mutations,
     relay_mutations,
     room_mutations,
