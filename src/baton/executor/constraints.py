@@ -21,7 +21,7 @@ from baton.executor.sizes import num_threads_of
 from baton.grammar.masks import Masks
 from baton.grammar.vocabulary import Vocabulary, matching_tokenizer
 from baton.model.cpu.sampling import sampling_kernel
-from baton.model.sampling.sampler import Sampler
+from baton.model.sampling.sampler import Sampler, SlotSampling
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import NOTHING_LEFT, Sampling, Stopping, TokenLogprobs
 
@@ -52,6 +52,11 @@ class ConstrainedSampler:
                 threads=threads,
                 beside=len(os.sched_getaffinity(0)) > computing,
             )
+
+    @property
+    def on_device(self) -> SlotSampling | None:
+        """The sampler's."""
+        return self._sampler.on_device
 
     @property
     def masks(self) -> Masks | None:

@@ -21,6 +21,7 @@ from baton.grammar.masks import Masks
 from baton.model.cpu.ngram import ngram_kernel
 from baton.model.cpu.suffix import suffix_kernel
 from baton.model.layers.parallel import TensorParallel
+from baton.model.sampling.sampler import SlotSampling
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, Stopping
 
@@ -86,6 +87,11 @@ class StepSampler:
             self._finish(result, tokens, batch, None, places)
         elif len(rows):
             self.sample(result, logits, batch, rows)
+
+    @property
+    def on_device(self) -> SlotSampling | None:
+        """The sampler's."""
+        return self._sampler.on_device
 
     def prompt_logprobs_of(self, slot: int) -> int:
         """As the sampler's."""

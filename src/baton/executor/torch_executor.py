@@ -28,6 +28,7 @@ from baton.executor.checks import gives_numbers
 from baton.executor.device import ops_of
 from baton.executor.device_memory import measured_budget, taken_at_start
 from baton.executor.draft_model import DTYPES, LoadedDraftModel, Needs, load_draft_model
+from baton.executor.graphs import make_graphs
 from baton.executor.kv_pool import KvPool
 from baton.executor.pooling import Float64Array, Pooler
 from baton.executor.profiler import StepProfiler
@@ -99,6 +100,7 @@ class TorchExecutor:
         drafter = draft.drafter(config) if draft else None
         self._sampler = StepSampler(config, model_config.vocab_size, parallel, device, drafter)
         self.speculator = self._sampler.speculator
+        self._graphs = make_graphs(config, model, self._sampler.on_device, parallel.size, device)
         self._pooler = Pooler(
             lambda hidden: self._model.final(hidden), self._scores if model_config.labels else None
         )
@@ -225,6 +227,10 @@ class TorchExecutor:
         result = StepResult(np.empty(0, np.int32))
         if batch.pooled:
             return self._execute_pooled(batch, step, result, on_layers)
+        if all_decode and self._graphs is not None and (key := self._graphs.key_of(batch)) is not None:
+            self._backend.clear_opened(step)
+            self._sampler.sample(result, self._graphs.run(batch, key), batch, None)
+            return result
         if all_decode:
             hidden, logits = self._model(batch.tokens, step, None, on_layers)
             self._sampler.sample(result, logits, batch, None)
@@ -290,6 +296,11 @@ class TorchExecutor:
     def update_weights(self, directory: str) -> None:
         """What was prepared takes its place.  Private weights are loaded layer by layer: the old ones of each
         go when its new ones have been packed."""
+        self._put_in_place(directory)
+        if self._graphs is not None:
+            self._graphs.forget(self._model)
+
+    def _put_in_place(self, directory: str) -> None:
         prepared = self._next.prepared(directory)
         self._refuse_together("" if prepared else self._why_not_load(directory))
         if not self._model.placement.store.complete:

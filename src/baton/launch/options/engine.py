@@ -324,6 +324,11 @@ class ExecutionOptions(Options):
         short="-tp",
     )
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "Where the model runs.")
+    enforce_eager: bool = flag(
+        False,
+        "On a CUDA device, launch each operation of a step by itself instead of replaying decode steps as "
+        "CUDA graphs: slower, for finding faults.",
+    )
     num_threads: int | None = flag(
         None,
         "Compute threads of a worker.",

@@ -129,6 +129,23 @@ class AttentionBackend(ABC):
         """
         raise NotImplementedError
 
+    @property
+    def records(self) -> bool:
+        """Whether it has `plan_of_decodes`, so that a step can be recorded and replayed."""
+        return False
+
+    def plan_of_decodes(
+        self, places: Tensor, positions: Tensor, tables: Tensor, items: Tensor, longest: int
+    ) -> Any:
+        """A plan of rows of one token, of numbers that lie on the device and change there: places int64 [R]
+        (-1: a row that is not there), positions int32 [R], tables int32 [R, W], items int32 [R, 4] (first
+        token, tokens: 0 or 1, position, row).  `longest`: keys of a row at most."""
+        raise NotImplementedError
+
+    def splits_of(self, longest: int) -> int:
+        """Parts in which such rows are computed, whose sums are kept for a while."""
+        return 1
+
     def clear_opened(self, step: AttentionStep) -> None:
         """Zeroes blocks whose first position is written in this step and whose last one is not."""
         size = self.shape.block_size

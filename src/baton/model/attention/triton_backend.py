@@ -21,7 +21,7 @@ from torch import Tensor
 from baton.model.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from baton.model.attention.kv_int8 import row_bytes
 from baton.model.cpu.kernels import HeadNorms
-from baton.model.cuda.attending import LARGEST_DIM, Pages, attend, positions_of
+from baton.model.cuda.attending import LARGEST_DIM, SPLIT, Pages, attend, positions_of
 from baton.model.cuda.kv_write import Turns, store, turn_and_store
 
 
@@ -107,6 +107,18 @@ class TritonAttention(AttentionBackend):
             int(starts[single].max(initial=0)) + 1,
             self._tensor(np.stack(chunks, 1).astype(np.int32)),
         )
+
+    @property
+    def records(self) -> bool:
+        return True
+
+    def plan_of_decodes(
+        self, places: Tensor, positions: Tensor, tables: Tensor, items: Tensor, longest: int
+    ) -> TritonPlan:
+        return TritonPlan(places, positions, tables, items, longest, items[:0])
+
+    def splits_of(self, longest: int) -> int:
+        return -(-longest // SPLIT)
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(self.shape.device)

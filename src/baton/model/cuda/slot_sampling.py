@@ -32,6 +32,7 @@ class TritonSampling:
         self._sent = {name: getattr(parameters, name).copy() for name in _COLUMNS}
         self.wishes = Wishes.of(parameters, device)
         """What the device has.  Its tensors stay."""
+        self._chosen: tuple[Tensor, Tensor] | None = None
 
     def takes(self, logits: Tensor) -> bool:
         return logits.dtype in _TYPES and logits.device == self._device and logits.stride(1) == 1
@@ -40,10 +41,22 @@ class TritonSampling:
         """Logits [n, vocab] of these slots, positions of the new tokens [n] → tokens [n].  See `takes`."""
         if logits.shape[1] != self._vocab_size:
             raise ValueError(f"logits {list(logits.shape)} of a vocabulary of {self._vocab_size}")
+        if self._chosen is not None and logits is self._chosen[0] and not self._have.masked[slots].any():
+            chosen: Int32Array = self._chosen[1].cpu().numpy()
+            return chosen
         self.send(slots)
         both = torch.from_numpy(np.stack((slots, positions)).astype(np.int32)).to(self._device)
         found: Int32Array = sample(logits, both[0], both[1], self.wishes).cpu().numpy()
         return found
+
+    def choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """As `sample`, of slots and positions int32 [n] on the device, without masks that are not sent yet;
+        the tokens stay there."""
+        return sample(logits, slots, positions, self.wishes)
+
+    def have_chosen(self, logits: Tensor, tokens: Tensor) -> None:
+        """`choose` gave these tokens of these logits: `sample` of the same tensor need not do it again."""
+        self._chosen = logits, tokens
 
     def send(self, slots: Int32Array) -> None:
         """What changed of these slots goes to the device."""

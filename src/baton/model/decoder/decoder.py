@@ -8,7 +8,7 @@ in `blocks`; where all of it has kernels a step is one native call (`program`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -125,7 +125,16 @@ class Decoder(Module):
     def _run_layers(
         self, tokens: Tensor, step: AttentionStep, on_layers: Callable[[int], None] | None
     ) -> Tensor:
-        context = self._context(step)
+        return self._through(tokens, self._context(step), on_layers)
+
+    def on_device(self, tokens: Tensor, plan: Any) -> Tensor | None:
+        """Token ids and the attention backend's plan, both on the device, each token one row's → logits of
+        all; where the backend rotates by itself.  Nothing waits for the host or is read from it."""
+        return self.logits(self._through(tokens, LayerContext({}, None, plan), None))
+
+    def _through(
+        self, tokens: Tensor, context: LayerContext, on_layers: Callable[[int], None] | None
+    ) -> Tensor:
         x = self.embedding.look_up(tokens)
         if self.embedding_factor != 1:
             x = self.ops.temper(x, self.embedding_factor)

@@ -98,8 +98,10 @@ class Sampler:
         """Slots whose requests ask for more than a token of the logits as they are."""
         self._have = SlotParameters.of_greedy(num_slots, vocab_size)
         self._kernel: SlotSampling | None = None
+        self.on_device: SlotSampling | None = None
+        """What `on_device` made."""
         if on_device is not None:
-            self._kernel = on_device(self._have, vocab_size)
+            self._kernel = self.on_device = on_device(self._have, vocab_size)
         elif kernel is not None:
             self._kernel = KernelSampling(kernel, self._have, vocab_size)
         self._edits: dict[int, SlotEdits] = {}

@@ -338,6 +338,7 @@ def simulated_config(**fields: Any) -> InstanceConfig:
         "quantization_group_size": 128,
         "quantize_head": 16,
         "gpu_memory_utilization": 0.9,
+        "enforce_eager": False,
         "weight_cache_verify": False,
         "startup_timeout_s": 600.0,
         "transfer": "auto",

@@ -1,0 +1,259 @@
+"""Decode steps as CUDA graphs: what Python would launch kernel by kernel is recorded once and replayed.
+
+Theory.  A step of one token a row is some hundred kernels of a few microseconds each, and Python takes longer
+to launch one than a small model's takes to run.  A graph replays all of them by one call, with the addresses
+and numbers that they were recorded with.  So what differs between steps lies in buffers that stay
+(`StepBuffers`): the host fills one array in pinned memory, and one copy brings it to the device.
+
+*Sizes.*  A graph is of so many rows and of block tables of so many columns; both in steps, so that there are
+few of them.  Rows that a batch has not are padding: they have no positions, are stored nowhere (place -1),
+and what is computed of them nobody reads.  A graph is recorded with the first batch that needs it.  To record
+runs the step for practice, with the batch's own numbers: a step that is run twice leaves the same bytes.
+
+What depends on more than (seed, position) is not recorded: rows with penalties, bans or masks are sampled
+from the graph's logits, launched one by one.
+
+`Recorder` is the seam: on a device a CUDA graph, in tests on a CPU the function itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from baton.executor.base import Int32Array, StepBatch
+from baton.model.decoder.decoder import Decoder
+from baton.model.loader import AnyDecoder
+from baton.model.sampling.sampler import SlotSampling
+from baton.protocol.config import InstanceConfig
+
+logger = logging.getLogger(__name__)
+
+_LEAST_TOKENS = 1024
+"""Of context, in the narrowest tables; wider ones are `_GROWTH` times as wide as the next narrower."""
+_GROWTH = 4
+_SPLIT_BYTES = 512 << 20
+"""What attention may keep of splits, at most; larger steps are launched one by one."""
+_ROW_WORDS = 10
+"""Of a row in `StepBuffers`, beside its table: place (2), token, position, item (4), slot, new position."""
+
+
+class Recorder(Protocol):
+    """Makes of a function that launches kernels one that does all of it again."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]: ...
+
+
+class CudaRecorder:
+    """CUDA graphs that share their memory, because one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call,unused-ignore]
+        self._pool: Any = None
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            run()  # for practice: Triton compiles, cuBLAS makes its workspaces
+        current.wait_stream(self._stream)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            run()
+        self._pool = graph.pool()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+
+class StepBuffers:
+    """The numbers of a step of `rows` rows with tables of `width` columns, on the host and on the device."""
+
+    def __init__(self, rows: int, width: int, block_size: int, device: torch.device) -> None:
+        self.rows, self.width, self._size = rows, width, block_size
+        words = rows * (_ROW_WORDS + width)
+        pinned = device.type == "cuda"
+        self._host = torch.zeros(words, dtype=torch.int32, pin_memory=pinned)
+        self._device = torch.zeros(words, dtype=torch.int32, device=device)
+        here = _Columns(self._host, rows, width)
+        self._places: npt.NDArray[np.int64] = here.places.numpy()
+        self._rows: tuple[Int32Array, ...] = tuple(
+            column.numpy() for column in (here.tokens, here.positions, here.slots, here.sampled)
+        )
+        self._items: Int32Array = here.items.numpy()
+        self._tables: Int32Array = here.tables.numpy()
+        self.on_device = _Columns(self._device, rows, width)
+        self._used = 0
+
+    def fill(self, batch: StepBatch) -> None:
+        """Of a batch of decode rows alone, at most `rows`; then one copy, which the device's next kernels
+        wait for."""
+        count, starts = len(batch.slots), batch.starts
+        for column, values in zip(self._rows, (batch.tokens, starts, batch.slots, starts + 1), strict=True):
+            column[:count] = values
+            column[count:] = 0
+        row = np.arange(count)
+        blocks = batch.block_tables[row, starts // self._size].astype(np.int64)
+        self._places[:count] = blocks * self._size + starts % self._size
+        self._places[count:] = -1
+        self._items[:count, 0] = self._items[:count, 3] = row
+        self._items[:count, 1] = 1
+        self._items[:count, 2] = starts
+        self._items[count:] = 0
+        width = min(self.width, batch.block_tables.shape[1])
+        self._tables[:count, :width] = batch.block_tables[:, :width]
+        self._device.copy_(self._host, non_blocking=True)
+
+
+class _Columns:
+    """Views of the words of a step."""
+
+    def __init__(self, words: Tensor, rows: int, width: int) -> None:
+        self.places = words[: 2 * rows].view(torch.int64)
+        """[rows] block * block size + offset; -1: nowhere"""
+        self.tokens, self.positions, self.slots, self.sampled = words[2 * rows : 6 * rows].view(4, rows)
+        self.items = words[6 * rows : 10 * rows].view(rows, 4)
+        """`model.cuda.attending.ITEM_COLUMNS`"""
+        self.tables = words[10 * rows :].view(rows, width)
+
+
+class DeviceSampling(Protocol):
+    """Of `model.cuda.slot_sampling.TritonSampling`, what a recorded step needs."""
+
+    def send(self, slots: Int32Array) -> None: ...
+
+    def choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor: ...
+
+    def have_chosen(self, logits: Tensor, tokens: Tensor) -> None: ...
+
+
+class _Graph:
+    def __init__(self, buffers: StepBuffers) -> None:
+        self.buffers = buffers
+        self.replay: Callable[[], None] | None = None
+        self.logits = self.tokens = torch.empty(0)
+
+
+class DecodeGraphs:
+    """The graphs of one model."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        sampling: DeviceSampling,
+        recorder: Recorder,
+        max_num_seqs: int,
+        max_model_len: int,
+    ) -> None:
+        shape = model.backend.shape
+        self._model, self._sampling, self._recorder = model, sampling, recorder
+        self._size, self._device = shape.block_size, shape.device
+        self._split_row = shape.num_heads * shape.head_dim * 4
+        self._longest = max_model_len
+        self._row_sizes = sizes_of_rows(max_num_seqs)
+        self._widths = table_widths(max_model_len, shape.block_size)
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self.forget(model)
+
+    def forget(self, model: AnyDecoder) -> None:
+        """Weights have changed, or the model: what was recorded has addresses of the old ones."""
+        assert isinstance(model, Decoder)
+        self._model = model
+        self._graphs.clear()
+        for rotary in model.rotaries:
+            rotary.reach(self._longest)  # the tables of angles must stay where they are
+
+    def key_of(self, batch: StepBatch) -> tuple[int, int] | None:
+        """Rows and columns of the graph for a batch of decode rows; None: it is to be launched eagerly."""
+        count = len(batch.slots)
+        if not 0 < count <= self._row_sizes[-1] or batch.prompt_logprob_targets:
+            return None
+        rows = next(size for size in self._row_sizes if size >= count)
+        needed = int(batch.starts.max()) // self._size + 1
+        width = next((width for width in self._widths if width >= needed), None)
+        if width is None:
+            return None
+        splits = self._model.backend.splits_of(width * self._size)
+        return (rows, width) if rows * splits * self._split_row <= _SPLIT_BYTES else None
+
+    def run(self, batch: StepBatch, key: tuple[int, int]) -> Tensor:
+        """Logits [n, vocab], valid until the next step; the sampling is told the tokens that they give."""
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = _Graph(StepBuffers(*key, self._size, self._device))
+        self._sampling.send(batch.slots)
+        graph.buffers.fill(batch)
+        if graph.replay is None:
+            graph.replay = self._recorder.record(lambda: self._step(graph))
+            self._graphs[key] = graph
+        graph.replay()
+        count = len(batch.slots)
+        logits = graph.logits[:count]
+        self._sampling.have_chosen(logits, graph.tokens[:count])
+        return logits
+
+    def _step(self, graph: _Graph) -> None:
+        told = graph.buffers.on_device
+        plan = self._model.backend.plan_of_decodes(
+            told.places, told.positions, told.tables, told.items, graph.buffers.width * self._size
+        )
+        logits = self._model.on_device(told.tokens, plan)
+        assert logits is not None
+        graph.logits = logits
+        graph.tokens = self._sampling.choose(logits, told.slots, told.sampled)
+
+
+def sizes_of_rows(most: int) -> list[int]:
+    """1, 2, 4, 8, 16, 24, … up to 256, then in steps of 32; `most` is the last."""
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(288, most + 32, 32)]
+    return [size for size in sizes if size < most] + [most]
+
+
+def table_widths(max_model_len: int, block_size: int) -> list[int]:
+    """Columns of block tables, ascending; the last holds the longest context."""
+    last, found, tokens = -(-max_model_len // block_size), [], _LEAST_TOKENS
+    while tokens < max_model_len:
+        found.append(-(-tokens // block_size))
+        tokens *= _GROWTH
+    return [width for width in found if width < last] + [last]
+
+
+def graphs_of(
+    config: InstanceConfig, model: AnyDecoder, sampling: SlotSampling, recorder: Recorder
+) -> DecodeGraphs:
+    """Of a model for which `why_not_recorded` has no reason."""
+    assert isinstance(model, Decoder)
+    chosen = cast(DeviceSampling, sampling)  # (of a device whose attention is recorded)
+    return DecodeGraphs(model, chosen, recorder, config.max_num_seqs, config.max_model_len)
+
+
+def make_graphs(
+    config: InstanceConfig, model: AnyDecoder, sampling: SlotSampling | None, ranks: int, device: torch.device
+) -> DecodeGraphs | None:
+    """None: steps are launched one operation after the other."""
+    if device.type != "cuda" or sampling is None:
+        return None
+    if reason := why_not_recorded(model, config.enforce_eager, ranks):
+        logger.info("steps are launched eagerly: %s", reason)
+        return None
+    return graphs_of(config, model, sampling, CudaRecorder(device))
+
+
+def why_not_recorded(model: object, enforce_eager: bool, ranks: int) -> str:
+    """Why the steps of this model are not recorded, or ""."""
+    if enforce_eager:
+        return "--enforce-eager"
+    if not isinstance(model, Decoder):
+        return "transformers computes the model"
+    if model.mixtures:
+        return "a mixture's steps ask the host which experts have tokens"
+    if ranks > 1:
+        return "several ranks"
+    return "" if model.backend.records else "PyTorch computes attention"

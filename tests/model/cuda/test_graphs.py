@@ -1,0 +1,112 @@
+"""Decode steps over fixed buffers, as a graph would replay them: a function takes the graph's place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from baton.executor.base import StepBatch
+from baton.executor.graphs import StepBuffers, graphs_of, sizes_of_rows, table_widths, why_not_recorded
+from baton.executor.torch_executor import TorchExecutor
+from baton.launch.instance_config import instance_config
+from baton.model.ops import triton
+from baton.protocol.sampling import Sampling
+from tests.executor.driver import Driver
+from tests.model.checkpoints import VOCAB, make_checkpoint
+
+CPU = torch.device("cpu")
+
+
+class Again:
+    """A recorder: what is replayed is the function, whose buffers are filled anew."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            run()
+
+        return replay
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def test_rows_that_a_batch_has_not_are_stored_nowhere():
+    buffers = StepBuffers(4, 3, block_size=8, device=CPU)
+    tables = np.array([[5, 6, 99, 99], [7, 1 << 30, 1 << 30, 1 << 30]], np.int32)
+    batch = StepBatch(
+        1, ints(3, 1), ints(9, 0), ints(1, 1), ints(20, 21), np.ones(2, np.bool_), tables, num_decodes=2
+    )
+    buffers.fill(batch)
+    found = buffers.on_device
+    assert found.places.tolist() == [6 * 8 + 1, 7 * 8, -1, -1]
+    assert found.tokens.tolist() == [20, 21, 0, 0]
+    assert found.positions.tolist() == [9, 0, 0, 0]
+    assert found.slots.tolist() == [3, 1, 0, 0]
+    assert found.sampled.tolist() == [10, 1, 0, 0]
+    assert found.items.tolist() == [[0, 1, 9, 0], [1, 1, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert found.tables[0, :2].tolist() == [5, 6]
+    # (A smaller batch after a larger one leaves nothing of it.)
+    buffers.fill(StepBatch(2, ints(2), ints(4), ints(1), ints(9), np.ones(1, np.bool_), tables[:1], 1))
+    assert found.places.tolist() == [5 * 8 + 4, -1, -1, -1]
+    assert found.items[1:].count_nonzero() == 0
+
+
+def test_sizes_end_with_what_there_can_be():
+    assert sizes_of_rows(1) == [1]
+    assert sizes_of_rows(6) == [1, 2, 4, 6]
+    assert sizes_of_rows(20) == [1, 2, 4, 8, 16, 20]
+    assert sizes_of_rows(300)[-3:] == [256, 288, 300]
+    assert table_widths(96, 8) == [12]
+    assert table_widths(5000, 32) == [32, 128, 157]
+
+
+def test_tokens_are_those_of_eager_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Greedy, sampled, penalized; the batch shrinks, so that graphs of two sizes and padding take part."""
+    make_checkpoint(tmp_path, "qwen3")
+    sizes = dict(
+        max_model_len=64, dtype="float32", block_size=8, num_blocks=30, max_num_seqs=4, num_threads=1
+    )
+    config = instance_config(model=str(tmp_path), **sizes)
+    wishes = [
+        Sampling(seed=1, temperature=0.0),
+        Sampling(seed=2, temperature=0.9, top_k=30, top_p=0.9),
+        Sampling(seed=3, temperature=1.1, repetition_penalty=1.4),
+    ]
+
+    def answers(executor: TorchExecutor) -> list[list[int]]:
+        driver = Driver(executor)
+        made = [
+            driver.add(np.random.default_rng(n).integers(3, VOCAB, 6).tolist(), 2 + n, wish)
+            for n, wish in enumerate(wishes)
+        ]
+        driver.run()
+        return [request.tokens for request in made]
+
+    plain = TorchExecutor.from_config(config, 0, "")
+    expected = answers(plain)
+    assert plain._graphs is None
+    assert why_not_recorded(plain._model, False, 1) == "PyTorch computes attention"
+    plain.close()
+    monkeypatch.setattr(triton, "serve", lambda device: True)
+    executor = TorchExecutor.from_config(config, 0, "")
+    assert executor._graphs is None  # (of a CPU)
+    assert why_not_recorded(executor._model, True, 1) == "--enforce-eager"
+    assert why_not_recorded(executor._model, False, 2) == "several ranks"
+    assert why_not_recorded(executor._model, False, 1) == ""
+    again, sampling = Again(), executor._sampler.on_device
+    assert sampling is not None
+    executor._graphs = graphs_of(config, executor._model, sampling, again)
+    assert answers(executor) == expected
+    assert (again.recorded, again.replayed) == (3, 3)
+    executor.close()
