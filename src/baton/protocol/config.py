@@ -126,7 +126,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool
     speculation: Speculation | None = None
     """None: each step gives a slot one token."""
-    overlap_steps: bool = False
+    overlap_steps: bool
     """The executor is one step late (`executor/base.py`): a step is launched before the last one's tokens are
     read."""
     num_threads: int | None = None
