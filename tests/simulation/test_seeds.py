@@ -124,6 +124,9 @@ def test_a_violation_reaches_the_process_that_sums_up():
         ("coming", 1666),
         # P decided what it tells D, then read in the same turn that D is over, then sent it.
         ("restart", 4000093),
+        # A rank of two was held up while the other one reported a step whose pages it had not written yet.
+        ("late", 61),
+        ("late", 152),
         # One gateway named two requests over two connections: it is the same one.
         ("retired", 4000248),
         # The last gateway crashed between the last answer and the end of the registrations.

@@ -280,7 +280,6 @@ class RankProcess(Party):
             cost = 0.0
             if loop.due is not None:
                 cost = self.executor.seconds(loop.due) * (0.8 + 0.4 * self._jitter())
-                self.instance.gate.begins(self.rank, loop.due.step, cost)
             self._scheduled = True
             self._events.after(cost, self, self._finish, loop)
         elif self.slots.shutdown:
@@ -290,14 +289,16 @@ class RankProcess(Party):
 
     def _finish(self, loop: LateLoop) -> None:
         """The second half: that step is over, and only now has anything of it been written."""
-        if loop.due is not None:
+        due = loop.due
+        if due is not None:
             self._world.monitor.worker.before_end(self, cast(LateExecutor, self.executor).in_flight[0])
         try:
             loop.finish()
         except DeviceLost as error:
             self._fails(error)
             return
-        self.instance.gate.advance()
+        if due is not None:  # (a rank that was held up has written nothing before)
+            self.instance.gate.begins(self.rank, due.step, 0.0)
         self._world.monitor.worker.after_round(self)
         if self.slots.shutdown:
             self._leave()
