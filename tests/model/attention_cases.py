@@ -96,11 +96,12 @@ LAYER = 1
 def load(backend: AttentionBackend, case: Case, seed: int = 0, garbage: float = 0.0) -> Loaded:
     """Writes all but the step's own tokens into layer `LAYER` of a pool full of `garbage`.
 
-    Blocks are spread over the pool in a random order; columns of a table past the row's end are wild.
+    All of it is on the backend's device.  Blocks are spread over the pool in a random order; columns of a
+    table past the row's end are wild.
     """
     generator = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    size = case.block_size
+    size, device = case.block_size, backend.shape.device
     blocks = [-(-(before + now) // size) for before, now in case.rows]
     ids = generator.permutation(sum(blocks) + 3)
     tables = np.full((len(blocks), max(blocks) + 1), 1 << 30, np.int32)
@@ -112,7 +113,7 @@ def load(backend: AttentionBackend, case: Case, seed: int = 0, garbage: float = 
     backend.bind(pool)
     keys, values = (
         [
-            torch.randn(before + now, case.num_kv_heads, case.head_dim).to(case.dtype)
+            torch.randn(before + now, case.num_kv_heads, case.head_dim).to(device, case.dtype)
             for before, now in case.rows
         ]
         for _ in range(2)
@@ -126,18 +127,19 @@ def load(backend: AttentionBackend, case: Case, seed: int = 0, garbage: float = 
             backend.write_kv(LAYER, keys[row][:before], values[row][:before], plan)
     step = AttentionStep(starts, counts, tables, int((counts == 1).sum()))
     heads = case.num_kv_heads * case.heads_per_kv
-    queries = torch.randn(int(counts.sum()), heads, case.head_dim).to(case.dtype)
+    queries = torch.randn(int(counts.sum()), heads, case.head_dim).to(device, case.dtype)
     # Some are far above all scores, and some far below.
-    sinks = torch.randn(heads) * 8 if case.sinks else None
+    sinks = (torch.randn(heads) * 8).to(device) if case.sinks else None
     return Loaded(case, pool, step, keys, values, queries, sinks)
 
 
 def empty_pool(backend: AttentionBackend, case: Case, blocks: int, garbage: float) -> Tensor:
     """Each number of it is `garbage`; of bytes all scales are, if it is NaN."""
     sizes = (blocks, LAYERS, 2, case.num_kv_heads, *backend.tile_shape)
+    filled: float = garbage
     if backend.pool_dtype == torch.uint8:
-        return torch.full(sizes, 0xFF if math.isnan(garbage) else int(garbage), dtype=torch.uint8)
-    return torch.full(sizes, garbage, dtype=backend.pool_dtype)
+        filled = 0xFF if math.isnan(garbage) else int(garbage)
+    return torch.full(sizes, filled, dtype=backend.pool_dtype, device=backend.shape.device)
 
 
 def run(backend: AttentionBackend, loaded: Loaded) -> Tensor:
@@ -167,7 +169,9 @@ def direct(
     """[n, heads, d] over [start + n, kv_heads, d] → [n, heads * d] float64"""
     keys, values = (part.double().repeat_interleave(heads_per_kv, dim=1) for part in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) * queries.shape[-1] ** -0.5
-    distance = (start + torch.arange(len(queries)))[:, None] - torch.arange(len(keys))[None, :]
+    device = queries.device
+    at, seen = torch.arange(len(queries), device=device), torch.arange(len(keys), device=device)
+    distance = (start + at)[:, None] - seen[None, :]
     hidden = distance < 0
     if window is not None:
         hidden |= distance >= window

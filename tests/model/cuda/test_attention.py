@@ -1,4 +1,4 @@
-"""Attention's kernels in Triton's interpreter, against a direct computation in float64.
+"""Attention's kernels against a direct computation in float64: in Triton's interpreter, or on a device.
 
 What came before a step is written by PyTorch's backend, so both mean the same by a pool.
 """
@@ -17,6 +17,7 @@ from baton.model.attention.torch_backend import TorchAttention
 from baton.model.attention.triton_backend import TritonAttention
 from baton.model.cuda.attending import Pages, attend
 from tests.model.attention_cases import LAYER, Case, Loaded, load, run
+from tests.model.cuda.where import DEVICE, ON_DEVICE
 
 BF16, F16 = torch.bfloat16, torch.float16
 CASES = {
@@ -36,17 +37,30 @@ CASES = {
     "bfloat16, int8": Case(((40, 1), (30, 5)), 32, 1, 2, dtype=BF16, kv_int8=True),
 }
 
+LARGE = {
+    "Llama 8B": Case(((4000, 1), (1, 1), (700, 300), (0, 129)), 128, 8, 4, dtype=BF16),
+    "Qwen3 0.6B, int8": Case(((4000, 1), (255, 1), (700, 300)), 128, 8, 2, dtype=BF16, kv_int8=True),
+    "Gemma, window": Case(((5000, 1), (900, 130)), 256, 8, 2, dtype=BF16, window=1024),
+    "gpt-oss": Case(((3000, 1), (200, 77)), 64, 8, 8, dtype=BF16, window=128, sinks=True),
+    "one KV head of sixteen": Case(((600, 1), (300, 40)), 128, 1, 16, block_size=64, dtype=BF16),
+    "float32": Case(((1500, 1), (700, 200)), 128, 2, 4),
+    "float16": Case(((1500, 1), (700, 200)), 128, 2, 4, dtype=F16),
+}
+"""Sizes of models, which the interpreter would take minutes for."""
+ALL = [pytest.param(case, id=name) for name, case in CASES.items()]
+ALL += [pytest.param(case, id=name, marks=ON_DEVICE) for name, case in LARGE.items()]
+
 
 def loaded_for(case: Case, soft_cap: float | None = None) -> tuple[TritonAttention, Loaded]:
     """What is unused in the pool is NaN."""
-    shape = replace(case.shape(), soft_cap=soft_cap)
+    shape = replace(case.shape(), soft_cap=soft_cap, device=DEVICE)
     loaded = load(TorchAttention(shape), case, garbage=float("nan"))
     backend = TritonAttention(shape)
     backend.bind(loaded.pool)
     return backend, loaded
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("case", ALL)
 def test_agrees_with_a_direct_computation(case: Case):
     backend, loaded = loaded_for(case)
     tolerance = 2e-3 if case.dtype == F16 else case.tolerance
@@ -72,7 +86,7 @@ def test_writes_what_pytorch_writes():
     for kv_int8, dtype in ((False, torch.float32), (False, BF16), (True, torch.float32)):
         case = Case(((5, 1), (14, 3)), 22, 3, 1, block_size=8, kv_int8=kv_int8, dtype=dtype)
         backend, loaded = loaded_for(case)
-        other = TorchAttention(case.shape())
+        other = TorchAttention(backend.shape)
         pool = loaded.pool.clone()
         other.bind(pool)
         keys, values = loaded.new(loaded.keys), loaded.new(loaded.values)
@@ -80,7 +94,7 @@ def test_writes_what_pytorch_writes():
         values[2, 1, 3] = float("inf")
         values[3, 0, 0] = float("nan")
         other.write_kv(LAYER, keys, values, other.prepare(loaded.step))
-        apart = torch.zeros(4, 200, dtype=dtype)  # tokens need not lie side by side
+        apart = torch.zeros(4, 200, dtype=dtype, device=DEVICE)  # tokens need not lie side by side
         apart[:, : 3 * 22] = keys.flatten(1)
         backend.write_kv(
             LAYER, apart[:, : 3 * 22].unflatten(1, (3, 22)), values, backend.prepare(loaded.step)
@@ -96,9 +110,22 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def test_a_row_does_not_depend_on_the_batch():
+IN_ANY_BATCH = [
+    pytest.param(Case(((255, 1), (600, 1), (256, 1), (10, 4)), 16, 1, 2, sinks=True), id="small"),
+    pytest.param(
+        Case(((255, 1), (6000, 1), (256, 1), (500, 333)), 128, 8, 4, dtype=BF16), id="bf16", marks=ON_DEVICE
+    ),
+    pytest.param(
+        Case(((255, 1), (6000, 1), (256, 1), (500, 333)), 128, 8, 4, dtype=BF16, kv_int8=True),
+        id="bf16, int8",
+        marks=ON_DEVICE,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", IN_ANY_BATCH)
+def test_a_row_does_not_depend_on_the_batch(case: Case):
     """Alone, beside longer rows (more splits are launched), and in another order: the same bits."""
-    case = Case(((255, 1), (600, 1), (256, 1), (10, 4)), 16, 1, 2, sinks=True)
     backend, loaded = loaded_for(case)
     together = run(backend, loaded)
     step, tokens = loaded.step, np.cumsum((0, 1, 1, 1))
@@ -111,20 +138,26 @@ def test_a_row_does_not_depend_on_the_batch():
             sum(row < 3 for row in rows),
         )
         at = np.concatenate([np.arange(tokens[row], tokens[row] + step.counts[row]) for row in rows])
-        index = torch.from_numpy(at)
+        index = torch.from_numpy(at).to(DEVICE)
         found = backend.attend(LAYER, loaded.queries[index], None, backend.prepare(part), loaded.sinks)
         assert torch.equal(found, together[index])
 
 
-def test_a_chunk_does_not_depend_on_where_it_was_cut():
-    case = Case(((0, 50),), 16, 1, 3, block_size=16, window=21)
+CUT = [
+    pytest.param(Case(((0, 50),), 16, 1, 3, block_size=16, window=21), id="small"),
+    pytest.param(Case(((0, 900),), 128, 8, 4, dtype=BF16, window=700), id="bf16", marks=ON_DEVICE),
+]
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_a_chunk_does_not_depend_on_where_it_was_cut(case: Case):
     backend, loaded = loaded_for(case)
     together = run(backend, loaded)
-    for first, last in ((0, 7), (7, 50), (16, 19)):
+    for first, last in ((0, 7), (7, case.rows[0][1]), (16, 19)):
         step = AttentionStep(
             np.array([first], np.int32), np.array([last - first], np.int32), loaded.step.block_tables, 0
         )
-        found = backend.attend(LAYER, loaded.queries[first:last], 21, backend.prepare(step))
+        found = backend.attend(LAYER, loaded.queries[first:last], case.window, backend.prepare(step))
         assert torch.equal(found, together[first:last])
 
 
@@ -134,16 +167,17 @@ def test_rows_that_fill_a_fixed_batch_do_nothing():
     backend, loaded = loaded_for(case)
     expected = run(backend, loaded)
     plan = backend.prepare(loaded.step)
-    items = torch.cat((plan.singles, torch.tensor([[1, 0, 0, 0]], dtype=torch.int32)))
-    out = torch.full((2, 32), 7.0)
+    items = torch.cat((plan.singles, torch.tensor([[1, 0, 0, 0]], dtype=torch.int32, device=DEVICE)))
+    out = torch.full((2, 32), 7.0, device=DEVICE)
     queries = torch.cat((loaded.queries, loaded.queries))
     pages = Pages.of(loaded.pool, LAYER, 16)
     attend(queries, pages, items, plan.tables, 16**-0.5, longest=700, out=out)
     assert torch.equal(out[0], expected[0])
     assert (out[1] == 7.0).all()
     before = loaded.pool.clone()
-    nowhere = replace(plan, places=torch.tensor([-1]))
-    backend.write_kv(LAYER, torch.ones(1, 1, 16), torch.ones(1, 1, 16), nowhere)
+    nowhere = replace(plan, places=torch.tensor([-1], device=DEVICE))
+    ones = torch.ones(1, 1, 16, device=DEVICE)
+    backend.write_kv(LAYER, ones, ones, nowhere)
     assert same_bits(loaded.pool, before)
 
 

@@ -1,4 +1,4 @@
-"""The whole executor with Triton's kernels, interpreted on a CPU: token for token the CPU's, in float32."""
+"""The whole executor with Triton's kernels, interpreted or on a device: the CPU's tokens, in float32."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from baton.model.ops import triton
 from baton.protocol.sampling import LogitBias, Sampling
 from tests.executor.driver import Driver
 from tests.model.checkpoints import VOCAB, make_checkpoint
+from tests.model.cuda.where import DEVICE, serve
 
 CPU = torch.device("cpu")
 WISHES = [
@@ -67,8 +68,8 @@ def test_tokens_are_the_cpus(
     plain = executor_of(tmp_path, **changes)
     expected = answers(plain)
     plain.close()
-    monkeypatch.setattr(triton, "serve", lambda device: True)
-    ours = executor_of(tmp_path, **changes)
+    serve(monkeypatch)
+    ours = executor_of(tmp_path, **changes, device=DEVICE.type)
     assert "attention by Triton" in ours.info.detail
     assert ours.info.tile.startswith("rows:")
     assert answers(ours) == expected

@@ -17,6 +17,7 @@ from baton.model.ops import triton
 from baton.protocol.sampling import Sampling
 from tests.executor.driver import Driver
 from tests.model.checkpoints import VOCAB, make_checkpoint
+from tests.model.cuda.where import ON_CPU
 
 CPU = torch.device("cpu")
 
@@ -71,6 +72,7 @@ def test_sizes_end_with_what_there_can_be():
     assert table_widths(5000, 32) == [32, 128, 157]
 
 
+@pytest.mark.skipif(not ON_CPU, reason="tests/gpu/test_steps.py does it with real graphs")
 def test_tokens_are_those_of_eager_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Greedy, sampled, penalized; the batch shrinks, so that graphs of two sizes and padding take part."""
     make_checkpoint(tmp_path, "qwen3")

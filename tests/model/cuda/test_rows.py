@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from baton.model.layers.rotary import rotate
 from baton.model.ops.fused import FusedOps
 from tests.model.attention_cases import LAYER, LAYERS, Case
 from tests.model.cuda.test_attention import same_bits
+from tests.model.cuda.where import DEVICE
 
 OPS = FusedOps()
 # In the interpreter a float32 that becomes a bfloat16 is rounded towards zero: one unit of 8 bits.
@@ -26,7 +29,7 @@ DTYPES = pytest.mark.parametrize(
 
 def rows_apart(rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
     """[rows, size], of which every row is followed by what must not change."""
-    return torch.randn(rows, size + 5).to(dtype)[:, :size]
+    return torch.randn(rows, size + 5).to(DEVICE, dtype)[:, :size]
 
 
 @DTYPES
@@ -35,7 +38,7 @@ def test_add_and_norm(dtype: torch.dtype, tolerance: float, size: int):
     torch.manual_seed(size)
     for factor, plus in ((1.0, 0.0), (0.37, 1.0)):
         x, y = rows_apart(3, size, dtype), rows_apart(3, size, dtype)
-        weight = torch.randn(size).to(dtype)
+        weight = torch.randn(size).to(DEVICE, dtype)
         behind = x.as_strided((3, 5), (size + 5, 1), size)[:2].clone()
         other = x.clone()
         expected = OPS.add_norm(other, y, weight, 1e-5, plus=plus, factor=factor)
@@ -47,7 +50,7 @@ def test_add_and_norm(dtype: torch.dtype, tolerance: float, size: int):
 
 def test_parts_of_add_and_norm():
     """No sum, no norm, and a norm in place."""
-    x, y, weight = torch.randn(2, 33), torch.randn(2, 33), torch.randn(33)
+    x, y, weight = (torch.randn(*sizes).to(DEVICE) for sizes in ((2, 33), (2, 33), (33,)))
     expected = OPS.add_norm(x.clone(), None, weight, 1e-6)
     before = x.clone()
     torch.testing.assert_close(add_norm(x, None, weight, 1e-6), expected)
@@ -65,7 +68,9 @@ def test_parts_of_add_and_norm():
 def test_gates(dtype: torch.dtype, tolerance: float, activation: str):
     torch.manual_seed(1)
     gate_up = (rows_apart(2, 2 * 1030, torch.float32) * 4).to(dtype)
-    gate_up[0, :3] = torch.tensor([60.0, -60.0, 0.0])  # no overflow where an exponential is large
+    gate_up[0, :3] = torch.tensor(
+        [60.0, -60.0, 0.0], device=DEVICE
+    )  # no overflow where an exponential is large
     expected = OPS.gated_mul(gate_up.float(), activation=activation).to(dtype)  # type: ignore[arg-type]
     found = gated_mul(gate_up, activation)  # type: ignore[arg-type]
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
@@ -77,16 +82,18 @@ def test_turns_and_stores(norms: bool, kv_int8: bool):
     """10 query heads are more than a program takes; positions are those of tokens, wherever they lie."""
     torch.manual_seed(3)
     case = Case(((5, 1), (14, 3)), 12, 2, 5, block_size=8, kv_int8=kv_int8)
-    backend = TorchAttention(case.shape())
-    pools = [torch.zeros(6, LAYERS, 2, 2, *backend.tile_shape, dtype=backend.pool_dtype) for _ in range(2)]
+    backend = TorchAttention(replace(case.shape(), device=DEVICE))
+    sizes = 6, LAYERS, 2, 2, *backend.tile_shape
+    pools = [torch.zeros(sizes, dtype=backend.pool_dtype, device=DEVICE) for _ in range(2)]
     tables = np.array([[4, 1, 0], [2, 0, 5]], np.int32)
     step = AttentionStep(np.array([5, 14], np.int32), np.array([1, 3], np.int32), tables, 1)
-    positions = torch.from_numpy(step.positions()).int()
-    places = torch.tensor([4 * 8 + 5, 0 * 8 + 6, 0 * 8 + 7, 5 * 8])
-    qkv = torch.randn(4, 14 * 12 + 3)[:, : 14 * 12]
-    angles, growth = torch.randn(40, 6 + 2), torch.rand(40) + 1
+    positions = torch.from_numpy(step.positions()).int().to(DEVICE)
+    places = torch.tensor([4 * 8 + 5, 0 * 8 + 6, 0 * 8 + 7, 5 * 8], device=DEVICE)
+    qkv = torch.randn(4, 14 * 12 + 3).to(DEVICE)[:, : 14 * 12]
+    angles, growth = torch.randn(40, 6 + 2).to(DEVICE), torch.rand(40).to(DEVICE) + 1
     cos, sin = angles.cos()[:, :6], angles.sin()[:, :6]
-    weights = HeadNorms(torch.randn(12), torch.randn(12), 1e-3, 1.0) if norms else None
+    each = [torch.randn(12).to(DEVICE) for _ in range(2)]
+    weights = HeadNorms(*each, 1e-3, 1.0) if norms else None
     turns = Turns(cos, sin, growth=growth)
     if weights is not None:
         turns = Turns(cos, sin, weights.queries, weights.keys, weights.eps, weights.plus, growth)

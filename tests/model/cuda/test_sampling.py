@@ -1,5 +1,5 @@
-"""Sampling in Triton's interpreter: the tokens of the CPU's kernel, one for one, and edits of PyTorch, bit
-for bit."""
+"""Sampling, interpreted or on a device: the tokens of the CPU's kernel, one for one, and edits of PyTorch,
+bit for bit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from baton.model.cuda.sampling import Edits, Wishes, edit, sample
 from baton.model.sampling.counter_random import stream_starts
 from baton.model.sampling.edits import SlotEdits, edit_logits
 from baton.protocol.sampling import LogitBias, Sampling, Stopping
+from tests.model.cuda.where import DEVICE, ON_DEVICE
 
 FUSED = [name for name in instruction_sets() if name.startswith("avx")]
 """Builds with fused multiply-add, whose weights are those of the kernels."""
@@ -59,8 +60,9 @@ def both(
     chosen = np.array(slots, np.int32)
     positions = np.full(len(slots), position, np.int32)
     cpu = KernelSampling(native_kernel(load(FUSED[0])), have, logits.shape[1])
-    wishes = Wishes.of(have, torch.device("cpu"))
-    found = sample(logits, torch.from_numpy(chosen), torch.from_numpy(positions), wishes)
+    wishes = Wishes.of(have, DEVICE)
+    on_device = (torch.from_numpy(numbers).to(DEVICE) for numbers in (chosen, positions))
+    found = sample(logits.to(DEVICE), *on_device, wishes)
     return found.tolist(), cpu.sample(logits, chosen, positions).tolist()
 
 
@@ -79,6 +81,20 @@ def test_agrees_with_the_cpu(dtype: torch.dtype, spread: float, masked: bool):
     allowed[:, 1024:2048] = False  # a whole chunk
     found, expected = both(logits, parameters(WISHES, VOCAB, allowed if masked else None), slots, position=7)
     assert found == expected
+
+
+@NATIVE
+@ON_DEVICE
+@pytest.mark.parametrize("spread", [0.02, 2.0, 6.0])
+def test_agrees_with_the_cpu_for_a_large_vocabulary(spread: float):
+    """256 rows of 151,936 logits, every wish, at several positions."""
+    vocab, wishes = 151936, [WISHES[row % len(WISHES)] for row in range(256)]
+    have = parameters(wishes, vocab)
+    generator = torch.Generator().manual_seed(1)
+    for position in range(3):
+        logits = (torch.randn(256, vocab, generator=generator) * spread).bfloat16()
+        found, expected = both(logits, have, list(range(256)), position)
+        assert found == expected
 
 
 @NATIVE
@@ -126,11 +142,11 @@ def test_a_row_depends_on_nothing_else():
     rows = [1, 2, 5]
     logits = torch.randn(3, 1100, generator=torch.Generator().manual_seed(5)) * 2
     have = parameters([WISHES[row] for row in rows], 1100)
-    wishes = Wishes.of(have, torch.device("cpu"))
+    wishes = Wishes.of(have, DEVICE)
     together, _ = both(logits, have, [0, 1, 2], position=9)
     for row in (1, 2):
-        one = torch.tensor([row], dtype=torch.int32)
-        alone = sample(logits[row : row + 1], one, torch.tensor([9], dtype=torch.int32), wishes)
+        one, nine = (torch.tensor([number], dtype=torch.int32, device=DEVICE) for number in (row, 9))
+        alone = sample(logits[row : row + 1].to(DEVICE), one, nine, wishes)
         assert alone.tolist() == [together[row]]
 
 
@@ -145,7 +161,7 @@ def test_the_same_edits_as_pytorchs():
     ]
     stopping = Stopping(max_tokens=20, min_tokens=9, stop_token_ids=(9, 11))
     edits = [SlotEdits.of(tokens, 4, one, stopping, vocab) for one in asked]
-    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(2)) * 3
+    logits = (torch.randn(4, vocab, generator=torch.Generator().manual_seed(2)) * 3).to(DEVICE)
     expected, rows = logits.clone(), [0, 1, 3]
     edit_logits(expected, [(row, 8, one) for row, one in zip(rows, edits, strict=True)])
     entries = []
@@ -155,8 +171,8 @@ def test_the_same_edits_as_pytorchs():
         for token in sorted({*bias, *counts, *one.stop_ids.tolist()}):
             banned, seen = token in one.stop_ids, token in counts
             entries.append((row, token, bias.get(token, 0.0), banned, seen, counts.get(token, 0.0)))
-    columns = [torch.tensor(column) for column in zip(*entries, strict=True)]
-    per_row = torch.tensor([1.0, 1.0, 1.0, 1.0]), torch.zeros(4), torch.zeros(4)
+    columns = [torch.tensor(column, device=DEVICE) for column in zip(*entries, strict=True)]
+    per_row = torch.ones(4, device=DEVICE), *torch.zeros(2, 4, device=DEVICE)
     for row, one in zip(rows, asked, strict=True):
         wanted = one.repetition_penalty, one.frequency_penalty, one.presence_penalty
         for column, value in zip(per_row, wanted, strict=True):
