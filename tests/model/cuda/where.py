@@ -6,6 +6,9 @@ the interpreter too long (`ON_DEVICE`).  Tests make their numbers on the CPU: bo
 Triton decides for or against its interpreter when it is imported and when a kernel is declared, so both
 happen in `interpret`, before any test.  The environment is as before afterwards: servers that other tests
 start do not see it.
+
+The interpreter multiplies matrices with numpy's library, which may add up a row otherwise in another place of
+the matrix (OpenBLAS with AVX2 does).  A device does not, so here products are added up one after the other.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ def interpret() -> None:
         import baton.model.cuda.rows
         import baton.model.cuda.sampling  # noqa: F401
 
+        _add_up_in_order()
         triton.knobs.propagate_env = False
         triton.knobs.runtime.interpret = True
         _interpreted = True
@@ -53,6 +57,19 @@ def interpret() -> None:
             del os.environ["TRITON_INTERPRET"]
         else:
             os.environ["TRITON_INTERPRET"] = before
+
+
+def _add_up_in_order() -> None:
+    import numpy as np
+    from triton.runtime import interpreter
+
+    def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+        found = np.zeros_like(d.data)
+        for column, row in zip(a.data.T, b.data, strict=True):
+            found += np.multiply(column[:, None], row[None], dtype=found.dtype)
+        return interpreter.TensorHandle(found + d.data, d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
 
 
 def serve(monkeypatch: pytest.MonkeyPatch) -> None:

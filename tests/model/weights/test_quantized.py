@@ -13,7 +13,7 @@ from baton.executor.loading import create_executor
 from baton.executor.torch_executor import ExecutorError
 from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.linear import NativeInt8Product, serves
-from baton.model.layers.int8 import Int8Product, why_not_int8
+from baton.model.layers.int8 import Int8Product, why_not_int8, why_not_onednn_int8
 from baton.model.ops.fused import FusedOps
 from baton.model.weights.quantized import Quantized, quantize_activations, quantize_rows
 from baton.protocol.sampling import Sampling
@@ -28,6 +28,8 @@ pytestmark = pytest.mark.skipif(bool(why_not_int8()), reason=why_not_int8() or "
 
 def product_of(kind: str, weight: torch.Tensor, bias: torch.Tensor | None):
     if kind == "onednn":
+        if why_not_onednn_int8():
+            pytest.skip(why_not_onednn_int8())
         return Int8Product(weight, bias, FusedOps(True))
     if not kind:
         pytest.skip("the native kernel does not serve here")

@@ -10,8 +10,10 @@ from baton.model.ops.fused import INT8, PLAIN, Activations
 from baton.model.weights.quantized import Quantized, quantize_rows
 from baton.model.weights.store import Shelf
 
-_SERVED = ("amx", "avx512bf16", "avx512vnni", "avx512")
+_SERVED = ("amx", "avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2")
 """Instruction sets for which the kernel is worth using."""
+_MULTIPLY_BF16 = ("amx", "avx512bf16")
+"""Those of them with an instruction for it."""
 _ROWS_AT_A_TIME = 128
 
 
@@ -22,10 +24,9 @@ def serves(library: Native | None, dtype: torch.dtype) -> bool:
     """
     if library is None or library.instruction_set not in _SERVED:
         return False
-    if dtype in (torch.bfloat16, torch.int8):
-        multiplies = ("amx", "avx512bf16") if dtype == torch.bfloat16 else ("amx", "avx512bf16", "avx512vnni")
-        return library.instruction_set in multiplies
-    return dtype == torch.float32
+    if dtype == torch.bfloat16:
+        return library.instruction_set in _MULTIPLY_BF16
+    return dtype in (torch.float32, torch.int8)
 
 
 class PackedWeight:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.model.cpu.library import native
+from baton.model.cpu.linear import serves
 from baton.model.ops.fused import INT8, Activations, FusedOps, Result
 from baton.model.ops.steady import Sizes, multiply
 from baton.model.weights.quantized import ZERO_POINT, Quantized, Unscaled, quantize_rows
@@ -51,9 +53,14 @@ class Int8Product:
 
 
 def why_not_int8() -> str:
-    """Why this PyTorch, on this CPU, cannot multiply int8 fast, or ""."""
+    """Why int8 cannot be multiplied fast here, by our kernel or by oneDNN, or ""."""
+    return "" if serves(native(), torch.int8) else why_not_onednn_int8()
+
+
+def why_not_onednn_int8() -> str:
+    """Why this PyTorch, on this CPU, cannot multiply int8 fast and exactly, or ""."""
     if not torch._C._has_mkldnn or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         return "this PyTorch has no oneDNN int8 products"
     if not torch.cpu._is_vnni_supported():
-        return "this CPU has no int8 dot products (AVX-512 VNNI)"
+        return "this CPU has no int8 dot products (AVX-512 VNNI) and there is no library of ours for it"
     return ""

@@ -4,9 +4,10 @@ Theory.  A matrix product reads a weight in the order in which its instructions 
 products: pairs of inputs of some dozens of outputs).  PyTorch reorders a plain weight in every call.  Three
 forms avoid that; which one is best depends on the CPU, and `best_form` chooses when a worker starts:
 
-* `packed`: Baton's own kernel (`cpu.linear`), with AVX-512, above all for few tokens, and with AMX;
+* `packed`: Baton's own kernel (`cpu.linear`), with AVX2 and AVX-512, above all for few tokens, and with AMX;
 * `onednn`: oneDNN, a part of PyTorch, can be asked to reorder once (`_reorder_linear_weight`) and to
-  multiply with the result (`_linear_pointwise`): for AVX2, ARM, or without a native library;
+  multiply with the result (`_linear_pointwise`): for bfloat16 where our kernel has no instruction for it, for
+  ARM, or without a native library;
 * `plain`: `F.linear`, on every device.
 
 oneDNN's form is opaque: PyTorch can multiply with it, nothing else.  The table of a *tied* embedding is

@@ -4,7 +4,7 @@
 // step of the sum over K the kPanel outputs side by side.  A step is what one instruction multiplies: one float32, a
 // pair of bfloat16, or four bytes (x uint8 with zero point 128, W int8).  N and K are padded with zeros.
 //
-// Arithmetic.  The kernel keeps the sums of up to kRows rows (a tile) by one panel in registers and goes over K once:
+// Arithmetic.  The kernel keeps the sums of some rows (a tile, `rows_of`) by one panel in registers and goes over K once:
 // each step loads the panel's two vectors, broadcasts one step of each row, and adds the products.  So an output is
 // summed in the order of K whatever T is: a token's result does not depend on who else is in the batch.  Sums of
 // bytes are exact; they begin with -128 times the sum of the row of W, and the scales of row and output come last.
@@ -28,11 +28,16 @@
 
 namespace {
 
+// Rows of a tile: as many as the registers hold sums for, beside the panel's two vectors and an input.
+template <class Kind> constexpr int rows_of() {
 #if defined(__AVX512F__)
-constexpr int kRows = 12;
+    return Kind::kMatrix ? 32 : 12;
+#elif defined(__AVX2__)
+    return sizeof(typename Kind::X) < 4 ? 4 : 6;  // what is widened takes registers, too
 #else
-constexpr int kRows = 4;
+    return 4;
 #endif
+}
 
 // The compiler is not to compute it anew from something else.
 #define KEEP(variable) __asm__("" : "+r"(variable))
@@ -120,17 +125,11 @@ void by_panel(int64_t rows, const Task<Kind>& task, int64_t row, int64_t count, 
     }
 #endif
     if constexpr (!Kind::kMatrix) switch (rows) {
-#define CASE(rows) case rows: return tiles_by_panel<rows, Kind>(task, row, count, n, panel, ahead);
-        CASE(1) CASE(2) CASE(3) CASE(4)
-#if defined(__AVX512F__)
-        CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-#endif
+#define CASE(rows) case rows: if constexpr (rows <= rows_of<Kind>()) return tiles_by_panel<rows, Kind>(task, row, count, n, panel, ahead);
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
     }
 }
-
-// Rows of a tile.
-template <class Kind> constexpr int rows_of() { return Kind::kMatrix ? 32 : kRows; }
 
 template <class Kind>
 int64_t steps_of(const Task<Kind>& task) {

@@ -28,13 +28,28 @@ template <> struct Floats<bf16> {
 #endif
     }
 };
-// Of bytes, giving T.
+// Of bytes, giving T.  Where no instruction multiplies unsigned with signed bytes and adds up exactly, even and odd bytes
+// are widened to 16 bits, and pairs are multiplied; the compiler widens a panel's step once for all rows.
 template <class T> struct Int8s {
     static constexpr bool kMatrix = kMatrixUnits;
     typedef uint8_t X; typedef int8_t Weight; typedef T Out; typedef uint32_t Step; typedef I Sum;
     INLINE Sum add(Sum sum, Step x, const Step* w) {
 #if defined(__AVX512VNNI__)
         return (I)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32((int)x), _mm512_loadu_si512(w));
+#elif defined(__AVX512BW__)
+        const __m512i inputs = _mm512_set1_epi32((int)x), bytes = _mm512_loadu_si512(w);
+        const __m512i even = _mm512_madd_epi16(_mm512_and_si512(inputs, _mm512_set1_epi16(255)),
+                                               _mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8));
+        const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(inputs, 8), _mm512_srai_epi16(bytes, 8));
+        return sum + (I)_mm512_add_epi32(even, odd);
+#elif defined(__AVXVNNI__)
+        return (I)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32((int)x), _mm256_loadu_si256((const __m256i*)w));
+#elif defined(__AVX2__)
+        const __m256i inputs = _mm256_set1_epi32((int)x), bytes = _mm256_loadu_si256((const __m256i*)w);
+        const __m256i even = _mm256_madd_epi16(_mm256_and_si256(inputs, _mm256_set1_epi16(255)),
+                                               _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8));
+        const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(inputs, 8), _mm256_srai_epi16(bytes, 8));
+        return sum + (I)_mm256_add_epi32(even, odd);
 #else
         const U bytes = load_u(w);
         for (int j = 0; j < 32; j += 8) sum += (int32_t)((x >> j) & 255) * ((I)(bytes << (24 - j)) >> 24);
