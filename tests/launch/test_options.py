@@ -383,6 +383,36 @@ def test_targets_are_for_steps_that_are_chosen(name):
 
 
 @pytest.mark.parametrize(
+    ("options", "overlaps"),
+    [
+        ({}, False),
+        ({"device": "cuda"}, True),
+        ({"device": "cuda", "speculation": "off"}, True),
+        ({"device": "cuda", "speculation": "ngram"}, False),
+        ({"device": "cuda", "overlap_steps": "off"}, False),
+        ({"executor": "simulated"}, False),
+        ({"executor": "simulated", "overlap_steps": "on"}, True),
+    ],
+)
+def test_steps_overlap_on_a_gpu_and_have_no_drafts_then(options, overlaps):
+    found = instance_config(EngineOptions(**options), max_model_len=64)
+    assert found.overlap_steps == overlaps
+    assert (found.speculation is None) == (overlaps or options.get("speculation") == "off")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "only with --device cuda or --executor simulated"),
+        ({"device": "cuda", "speculation": "ngram"}, "leave --speculation or --overlap-steps away"),
+    ],
+)
+def test_steps_that_cannot_overlap(options, problem):
+    with pytest.raises(OptionError, match=rf"^--overlap-steps on: .*{problem}"):
+        instance_config(EngineOptions(overlap_steps="on", **options), max_model_len=64)
+
+
+@pytest.mark.parametrize(
     ("options", "told"),
     [
         ({"speculation": "off"}, None),

@@ -180,6 +180,10 @@ class ConstrainedSampler:
             else:
                 result.late.append(row)
 
+    def special(self, slots: Int32Array) -> bool:
+        """As the sampler's."""
+        return self._sampler.special(slots)
+
     def prompt_logprobs_of(self, slot: int) -> int:
         """As the sampler's."""
         return self._sampler.prompt_logprobs_of(slot)

@@ -1,14 +1,17 @@
 """Decode steps as CUDA graphs: what Python would launch kernel by kernel is recorded once and replayed.
 
-Theory.  A step of one token a row is some hundred kernels of a few microseconds each, and Python takes longer
-to launch one than a small model's takes to run.  A graph replays all of them by one call, with the addresses
-and numbers that they were recorded with.  So what differs between steps lies in buffers that stay
-(`StepBuffers`): the host fills one array in pinned memory, and one copy brings it to the device.
+Theory.  A step of one token a row is some hundred kernels of a few microseconds each, and Python takes
+longer to launch one than a small model's takes to run.  A graph replays all of them by one call, with the
+addresses and numbers that they were recorded with.  So what differs between steps lies in buffers that stay
+(`StepBuffers`): the host fills one array in pinned memory, and one copy brings it to the device
+(`streams/`). The token of a row that carries it (`StepBatch.carried`) is taken from `newest`, where each
+step leaves its own.
 
-*Sizes.*  A graph is of so many rows and of block tables of so many columns; both in steps, so that there are
-few of them.  Rows that a batch has not are padding: they have no positions, are stored nowhere (place -1),
-and what is computed of them nobody reads.  A graph is recorded with the first batch that needs it.  To record
-runs the step for practice, with the batch's own numbers: a step that is run twice leaves the same bytes.
+*Sizes.*  A graph is of so many rows and of block tables of so many columns; both in steps, so that there
+are few of them.  Rows that a batch has not are padding: they have no positions, are stored nowhere (place
+-1), and what is computed of them nobody reads.  A graph is recorded with the first batch that needs it.  To
+record runs the step for practice, with the batch's own numbers: a step that is run twice leaves the same
+bytes.
 
 What depends on more than (seed, position) is not recorded: rows with penalties, bans or masks are sampled
 from the graph's logits, launched one by one.
@@ -28,7 +31,10 @@ import torch
 from torch import Tensor
 
 from baton.executor.base import Int32Array, StepBatch
-from baton.model.decoder.decoder import Decoder
+from baton.executor.streams import queue as queues
+from baton.executor.streams.queue import DeviceQueue
+from baton.executor.streams.staging import Staging
+from baton.model.decoder.decoder import Decoder, Prepared
 from baton.model.loader import AnyDecoder
 from baton.model.sampling.sampler import SlotSampling
 from baton.protocol.config import InstanceConfig
@@ -40,8 +46,9 @@ _LEAST_TOKENS = 1024
 _GROWTH = 4
 _SPLIT_BYTES = 512 << 20
 """What attention may keep of splits, at most; larger steps are launched one by one."""
-_ROW_WORDS = 10
-"""Of a row in `StepBuffers`, beside its table: place (2), token, position, item (4), slot, new position."""
+_ROW_WORDS = 12
+"""Of a row in `StepBuffers`, beside its table: place (2), opened block (2), token, position, slot, new
+position, item (4)."""
 
 
 class Recorder(Protocol):
@@ -74,60 +81,55 @@ class CudaRecorder:
 
 
 class StepBuffers:
-    """The numbers of a step of `rows` rows with tables of `width` columns, on the host and on the device."""
+    """The numbers of a step of `rows` rows with tables of `width` columns, on the device."""
 
     def __init__(self, rows: int, width: int, block_size: int, device: torch.device) -> None:
         self.rows, self.width, self._size = rows, width, block_size
-        words = rows * (_ROW_WORDS + width)
-        pinned = device.type == "cuda"
-        self._host = torch.zeros(words, dtype=torch.int32, pin_memory=pinned)
-        self._device = torch.zeros(words, dtype=torch.int32, device=device)
-        here = _Columns(self._host, rows, width)
-        self._places: npt.NDArray[np.int64] = here.places.numpy()
-        self._rows: tuple[Int32Array, ...] = tuple(
-            column.numpy() for column in (here.tokens, here.positions, here.slots, here.sampled)
-        )
-        self._items: Int32Array = here.items.numpy()
-        self._tables: Int32Array = here.tables.numpy()
+        self._device = torch.zeros(rows * (_ROW_WORDS + width), dtype=torch.int32, device=device)
         self.on_device = _Columns(self._device, rows, width)
-        self._used = 0
 
-    def fill(self, batch: StepBatch) -> None:
-        """Of a batch of decode rows alone, at most `rows`; then one copy, which the device's next kernels
-        wait for."""
-        count, starts = len(batch.slots), batch.starts
-        for column, values in zip(self._rows, (batch.tokens, starts, batch.slots, starts + 1), strict=True):
+    def fill(self, batch: StepBatch, staging: Staging, opened: npt.NDArray[np.int64]) -> None:
+        """Of a batch of decode rows alone, at most `rows`; what is sent next brings it to the device.
+        `opened`: the blocks that it opens."""
+        words: Int32Array = staging.into(self._device)
+        rows, count, starts = self.rows, len(batch.slots), batch.starts
+        places, clear = words[: 4 * rows].view(np.int64).reshape(2, rows)
+        columns = words[4 * rows : 8 * rows].reshape(4, rows)
+        columns[:, count:] = 0
+        for column, values in zip(columns, (batch.tokens, starts, batch.slots, starts + 1), strict=True):
             column[:count] = values
-            column[count:] = 0
         row = np.arange(count)
         blocks = batch.block_tables[row, starts // self._size].astype(np.int64)
-        self._places[:count] = blocks * self._size + starts % self._size
-        self._places[count:] = -1
-        self._items[:count, 0] = self._items[:count, 3] = row
-        self._items[:count, 1] = 1
-        self._items[:count, 2] = starts
-        self._items[count:] = 0
+        places[:count] = blocks * self._size + starts % self._size
+        places[count:] = -1
+        clear[: len(opened)] = opened
+        items = words[8 * rows : 12 * rows].reshape(rows, 4)
+        items[:count, 0] = items[:count, 3] = row
+        items[:count, 1] = 1
+        items[:count, 2] = starts
+        items[count:] = 0
+        tables = words[12 * rows :].reshape(rows, self.width)
         width = min(self.width, batch.block_tables.shape[1])
-        self._tables[:count, :width] = batch.block_tables[:, :width]
-        self._device.copy_(self._host, non_blocking=True)
+        tables[:count, :width] = batch.block_tables[:, :width]
+        tables[count:] = 0
 
 
 class _Columns:
     """Views of the words of a step."""
 
     def __init__(self, words: Tensor, rows: int, width: int) -> None:
-        self.places = words[: 2 * rows].view(torch.int64)
-        """[rows] block * block size + offset; -1: nowhere"""
-        self.tokens, self.positions, self.slots, self.sampled = words[2 * rows : 6 * rows].view(4, rows)
-        self.items = words[6 * rows : 10 * rows].view(rows, 4)
+        self.places, self.opened = words[: 4 * rows].view(torch.int64).view(2, rows)
+        """[rows] block * block size + offset, -1: nowhere; and blocks to be cleared, as many as there are"""
+        self.tokens, self.positions, self.slots, self.sampled = words[4 * rows : 8 * rows].view(4, rows)
+        self.items = words[8 * rows : 12 * rows].view(rows, 4)
         """`model.cuda.attending.ITEM_COLUMNS`"""
-        self.tables = words[10 * rows :].view(rows, width)
+        self.tables = words[12 * rows :].view(rows, width)
 
 
 class DeviceSampling(Protocol):
     """Of `model.cuda.slot_sampling.TritonSampling`, what a recorded step needs."""
 
-    def send(self, slots: Int32Array) -> None: ...
+    def send(self, slots: Int32Array, into: Callable[[Tensor], npt.NDArray[Any]] | None = None) -> None: ...
 
     def choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor: ...
 
@@ -151,8 +153,12 @@ class DecodeGraphs:
         recorder: Recorder,
         max_num_seqs: int,
         max_model_len: int,
+        queue: DeviceQueue,
     ) -> None:
         shape = model.backend.shape
+        self.queue, self.staging = queue, Staging(queue, shape.device)
+        self.newest = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=shape.device)
+        """The token that was sampled last, by slot; behind them a place for what nobody reads."""
         self._model, self._sampling, self._recorder = model, sampling, recorder
         self._size, self._device = shape.block_size, shape.device
         self._split_row = shape.num_heads * shape.head_dim * 4
@@ -184,30 +190,61 @@ class DecodeGraphs:
         return (rows, width) if rows * splits * self._split_row <= _SPLIT_BYTES else None
 
     def run(self, batch: StepBatch, key: tuple[int, int]) -> Tensor:
-        """Logits [n, vocab], valid until the next step; the sampling is told the tokens that they give."""
-        graph = self._graphs.get(key)
-        if graph is None:
-            graph = _Graph(StepBuffers(*key, self._size, self._device))
-        self._sampling.send(batch.slots)
-        graph.buffers.fill(batch)
-        if graph.replay is None:
-            graph.replay = self._recorder.record(lambda: self._step(graph))
-            self._graphs[key] = graph
-        graph.replay()
-        count = len(batch.slots)
+        """Logits [n, vocab], valid until the next step; the sampling is told the tokens that they give.  The
+        queue is empty."""
+        self.staging.begin()
+        replay = self.prepare(batch, key)
+        self.staging.send(now=True)
+        replay()
+        graph, count = self._graphs[key], len(batch.slots)
         logits = graph.logits[:count]
         self._sampling.have_chosen(logits, graph.tokens[:count])
         return logits
+
+    def prepare(self, batch: StepBatch, key: tuple[int, int]) -> Callable[[], None]:
+        """The host's half: what the step needs is staged.  Returns the device's, which leaves `tokens`."""
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = _Graph(StepBuffers(*key, self._size, self._device))
+        backend = self._model.backend
+        opened = backend.opened(batch.starts, batch.counts, batch.block_tables)
+        self._sampling.send(batch.slots, self.staging.into)
+        graph.buffers.fill(batch, self.staging, opened)
+        clear = graph.buffers.on_device.opened[: len(opened)]
+
+        def replay() -> None:
+            if len(clear):
+                backend.pool.index_fill_(0, clear, 0)
+            if graph.replay is None:
+                graph.replay = self._record(graph)
+            graph.replay()
+
+        return replay
+
+    def _record(self, graph: _Graph) -> Callable[[], None]:
+        """To record runs the step, so the tokens that it carries are put back."""
+        before = self.newest.clone()
+        replay = self._recorder.record(lambda: self._step(graph))
+        self.newest.copy_(before)
+        return replay
+
+    def tokens(self, key: tuple[int, int], count: int) -> Tensor:
+        """int32 [count] of the step that ran last, on the device."""
+        return self._graphs[key].tokens[:count]
 
     def _step(self, graph: _Graph) -> None:
         told = graph.buffers.on_device
         plan = self._model.backend.plan_of_decodes(
             told.places, told.positions, told.tables, told.items, graph.buffers.width * self._size
         )
-        logits = self._model.on_device(told.tokens, plan)
+        slots = told.slots.long()
+        tokens = torch.where(told.tokens < 0, self.newest[slots], told.tokens).long()
+        logits = self._model.on_device(tokens, Prepared(plan))
         assert logits is not None
         graph.logits = logits
         graph.tokens = self._sampling.choose(logits, told.slots, told.sampled)
+        nowhere = len(self.newest) - 1
+        self.newest.index_copy_(0, torch.where(told.places < 0, nowhere, slots), graph.tokens)
 
 
 def sizes_of_rows(most: int) -> list[int]:
@@ -226,12 +263,16 @@ def table_widths(max_model_len: int, block_size: int) -> list[int]:
 
 
 def graphs_of(
-    config: InstanceConfig, model: AnyDecoder, sampling: SlotSampling, recorder: Recorder
+    config: InstanceConfig,
+    model: AnyDecoder,
+    sampling: SlotSampling,
+    recorder: Recorder,
+    queue: DeviceQueue,
 ) -> DecodeGraphs:
     """Of a model for which `why_not_recorded` has no reason."""
     assert isinstance(model, Decoder)
     chosen = cast(DeviceSampling, sampling)  # (of a device whose attention is recorded)
-    return DecodeGraphs(model, chosen, recorder, config.max_num_seqs, config.max_model_len)
+    return DecodeGraphs(model, chosen, recorder, config.max_num_seqs, config.max_model_len, queue)
 
 
 def make_graphs(
@@ -243,7 +284,7 @@ def make_graphs(
     if reason := why_not_recorded(model, config.enforce_eager, ranks):
         logger.info("steps are launched eagerly: %s", reason)
         return None
-    return graphs_of(config, model, sampling, CudaRecorder(device))
+    return graphs_of(config, model, sampling, CudaRecorder(device), queues.device_queue(device))
 
 
 def why_not_recorded(model: object, enforce_eager: bool, ranks: int) -> str:

@@ -28,6 +28,10 @@ def create_executor(config: InstanceConfig, rank: int, rendezvous: str) -> Execu
         from baton.executor.simulated import SimulatedExecutor
 
         return SimulatedExecutor.from_config(config, rank, shared=True)
+    if config.overlap_steps:
+        from baton.executor.torch_late import LateTorchExecutor
+
+        return LateTorchExecutor.from_config(config, rank, rendezvous)
     from baton.executor.torch_executor import TorchExecutor
 
     return TorchExecutor.from_config(config, rank, rendezvous)

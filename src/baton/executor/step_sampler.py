@@ -93,6 +93,10 @@ class StepSampler:
         """The sampler's."""
         return self._sampler.on_device
 
+    def special(self, slots: Int32Array) -> bool:
+        """As the sampler's."""
+        return self._sampler.special(slots)
+
     def prompt_logprobs_of(self, slot: int) -> int:
         """As the sampler's."""
         return self._sampler.prompt_logprobs_of(slot)

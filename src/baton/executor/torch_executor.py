@@ -228,7 +228,6 @@ class TorchExecutor:
         if batch.pooled:
             return self._execute_pooled(batch, step, result, on_layers)
         if all_decode and self._graphs is not None and (key := self._graphs.key_of(batch)) is not None:
-            self._backend.clear_opened(step)
             self._sampler.sample(result, self._graphs.run(batch, key), batch, None)
             return result
         if all_decode:

@@ -49,7 +49,7 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
         "admission_headroom": options.admission_headroom,
         "enable_prefix_caching": options.enable_prefix_caching,
         "speculation": _drafts(options),
-        "overlap_steps": options.overlap_steps == "on",
+        "overlap_steps": _overlaps(options),
         "num_threads": options.num_threads,
         "step_timeout_s": options.step_timeout,
         "startup_timeout_s": options.startup_timeout,
@@ -74,17 +74,28 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
     return InstanceConfig(**fields)
 
 
-def _drafts(options: EngineOptions) -> Speculation | None:
+def _overlaps(options: EngineOptions) -> bool:
     """Raises `OptionError` where steps that overlap are wanted and cannot be."""
-    if options.overlap_steps == "on":
-        if options.executor != "simulated":
-            raise OptionError("--overlap-steps on: only with --executor simulated; leave it away")
-        given = options.speculation not in (None, "off") or options.speculative_config is not None
-        if given:
-            raise OptionError(
-                "--overlap-steps on: a step with drafts needs the last one's tokens; leave "
-                "--speculation or --overlap-steps away"
-            )
+    if options.overlap_steps == "off":
+        return False
+    given = options.speculation not in (None, "off") or options.speculative_config is not None
+    if options.overlap_steps == "auto":
+        return options.executor == "torch" and options.device == "cuda" and not given
+    if options.executor != "simulated" and options.device != "cuda":
+        raise OptionError(
+            "--overlap-steps on: only with --device cuda or --executor simulated; leave it away"
+        )
+    if given:
+        raise OptionError(
+            "--overlap-steps on: a step with drafts needs the last one's tokens; leave "
+            "--speculation or --overlap-steps away"
+        )
+    return True
+
+
+def _drafts(options: EngineOptions) -> Speculation | None:
+    """None where steps overlap: what is drafted comes after the last token."""
+    if _overlaps(options):
         return None
     return Speculation(**options.wanted) if options.wanted else None
 

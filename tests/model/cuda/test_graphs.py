@@ -11,10 +11,12 @@ import torch
 
 from baton.executor.base import StepBatch
 from baton.executor.graphs import StepBuffers, graphs_of, sizes_of_rows, table_widths, why_not_recorded
+from baton.executor.streams.staging import Staging
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.instance_config import instance_config
 from baton.model.ops import triton
 from baton.protocol.sampling import Sampling
+from tests.executor.delayed import DelayedQueue
 from tests.executor.driver import Driver
 from tests.model.checkpoints import VOCAB, make_checkpoint
 from tests.model.cuda.where import ON_CPU
@@ -44,12 +46,22 @@ def ints(*values: int) -> np.ndarray:
 
 def test_rows_that_a_batch_has_not_are_stored_nowhere():
     buffers = StepBuffers(4, 3, block_size=8, device=CPU)
+    queue = DelayedQueue(eager=1.0)
+    staging = Staging(queue, CPU)
+
+    def fill(batch: StepBatch, opened: list[int]) -> None:
+        staging.begin()
+        buffers.fill(batch, staging, np.array(opened, np.int64))
+        staging.send()
+        queue.drain()
+
     tables = np.array([[5, 6, 99, 99], [7, 1 << 30, 1 << 30, 1 << 30]], np.int32)
     batch = StepBatch(
         1, ints(3, 1), ints(9, 0), ints(1, 1), ints(20, 21), np.ones(2, np.bool_), tables, num_decodes=2
     )
-    buffers.fill(batch)
+    fill(batch, [7])
     found = buffers.on_device
+    assert found.opened[:1].tolist() == [7]
     assert found.places.tolist() == [6 * 8 + 1, 7 * 8, -1, -1]
     assert found.tokens.tolist() == [20, 21, 0, 0]
     assert found.positions.tolist() == [9, 0, 0, 0]
@@ -58,7 +70,7 @@ def test_rows_that_a_batch_has_not_are_stored_nowhere():
     assert found.items.tolist() == [[0, 1, 9, 0], [1, 1, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]]
     assert found.tables[0, :2].tolist() == [5, 6]
     # (A smaller batch after a larger one leaves nothing of it.)
-    buffers.fill(StepBatch(2, ints(2), ints(4), ints(1), ints(9), np.ones(1, np.bool_), tables[:1], 1))
+    fill(StepBatch(2, ints(2), ints(4), ints(1), ints(9), np.ones(1, np.bool_), tables[:1], 1), [])
     assert found.places.tolist() == [5 * 8 + 4, -1, -1, -1]
     assert found.items[1:].count_nonzero() == 0
 
@@ -108,7 +120,7 @@ def test_tokens_are_those_of_eager_steps(tmp_path: Path, monkeypatch: pytest.Mon
     assert why_not_recorded(executor._model, False, 1) == ""
     again, sampling = Again(), executor._sampler.on_device
     assert sampling is not None
-    executor._graphs = graphs_of(config, executor._model, sampling, again)
+    executor._graphs = graphs_of(config, executor._model, sampling, again, DelayedQueue(eager=1.0))
     assert answers(executor) == expected
     assert (again.recorded, again.replayed) == (3, 3)
     executor.close()

@@ -340,10 +340,10 @@ class ExecutionOptions(Options):
     executor: Literal["torch", "simulated"] = flag(
         "torch", "simulated: no model is computed, tokens are a hash of the KV cache's content."
     )
-    overlap_steps: Literal["off", "on"] = flag(
-        "off",
-        "on: a step is launched before the last one's tokens are read; only with --executor simulated, and "
-        "without --speculation.",
+    overlap_steps: Literal["auto", "off", "on"] = flag(
+        "auto",
+        "on: a step is launched before the last one's tokens are read, with --device cuda or --executor "
+        "simulated, and no step has drafts; auto: with --device cuda, unless --speculation is given.",
     )
     simulated_cost: str | None = flag(
         None,

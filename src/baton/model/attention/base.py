@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,15 @@ class AttentionBackend(ABC):
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
+        self.upload: Callable[[npt.NDArray[Any]], Tensor] | None = None
+        """How `prepare` brings an array to the device; None: by a copy that waits for the device."""
+
+    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        """An array that `prepare` made, where the pool is."""
+        if self.upload is not None:
+            return self.upload(array)
+        tensor = torch.from_numpy(array)
+        return tensor if self.shape.device.type == "cpu" else tensor.to(self.shape.device)
 
     @property
     def pool_dtype(self) -> torch.dtype:
@@ -147,14 +157,21 @@ class AttentionBackend(ABC):
         return 1
 
     def clear_opened(self, step: AttentionStep) -> None:
-        """Zeroes blocks whose first position is written in this step and whose last one is not."""
+        """Zeroes the blocks that the step opens."""
+        blocks = self.opened(step.starts, step.counts, step.block_tables)
+        if len(blocks):
+            self.pool.index_fill_(0, torch.from_numpy(blocks).to(self.pool.device), 0)
+
+    def opened(
+        self, starts: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], tables: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.int64]:
+        """Blocks whose first position is written by such rows and whose last one is not."""
         size = self.shape.block_size
-        ends = step.starts + step.counts
+        ends = starts + counts
         last = (ends - 1) // size
-        opened = (last * size >= step.starts) & (ends % size != 0)
-        if opened.any():
-            blocks = torch.from_numpy(step.block_tables[opened, last[opened]].astype(np.int64))
-            self.pool.index_fill_(0, blocks.to(self.pool.device), 0)
+        opened = (last * size >= starts) & (ends % size != 0)
+        found: npt.NDArray[np.int64] = tables[opened, last[opened]].astype(np.int64)
+        return found
 
     @abstractmethod
     def prepare(self, step: AttentionStep) -> Any:

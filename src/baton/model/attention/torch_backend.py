@@ -45,7 +45,7 @@ class _DecodeGroup:
     stop: int
     """Of the gathered positions, [first, stop) are used."""
     mask: Tensor | None
-    """[B, 1, 1, stop - first] added to the scores."""
+    """float32 [B, 1, 1, stop - first] added to the scores."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class TorchAttention(TorchTiles):
                 positions = np.arange(stop)
                 seen = (positions >= low[:, None]) & (positions < high[:, None])
                 allowed = np.where(seen, np.float32(0), np.float32(-np.inf))
-                mask = self._tensor(allowed).to(self.shape.dtype)[:, None, None, :]
+                mask = self._tensor(allowed)[:, None, None, :]
             chosen = None if len(split) == 1 else self._tensor(rows)
             groups.append(_DecodeGroup(chosen, self._tensor(tiles), first, stop, mask))
         return groups
@@ -210,7 +210,8 @@ class TorchAttention(TorchTiles):
         grouped = queries.reshape(batch, shape.num_kv_heads, self._heads_per_kv, shape.head_dim)
         if sinks is not None:
             sinks = sinks.view(shape.num_kv_heads, self._heads_per_kv, 1)
-        out = self._attention(grouped, found[0], found[1], group.mask, causal=False, sinks=sinks)
+        mask = None if group.mask is None else group.mask.to(queries.dtype)
+        out = self._attention(grouped, found[0], found[1], mask, causal=False, sinks=sinks)
         return out.reshape(batch, -1)
 
     def _attend_prefill(

@@ -71,10 +71,6 @@ class TorchTiles(AttentionBackend):
         self._layer_tiles = [tiles[layer * per_layer :] for layer in range(shape.num_layers)]
         self._layer_rows = [rows[layer * per_layer * shape.block_size :] for layer in range(shape.num_layers)]
 
-    def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self.shape.device.type == "cpu" else tensor.to(self.shape.device)
-
     def _writes(
         self, starts: Int64Array, counts: Int64Array, tables: Int64Array, num_decodes: int
     ) -> tuple[int, Tensor, Tensor]:

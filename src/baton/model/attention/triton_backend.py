@@ -11,7 +11,6 @@ on what else is there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -119,9 +118,6 @@ class TritonAttention(AttentionBackend):
 
     def splits_of(self, longest: int) -> int:
         return -(-longest // SPLIT)
-
-    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.shape.device)
 
     def write_kv(self, layer: int, keys: Tensor, values: Tensor, plan: TritonPlan) -> None:
         store(keys, values, self._pages[layer], plan.places)

@@ -8,6 +8,9 @@ masks row by row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -58,14 +61,19 @@ class TritonSampling:
         """`choose` gave these tokens of these logits: `sample` of the same tensor need not do it again."""
         self._chosen = logits, tokens
 
-    def send(self, slots: Int32Array) -> None:
-        """What changed of these slots goes to the device."""
+    def send(self, slots: Int32Array, into: Callable[[Tensor], npt.NDArray[Any]] | None = None) -> None:
+        """What changed of these slots goes to the device.  `into`: gives an array to write, for a tensor
+        there; None: the copies wait for the device."""
         for name, sent in self._sent.items():
             here = getattr(self._have, name)
             if not np.array_equal(here[slots], sent[slots]):
                 sent[:] = here
                 signed = here.view(np.int64) if here.dtype == np.uint64 else here
-                getattr(self.wishes, name).copy_(torch.from_numpy(signed))
+                target: Tensor = getattr(self.wishes, name)
+                if into is None:
+                    target.copy_(torch.from_numpy(signed))
+                else:
+                    into(target)[:] = signed
         masked = np.unique(slots[self._have.masked[slots] != 0])
         if len(masked):
             bits = torch.from_numpy(self._have.masks[masked].view(np.int32)).to(self._device)

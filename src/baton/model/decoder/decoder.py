@@ -8,6 +8,7 @@ in `blocks`; where all of it has kernels a step is one native call (`program`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +25,16 @@ from baton.model.layers.layers import Module, RMSNorm, Scores, VocabParallelEmbe
 from baton.model.layers.placement import Placement
 from baton.model.layers.rotary import Rotary
 from baton.model.ops.fused import PLAIN, Result
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a step on a device needs beside its tokens."""
+
+    plan: Any
+    """The attention backend's."""
+    positions: Tensor | None = None
+    """int64 [T]; None: the backend rotates by itself."""
 
 
 class Decoder(Module):
@@ -127,10 +138,33 @@ class Decoder(Module):
     ) -> Tensor:
         return self._through(tokens, self._context(step), on_layers)
 
-    def on_device(self, tokens: Tensor, plan: Any) -> Tensor | None:
-        """Token ids and the attention backend's plan, both on the device, each token one row's → logits of
-        all; where the backend rotates by itself.  Nothing waits for the host or is read from it."""
-        return self.logits(self._through(tokens, LayerContext({}, None, plan), None))
+    def prepare(self, step: AttentionStep, upload: Callable[[npt.NDArray[Any]], Tensor]) -> Prepared:
+        """The host's half of a step that `on_device` computes: `upload` tells where an array will be then."""
+        self._reach(step)
+        self.backend.upload = upload
+        try:
+            plan = self.backend.prepare(step)
+        finally:
+            self.backend.upload = None
+        return Prepared(plan, None if self._rotated else upload(step.positions()))
+
+    def on_device(
+        self,
+        tokens: Tensor,
+        prepared: Prepared,
+        wanted: Tensor | None = None,
+        on_layers: Callable[[int], None] | None = None,
+    ) -> Tensor | None:
+        """Token ids [T], and of which to have logits (None: of all), on the device → logits.  Nothing waits
+        for the device, and nothing is read that the host may change.  Blocks that the step opens are not
+        cleared."""
+        turns, growth = {}, None
+        if prepared.positions is not None:
+            turns = self._turns(prepared.positions)
+            growth = self.rotaries[0].growth_at(prepared.positions)
+        hidden = self._through(tokens, LayerContext(turns, growth, prepared.plan), on_layers)
+        chosen = hidden if wanted is None else hidden[wanted]
+        return self.logits(chosen) if len(chosen) else None
 
     def _through(
         self, tokens: Tensor, context: LayerContext, on_layers: Callable[[int], None] | None
@@ -147,14 +181,24 @@ class Decoder(Module):
         return x
 
     def _context(self, step: AttentionStep) -> LayerContext:
-        for rotary in self.rotaries:
-            rotary.reach(step.block_tables.shape[1] * self.backend.shape.block_size)
+        self._reach(step)
         plan = self.backend.prepare(step)
-        if all(layer.attention.rotates for layer in self.layers):
+        if self._rotated:
             return LayerContext({}, None, plan)
         positions = self._int64(step.positions())
-        turns = {index: rotary.at(positions) for index, rotary in enumerate(self.rotaries)}
-        return LayerContext(turns, self.rotaries[0].growth_at(positions), plan)
+        return LayerContext(self._turns(positions), self.rotaries[0].growth_at(positions), plan)
+
+    def _reach(self, step: AttentionStep) -> None:
+        for rotary in self.rotaries:
+            rotary.reach(step.block_tables.shape[1] * self.backend.shape.block_size)
+
+    def _turns(self, positions: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
+        return {index: rotary.at(positions) for index, rotary in enumerate(self.rotaries)}
+
+    @property
+    def _rotated(self) -> bool:
+        """Whether the backend rotates in all layers."""
+        return all(layer.attention.rotates for layer in self.layers)
 
     def rows(
         self,

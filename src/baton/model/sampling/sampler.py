@@ -160,6 +160,11 @@ class Sampler:
         """[num_slots, words]: see `SlotParameters`."""
         return self._have.masks
 
+    def special(self, slots: Int32Array) -> bool:
+        """Whether one of these slots' requests asks for more than a token of the logits as they are."""
+        wishes = _EDIT | _LOGPROBS | _MASKED
+        return bool(self._special) and bool((self._flags[slots] & wishes).any())
+
     def remembers(self, slots: Int32Array) -> bool:
         """Whether what is sampled for one of these slots depends on the tokens before, beside the logits."""
         return bool(self._special) and bool((self._flags[slots] & (_EDIT | _MASKED)).any())

@@ -1,0 +1,115 @@
+"""The queue of a device that runs behind the host.
+
+Theory.  A device does what it is given in order, later.  So there are two kinds of code in a step.  *The
+host's* reads the batch and writes pinned memory, at once.  *The device's* is handed to `DeviceQueue.run`:
+it reads and writes the device's memory, copies between it and pinned memory, and records events; it must
+read nothing that the host may change before it has run.  What the host wants back it reads from pinned
+memory after the event that was recorded behind the copy, and pinned memory is written again only after the
+event behind what read it.
+
+With CUDA `run` calls the work at once, and each operation in it goes into the stream.  A queue that keeps
+the work and does it as late as may be shows whoever confuses the two kinds: `tests/executor/delayed.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Work = Callable[[], None]
+
+
+class Event(Protocol):
+    """A place in a queue."""
+
+    def record(self) -> None:
+        """From within work: the place is here."""
+
+    def done(self) -> bool:
+        """Whether the device has passed it."""
+
+    def wait(self) -> None:
+        """The host waits until the device has passed it.  (If it never does, the engine gives the worker up
+        after `--step-timeout`.)"""
+
+
+class DeviceQueue(Protocol):
+    """Work of one device, one after the other."""
+
+    def run(self, work: Work) -> None:
+        """The device does it, behind what it was given before."""
+
+    def event(self) -> Event:
+        """One that is not recorded yet."""
+
+    def behind(self, event: Event) -> None:
+        """What this queue is given from now on begins when the device has passed `event`, of another queue,
+        whose recording has been given there."""
+
+    def pinned(self, count: int, dtype: torch.dtype) -> Tensor:
+        """[count] in main memory, for copies that nobody waits for."""
+
+    def beside(self) -> DeviceQueue:
+        """Another queue of the device, whose work runs beside this one's."""
+
+
+class CudaEvent:
+    """An `Event`."""
+
+    def __init__(self) -> None:
+        self.of_cuda: Any = torch.cuda.Event()  # type: ignore[no-untyped-call,unused-ignore]
+        self._recorded = False
+
+    def record(self) -> None:
+        self.of_cuda.record()
+        self._recorded = True
+
+    def done(self) -> bool:
+        return self._recorded and bool(self.of_cuda.query())
+
+    def wait(self) -> None:
+        if not self._recorded:  # (CUDA would not wait)
+            raise RuntimeError("an event is waited for that was never recorded")
+        self.of_cuda.synchronize()
+
+
+class CudaQueue:
+    """A stream.  `stream` None: the device's current one."""
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+        self._device = device
+        self._stream = stream
+
+    def run(self, work: Work) -> None:
+        if self._stream is None:
+            work()
+        else:
+            within: AbstractContextManager[object] = torch.cuda.stream(self._stream)
+            with within:
+                work()
+
+    def event(self) -> CudaEvent:
+        return CudaEvent()
+
+    def behind(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        stream = self._stream or torch.cuda.current_stream(self._device)
+        stream.wait_event(event.of_cuda)
+
+    def pinned(self, count: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(count, dtype=dtype, pin_memory=True)
+
+    def beside(self) -> CudaQueue:
+        return CudaQueue(self._device, torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def device_queue(device: torch.device) -> DeviceQueue:
+    """The queue of a rank's device.  Who chooses one asks this, by the module's name, so that tests can have
+    one that delays on a CPU."""
+    if device.type != "cuda":
+        raise ValueError(f"{device} does not run behind the host")
+    return CudaQueue(device)

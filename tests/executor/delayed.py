@@ -1,0 +1,230 @@
+"""A device that runs behind the host, on a CPU: it does what it is given in order, and as late as may be.
+
+Theory.  Work that is given to a queue stays there.  It is done when the host waits for an event, up to that
+event and no further; or, with `eager` above 0, by chance, some of it whenever the host gives more.  So the
+device has done nothing that the host has not waited for, or anything: what counts on more shows in one of
+both.  Pinned memory is full of rubbish at first, and afterwards of what was in it last.
+
+Queues of one device run beside each other: whoever waits for an event of one moves the others only as far
+as that one waits for them.
+
+`on_a_delayed_device` lets a `LateTorchExecutor` believe that the CPU is such a device: attention reads
+nothing but tensors "on the device", so that a step can be a graph; sampling is the CPU's kernel over a copy
+of the slots' parameters that steps bring up to date, as the copy in a GPU's memory is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from baton.executor import constraints, torch_executor
+from baton.executor.graphs import DecodeGraphs, graphs_of
+from baton.executor.streams import queue as queues
+from baton.executor.torch_late import LateTorchExecutor
+from baton.launch.instance_config import instance_config
+from baton.model.attention import AttentionStep
+from baton.model.attention.torch_tiles import TorchTiles
+from baton.model.cpu.sampling import KernelSampling, SlotParameters, sampling_kernel
+from baton.model.layers.rotary import rotate
+
+RUBBISH = 0xA5
+
+
+class DelayedEvent:
+    def __init__(self, queue: DelayedQueue) -> None:
+        self.queue = queue
+        self.recorded = False
+
+    def record(self) -> None:
+        self.recorded = True
+
+    def done(self) -> bool:
+        return self.recorded
+
+    def wait(self) -> None:
+        self.queue.reach(self)
+
+
+class DelayedQueue:
+    """A `DeviceQueue`.  `eager`: how probable it is that the device does a piece of work while the host gives
+    it another."""
+
+    def __init__(self, eager: float = 0.0, seed: int = 0) -> None:
+        self.eager = eager
+        self.chance = random.Random(seed)
+        self.works: deque[Callable[[], None] | DelayedEvent] = deque()
+        self.others: list[DelayedQueue] = []
+
+    def run(self, work: Callable[[], None]) -> None:
+        self.works.append(work)
+        for queue in (self, *self.others):
+            while queue.works and self.chance.random() < queue.eager:
+                queue.step()
+
+    def event(self) -> DelayedEvent:
+        return DelayedEvent(self)
+
+    def behind(self, event: DelayedEvent) -> None:
+        self.works.append(event)
+
+    def pinned(self, count: int, dtype: torch.dtype) -> Tensor:
+        return torch.full((count * dtype.itemsize,), RUBBISH, dtype=torch.uint8).view(dtype)
+
+    def beside(self) -> DelayedQueue:
+        made = DelayedQueue(self.eager, self.chance.getrandbits(32))
+        self.others.append(made)
+        return made
+
+    def step(self) -> None:
+        """The device does the oldest piece."""
+        work = self.works.popleft()
+        if isinstance(work, DelayedEvent):
+            work.wait()
+        else:
+            work()
+
+    def reach(self, event: DelayedEvent) -> None:
+        while not event.recorded:
+            if not self.works:
+                raise AssertionError("an event is waited for that nothing records")
+            self.step()
+
+    def drain(self) -> None:
+        while self.works:
+            self.step()
+
+
+class DelayedSampling:
+    """`SlotSampling` and `graphs.DeviceSampling` of this device."""
+
+    def __init__(self, parameters: SlotParameters, vocab_size: int) -> None:
+        kernel = sampling_kernel()
+        if kernel is None:
+            pytest.skip("there is no kernel that samples: Baton's library is not built")
+        self._have = parameters
+        arrays = {field.name: getattr(parameters, field.name).copy() for field in fields(SlotParameters)}
+        self._there = SlotParameters(**arrays)
+        self._kernel = KernelSampling(kernel, self._there, vocab_size)
+        self._host = KernelSampling(kernel, parameters, vocab_size)
+
+    def takes(self, logits: Tensor) -> bool:
+        return True
+
+    def sample(self, logits: Tensor, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return self._host.sample(logits, slots, positions)
+
+    def send(self, slots: np.ndarray, into: Callable[[Tensor], np.ndarray] | None = None) -> None:
+        assert into is not None
+        for name in ("temperature", "top_k", "top_p", "min_p", "streams"):
+            here, there = getattr(self._have, name), getattr(self._there, name)
+            if here.dtype == np.uint64:
+                here, there = here.view(np.int64), there.view(np.int64)
+            into(torch.from_numpy(there))[:] = here
+
+    def choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        return torch.from_numpy(self._kernel.sample(logits, slots.numpy(), positions.numpy()))
+
+    def have_chosen(self, logits: Tensor, tokens: Tensor) -> None:
+        pass
+
+
+class Recorded:
+    """A recorder: what is replayed is the function, over buffers that are filled anew."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return run
+
+
+@dataclass(frozen=True)
+class TokenPlan:
+    places: Tensor
+    """int64 [T] block * block size + offset; -1: nowhere"""
+    positions: Tensor
+    """[T]"""
+    tables: Tensor
+    """[T, W]"""
+
+
+class TokenAttention(TorchTiles):
+    """Each token by itself, straight from its table, in float32: slow, and all that it reads lies on the
+    device."""
+
+    records = True
+
+    def turns(self, norms: Any, grows: bool) -> bool:
+        assert norms is None
+        assert not grows
+        return True
+
+    def prepare(self, step: AttentionStep) -> TokenPlan:
+        size, rows = self.shape.block_size, np.repeat(np.arange(len(step.counts)), step.counts)
+        positions, tables = step.positions(), step.block_tables[rows]
+        blocks = tables[np.arange(len(rows)), positions // size].astype(np.int64)
+        places = blocks * size + positions % size
+        return TokenPlan(self._tensor(places), self._tensor(positions), self._tensor(tables))
+
+    def plan_of_decodes(
+        self, places: Tensor, positions: Tensor, tables: Tensor, items: Tensor, longest: int
+    ) -> TokenPlan:
+        return TokenPlan(places, positions, tables)
+
+    def rotate_and_write(
+        self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor, growth: Any, norms: Any, plan: TokenPlan
+    ) -> Tensor:
+        shape = self.shape
+        heads = qkv.view(len(qkv), -1, shape.head_dim)
+        keys = shape.num_heads + shape.num_kv_heads
+        at = plan.positions.long()
+        turned = rotate(heads[:, :keys], cos[at].unsqueeze(1), sin[at].unsqueeze(1))
+        there = plan.places >= 0
+        blocks = plan.places[there] // shape.block_size, plan.places[there] % shape.block_size
+        self.pool[blocks[0], layer, 0, :, blocks[1]] = turned[there, shape.num_heads :]
+        self.pool[blocks[0], layer, 1, :, blocks[1]] = heads[there, keys:]
+        return turned[:, : shape.num_heads]
+
+    def attend(
+        self, layer: int, queries: Tensor, window: int | None, plan: TokenPlan, sinks: Tensor | None = None
+    ) -> Tensor:
+        assert window is None
+        assert sinks is None
+        shape, (count, width) = self.shape, plan.tables.shape
+        seen = torch.arange(width * shape.block_size) <= plan.positions[:, None]
+        tables = plan.tables.where(seen[:, :: shape.block_size], 0).long()
+        # [T, W, 2, heads, block, dim] → [2, T, heads, W * block, dim]
+        found = self.pool[tables, layer].permute(2, 0, 3, 1, 4, 5).flatten(3, 4)
+        found = found.masked_fill(~seen[None, :, None, :, None], 0.0)
+        keys, values = found.repeat_interleave(self._heads_per_kv, dim=2)
+        scores = torch.einsum("thd,thkd->thk", queries, keys) * shape.scale
+        weights = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
+        return torch.einsum("thk,thkd->thd", weights, values).reshape(count, -1)
+
+    def write_kv(self, layer: int, keys: Tensor, values: Tensor, plan: Any) -> None:
+        raise AssertionError("it rotates by itself")
+
+
+def on_a_delayed_device(
+    patch: pytest.MonkeyPatch, directory: Path, queue: DelayedQueue, *, graphs: bool, **sizes: Any
+) -> LateTorchExecutor:
+    """Of the checkpoint in `directory`, in float32.  `graphs`: decode steps are replayed."""
+
+    def make_graphs(config: Any, model: Any, sampling: Any, ranks: int, device: Any) -> DecodeGraphs | None:
+        return graphs_of(config, model, sampling, Recorded(), queue) if graphs else None
+
+    patch.setattr(torch_executor, "attention_backend", TokenAttention)
+    patch.setattr(torch_executor, "make_graphs", make_graphs)
+    patch.setattr(constraints, "device_sampling", lambda device: DelayedSampling)
+    patch.setattr(queues, "device_queue", lambda device: queue)
+    options = dict(dtype="float32", num_threads=1, speculation=None)
+    config = instance_config(model=str(directory), **{**options, **sizes})
+    return LateTorchExecutor.from_config(config, 0, "")
