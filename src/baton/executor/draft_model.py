@@ -21,7 +21,7 @@ from baton.drafting.draft_kv import blocks_ahead
 from baton.drafting.making import make_model_drafter
 from baton.executor.base import Int32Array
 from baton.executor.checks import gives_numbers
-from baton.executor.device import ops_of
+from baton.executor.device import kernels_of, ops_of
 from baton.executor.kv_pool import KvPool
 from baton.executor.sizes import attention_shape
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
@@ -166,10 +166,13 @@ def load_draft_model(
         weights = weights_form(own, dtype, device)
         longest = max(model.hidden_size, model.intermediate_size)
         ops = ops_of(dtype, device, longest)
-        groups = groups_of(own, model)
+        groups = groups_of(own, model, device)
         memory = open_weights(own, Path(own.model), 0, weights, groups)
         try:
-            placement = Placement(TensorParallel(), dtype, device, weights, ops, **groups, store=memory.store)
+            kernels, store = kernels_of(device), memory.store
+            placement = Placement(
+                TensorParallel(), dtype, device, weights, ops, **groups, store=store, kernels=kernels
+            )
             loaded = load_model(
                 Path(own.model), model, placement, backend, own.max_model_len, memory.progress
             )

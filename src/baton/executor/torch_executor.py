@@ -25,7 +25,7 @@ from torch.profiler import record_function
 from baton.executor.banner import banner
 from baton.executor.base import ControlRefused, ExecutorInfo, Int32Array, OnLayers, StepBatch, StepResult
 from baton.executor.checks import gives_numbers
-from baton.executor.device import ops_of
+from baton.executor.device import kernels_of, ops_of
 from baton.executor.device_memory import measured_budget, taken_at_start
 from baton.executor.draft_model import DTYPES, LoadedDraftModel, Needs, load_draft_model
 from baton.executor.graphs import make_graphs
@@ -140,10 +140,11 @@ class TorchExecutor:
             weights = weights_form(config, dtype, device)
             longest = max(model_config.hidden_size, model_config.intermediate_size)
             ops = ops_of(dtype, device, longest, int8=weights == "int8")
-            groups = groups_of(config, model_config)
+            groups = groups_of(config, model_config, device)
             memory = open_weights(config, Path(config.model), rank, weights, groups)
             blocking.use(measure=rank == 0 and device.type == "cpu" and not memory.store.complete)
-            placement = Placement(parallel, dtype, device, weights, ops, **groups, store=memory.store)
+            made = {**groups, "store": memory.store, "kernels": kernels_of(device)}
+            placement = Placement(parallel, dtype, device, weights, ops, **made)
             model = load_model(
                 Path(config.model),
                 model_config,

@@ -87,7 +87,7 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
         max_model_len=max_model_len,
         device=device,
         dtype=_dtype(options.dtype, model.dtype, device),
-        quantization=_quantization(options, model, device),
+        quantization=_quantization(options, model),
         record=_made("--record", options.record),
         weight_cache=None if options.weight_cache is None else str(Path(options.weight_cache).absolute()),
         vocab_size=model.vocab_size,
@@ -264,7 +264,7 @@ def _dtype(flag: str, checkpoint: str, device: str) -> Dtype:
     return dtype
 
 
-def _quantization(options: EngineOptions, model: ModelConfig, device: str) -> Literal["int8", "int4"] | None:
+def _quantization(options: EngineOptions, model: ModelConfig) -> Literal["int8", "int4"] | None:
     if options.quantization is not None:
         if model.quantization is not None and not model.quantization.is_of_experts:
             raise OptionError(
@@ -273,18 +273,17 @@ def _quantization(options: EngineOptions, model: ModelConfig, device: str) -> Li
             )
         if options.executor != "torch":
             raise OptionError(f"--quantization {options.quantization}: the simulated executor has no weights")
-        if device != "cpu":
-            raise OptionError(
-                f"--quantization {options.quantization}: on CPUs only; give --device cpu or leave it away"
-            )
     if options.quantize_head not in (None, 16):
         if options.quantization == "int8" and options.quantization_group_size is None:
             raise OptionError(
                 f"--quantize-head {options.quantize_head}: has no effect with --quantization int8, which has "
                 "the head in 8 bits, unless --quantization-group-size is given"
             )
-        if device != "cpu" or options.executor != "torch":
-            raise OptionError(f"--quantize-head {options.quantize_head}: on CPUs only; leave it away")
+        if options.executor != "torch":
+            raise OptionError(
+                f"--quantize-head {options.quantize_head}: the simulated executor has no weights; "
+                "leave it away"
+            )
     return options.quantization
 
 

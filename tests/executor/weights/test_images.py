@@ -173,7 +173,7 @@ def test_each_rank_has_an_image_of_its_own_part(rank: int, server: str, tmp_path
 def test_only_four_bits_need_small_groups(tmp_path: Path, flags: dict, found: dict) -> None:
     make_checkpoint(tmp_path, "llama2")
     config = config_for(tmp_path, quantization_group_size=32, **flags)
-    told = groups_of(config, ModelConfig.from_directory(tmp_path))
+    told = groups_of(config, ModelConfig.from_directory(tmp_path), torch.device("cpu"))
     assert {name: told[name] and told[name].group for name in found} == found
     assert told["finer"] is None or told["finer"].bits == 6
 
@@ -187,7 +187,7 @@ def test_an_image_cannot_be_written_any_more(server: str, tmp_path: Path) -> Non
         tmp_path,
         0,
         executor._model.weights,
-        groups_of(executor._config, executor._model.config),
+        groups_of(executor._config, executor._model.config, executor._device),
     )
     fill, fd = client.ask(key, place, 10)
     assert not fill

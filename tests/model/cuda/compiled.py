@@ -31,8 +31,12 @@ from baton.model.cpu.sampling import SlotParameters
 from baton.model.cuda.attending import Pages, attend_launches
 from baton.model.cuda.kv_write import Turns, store_launch
 from baton.model.cuda.launch import Launch
+from baton.model.cuda.products import layout
+from baton.model.cuda.products.int8 import int8_launch, quantize_launch
+from baton.model.cuda.products.tiles import product_launches
 from baton.model.cuda.rows import add_norm_launch, gated_mul_launch
 from baton.model.cuda.sampling import Edits, Wishes, edit_launch, sample_launches
+from baton.model.weights.quantized import Quantized
 
 TARGETS = (80, 90, 100)
 """A100, H100 and H200, B200."""
@@ -115,6 +119,7 @@ def launches() -> Iterator[tuple[str, Launch]]:
     yield "SwiGLU", gated_mul_launch(gate, out, "silu")
 
     yield from sampling()
+    yield from products()
 
 
 def sampling() -> Iterator[tuple[str, Launch]]:
@@ -127,6 +132,49 @@ def sampling() -> Iterator[tuple[str, Launch]]:
     floats, bytes_ = torch.zeros(TOKENS), torch.zeros(TOKENS, dtype=torch.uint8)
     edits = Edits(numbers, numbers, floats, bytes_, bytes_, floats, floats, floats, floats)
     yield "sampling: edits", edit_launch(torch.zeros(TOKENS, vocab), edits)
+
+
+def weight_of(
+    kind: int, group: int, inputs: int = 4096, outputs: int = 4096, experts: int = 1
+) -> layout.Laid:
+    """With zero points in eighths, but for MXFP4."""
+    width = group if kind == layout.INT8 else group // 2
+    places = (experts, inputs // group, outputs)
+    codes = torch.zeros(*places, width, dtype=torch.int8 if kind == layout.INT8 else torch.uint8)
+    scales, zeros = torch.zeros(places, dtype=torch.float16), torch.zeros(places, dtype=torch.int8)
+    there = None if kind == layout.E2M1 else zeros
+    return layout.Laid(kind, outputs, inputs, codes, group, scales, there, 0.125)
+
+
+def multiplying(
+    weight: layout.Laid, rows: int, fixed: bool = False, dtype: torch.dtype = BF16
+) -> list[Launch]:
+    x, out = (torch.zeros(rows, size, dtype=dtype) for size in (weight.inputs, weight.outputs))
+    return product_launches(x, weight, out, None, fixed)
+
+
+def products() -> Iterator[tuple[str, Launch]]:
+    """Of 4,096 by 4,096; few rows in parts, and many."""
+    few, many = 8, 4096
+    weights = {
+        "4 bits, groups of 32": weight_of(layout.INT4, 32),
+        "4 bits, groups of 64": weight_of(layout.INT4, 64),
+        "4 bits, groups of 128": weight_of(layout.INT4, 128),
+        "8 bits, groups of 128": weight_of(layout.INT8, 128),
+        "MXFP4": weight_of(layout.E2M1, 32, 2880, 2880),
+    }
+    for name, weight in weights.items():
+        yield f"product, {name}, few rows", multiplying(weight, few)[0]
+        yield f"product, {name}, many rows", multiplying(weight, many)[0]
+    yield "product, its merge", multiplying(weight, few)[1]
+    weight = weights["4 bits, groups of 64"]
+    yield "product, 4 bits, float32", multiplying(weight, many, dtype=F32)[0]
+    x, values = torch.zeros(many, 4096, dtype=BF16), torch.zeros(many, 4096, dtype=torch.uint8)
+    codes, scales = torch.zeros(4096, 4096, dtype=torch.int8), torch.zeros(4096)
+    for name, rows in (("few", few), ("many", many)):
+        bytes_ = Quantized(values[:rows], scales[:rows])
+        yield f"bytes by bytes, {name} rows", int8_launch(bytes_, codes, scales, None, x[:rows])
+    yield "activations to bytes", quantize_launch(x, values, scales)
 
 
 _TYPES = {

@@ -45,6 +45,7 @@ def interpret() -> None:
         import triton
 
         import baton.model.attention.triton_backend
+        import baton.model.cuda.products.kernels
         import baton.model.cuda.rows
         import baton.model.cuda.sampling  # noqa: F401
 

@@ -11,6 +11,7 @@ from baton.model.layers.int8 import why_not_int8
 from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.rounding import Grouping
 from baton.model.loader import AnyDecoder
+from baton.model.ops import triton
 from baton.protocol.config import InstanceConfig
 
 
@@ -28,16 +29,33 @@ _LARGE_GROUP = 128
 def weights_form(config: InstanceConfig, dtype: torch.dtype, device: torch.device) -> Weights:
     """How layers hold their weights."""
     if config.quantization == "int8" and config.quantization_group_size is None:
-        reason = why_not_int8() if config.device == "cpu" else "it is computed on CPUs only"
-        if reason:
+        reason = "" if triton.serve(device) else why_not_int8()
+        if config.device != "cpu":
+            _check_device(config, device)
+        elif reason:
             raise ExecutorError(f"quantization int8: {reason}; leave --quantization away")
         return "int8"
+    if triton.serve(device):
+        return "plain"
     return best_form(dtype, device)
 
 
-def groups_of(config: InstanceConfig, model: ModelConfig) -> dict[str, Any]:
+def _check_device(config: InstanceConfig, device: torch.device) -> None:
+    """Raises `ExecutorError` if weights are to be quantized for a device that has no kernels for them."""
+    if triton.serve(device):
+        return
+    for flag, given in (("quantization", config.quantization), ("quantize_head", config.quantize_head)):
+        if given not in (None, 16):
+            raise ExecutorError(
+                f"{flag} {given}: only Triton's kernels multiply by such weights on {device}, and here they "
+                "do not serve (the log says why); leave it away"
+            )
+
+
+def groups_of(config: InstanceConfig, model: ModelConfig, device: torch.device) -> dict[str, Any]:
     """What `Placement` needs to know of weights in groups."""
-    if config.device != "cpu":
+    if config.device != "cpu" and not triton.serve(device):
+        _check_device(config, device)
         return {}  # they are expanded
     group = config.quantization_group_size
     if group is None:

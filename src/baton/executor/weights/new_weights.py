@@ -107,7 +107,7 @@ class NextWeights:
         `open_weights`, and `ValueError` if there is no memory for it."""
         placement = present.model.placement
         config, built = read_model(self._config, directory)
-        groups = groups_of(self._config, config)
+        groups = groups_of(self._config, config, placement.device)
         memory = open_weights(self._config, Path(directory), self._rank, placement.weights, groups)
         try:
             if memory.origin in ("filled", "private"):

@@ -95,9 +95,8 @@ class ModelOptions(Options):
     )
     quantization: Literal["int8", "int4"] | None = flag(
         None,
-        "Of a checkpoint in floating point, while it is loaded, on a CPU. int8: weights and activations of "
-        "all products in 8 bits; int4: weights in 4 bits, v in 6, with a scale and a zero point for each "
-        "group.",
+        "Of a checkpoint in floating point, while it is loaded. int8: weights and activations of all "
+        "products in 8 bits; int4: weights in 4 bits, v in 6, with a scale and a zero point for each group.",
         unset="as the checkpoint is",
     )
     quantization_group_size: int | None = flag(

@@ -1,7 +1,6 @@
 """The operations of `ops.fused` by Triton's kernels (`rows`): one pass over memory each.
 
-What is quantized for products of integers is no tensor any more: that, and rows longer than the kernels take,
-PyTorch does.
+What products of bytes take is quantized by a pass of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from baton.model.cuda import rows
+from baton.model.cuda.products import int8
 from baton.model.description.model import Activation
 from baton.model.ops.fused import Activations, Form, FusedOps, Result
 
@@ -40,3 +40,7 @@ class TritonOps(FusedOps):
         self, gate_up: Result, form: Form | None = None, activation: Activation = "silu"
     ) -> Activations:
         return self.quantize(rows.gated_mul(self.dequantize(gate_up), activation), form)
+
+    def quantize(self, x: Tensor, form: Form | None = None) -> Activations:
+        form = form or self.form
+        return int8.quantize(x) if form.kind == "int8" else super().quantize(x, form)

@@ -33,6 +33,7 @@ from baton.model.layers.grouped import GroupedProduct
 from baton.model.layers.packed import OneDnnProduct, PackedRows, PlainProduct, rows_of
 from baton.model.layers.piece import Piece
 from baton.model.layers.placement import Part, Placement, Product
+from baton.model.ops.device import DeviceGroups, DevicePlain
 from baton.model.ops.fused import Activations, Form, Result
 from baton.model.weights.grouped import Grouped, InGroups
 from baton.model.weights.store import Shelf
@@ -277,7 +278,7 @@ class VocabParallelEmbedding(Layer):
         self._hidden_size = hidden_size
         self._lookup = lookup
         self._head = head
-        self._rows: PackedRows | GroupedProduct | None = None
+        self._rows: PackedRows | GroupedProduct | DeviceGroups | None = None
         self.product: Product | None = None
         self.weight: Tensor | None = None
         if not placement.copies or not (head or placement.groups):
@@ -317,9 +318,9 @@ class VocabParallelEmbedding(Layer):
         if not self._lookup or not self.copies:
             return
         self.weight = None
-        if isinstance(self.product, GroupedProduct):
+        if isinstance(self.product, GroupedProduct | DeviceGroups):
             self._rows = self.product
-        elif isinstance(self.product, PlainProduct):
+        elif isinstance(self.product, PlainProduct | DevicePlain):
             self.weight = self.product.weight
         elif isinstance(self.product, (NativeProduct, OneDnnProduct)):
             assert isinstance(table, Tensor)

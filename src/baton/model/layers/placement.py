@@ -18,13 +18,22 @@ from baton.model.layers.int8 import Int8Product
 from baton.model.layers.packed import OneDnnProduct, PlainProduct, Weights
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.rounding import Grouping, Rounded, in_groups
+from baton.model.ops.device import DeviceKernels, DeviceProduct
 from baton.model.ops.fused import FusedOps
 from baton.model.ops.steady import Sizes, find_sizes, random_rows, revealing
 from baton.model.weights.grouped import Grouped, InGroups, joined
 from baton.model.weights.own_memory import own_memory
 from baton.model.weights.store import PrivateStore, Shelf, WeightStore
 
-Product = PlainProduct | NativeProduct | OneDnnProduct | NativeInt8Product | Int8Product | GroupedProduct
+Product = (
+    PlainProduct
+    | NativeProduct
+    | OneDnnProduct
+    | NativeInt8Product
+    | Int8Product
+    | GroupedProduct
+    | DeviceProduct
+)
 Library = TypeVar("Library", PlainProduct, OneDnnProduct, Int8Product)
 
 
@@ -61,6 +70,8 @@ class Placement:
     rounded: Rounded = field(default_factory=Rounded)
     store: WeightStore = field(default_factory=PrivateStore)
     """Of one model."""
+    kernels: DeviceKernels | None = None
+    """Of the device, for products; None: PyTorch's, or a CPU's."""
 
     @property
     def copies(self) -> bool:
@@ -72,7 +83,7 @@ class Placement:
         """Whether the library makes the form of each weight of a layer: nothing of it is found out by trying
         PyTorch's products, whose bits depend on the threads that compute them."""
         library = native()
-        if library is None or self.device.type != "cpu":
+        if library is None or self.device.type != "cpu" or self.kernels is not None:
             return False
         if self.weights == "int8":
             return serves(library, torch.int8)
@@ -80,7 +91,7 @@ class Placement:
 
     def exact(self) -> Placement:
         """For weights that are multiplied in float32, whatever others are in."""
-        fast = self.device.type == "cpu" and serves(native(), torch.float32)
+        fast = self.device.type == "cpu" and self.kernels is None and serves(native(), torch.float32)
         return replace(
             self,
             dtype=torch.float32,
@@ -95,8 +106,8 @@ class Placement:
         return self.store.make(name, shape, self.dtype, self.device)
 
     def buffer(self, *shape: int) -> Tensor:
-        """For a weight that is about to be packed."""
-        if self.device.type != "cpu":
+        """For a weight that is about to be packed: on the CPU, where it is quantized."""
+        if self.device.type != "cpu" and not self.copies:
             return torch.empty(*shape, dtype=self.dtype, device=self.device)
         return own_memory(math.prod(shape), self.dtype).view(shape)
 
@@ -135,6 +146,8 @@ class Placement:
 
     def product(self, weight: Tensor | InGroups, bias: Tensor | None, name: str) -> Product:
         """`weight` is `absent` if the store is complete."""
+        if self.kernels is not None:
+            return self._of_device(self.kernels, weight, bias)
         shelf = Shelf(self.store, name)
         kind = shelf.note("product", lambda: {"groups": int(isinstance(weight, InGroups))})
         if kind["groups"]:
@@ -156,6 +169,17 @@ class Placement:
             weight = kept if shelf.complete else kept.copy_(weight)
         plain = PlainProduct(weight, bias)
         return self._steady(plain, weight, bias) if self.device.type == "cpu" else plain
+
+    def _of_device(
+        self, kernels: DeviceKernels, weight: Tensor | InGroups, bias: Tensor | None
+    ) -> DeviceProduct | PlainProduct:
+        if not isinstance(weight, Tensor):
+            return kernels.grouped(weight, bias, self.dtype)
+        if self.weights == "int8":
+            return kernels.int8(weight, bias)
+        if self.copies:  # (else it is a parameter, and on the device)
+            weight = weight.to(self.device, copy=True)
+        return kernels.plain(weight, bias) or PlainProduct(weight, bias)
 
     def _steady(self, product: Library, weight: Tensor, bias: Tensor | None) -> Library:
         """So that a row of its result does not depend on the number of rows."""

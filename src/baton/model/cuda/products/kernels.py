@@ -1,0 +1,26 @@
+"""Makes products for a CUDA device: imported only where Triton serves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.model.cuda.products.linear import TritonGroups, TritonInt8, TritonPlain
+from baton.model.ops.device import DeviceKernels
+from baton.model.weights.grouped import InGroups
+
+
+class TritonKernels(DeviceKernels):
+    """`fixed`: all products are made by one tile for any number of rows."""
+
+    def __init__(self, device: torch.device, fixed: bool = False) -> None:
+        self._device, self._fixed = device, fixed
+
+    def plain(self, weight: Tensor, bias: Tensor | None) -> TritonPlain | None:
+        return TritonPlain(weight, bias) if self._fixed else None
+
+    def grouped(self, weight: InGroups, bias: Tensor | None, dtype: torch.dtype) -> TritonGroups:
+        return TritonGroups(weight, bias, dtype, self._device, self._fixed)
+
+    def int8(self, weight: Tensor, bias: Tensor | None) -> TritonInt8:
+        return TritonInt8(weight, bias, self._device)
