@@ -105,7 +105,10 @@ def twice(prompt: str, wish: SamplingParams, **options) -> list[tuple[str, int]]
         for _ in range(2):
             before = stats_of(llm)["steps"]
             (output,) = llm.generate(prompt, wish, use_tqdm=False)
-            found.append((output.outputs[0].text, stats_of(llm)["steps"] - before))
+            steps = stats_of(llm)["steps"] - before
+            found.append((output.outputs[0].text, steps))
+            accepted = len(output.outputs[0].token_ids) - steps  # (the prompt's step gives a token, too)
+            assert output.timings.get("accepted_drafts", 0) == accepted
     return found
 
 

@@ -33,7 +33,8 @@ def finish(
     admitted = request.first_admitted
     notes = request.notes
     if notes is not None:
-        notes.add(outboxes.now, "ended", request.num_generated, request.num_preemptions, text=reason)
+        counts = request.num_generated, request.num_preemptions, request.num_accepted
+        notes.add(outboxes.now, "ended", *counts, text=reason)
     outbox.finished.append(
         Finished(
             request.id,

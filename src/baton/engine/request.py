@@ -49,6 +49,7 @@ class Request:
         "limit",
         "name",
         "notes",
+        "num_accepted",
         "num_cached",
         "num_preemptions",
         "num_prompt",
@@ -164,6 +165,8 @@ class Request:
         gateway that named the instance which has."""
         self.num_cached = 0
         self.num_preemptions = 0
+        self.num_accepted = 0
+        """Drafts that were right, since it is here."""
         self.notes: Notes | None = None
         """Its way, if its gateway wants to know it."""
         self.prompt_logprobs_sent = 1 if len(tokens) == self.num_prompt else self.num_prompt

@@ -50,7 +50,7 @@ MEANING: dict[str, tuple[str, str, str, str]] = {
     "received": ("pages", "tokens", "", "prefiller"),
     "fetched": ("bytes", "microseconds", "rank", "transport"),
     "recompute": ("", "", "", "why"),
-    "ended": ("generated_tokens", "preemptions", "", "reason"),
+    "ended": ("generated_tokens", "preemptions", "accepted_drafts", "reason"),
     # What a gateway writes itself, with its id of the attempt in `a`:
     "sent": ("", "work_tokens", "", "plan"),
     "parked": ("", "", "", ""),

@@ -109,6 +109,8 @@ class StepReader:
                 self._add_prompt_logprobs(request, run)
         if tokens:
             self._add_tokens(rows, tokens, logprobs)
+            if report.speculation:
+                _count_accepted(rows.requests)
         for closed in report.closings:
             request = self._occupant(closed.slot, closed.epoch)
             if request is not None:
@@ -269,6 +271,15 @@ class StepReader:
         self._scheduler.release(request)
         if departures is not None:
             departures.closed(request, now)
+
+
+def _count_accepted(requests: list[Request]) -> None:
+    """Of a step with drafts, a request for each token: all but the first of a run were drafts."""
+    before: Request | None = None
+    for request in requests:
+        if request is before:
+            request.num_accepted += 1
+        before = request
 
 
 def _unpack(*arrays: bytes) -> tuple[array[int], array[int], array[int]]:

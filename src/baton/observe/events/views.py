@@ -43,7 +43,10 @@ def whole(story: Story, now: float) -> dict[str, Any]:
 
 
 def timings(story: Story, now: float) -> Timings:
-    """Where the time went, in milliseconds: `*_ms` of the spans add up to `total_ms`."""
+    """Where the time went, in milliseconds: `*_ms` of the spans add up to `total_ms`.
+
+    `accepted_drafts`, if there were any: how many tokens were drafts that were right.
+    """
     trail = story.trails[0] if story.trails else None
     found = spans(story, trail, now)
     end = now if story.ended is None else story.ended
@@ -54,6 +57,10 @@ def timings(story: Story, now: float) -> Timings:
     answer |= {f"{name}_ms": _ms(seconds) for name, seconds in sums(found).items()}
     errors = [clock["error_ms"] for clock in _clocks(story).values()]
     known = [error for error in errors if error is not None]
+    notes = [note for told in (trail.told if trail else ()) for note in told.notes]
+    accepted = sum(note.c for note in notes if note.what == "ended")
+    if accepted:
+        answer["accepted_drafts"] = accepted
     answer["clock_error_ms"] = max(known) if known and len(known) == len(errors) else None
     return answer
 
