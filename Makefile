@@ -18,7 +18,7 @@ LIMITS ?= 0
 WATCH_MINUTES ?= 0.5
 NATIVE := hatch_build.py $(wildcard src/baton/model/cpu/native/*)
 
-.PHONY: serve test lint types imports pytest soak soak-server soak-cuts soak-structured soak-speculation clients browser deploy-check wheel check-wheel install install-dev clean
+.PHONY: gpu gpu-wheels serve test lint types imports pytest soak soak-server soak-cuts soak-structured soak-speculation clients browser deploy-check wheel check-wheel install install-dev clean
 
 serve: $(VENV)/.installed
 	$(BIN)/baton serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
@@ -81,6 +81,16 @@ soak-structured: $(VENV)/.installed-dev
 ASKED ?= 10000
 soak-speculation: $(VENV)/.installed-dev
 	BATON_SOAK_SPECULATION=$(ASKED) nice -n 10 $(BIN)/pytest -q -s --timeout=0 --basetemp=build/soak-speculation tests/e2e/speculating
+
+# All that a GPU can show, in eight minutes (docs/cuda.md): needs no network and no $(VENV), only a Python with torch,
+# triton, transformers and numpy. What else it needs was fetched by `make gpu-wheels`, where there is a network.
+GPU_FLAGS ?=
+GPU_PYTHON ?= 3.12
+gpu:
+	$(PYTHON) tools/gpu_run.py $(GPU_FLAGS)
+
+gpu-wheels: $(VENV)/.installed
+	$(BIN)/python tools/gpu_packages.py fetch --python $(GPU_PYTHON)
 
 # In dist/: a source distribution, and the wheel that is built of it, with the compiled library (docs/releasing.md).
 # auditwheel fails if the library needs a newer glibc than the tag says.

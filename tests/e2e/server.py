@@ -12,10 +12,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-from openai import AsyncOpenAI, OpenAI
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
 
 START_DEADLINE_S = 180.0
 
@@ -87,9 +89,13 @@ class Server:
         return [line for line in self.log().splitlines() if re.search(r" (WARNING|ERROR|CRITICAL) ", line)]
 
     def client(self, **kwargs: Any) -> OpenAI:
+        from openai import OpenAI  # (where there is a GPU this may be missing)
+
         return OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=200, **kwargs)
 
     def async_client(self) -> AsyncOpenAI:
+        from openai import AsyncOpenAI
+
         return AsyncOpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=300)
 
     def ledger(self) -> dict[str, Any]:

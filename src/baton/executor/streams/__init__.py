@@ -1,5 +1,4 @@
-"""A device that runs behind the host: its queue of work and its events, how numbers get there, and how its
-pages get to other processes.
+"""A device that runs behind the host: its queue of work and its events, and how numbers get there.
 
-Imports the executor's seam, configuration and memory, nothing that computes.
+Imports nothing of Baton but the executor's seam.
 """
