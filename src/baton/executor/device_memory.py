@@ -21,6 +21,7 @@ from baton.executor.kv_pool import KvPool
 from baton.executor.sizes import sizes_itself
 from baton.executor.weights.forms import ExecutorError
 from baton.model.attention import AttentionStep
+from baton.model.decoder.decoder import Decoder
 from baton.model.loader import AnyDecoder
 from baton.protocol.config import InstanceConfig
 
@@ -104,6 +105,9 @@ def measured_budget(config: InstanceConfig, model: AnyDecoder, before: int) -> i
     device = model.backend.shape.device
     if device.type != "cuda" or not sizes_itself(config):
         return None
+    if isinstance(model, Decoder):  # (what stacks experts takes more memory than it keeps)
+        for mixture in model.mixtures:
+            mixture.on_device()
     torch.cuda.reset_peak_memory_stats(device)
     largest_step(config, model)
     torch.cuda.synchronize(device)

@@ -15,6 +15,7 @@ import weakref
 from typing import Final
 
 import numpy as np
+from torch import Tensor
 
 from baton.model.decoder.mixture import Mixture
 from baton.model.layers.layers import Module
@@ -29,7 +30,7 @@ class ExpertLoad:
 
     def __init__(self) -> None:
         self._of: weakref.ref[Module] | None = None
-        self._counts: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        self._counts: list[Tensor] = []
         """Of each mixture, as it goes on counting."""
         self._before: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         self._chosen, self._enough = 1, 0
@@ -47,7 +48,7 @@ class ExpertLoad:
         self._since = 0
         found = np.zeros(len(EXPERT_LOADS) + 1, np.int64)
         for counts, before in zip(self._counts, self._before, strict=True):
-            taken = counts - before
+            taken = counts.cpu().numpy() - before
             before += taken
             loads = taken * (len(taken) / max(1, int(taken.sum())))
             np.add.at(found, np.searchsorted(EXPERT_LOADS, loads), taken)
@@ -57,8 +58,8 @@ class ExpertLoad:
         layers = getattr(model, "layers", [])
         mixtures = [block.mlp for block in layers if isinstance(getattr(block, "mlp", None), Mixture)]
         self._of = weakref.ref(model)
-        self._counts = [mixture.tokens.numpy() for mixture in mixtures]
-        self._before = [counts.copy() for counts in self._counts]
+        self._counts = [mixture.tokens for mixture in mixtures]
+        self._before = [counts.cpu().numpy().copy() for counts in self._counts]
         if mixtures:
             told = mixtures[0].config
             self._chosen, self._enough = told.chosen, ENOUGH * told.experts

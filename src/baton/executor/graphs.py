@@ -181,6 +181,8 @@ class DecodeGraphs:
         count = len(batch.slots)
         if not 0 < count <= self._row_sizes[-1] or batch.prompt_logprob_targets:
             return None
+        if any(mixture.record for mixture in self._model.mixtures):
+            return None
         rows = next(size for size in self._row_sizes if size >= count)
         needed = int(batch.starts.max()) // self._size + 1
         width = next((width for width in self._widths if width >= needed), None)
@@ -222,10 +224,12 @@ class DecodeGraphs:
         return replay
 
     def _record(self, graph: _Graph) -> Callable[[], None]:
-        """To record runs the step, so the tokens that it carries are put back."""
-        before = self.newest.clone()
+        """To record runs the step, so what it carries on is put back: tokens, and what experts took."""
+        carried = [self.newest, *(mixture.tokens for mixture in self._model.mixtures)]
+        before = [tensor.clone() for tensor in carried]
         replay = self._recorder.record(lambda: self._step(graph))
-        self.newest.copy_(before)
+        for tensor, was in zip(carried, before, strict=True):
+            tensor.copy_(was)
         return replay
 
     def tokens(self, key: tuple[int, int], count: int) -> Tensor:
@@ -239,7 +243,7 @@ class DecodeGraphs:
         )
         slots = told.slots.long()
         tokens = torch.where(told.tokens < 0, self.newest[slots], told.tokens).long()
-        logits = self._model.on_device(tokens, Prepared(plan))
+        logits = self._model.on_device(tokens, Prepared(plan, present=told.places))
         assert logits is not None
         graph.logits = logits
         graph.tokens = self._sampling.choose(logits, told.slots, told.sampled)
@@ -293,8 +297,8 @@ def why_not_recorded(model: object, enforce_eager: bool, ranks: int) -> str:
         return "--enforce-eager"
     if not isinstance(model, Decoder):
         return "transformers computes the model"
-    if model.mixtures:
-        return "a mixture's steps ask the host which experts have tokens"
+    if not all(mixture.on_device() for mixture in model.mixtures):
+        return "a mixture's experts are computed one after the other"
     if ranks > 1:
         return "several ranks"
     return "" if model.backend.records else "PyTorch computes attention"

@@ -278,7 +278,7 @@ class LateTorchExecutor(TorchExecutor):
         if not isinstance(self._model, Decoder):
             return "transformers computes the model"
         if self._model.mixtures:
-            return "a mixture's steps ask the host which experts have tokens"
+            return "a mixture tells with each step what its experts took"
         return "" if self._draft is None else "a draft model needs the tokens"
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +34,11 @@ from baton.model.cuda.kv_write import Turns, store_launch
 from baton.model.cuda.launch import Launch
 from baton.model.cuda.products import layout
 from baton.model.cuda.products.int8 import int8_launch, quantize_launch
-from baton.model.cuda.products.tiles import product_launches
+from baton.model.cuda.products.pairs import Sorted, combine_launch, sort_launch
+from baton.model.cuda.products.tiles import expert_launch, expert_tile, product_launches
 from baton.model.cuda.rows import add_norm_launch, gated_mul_launch
 from baton.model.cuda.sampling import Edits, Wishes, edit_launch, sample_launches
+from baton.model.ops.routing import Routed
 from baton.model.weights.quantized import Quantized
 
 TARGETS = (80, 90, 100)
@@ -175,6 +178,30 @@ def products() -> Iterator[tuple[str, Launch]]:
         bytes_ = Quantized(values[:rows], scales[:rows])
         yield f"bytes by bytes, {name} rows", int8_launch(bytes_, codes, scales, None, x[:rows])
     yield "activations to bytes", quantize_launch(x, values, scales)
+    yield from mixing()
+
+
+def mixing() -> Iterator[tuple[str, Launch]]:
+    """Of 128 experts, 8 a token, 2,048 by 768: few tokens and many."""
+    hidden, inner, experts, chosen = 2048, 768, 128, 8
+    weights = {
+        "": layout.plain(torch.zeros(2 * inner, hidden, dtype=BF16)),
+        ", 4 bits": weight_of(layout.INT4, 64, hidden, 2 * inner),
+    }
+    for tokens, name in ((4, "few"), (4096, "many")):
+        ids = torch.zeros(tokens, chosen, dtype=torch.int32)
+        x = torch.zeros(tokens, hidden, dtype=BF16)
+        for kind, weight in weights.items():
+            tile = expert_tile(replace(weight, codes=weight.codes.expand(experts, *weight.codes.shape[1:])),
+                               BF16, ids.numel(), False)  # fmt: skip
+            tiles = torch.zeros(ids.numel() // tile.rows + experts, 3, dtype=torch.int32)
+            order = torch.zeros(ids.numel(), dtype=torch.int32)
+            out = torch.zeros(ids.numel(), 2 * inner, dtype=BF16)
+            yield f"experts{kind}, {name} tokens", expert_launch(x, weight, out, tiles, tile, order, chosen)
+    counts = torch.zeros(experts, dtype=torch.int64)
+    yield "experts: pairs sorted", sort_launch(ids, None, Sorted(order, order, tiles), counts, tile.rows)
+    found, routed = torch.zeros(ids.numel(), hidden, dtype=BF16), Routed(ids, torch.zeros(tokens, chosen))
+    yield "experts: results added up", combine_launch(found, order, routed, x, torch.zeros_like(x))
 
 
 _TYPES = {

@@ -24,6 +24,9 @@ from tests.model.cuda.where import ON_CPU
 CPU = torch.device("cpu")
 
 
+ATTENTION = "PyTorch computes attention"
+
+
 class Again:
     """A recorder: what is replayed is the function, whose buffers are filled anew."""
 
@@ -85,9 +88,11 @@ def test_sizes_end_with_what_there_can_be():
 
 
 @pytest.mark.skipif(not ON_CPU, reason="tests/gpu/test_steps.py does it with real graphs")
-def test_tokens_are_those_of_eager_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Greedy, sampled, penalized; the batch shrinks, so that graphs of two sizes and padding take part."""
-    make_checkpoint(tmp_path, "qwen3")
+@pytest.mark.parametrize("variant", ["qwen3", "qwen3-moe"])
+def test_tokens_are_those_of_eager_steps(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Greedy, sampled, penalized; the batch shrinks, so that graphs of two sizes and padding take part.
+    Padding has no experts."""
+    make_checkpoint(tmp_path, variant, num_hidden_layers=2)
     sizes = dict(
         max_model_len=64, dtype="float32", block_size=8, num_blocks=30, max_num_seqs=4, num_threads=1
     )
@@ -110,7 +115,8 @@ def test_tokens_are_those_of_eager_steps(tmp_path: Path, monkeypatch: pytest.Mon
     plain = TorchExecutor.from_config(config, 0, "")
     expected = answers(plain)
     assert plain._graphs is None
-    assert why_not_recorded(plain._model, False, 1) == "PyTorch computes attention"
+    told = why_not_recorded(plain._model, False, 1)
+    assert told == ("a mixture's experts are computed one after the other" if "moe" in variant else ATTENTION)
     plain.close()
     monkeypatch.setattr(triton, "serve", lambda device: True)
     executor = TorchExecutor.from_config(config, 0, "")
@@ -121,6 +127,16 @@ def test_tokens_are_those_of_eager_steps(tmp_path: Path, monkeypatch: pytest.Mon
     again, sampling = Again(), executor._sampler.on_device
     assert sampling is not None
     executor._graphs = graphs_of(config, executor._model, sampling, again, DelayedQueue(eager=1.0))
+    mixtures = executor._model.mixtures
+    before = [mixture.tokens.clone() for mixture in mixtures]
     assert answers(executor) == expected
     assert (again.recorded, again.replayed) == (3, 3)
+    for mixture, first in zip(mixtures, before, strict=True):
+        assert int((mixture.tokens - first).sum()) == (3 * 6 + 1 + 2 + 3) * mixture.config.chosen
+    decode = StepBatch(
+        9, ints(0), ints(6), ints(1), ints(5), np.ones(1, np.bool_), np.zeros((1, 1), np.int32), 1
+    )
+    assert executor._graphs.key_of(decode) == (1, 8)
+    executor._model.record_chosen(True)
+    assert (executor._graphs.key_of(decode) is None) == bool(mixtures)  # (which are read after the step)
     executor.close()

@@ -197,7 +197,7 @@ def test_activations_of_zeros_and_the_largest():
 def test_a_fixed_order(dtype: torch.dtype):
     torch.manual_seed(6)
     weight, bias = torch.randn(70, 1100).to(dtype), torch.randn(70).to(dtype)
-    product = TritonPlain(here(weight), here(bias))
+    product = TritonPlain(here(weight), here(bias), True)
     x = rows_apart(3, 1100, dtype)
     near(product.multiply(here(x)), x.float() @ weight.float().t() + bias.float(), dtype)
     product.weight.zero_()
@@ -209,7 +209,7 @@ def test_a_fixed_order_whatever_the_batch():
     torch.manual_seed(7)
     weight = (torch.randint(-64, 65, (33, 1200)) / 8).half()
     x = (torch.randint(-64, 65, (70, 1200)) / 64).half()
-    product = TritonPlain(here(weight), None)
+    product = TritonPlain(here(weight), None, True)
     kinds = {}
     for rows in (1, 16, 40, 64, 70):
         launches = product_launches(x[:rows], layout.plain(weight), torch.empty(rows, 33).half(), None, True)

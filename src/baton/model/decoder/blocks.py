@@ -41,6 +41,8 @@ class LayerContext:
     """[T, 1, 1] by which queries are multiplied; likewise."""
     plan: Any
     """The attention backend's."""
+    present: Tensor | None = None
+    """int64 [T], below 0 for rows that are padding; None: there are none."""
 
 
 class QueryKeyNorms(Layer):
@@ -214,7 +216,8 @@ class Block(Module):
         attention, mlp = self.attention, self.mlp
         mixed = attention(self._input(x, y, self.attention_norm, attention.qkv.form), context)
         mixed = self._normalized(mixed, self.attention_result_norm)
-        found = mlp(self._input(x, mixed, self.mlp_norm, mlp.form))
+        taken = self._input(x, mixed, self.mlp_norm, mlp.form)
+        found = mlp(taken) if isinstance(mlp, MLP) else mlp(taken, context.present)
         return self._normalized(found, self.mlp_result_norm)
 
     def _input(self, x: Tensor, y: Result | None, norm: RMSNorm | None, form: Form) -> Activations:

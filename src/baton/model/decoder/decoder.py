@@ -35,6 +35,8 @@ class Prepared:
     """The attention backend's."""
     positions: Tensor | None = None
     """int64 [T]; None: the backend rotates by itself."""
+    present: Tensor | None = None
+    """int64 [T], below 0 for rows that are padding; None: there are none."""
 
 
 class Decoder(Module):
@@ -162,7 +164,9 @@ class Decoder(Module):
         if prepared.positions is not None:
             turns = self._turns(prepared.positions)
             growth = self.rotaries[0].growth_at(prepared.positions)
-        hidden = self._through(tokens, LayerContext(turns, growth, prepared.plan), on_layers)
+        hidden = self._through(
+            tokens, LayerContext(turns, growth, prepared.plan, prepared.present), on_layers
+        )
         chosen = hidden if wanted is None else hidden[wanted]
         return self.logits(chosen) if len(chosen) else None
 

@@ -28,6 +28,7 @@ from baton.model.description.model import MixtureNames, MlpConfig, MoeConfig, Na
 from baton.model.layers.layers import Layer, Linear, Module, RowParallelLinear
 from baton.model.layers.piece import Piece
 from baton.model.layers.placement import Placement, Product
+from baton.model.ops.device import DeviceExperts, DeviceKernels, DevicePlain
 from baton.model.ops.fused import PLAIN, Activations, Form, Result
 from baton.model.ops.routing import Routed, route, sigmoid
 from baton.model.weights.group_rows import GroupRows
@@ -149,7 +150,8 @@ class Mixture(Module):
             if told.shared is None
             else MLP(MlpNames.within(name + names.shared, names), told.shared, hidden, placement, False)
         )
-        self.tokens = torch.zeros(told.experts, dtype=torch.int64)
+        self._kernels: DeviceKernels | None = placement.kernels
+        self.tokens = torch.zeros(told.experts, dtype=torch.int64, device=placement.device)
         """That each expert got, ever."""
         self.record = False
         """Whether `chosen` is to be kept."""
@@ -158,6 +160,8 @@ class Mixture(Module):
         self._dtype = placement.dtype
         self._native: NativeMixture | Literal[False] | None = None
         """None: not made yet."""
+        self._on_device: DeviceExperts | Literal[False] | None = None
+        """Likewise."""
 
     @property
     def gate_up(self) -> list[Linear]:
@@ -173,18 +177,22 @@ class Mixture(Module):
         """In which it takes activations: as they are, for the router."""
         return PLAIN
 
-    def __call__(self, x: Activations) -> Tensor:
+    def __call__(self, x: Activations, present: Tensor | None = None) -> Tensor:
+        """`present`: int64 [T], below 0 for rows that are padding, which nobody reads; None: there are
+        none."""
         assert isinstance(x, Tensor)
         if native := self.native():
             return self._at_once(native, x)
-        routed = self.router(x)
+        routed, taken = self.router(x), _Taken(x)
         if self.record:
             self.chosen = routed.ids
-        taken = _Taken(x)
+        if experts := self.on_device():
+            shared = self._shared(taken)
+            return self.parallel.all_reduce(experts(x, routed, shared, self.tokens, present))
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         self._add_experts(total, taken, routed)
-        if self.shared is not None:
-            found = self.ops.dequantize(self.shared(taken.all(self.shared.form, self))).float()
+        if (shared := self._shared(taken)) is not None:
+            found = shared.float()
             total += found if routed.shared is None else found * routed.shared.unsqueeze(1)
         return self.parallel.all_reduce(total.to(x.dtype))
 
@@ -194,9 +202,30 @@ class Mixture(Module):
             self._native = self._made() or False
         return self._native or None
 
+    def on_device(self) -> DeviceExperts | None:
+        """All experts by a few launches, where their device has kernels for them."""
+        if self._on_device is None:
+            self._on_device = False
+            if self._kernels is not None:
+                gate_up, down = ([matrix.product for matrix in part] for part in (self.gate_up, self.down))
+                found = self._kernels.experts(gate_up, down, self.config.expert.activation)
+                self._on_device = found or False
+            if self._on_device:
+                for matrix in (*self.gate_up, *self.down):
+                    if matrix.weight is not None:  # a parameter: it is loaded where the product has it
+                        assert isinstance(matrix.product, DevicePlain)
+                        matrix.weight = matrix.product.weight
+        return self._on_device or None
+
     def weights_change(self) -> None:
         """Weights are about to be loaded, into other places of memory."""
-        self._native = None
+        self._native = self._on_device = None
+
+    def _shared(self, taken: _Taken) -> Tensor | None:
+        """What the MLP gives that all tokens pass."""
+        if self.shared is None:
+            return None
+        return self.ops.dequantize(self.shared(taken.all(self.shared.form, self)))
 
     def _made(self) -> NativeMixture | None:
         library = native()
@@ -218,9 +247,7 @@ class Mixture(Module):
         routed, taken = native.router(x), _Taken(x)
         if self.record:
             self.chosen = routed.ids
-        shared = None
-        if self.shared is not None:
-            shared = self.ops.dequantize(self.shared(taken.all(self.shared.form, self)))
+        shared = self._shared(taken)
         found = native.experts(taken.all(native.experts.form, self), routed, shared, self.tokens)
         return self.parallel.all_reduce(found)
 

@@ -172,14 +172,14 @@ class Placement:
 
     def _of_device(
         self, kernels: DeviceKernels, weight: Tensor | InGroups, bias: Tensor | None
-    ) -> DeviceProduct | PlainProduct:
+    ) -> DeviceProduct:
         if not isinstance(weight, Tensor):
             return kernels.grouped(weight, bias, self.dtype)
         if self.weights == "int8":
             return kernels.int8(weight, bias)
         if self.copies:  # (else it is a parameter, and on the device)
             weight = weight.to(self.device, copy=True)
-        return kernels.plain(weight, bias) or PlainProduct(weight, bias)
+        return kernels.plain(weight, bias)
 
     def _steady(self, product: Library, weight: Tensor, bias: Tensor | None) -> Library:
         """So that a row of its result does not depend on the number of rows."""

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from baton.model.description.model import Activation
 from baton.model.ops.fused import Activations, Form
+from baton.model.ops.routing import Routed
 from baton.model.weights.grouped import InGroups
 
 
@@ -44,12 +47,32 @@ class DevicePlain(DeviceProduct):
     weight: Tensor
 
 
+class DeviceExperts(ABC):
+    """The experts of a mixture."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        x: Tensor,
+        routed: Routed,
+        shared: Tensor | None,
+        counts: Tensor,
+        present: Tensor | None = None,
+    ) -> Tensor:
+        """[T, hidden] → the weighted sum of what each token's experts give, and of what the MLP gives that
+        all tokens pass (`shared` [T, hidden]).  The host waits for nothing.
+
+        `counts` [experts] int64: tokens that each expert had are added to it.  `present` [T] int64: rows
+        below 0 are padding; they have no experts.
+        """
+
+
 class DeviceKernels(ABC):
     """Makes products for one device."""
 
     @abstractmethod
-    def plain(self, weight: Tensor, bias: Tensor | None) -> DevicePlain | None:
-        """Of a weight on the device; None: PyTorch multiplies by it."""
+    def plain(self, weight: Tensor, bias: Tensor | None) -> DevicePlain:
+        """Of a weight on the device."""
 
     @abstractmethod
     def grouped(self, weight: InGroups, bias: Tensor | None, dtype: torch.dtype) -> DeviceGroups:
@@ -58,3 +81,10 @@ class DeviceKernels(ABC):
     @abstractmethod
     def int8(self, weight: Tensor, bias: Tensor | None) -> DeviceProduct:
         """Quantizes a weight on the CPU; results are of its dtype."""
+
+    @abstractmethod
+    def experts(
+        self, gate_up: Sequence[object], down: Sequence[object], activation: Activation
+    ) -> DeviceExperts | None:
+        """Of a mixture, from the products of its experts, which from then on have views of its weights; None
+        where these products are not all alike, or of no kind that there is a kernel for."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from baton.model.cuda.products.experts import TritonExperts, experts_of
 from baton.model.cuda.products.linear import TritonGroups, TritonInt8, TritonPlain
+from baton.model.description.model import Activation
 from baton.model.ops.device import DeviceKernels
 from baton.model.weights.grouped import InGroups
 
@@ -16,11 +20,16 @@ class TritonKernels(DeviceKernels):
     def __init__(self, device: torch.device, fixed: bool = False) -> None:
         self._device, self._fixed = device, fixed
 
-    def plain(self, weight: Tensor, bias: Tensor | None) -> TritonPlain | None:
-        return TritonPlain(weight, bias) if self._fixed else None
+    def plain(self, weight: Tensor, bias: Tensor | None) -> TritonPlain:
+        return TritonPlain(weight, bias, self._fixed)
 
     def grouped(self, weight: InGroups, bias: Tensor | None, dtype: torch.dtype) -> TritonGroups:
         return TritonGroups(weight, bias, dtype, self._device, self._fixed)
 
     def int8(self, weight: Tensor, bias: Tensor | None) -> TritonInt8:
         return TritonInt8(weight, bias, self._device)
+
+    def experts(
+        self, gate_up: Sequence[object], down: Sequence[object], activation: Activation
+    ) -> TritonExperts | None:
+        return experts_of(gate_up, down, activation, self._fixed)

@@ -138,6 +138,28 @@ def lay(weight: Grouped, device: torch.device, bias: Tensor | None = None) -> La
     )
 
 
+def unified(weights: list[Laid]) -> list[Laid]:
+    """With scales and zero points of one dtype and unit each."""
+    scales = {weight.scales.dtype for weight in weights if weight.scales is not None}
+    if len(scales) > 1:
+        weights = [replace(weight, scales=_float(weight.scales)) for weight in weights]
+    zeros = {(weight.zeros is None or weight.zeros.dtype, weight.zero_step) for weight in weights}
+    if len(zeros) > 1:
+        weights = [replace(weight, zeros=_whole_zeros(weight), zero_step=1.0) for weight in weights]
+    return weights
+
+
+def _float(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float()
+
+
+def _whole_zeros(weight: Laid) -> Tensor | None:
+    """In float32, in units of 1"""
+    if weight.zeros is not None:
+        return weight.zeros.float() * weight.zero_step
+    return None if weight.scales is None else torch.zeros_like(weight.scales, dtype=torch.float32)
+
+
 def stacked(weights: list[Laid]) -> Laid:
     """Of weights that are `alike`, one each."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from baton.model.cuda.products.int8 import multiply_int8
@@ -93,13 +94,13 @@ class TritonInt8(DeviceProduct):
 
 
 class TritonPlain(DevicePlain):
-    """x [T, in] → x Wᵀ + b [T, out], one dtype, by the same additions for any number of rows.  The weight may
-    be overwritten in place at any time."""
+    """x [T, in] → x Wᵀ + b [T, out], one dtype: by cuBLAS, or, if it is `fixed`, by the same instructions and
+    additions for any number of rows."""
 
     form = PLAIN
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight, self.bias = weight, bias
+    def __init__(self, weight: Tensor, bias: Tensor | None, fixed: bool) -> None:
+        self.weight, self.bias, self._fixed = weight, bias, fixed
         self.out_features = len(weight)
 
     @property
@@ -108,6 +109,8 @@ class TritonPlain(DevicePlain):
 
     def multiply(self, x: Activations) -> Tensor:
         assert isinstance(x, Tensor)
+        if not self._fixed:
+            return F.linear(x, self.weight, self.bias)
         out = torch.empty((len(x), self.out_features), dtype=x.dtype, device=x.device)
         for launch in product_launches(x, plain(self.weight), out, self.bias, fixed=True):
             launch.run()

@@ -45,9 +45,9 @@ class Tile(NamedTuple):
     """Inputs whose loads are made at once, at least, of weights in groups."""
 
 
-_SMALL = Tile(16, 64, 128, 4, 4, loaded=128)
-_LARGE = Tile(64, 64, 64, 4, 3)
-_LARGE_PLAIN = Tile(128, 128, 64, 8, 3)
+_SMALL = Tile(16, 64, 128, 4, 4)
+_LARGE = Tile(64, 64, 64, 8, 3)
+_LARGE_PLAIN = Tile(64, 128, 64, 8, 3)
 _FIXED = Tile(64, 64, 64, 4, 4)
 _FIXED_PLAIN = Tile(64, 64, 64, 8, 4)
 _FLOAT32 = Tile(16, 32, 32, 4, 2)
@@ -63,6 +63,11 @@ def tile_for(weight: Laid, dtype: torch.dtype, rows: int, fixed: bool) -> Tile:
     if rows <= FEW:
         return _SMALL
     return _LARGE_PLAIN if weight.kind == PLAIN else _LARGE
+
+
+def expert_tile(weight: Laid, dtype: torch.dtype, pairs: int, fixed: bool) -> Tile:
+    """Of so many rows, whatever the kind: for `pairs` rows of all experts."""
+    return tile_for(weight, dtype, FEW if pairs <= 16 * weight.experts else FEW + 1, fixed)
 
 
 def parts_of(weight: Laid, step: int) -> int:
