@@ -162,7 +162,7 @@ def test_none_where_a_step_is_bound_by_arithmetic():
 
 
 def test_a_method_that_nobody_has():
-    with pytest.raises(ValueError, match="give auto, ngram, suffix or draft_model"):
+    with pytest.raises(ValueError, match="give auto, ngram, suffix, draft_model or mtp"):
         make_drafter(
             Speculation(method="draft"),
             max_num_seqs=4,

@@ -121,6 +121,12 @@ class Engine:
             if not self.users[number]:
                 self.free.append(number)
 
+    def computed(self, rows: list[tuple[Request, int, bool]], slots: np.ndarray, tables: np.ndarray) -> None:
+        """A step has computed so many tokens of each of these."""
+
+    def stepped(self) -> None:
+        """The step is over."""
+
     def step(self) -> None:
         decoding, prompts = [], []
         for request in self.on.values():
@@ -147,6 +153,7 @@ class Engine:
         )
         slots = np.array([request.slot for request, *_ in rows], np.int32)
         ends = np.array([request.computed + count for request, count, _ in rows], np.int32)
+        self.computed(rows, slots, tables)
         samples = [row for row in rows if row[2]]
         runs, came = [], []
         for request, count, _ in samples:
@@ -162,6 +169,7 @@ class Engine:
         if not samples:
             for request, count, _ in rows:
                 request.computed += count
+            self.stepped()
             return
         self.model.now += 0.1
         if not prompts:
@@ -188,6 +196,7 @@ class Engine:
         proposed = self.drafter.propose(sampled_slots)
         for slot, found in proposed.items():
             self.on[slot].drafts = found.tolist()
+        self.stepped()
         for request in [request for request, *_ in samples]:
             if len(request.tokens) >= request.most:
                 self.leave(request)

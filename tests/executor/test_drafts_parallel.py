@@ -15,6 +15,7 @@ from baton.protocol.config import Speculation
 from baton.protocol.sampling import Sampling, Stopping
 from tests.executor.test_torch_parity import config_for
 from tests.model.checkpoints import make_checkpoint
+from tests.model.mtp_checkpoints import make_agreeing
 
 from .serving import Request, Serving
 
@@ -23,9 +24,12 @@ NGRAM = Speculation(method="ngram", num_speculative_tokens=4)
 
 
 def speculation(method: str, directory: Path) -> Speculation:
-    """The draft model is the model itself, which rank 0 has as a whole beside its half."""
+    """The draft model is the model itself, which rank 0 has as a whole beside its half; the MTP layer is
+    whole on rank 0 too, with an embedding and a head of its own."""
     if method == "ngram":
         return NGRAM
+    if method == "mtp":
+        return Speculation(method="mtp", num_speculative_tokens=4)
     return Speculation(method="draft", model=str(directory), num_speculative_tokens=4)
 
 
@@ -55,9 +59,12 @@ def main() -> None:
     executor.close()
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft"])
+@pytest.mark.parametrize("method", ["ngram", "draft", "mtp"])
 def test_ranks_give_the_answers_of_one_without_drafts(method: str, tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, "qwen3", num_hidden_layers=2)
+    if method == "mtp":
+        make_agreeing(tmp_path)
+    else:
+        make_checkpoint(tmp_path, "qwen3", num_hidden_layers=2)
     alone = create_executor(config_for(tmp_path), 0, "")
     expected = play(alone)
     alone.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.executor import sizes, torch_executor
+from baton.executor import prompt_logprobs, sizes
 from baton.executor.base import StepBatch, StepResult
 from baton.executor.kv_pool import KvPool, available_memory
 from baton.executor.loading import create_executor
@@ -84,7 +84,7 @@ def test_long_prompt_logprobs_are_computed_in_parts(
 ) -> None:
     found = []
     for size in (64 << 20, 5 * 4 * VOCAB):
-        monkeypatch.setattr(torch_executor, "_PROMPT_LOGPROB_CHUNK_BYTES", size)
+        monkeypatch.setattr(prompt_logprobs, "_CHUNK_BYTES", size)
         executor = create_executor(config_for(checkpoint), 0, "")
         driver = Driver(executor)
         request = driver.add(prompt_of(43), 1, Sampling(0, 0.0, prompt_logprobs=3))

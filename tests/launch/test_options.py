@@ -436,6 +436,9 @@ def test_steps_that_cannot_overlap(options, problem):
             ("draft", 7, 2, 16),
         ),
         ({"speculative_config": '{"model": "x"}'}, ("draft", 7, 2, 16)),
+        ({"speculation": "mtp"}, ("mtp", 7, 2, 16)),
+        ({"speculative_config": '{"method": "mtp", "num_speculative_tokens": 1}'}, ("mtp", 1, 2, 16)),
+        ({"speculative_config": '{"method": "ernie_mtp"}'}, ("mtp", 7, 2, 16)),
     ],
 )
 def test_speculation_of_an_instance(options, told):
@@ -447,7 +450,7 @@ def test_speculation_of_an_instance(options, told):
         assert (found.method, *numbers) == told
         assert found.model == ("x" if found.method == "draft" else "")
         given = "num_speculative_tokens" in options.get("speculative_config", "")
-        assert found.by_cost == (found.method == "draft" and not given)
+        assert found.by_cost == (found.method in ("draft", "mtp") and not given)
 
 
 def test_suffix_options_are_vllms():
@@ -517,6 +520,15 @@ def test_suffix_options_are_vllms():
             "'prompt_lookup_max' is not of method draft_model",
         ),
         ({"speculative_config": '{"model": "x", "num_speculative_tokens": 65}'}, "from 1 to 64"),
+        (
+            {"speculative_config": '{"method": "mtp", "model": "x"}'},
+            "a layer of the model itself; leave model",
+        ),
+        ({"speculative_config": '{"method": "mtp", "prompt_lookup_max": 3}'}, "max' is not of method mtp"),
+        (
+            {"speculative_config": '{"method": "ernie_mtp", "num_speculative_tokens": 0}'},
+            "num_speculative_tokens 0: give a number of tokens from 1 to 64",
+        ),
         ({"speculation": "draft"}, "--speculation draft: which model"),
         ({"speculative_config": '{"method": "ngram"}', "speculation": "auto"}, "leave one away"),
     ],

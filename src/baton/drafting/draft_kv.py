@@ -75,6 +75,10 @@ class DraftKv:
         """This block of the slot has been computed to its end."""
         self._content[int(self.tables[slot, column])] = digest
 
+    def forget(self) -> None:
+        """What was computed is of weights that are gone."""
+        self._content.clear()
+
     def write(self, slot: int, start: int, stop: int) -> None:
         """The slot's positions from `start` to `stop` are written now."""
         last = min((stop - 1) // self.block_size + 1, int(self._known[slot]))

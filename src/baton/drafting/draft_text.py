@@ -29,6 +29,8 @@ class DraftText:
         """Tokens that may still come."""
         self.computed = 0
         """Leading tokens whose draft KV is in the slot's known blocks."""
+        self.base = 0
+        """Leading tokens that are left out: the KV of the others is that of a text that begins there."""
         self.drafts: list[int] = []
         """What was drafted behind the text, and nothing came yet."""
         self.stops = frozenset(stopping.stop_token_ids)
@@ -102,6 +104,8 @@ class DraftText:
         self._note()
 
     def _note(self) -> None:
+        if self.base:  # (which no other text can use)
+            return
         size = self._kv.block_size
         while (self._noted + 1) * size <= self.computed:
             self._kv.fill(self.slot, self._noted, self._digest(self._noted))

@@ -12,6 +12,7 @@ from baton.drafting.drafter import ChoosingDrafter
 from baton.drafting.forced import Forced, WithForced
 from baton.drafting.guesses import Source
 from baton.drafting.model_drafter import DraftModel, ModelDrafter
+from baton.drafting.mtp_drafter import MtpDrafter, MtpModel
 from baton.drafting.ngram import NgramGuesses, NgramKernel
 from baton.drafting.suffix import SuffixGuesses, SuffixKernel
 from baton.protocol.config import Speculation
@@ -38,7 +39,9 @@ def make_drafter(
     """
     most, method = speculation.num_speculative_tokens, speculation.method
     if method not in ("auto", "ngram", "suffix"):
-        raise ValueError(f"speculative_config: method {method!r}: give auto, ngram, suffix or draft_model")
+        raise ValueError(
+            f"speculative_config: method {method!r}: give auto, ngram, suffix, draft_model or mtp"
+        )
     depth = speculation.suffix_decoding_max_tree_depth
     own = NgramGuesses(
         ngram,
@@ -82,6 +85,29 @@ def make_model_drafter(
     max_model_len: int,
 ) -> Drafter:
     """The same with a draft model, whose pool is as `DraftKv` says."""
+    kv, cost = _kv_and_cost(speculation, max_num_seqs, num_blocks, block_size, max_model_len)
+    most = speculation.num_speculative_tokens
+    return ModelDrafter(model, kv, num_slots=max_num_seqs, most=most, cost=cost)
+
+
+def make_mtp_drafter(
+    speculation: Speculation,
+    model: MtpModel,
+    *,
+    max_num_seqs: int,
+    num_blocks: int,
+    block_size: int,
+    max_model_len: int,
+) -> MtpDrafter:
+    """The same with a layer of the model itself."""
+    kv, cost = _kv_and_cost(speculation, max_num_seqs, num_blocks, block_size, max_model_len)
+    most = speculation.num_speculative_tokens
+    return MtpDrafter(model, kv, num_slots=max_num_seqs, most=most, cost=cost)
+
+
+def _kv_and_cost(
+    speculation: Speculation, max_num_seqs: int, num_blocks: int, block_size: int, max_model_len: int
+) -> tuple[DraftKv, StepCost | None]:
     most = speculation.num_speculative_tokens
     kv = DraftKv(
         num_slots=max_num_seqs,
@@ -90,5 +116,4 @@ def make_model_drafter(
         max_model_len=max_model_len,
         most=most,
     )
-    cost = StepCost(max_num_seqs * (1 + most)) if speculation.by_cost else None
-    return ModelDrafter(model, kv, num_slots=max_num_seqs, most=most, cost=cost)
+    return kv, StepCost(max_num_seqs * (1 + most)) if speculation.by_cost else None

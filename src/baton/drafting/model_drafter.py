@@ -17,10 +17,7 @@ as take a quarter of a step, by what steps and pieces took; a piece for which no
 take four. No row has drafts before its second token: so a first token waits only for what other rows draft
 in that step, and an instance that hands its requests over after it never runs the draft model.
 
-*How many.* With a fixed number each row has as many drafts. Otherwise (`cost`) as many, up to that number, as
-make most tokens per second: by what steps cost with them, what the draft model's own steps cost, and how
-often drafts came true at each place. With many rows this is none; then nothing is computed here. As nobody
-would know when that changes, one draft of one row is tried now and then; trials take a hundredth of the time.
+*How many* says `how_many.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from baton.drafting.base import Int32Array
 from baton.drafting.cost import StepCost
 from baton.drafting.draft_kv import DraftKv
 from baton.drafting.draft_text import DraftText
-from baton.drafting.guesses import Judged
+from baton.drafting.how_many import HowMany
 from baton.protocol.sampling import Sampling, Stopping
 
 _SHARE, _SHARE_ALONE = 0.25, 4.0
@@ -47,12 +44,6 @@ _FIRST_PIECE = 64
 """Before anything was measured."""
 _KEEP = 0.9
 """What a measured time still counts after the next one."""
-_GAIN = 0.02
-"""More tokens per second, at least: what is less is noise."""
-_TRIALS = 0.01
-"""Of the time."""
-_SELDOM = 16
-"""Steps without drafts, after which there may be a trial."""
 _MOST_KEPT = 32
 """Steps whose tokens are looked at together, while nothing is drafted."""
 
@@ -87,11 +78,9 @@ class ModelDrafter:
         self._model = model
         self._kv = kv
         self._most = most
-        self._cost = cost
+        self._how_many = HowMany(num_slots, most, cost)
+        self._judged = self._how_many.judged
         self._clock = clock
-        self._own_cost = StepCost(2 * num_slots)
-        """Of the draft model's steps, by their tokens."""
-        self._judged = Judged(num_slots, most)
         self._texts: dict[int, DraftText] = {}
         self._decodes: npt.NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         """Slots that have been in a step with one token, or with drafts."""
@@ -100,10 +89,6 @@ class ModelDrafter:
         self._step_s = 0.0
         self._token_s = 0.0
         """What a step takes, and a token of a piece; 0: not known."""
-        self._credit = 0.0
-        """Seconds for trials."""
-        self._idle = 0
-        """Steps since the last draft, or trial."""
 
     # ---- what the executor tells
 
@@ -131,16 +116,14 @@ class ModelDrafter:
         self._decodes[slots[:first_prompt]] = True
 
     def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array, drafted: Int32Array) -> None:
-        self._idle += 1
+        self._how_many.waited()
         self._kept.append((slots.copy(), runs.copy(), tokens.copy()))
         if len(self._kept) >= _MOST_KEPT:
             self._flush()
 
     def took(self, tokens: int, seconds: float) -> None:
         self._step_s = _mixed(self._step_s, seconds)
-        self._credit += _TRIALS * seconds
-        if self._cost is not None:
-            self._cost.add(tokens, seconds)
+        self._how_many.took(tokens, seconds)
 
     # ---- drafts
 
@@ -148,10 +131,10 @@ class ModelDrafter:
         chosen = slots[self._decodes[slots]]
         if not len(chosen):
             return {}
-        most = self._number(chosen, len(slots))
+        most = self._how_many.number(chosen, len(slots))
         if not most:
             return self._try(chosen, len(slots))
-        self._credit, self._idle = 0.0, 0
+        self._how_many.drafted()
         self._flush()
         texts = [text for text in map(self._texts.__getitem__, chosen.tolist()) if self._may(text)]
         return self._draft(self._caught_up(texts, len(slots)), most)
@@ -159,45 +142,18 @@ class ModelDrafter:
     def _may(self, text: DraftText) -> bool:
         return text.left > 1 and not text.over and text.length <= self._model.max_len
 
-    def _number(self, slots: Int32Array, rows: int) -> int:
-        """How many drafts these slots are to have each, in a step of so many rows."""
-        if self._cost is None:
-            return self._most
-        if not self._cost.knows(rows):
-            return 0
-        n = len(slots)
-        gained = np.cumsum(self._judged.expected(slots, self._most).sum(axis=0))
-        step, own = self._cost.table(), self._own_cost.table()
-        most = min(self._most, (len(step) - 1 - rows) // n)
-        if most < 1:
-            return 0
-        number = np.arange(1, most + 1)
-        seconds = step[rows + n * number]
-        if self._own_cost.knows(n):  # (else it is tried)
-            first = own[min(2 * n, len(own) - 1)]
-            seconds = seconds + (first if first < np.inf else own[n]) + (number - 1) * own[n]
-        rate = (rows + gained[:most]) / seconds
-        best = int(rate.argmax())
-        return best + 1 if rate[best] >= (1 + _GAIN) * rows / step[rows] else 0
-
     def _try(self, slots: Int32Array, rows: int) -> dict[int, Int32Array]:
         """One draft of the row that lacks least, if there is time for it."""
-        if self._cost is None or self._idle < _SELDOM or not self._cost.knows(rows):
+        if not self._how_many.time_to_try(rows):
             return {}
-        self._idle = 0
         self._flush()
         texts = [text for text in map(self._texts.__getitem__, slots.tolist()) if self._may(text)]
         if not texts:
             return {}
         text = min(texts, key=lambda text: text.missing)
         text.adopt()
-        step, own = self._cost.table(), self._own_cost.table()
-        needed = text.missing * self._token_s + (float(own[1]) if self._own_cost.knows(1) else 0.0)
-        more = step[min(rows + 1, len(step) - 1)]
-        needed += float(more - step[rows]) if more < np.inf else 0.0
-        if self._credit < needed:
+        if not self._how_many.may_try(rows, text.missing * self._token_s):
             return {}
-        self._credit = 0.0
         return self._draft(self._caught_up([text], rows), 1)
 
     def _caught_up(self, texts: Sequence[DraftText], rows: int) -> list[DraftText]:
@@ -246,7 +202,7 @@ class ModelDrafter:
             ahead=[number - 1 for number in wanted],
         )
         now = self._clock()
-        self._own_cost.add(sum(text.missing for text in texts), now - began)
+        self._how_many.own_took(sum(text.missing for text in texts), now - began)
         drafts: list[list[int]] = [[token] for token in found.tolist()]
         lengths: Int32Array = np.array([text.length for text in texts], np.int32)
         slots: Int32Array = np.array([text.slot for text in texts], np.int32)
@@ -271,7 +227,7 @@ class ModelDrafter:
                 True,
             )
             now = self._clock()
-            self._own_cost.add(len(kept), now - began)
+            self._how_many.own_took(len(kept), now - began)
             for row, token in zip(kept, found.tolist(), strict=True):
                 drafts[row].append(token)
         for text, guess in zip(texts, drafts, strict=True):

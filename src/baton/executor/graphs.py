@@ -299,6 +299,8 @@ def why_not_recorded(model: object, enforce_eager: bool, ranks: int) -> str:
         return "transformers computes the model"
     if not all(mixture.on_device() for mixture in model.mixtures):
         return "a mixture's experts are computed one after the other"
+    if model.mtp is not None:
+        return "drafts come of hidden states"
     if ranks > 1:
         return "several ranks"
     return "" if model.backend.records else "PyTorch computes attention"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from baton.drafting.base import Drafter
+from baton.drafting.mtp_drafter import MtpDrafter, States
 from baton.executor.base import Int32Array, Int64Array, StepBatch, StepResult
 from baton.protocol.sampling import Sampling, Stopping
 
@@ -39,6 +40,16 @@ class Speculator:
     def release(self, slot: int) -> None:
         if self.drafter is not None:
             self.drafter.release(slot)
+
+    def read(self, batch: StepBatch, hidden: States) -> None:
+        """The step has been computed, and is not sampled: its hidden states before the last norm."""
+        if isinstance(self.drafter, MtpDrafter):
+            self.drafter.read(batch.slots, batch.starts, batch.counts, batch.block_tables, hidden)
+
+    def done(self) -> None:
+        """The step is over."""
+        if isinstance(self.drafter, MtpDrafter):
+            self.drafter.done()
 
     def draft(self, batch: StepBatch, result: StepResult, seconds: float | None) -> Int32Array:
         """Rank 0: the drafts for the next step [n, most], a row for each that sampled.

@@ -37,12 +37,14 @@ class StepSampler:
         device: torch.device,
         drafter: Drafter | None = None,
     ) -> None:
-        """`drafter`: on rank 0, if it drafts with a model."""
+        """`drafter`: on rank 0, if it drafts with a model, or a layer of the one that serves."""
         self._parallel = parallel
         self._device = device
         self._sampler = ConstrainedSampler(config, vocab_size, parallel.rank, device)
         self.speculator = speculator_of(config, vocab_size, self._sampler.masks, drafter)
         """None: no drafts."""
+        self.reads = config.speculation is not None and config.speculation.method == "mtp"
+        """Whether drafts come of hidden states: then steps keep those of all their tokens."""
         self._began = 0.0
 
     def admit(
@@ -68,6 +70,16 @@ class StepSampler:
         if self.speculator is not None:
             self._began = time.perf_counter()
         self._sampler.begin(batch)
+
+    def read(self, batch: StepBatch, hidden: Tensor) -> None:
+        """What the layers gave, of all query tokens if `reads`; before the batch is sampled."""
+        if self.reads and self.speculator is not None:
+            self.speculator.read(batch, hidden)
+
+    def done(self) -> None:
+        """The batch is over."""
+        if self.reads and self.speculator is not None:
+            self.speculator.done()
 
     def sample(
         self, result: StepResult, logits: Tensor | None, batch: StepBatch, rows: Int64Array | None
@@ -145,7 +157,7 @@ def speculator_of(
     wanted = config.speculation
     if wanted is None:
         return None
-    if masks is not None and wanted.method not in ("planted", "draft"):
+    if masks is not None and wanted.method not in ("planted", "draft", "mtp"):
         drafter = make_drafter(
             wanted,
             max_num_seqs=config.max_num_seqs,

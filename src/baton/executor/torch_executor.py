@@ -30,8 +30,10 @@ from baton.executor.device_memory import measured_budget, taken_at_start
 from baton.executor.draft_model import DTYPES, LoadedDraftModel, Needs, load_draft_model
 from baton.executor.graphs import make_graphs
 from baton.executor.kv_pool import KvPool
+from baton.executor.mtp import MtpLayer, longest_row, mtp_layer_of
 from baton.executor.pooling import Float64Array, Pooler
 from baton.executor.profiler import StepProfiler
+from baton.executor.prompt_logprobs import prompt_logprobs
 from baton.executor.reading import read_model
 from baton.executor.routing import ExpertReports
 from baton.executor.runs import sampled_tokens
@@ -51,15 +53,13 @@ from baton.model.decoder.decoder import Decoder
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.placement import Placement
 from baton.model.loader import AnyDecoder, check_numbers, check_weights, load_model, load_weights
-from baton.model.sampling.logprobs import token_logprobs
 from baton.observe.logs import unless_shown
 from baton.protocol.config import InstanceConfig
-from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.protocol.sampling import Sampling, Stopping
 from baton.transfer.base import PoolView
 
 logger = logging.getLogger(__name__)
 
-_PROMPT_LOGPROB_CHUNK_BYTES = 64 << 20
 _FEW_TOKENS = 32
 """Of a pooled prompt: what fewer save in the last layer costs less than their logits, which nobody reads."""
 
@@ -79,7 +79,7 @@ class TorchExecutor:
         pool: KvPool,
         device: torch.device,
         memory: WeightMemory,
-        draft: LoadedDraftModel | None = None,
+        draft: LoadedDraftModel | MtpLayer | None = None,
     ) -> None:
         self._config = config
         self._memory = memory
@@ -97,6 +97,7 @@ class TorchExecutor:
         self._profiler = StepProfiler(parallel.rank)
         self._experts = ExpertReports(parallel.rank)
         self._draft = draft
+        """With what rank 0 drafts, if it is a model or a layer of the model."""
         drafter = draft.drafter(config) if draft else None
         self._sampler = StepSampler(config, model_config.vocab_size, parallel, device, drafter)
         self.speculator = self._sampler.speculator
@@ -138,8 +139,9 @@ class TorchExecutor:
             shape = attention_shape(config, model_config, rank, dtype, device)
             backend = attention_backend(shape)
             weights = weights_form(config, dtype, device)
-            longest = max(model_config.hidden_size, model_config.intermediate_size)
+            longest = longest_row(config, model_config)
             ops = ops_of(dtype, device, longest, int8=weights == "int8")
+            mtp = mtp_layer_of(config, model_config, rank, device)
             groups = groups_of(config, model_config, device)
             memory = open_weights(config, Path(config.model), rank, weights, groups)
             blocking.use(measure=rank == 0 and device.type == "cpu" and not memory.store.complete)
@@ -153,9 +155,12 @@ class TorchExecutor:
                 config.max_model_len,
                 memory.progress,
                 built,
+                None if mtp is None else mtp.backend,
             )
             memory.done()
-            draft = load_draft_model(config, model_config, device) if rank == 0 else None
+            if mtp is not None:
+                mtp.follow(model)
+            draft = mtp or (load_draft_model(config, model_config, device) if rank == 0 else None)
             needs = draft.needs if draft else Needs()
             measured = measured_budget(config, model, before)
             num_blocks = parallel.minimum(num_blocks_of(config, backend, *needs, measured), config.device)
@@ -204,6 +209,7 @@ class TorchExecutor:
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
         self._experts.begin(batch, self._model)
         result = self._run(batch, on_layers)
+        self._sampler.done()
         self._experts.end(batch, self._model, result)
         return result
 
@@ -233,11 +239,13 @@ class TorchExecutor:
             return result
         if all_decode:
             hidden, logits = self._model(batch.tokens, step, None, on_layers)
+            self._sampler.read(batch, hidden)
             self._sampler.sample(result, logits, batch, None)
         else:
             sampled, places = sampled_tokens(batch)
-            whole = bool(batch.prompt_logprob_targets)
+            whole = bool(batch.prompt_logprob_targets) or self._sampler.reads
             hidden, logits = self._model(batch.tokens, step, sampled, on_layers, whole)
+            self._sampler.read(batch, hidden)
             self._sampler.sample_some(result, logits, batch, places)
         self._add_prompt_logprobs(batch, hidden, result)
         return result
@@ -249,13 +257,14 @@ class TorchExecutor:
         results are the ones that are looked at.)"""
         labelled = self._pooler.labelled(batch)
         ended = [row for row, over in batch.pooled.items() if over]
-        whole = bool(batch.prompt_logprob_targets) or self._pooler.needs_all(batch)
+        whole = bool(batch.prompt_logprob_targets) or self._pooler.needs_all(batch) or self._sampler.reads
         whole = whole or len(batch.tokens) < _FEW_TOKENS * (len(ended) - len(labelled))
         sampled, places = sampled_tokens(batch)
         lasts = np.cumsum(batch.counts, dtype=np.int64) - 1
         yields = np.union1d(sampled, lasts[labelled if whole else ended])
         if whole:
             hidden, logits = self._model(batch.tokens, step, yields, on_layers, True)
+            self._sampler.read(batch, hidden)
         else:
             hidden, logits = self._model.rows(batch.tokens, step, yields, on_layers)
         of = None if logits is None else logits[torch.from_numpy(np.searchsorted(yields, sampled))]
@@ -277,9 +286,9 @@ class TorchExecutor:
     def _add_prompt_logprobs(self, batch: StepBatch, hidden: Tensor, result: StepResult) -> None:
         for row, targets in batch.prompt_logprob_targets.items():
             first = int(batch.counts[:row].sum())
-            result.prompt_logprobs[row] = self._prompt_logprobs(
-                hidden[first : first + len(targets)], targets, int(batch.slots[row])
-            )
+            count = self._sampler.prompt_logprobs_of(int(batch.slots[row]))
+            of = hidden[first : first + len(targets)]
+            result.prompt_logprobs[row] = prompt_logprobs(self._model, of, targets, count)
 
     def check_weights(self, directory: str) -> str:
         if name := self._next.prepared(directory):
@@ -297,6 +306,8 @@ class TorchExecutor:
         """What was prepared takes its place.  Private weights are loaded layer by layer: the old ones of each
         go when its new ones have been packed."""
         self._put_in_place(directory)
+        if isinstance(self._draft, MtpLayer):
+            self._draft.follow(self._model)
         if self._graphs is not None:
             self._graphs.forget(self._model)
 
@@ -353,18 +364,6 @@ class TorchExecutor:
         agreed = self._parallel.minimum(int(not reason), self._device.type)
         if not agreed:
             raise ControlRefused(reason or "another rank refused")
-
-    def _prompt_logprobs(self, hidden: Tensor, targets: Int32Array, slot: int) -> list[TokenLogprobs]:
-        """Hidden states [n, hidden] and the tokens that followed them [n]; a few positions at a time."""
-        count = self._sampler.prompt_logprobs_of(slot)
-        step = max(1, _PROMPT_LOGPROB_CHUNK_BYTES // (4 * self._vocab_size))
-        wanted = torch.from_numpy(targets.astype(np.int64)).to(self._device)
-        found: list[TokenLogprobs] = []
-        for first in range(0, len(targets), step):
-            logits = self._model.logits(hidden[first : first + step])
-            if logits is not None:
-                found.extend(token_logprobs(logits, wanted[first : first + step], count))
-        return found
 
     def _warm_up(self, config: InstanceConfig) -> None:
         """Two small steps in block 0, so that the first request does not wait for lazy set-up."""

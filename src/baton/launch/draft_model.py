@@ -1,4 +1,5 @@
-"""The draft model that the flags name: where it is, and whether it speaks as the model does."""
+"""What drafts by the flags: the draft model, where it is, and whether it speaks as the model does; or a layer
+of the model itself, and whether it has one."""
 
 from __future__ import annotations
 
@@ -16,6 +17,16 @@ from baton.model.checkpoint.hub import resolve_model
 from baton.protocol.config import Dtype, InstanceConfig
 
 _FLAG = "--speculative-config"
+
+
+def check_mtp(instance: InstanceConfig, model: ModelConfig, name: str) -> None:
+    """Raises `OptionError` if its own layer is to draft for a model that has none."""
+    if instance.speculation is None or instance.speculation.method != "mtp":
+        return
+    if instance.executor != "torch":
+        raise OptionError(f"{_FLAG}: the simulated executor computes no MTP layer; leave method mtp away")
+    if model.mtp is None:
+        raise OptionError(f"{_FLAG}: {model.why_no_mtp(name)}")
 
 
 def with_draft_model(

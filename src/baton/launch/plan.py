@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.gateway.served_model import PAIR, QWEN3_RERANKER, Judge, Routing, ServedModel, Task
-from baton.launch.draft_model import with_draft_model
+from baton.launch.draft_model import check_mtp, with_draft_model
 from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions
@@ -94,6 +94,7 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
         tokenizer_files=str(tokenizer),
         note_steps=note_steps,
     )
+    check_mtp(instance, model, options.model or EMBEDDED_MODEL)
     instance = with_draft_model(
         instance, model.vocab_size, tokenizer, lambda checkpoint: _dtype("auto", checkpoint, device)
     )

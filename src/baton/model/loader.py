@@ -61,15 +61,19 @@ def load_model(
     max_model_len: int,
     on_layer: OnLayer | None = None,
     built: Built | None = None,
+    mtp_backend: AttentionBackend | None = None,
 ) -> AnyDecoder:
     """Builds this rank's part of the model and fills it from `directory`.  Raises `LoadError`.
 
-    `built`: of a model that transformers computes.
+    `built`: of a model that transformers computes.  `mtp_backend`: as `Decoder`'s; without it tensors of such
+    a layer are not read.
     """
     model: AnyDecoder
     with torch.device("cpu"):
         if built is None:
-            model = Decoder(config, placement, backend, max_model_len)
+            if mtp_backend is not None and config.mtp is None:
+                raise LoadError(config.why_no_mtp(str(directory)))
+            model = Decoder(config, placement, backend, max_model_len, mtp_backend)
         else:
             model = AdaptedDecoder(built, placement, backend, max_model_len)
     store, errors = placement.store, placement.rounded.errors
@@ -249,6 +253,13 @@ def _check(model: Module, source: Source, directory: Path, config: ModelConfig) 
         known |= used
         missing += absent
     if missing:
+        of_mtp = [name for name in missing if name.startswith(config.names.unused or ("\0",))]
+        if of_mtp:
+            raise LoadError(
+                f"{str(directory)!r}: no tensor {some(sorted(of_mtp))} in the checkpoint, which method mtp "
+                f"drafts with; {source.described_by} promises it, but whoever saved the file left it out: "
+                "leave method mtp away"
+            )
         raise LoadError(
             f"{str(directory)!r}: no tensor {some(sorted(missing))} in the checkpoint, which "
             f"{config.architecture} needs according to {source.described_by}"

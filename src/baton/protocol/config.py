@@ -24,7 +24,7 @@ class CostModel(msgspec.Struct, frozen=True):
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Which tokens are drafted, so that a step can confirm several of them (`drafting/base.py`)."""
 
-    method: Literal["auto", "ngram", "suffix", "draft", "planted"]
+    method: Literal["auto", "ngram", "suffix", "draft", "mtp", "planted"]
     """`planted`: by one that knows the answers and errs on purpose, for the simulator and benchmarks."""
     num_speculative_tokens: int = 15
     """Drafts of a slot in a step, at most; the engine gives a slot blocks for so many tokens more."""
@@ -47,7 +47,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Dtype | None = None
     """Of `draft`: what the draft model computes in; None: as the instance."""
     by_cost: bool = False
-    """Of `draft`: how many tokens are drafted is chosen by what that costs and gives."""
+    """Of `draft` and `mtp`: how many tokens are drafted is chosen by what that costs and gives."""
     planted_right: float = 1.0
     """Of `planted`: how many of its drafts are right."""
 

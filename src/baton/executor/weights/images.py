@@ -247,6 +247,8 @@ def _identity(
         "size": config.tensor_parallel_size,
         "model_impl": f"{config.model_impl}, transformers {installed()}",
     }
+    if config.speculation is not None and config.speculation.method == "mtp":
+        place["mtp"] = True
     # Files that were written again have other times; the fingerprint looks at parts of them only.
     stats = [path.stat() for path in _files(directory)]
     key = {**place, "checkpoint": checkpoint, "files": [[stat.st_size, stat.st_mtime_ns] for stat in stats]}

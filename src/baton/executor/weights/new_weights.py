@@ -24,6 +24,7 @@ from baton.executor.reading import read_model
 from baton.executor.weights.forms import groups_of
 from baton.executor.weights.images import WeightMemory, open_weights
 from baton.model.checkpoint.fingerprint import fingerprint
+from baton.model.decoder.decoder import Decoder
 from baton.model.layers.rounding import Rounded
 from baton.model.loader import AnyDecoder, load_model
 from baton.protocol.config import InstanceConfig
@@ -106,6 +107,7 @@ class NextWeights:
         """A model of another checkpoint, of the same sizes as the present one.  Raises as `load_model` and
         `open_weights`, and `ValueError` if there is no memory for it."""
         placement = present.model.placement
+        mtp = present.model.mtp if isinstance(present.model, Decoder) else None
         config, built = read_model(self._config, directory)
         groups = groups_of(self._config, config, placement.device)
         memory = open_weights(self._config, Path(directory), self._rank, placement.weights, groups)
@@ -121,6 +123,7 @@ class NextWeights:
                 self._config.max_model_len,
                 memory.progress,
                 built,
+                None if mtp is None else mtp.backend,
             )
             memory.done()
         except BaseException:

@@ -12,6 +12,8 @@ from baton.launch.options.flag import JsonObject, Options, flag
 METHODS = ("auto", "ngram", "suffix")
 _MODEL_METHODS = ("draft_model", "draft")
 """As vLLM calls it, and in short."""
+_MTP_METHODS = ("mtp", "ernie_mtp")
+"""Likewise, and as older versions of it do."""
 _MOST = 64
 _MOST_BY_COST = 7
 """Drafts of a model, where their number is chosen: a CPU computes eight tokens in little more than the time
@@ -40,7 +42,9 @@ _NUMBERS = {
     "suffix_decoding_min_token_prob": _Number(0, 1, "a number", ("suffix",), float),
 }
 """As vLLM calls them; `suffix_decoding_max_cached_bytes` is Baton's."""
-_GIVE = f"give a JSON object of method ({', '.join(METHODS)} or draft_model), {', '.join(_NUMBERS)}, model"
+_GIVE = (
+    f"give a JSON object of method ({', '.join(METHODS)}, draft_model or mtp), {', '.join(_NUMBERS)}, model"
+)
 
 
 def read_speculation(text: str) -> dict[str, Any]:
@@ -55,6 +59,8 @@ def read_speculation(text: str) -> dict[str, Any]:
     method = given.pop("method", "draft_model" if "model" in given else None)
     if method in _MODEL_METHODS:
         return _read_draft_model(given)
+    if method in _MTP_METHODS:
+        return _read_mtp(given, method)
     if method not in METHODS:
         raise ValueError(f"method {method!r} is not among what there is; {_GIVE}")
     if "model" in given:
@@ -89,37 +95,44 @@ def _read_draft_model(given: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"draft_tensor_parallel_size {size!r}: the draft model is whole on rank 0; leave it away"
         )
+    return {"method": "draft", "model": model, **_read_number(given, "draft_model")}
+
+
+def _read_mtp(given: dict[str, Any], method: str) -> dict[str, Any]:
+    if "model" in given:
+        raise ValueError(f"model: method {method} drafts with a layer of the model itself; leave model away")
+    return {"method": "mtp", **_read_number(given, method)}
+
+
+def _read_number(given: dict[str, Any], method: str) -> dict[str, Any]:
+    """Of drafts, where nothing else is left to say."""
     number = given.pop("num_speculative_tokens", None)
     if given:
-        raise ValueError(f"{next(iter(given))!r} is not of method draft_model; leave it away")
+        raise ValueError(f"{next(iter(given))!r} is not of method {method}; leave it away")
     if number is not None and (type(number) is not int or not 1 <= number <= _MOST):
         raise ValueError(f"num_speculative_tokens {number!r}: give a number of tokens from 1 to {_MOST}")
-    return {
-        "method": "draft",
-        "model": model,
-        "num_speculative_tokens": number or _MOST_BY_COST,
-        "by_cost": number is None,
-    }
+    return {"num_speculative_tokens": number or _MOST_BY_COST, "by_cost": number is None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationOptions(Options):
     title: ClassVar[str] = "Speculation"
 
-    speculation: Literal["off", "auto", "ngram", "suffix", "draft"] | None = flag(
+    speculation: Literal["off", "auto", "ngram", "suffix", "draft", "mtp"] | None = flag(
         None,
         "Draft tokens, so that a step can confirm several of them; the answers stay the same. ngram: what "
         "followed the last tokens where they stood before in the request; suffix: the same, and where they "
         "stood in what earlier requests of the same cache salt were answered; auto: as ngram, as many as pay "
         "by what steps cost and how often drafts were right; draft: with a smaller model, which "
-        "--speculative-config names.",
+        "--speculative-config names; mtp: with the model's own layer for that, if it has one.",
         unset="auto",
     )
     speculative_config: str | JsonObject | None = flag(
         None,
         'The same as vLLM spells it, a JSON object: {"method": "suffix", "num_speculative_tokens": 5, '
         '"suffix_decoding_max_tree_depth": 24}, or of a draft model {"method": "draft_model", "model": '
-        '"DIRECTORY"}, which drafts as many tokens as pay unless num_speculative_tokens says how many.',
+        '"DIRECTORY"} or the model\'s own layer {"method": "mtp"}, which draft as many tokens as pay unless '
+        "num_speculative_tokens says how many.",
         metavar="JSON",
         unset="by --speculation",
         check=lambda text: text is None or read_speculation(text),
@@ -140,4 +153,6 @@ class SpeculationOptions(Options):
         """Fields of `protocol.config.Speculation`; None: no drafts."""
         if self.speculative_config is not None:
             return read_speculation(str(self.speculative_config))
+        if self.speculation == "mtp":
+            return _read_mtp({}, "mtp")
         return None if self.speculation == "off" else {"method": self.speculation or "auto"}

@@ -7,7 +7,15 @@ from dataclasses import replace
 from baton.model.architectures import ernie4_5
 from baton.model.architectures.reading import Family, describe, read_experts, read_mlp, read_sizes
 from baton.model.description.fields import Fields
-from baton.model.description.model import Description, LayerConfig, MixtureNames, MlpConfig, MoeConfig, Names
+from baton.model.description.model import (
+    Description,
+    LayerConfig,
+    MixtureNames,
+    MlpConfig,
+    MoeConfig,
+    MtpConfig,
+    Names,
+)
 
 
 def _ernie_moe(fields: Fields) -> Description:
@@ -35,7 +43,17 @@ def _ernie_moe(fields: Fields) -> Description:
         ),
         unused=("model.mtp_",),
     )
-    return describe(fields, sizes, layers, names=names)
+    mtp = None
+    more = fields.integer("num_nextn_predict_layers", 0, least=0)
+    if more and layers[0].mlp == dense:  # (it is made as the first layer is)
+        mtp = MtpConfig(
+            layers[0],
+            block="model.mtp_block",
+            embedding_norm="model.mtp_emb_norm.0",
+            hidden_norm="model.mtp_hidden_norm.0",
+            projection="model.mtp_linear_proj.0",
+        )
+    return describe(fields, sizes, layers, names=names, mtp=mtp)
 
 
 def _mixture(fields: Fields) -> MoeConfig:

@@ -90,7 +90,7 @@ class ModelConfig(Description):
         _check_served(inside, described)
         labels = read_labels(inside) if classifies(raw) else ()
         if labels:
-            described = replace(described, tie_word_embeddings=True)  # (there is no head of tokens)
+            described = replace(described, tie_word_embeddings=True, mtp=None)  # (there is no head of tokens)
         return cls(
             **{item.name: getattr(described, item.name) for item in fields(described)},
             architecture=family.architecture,
@@ -146,6 +146,14 @@ class ModelConfig(Description):
             if self.whole.get(key) != other.whole.get(key):
                 return f"{key} is {self.whole.get(key)!r}, not {other.whole.get(key)!r}"
         return ""
+
+    def why_no_mtp(self, name: str) -> str:
+        """What to tell who wants drafts of a layer that this model has not."""
+        return (
+            f"{name!r} ({self.architecture}) has no layer that predicts more than one token, or none that "
+            "Baton computes; ERNIE-4.5's mixtures have one if num_nextn_predict_layers says so; leave method "
+            "mtp away"
+        )
 
     def check_tensor_parallel(self, size: int) -> None:
         """Raises `UnsupportedModel` if the model cannot be cut for `size` ranks."""

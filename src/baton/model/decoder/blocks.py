@@ -89,7 +89,7 @@ class Attention(Module):
     ) -> None:
         """`rotary`: which of the model's, and itself."""
         self.config = told = config.layers[number].attention
-        name, names = f"model.layers.{number}.", config.names
+        name, names = f"{config.names.layers}.{number}.", config.names
         parallel = self.parallel = placement.parallel
         rank, size, dim = parallel.rank, parallel.size, told.head_dim
         self.layer, self.backend, self.ops = number, backend, placement.ops
@@ -196,7 +196,7 @@ class Block(Module):
         def norm(there: bool, name: str) -> RMSNorm | None:
             if not there:
                 return None
-            whole = f"model.layers.{number}.{name}"
+            whole = f"{names.layers}.{number}.{name}"
             plus = float(config.norm_plus_one)
             return RMSNorm(whole, config.hidden_size, config.norm_eps, placement, plus)
 

@@ -20,6 +20,7 @@ from baton.model.attention import AttentionBackend, AttentionStep
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.decoder.blocks import Attention, Block, LayerContext
 from baton.model.decoder.mixture import Mixture
+from baton.model.decoder.mtp import Ends, Mtp
 from baton.model.decoder.program import Program, program_of
 from baton.model.layers.layers import Module, RMSNorm, Scores, VocabParallelEmbedding
 from baton.model.layers.placement import Placement
@@ -43,8 +44,14 @@ class Decoder(Module):
     """One rank's model.  Parameters are allocated uninitialised; see `loader`."""
 
     def __init__(
-        self, config: ModelConfig, placement: Placement, backend: AttentionBackend, max_model_len: int
+        self,
+        config: ModelConfig,
+        placement: Placement,
+        backend: AttentionBackend,
+        max_model_len: int,
+        mtp_backend: AttentionBackend | None = None,
     ) -> None:
+        """`mtp_backend`: of the layer that guesses further tokens; None: there is none."""
         self.config = config
         self.weights = placement.weights
         self.placement = placement
@@ -77,6 +84,13 @@ class Decoder(Module):
         )
         self.embedding_factor = float(torch.tensor(config.embedding_factor).to(placement.dtype))
         """As families that scale their embeddings have it: in the dtype of the model."""
+        self.mtp: Mtp | None = None
+        if mtp_backend is not None:
+            assert config.mtp is not None
+            index = told.index(config.mtp.layer.attention.rope)
+            ends = Ends(self.embedding, self.norm, self.head)
+            rotary = index, self.rotaries[index]
+            self.mtp = Mtp(config, placement, mtp_backend, max_model_len, rotary, ends)
         self._program: Program | Literal[False] | None = None
         """All of it as one native call, where there is one; None: not made yet."""
 

@@ -48,7 +48,7 @@ class MlpNames:
 
     @classmethod
     def of_layer(cls, number: int, names: Names) -> MlpNames:
-        name = f"model.layers.{number}."
+        name = f"{names.layers}.{number}."
         fused = names.gate_up and name + names.gate_up
         return cls(name + names.gate, name + names.up, name + names.down, fused)
 
@@ -141,7 +141,7 @@ class Mixture(Module):
     """A router, the experts, and the MLP that each token passes as well."""
 
     def __init__(self, number: int, told: MoeConfig, config: ModelConfig, placement: Placement) -> None:
-        name, names, hidden = f"model.layers.{number}.", config.names.mixture, config.hidden_size
+        name, names, hidden = f"{config.names.layers}.{number}.", config.names.mixture, config.hidden_size
         self.config, self.parallel, self.ops = told, placement.parallel, placement.ops
         self.router = Router(name, told, config, placement)
         self.experts = [_expert(name, expert, told, config, placement) for expert in range(told.experts)]

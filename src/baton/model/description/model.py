@@ -170,8 +170,24 @@ class Names:
     attention_result_norm: str = ""
     mlp_input_norm: str = "post_attention_layernorm"
     mlp_result_norm: str = ""
+    layers: str = "model.layers"
+    """Before a layer's number."""
     unused: tuple[str, ...] = ()
     """How whole names of tensors begin that nothing uses: of layers that predict more than one token."""
+
+
+@dataclass(frozen=True)
+class MtpConfig:
+    """A layer beside the others that guesses the token after the next one (`decoder/mtp.py`), and whole names
+    of its tensors."""
+
+    layer: LayerConfig
+    block: str
+    """Before the layer's number, which is 0."""
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    """[hidden, 2 hidden], of the embedding and the hidden state."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +209,8 @@ class Description:
     logits_cap: float | None = None
     """Logits become cap * tanh(logit / cap)."""
     names: Names = Names()
+    mtp: MtpConfig | None = field(default=None, compare=False)
+    """None: there is no such layer, or none that Baton computes.  Answers do not depend on it."""
 
     @property
     def num_layers(self) -> int:
