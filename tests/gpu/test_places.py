@@ -1,0 +1,105 @@
+"""Steps of the executor on a CUDA device that is not there: each kernel is given tensors on the device, and
+nothing that a step launches ahead reads from it (`fake_device`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton.executor.base import StepBatch
+from baton.executor.streams.staging import Staging
+from baton.executor.torch_late import LateTorchExecutor
+from baton.protocol.sampling import Sampling, Stopping
+from tests.gpu.fake_device import executor_there, fake_device, ints
+from tests.model.checkpoints import make_checkpoint
+from tests.model.cuda.where import ON_CPU, THERE
+
+pytestmark = [
+    pytest.mark.skipif(not THERE, reason="Triton is not installed: pip install 'baton-llm[cuda]'"),
+    pytest.mark.skipif(not ON_CPU, reason="there is a real device"),
+]
+TABLES = np.arange(8, dtype=np.int32).reshape(2, 4)
+
+
+def batch(starts: tuple[int, int], counts: tuple[int, int], carried: bool = False) -> StepBatch:
+    decodes = sum(count == 1 for count in counts)
+    tokens = np.full(sum(counts), -1 if carried else 5, np.int32)
+    return StepBatch(
+        step=1,
+        slots=ints(0, 1),
+        starts=ints(*starts),
+        counts=ints(*counts),
+        tokens=tokens,
+        samples=np.ones(2, np.bool_),
+        block_tables=TABLES,
+        num_decodes=decodes,
+        carried=np.ones(2, np.bool_) if carried else None,
+    )
+
+
+def steps(executor: LateTorchExecutor, launched: list[str]) -> list[list[str]]:
+    """Prompts, a chunk beside a decode row, decode steps of which two are in flight: what each launches."""
+    for slot in range(2):
+        wish = Sampling(seed=slot, temperature=0.9 * slot, top_k=20, top_p=0.9)
+        executor.admit(slot, ints(5, 6, 7), 3, wish, Stopping(max_tokens=20))
+    found = []
+    for one in (
+        batch((0, 0), (9, 4)),
+        batch((9, 4), (1, 3)),
+        batch((10, 7), (1, 1)),
+        batch((11, 8), (1, 1), True),
+    ):
+        before = len(launched)
+        executor.launch(one)
+        found.append(launched[before:])
+        if one.carried is None:
+            executor.collect()
+    executor.collect()
+    return found
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama3": ("llama3", {}),
+    "qwen3, head norms, KV in 8 bits": ("qwen3", {"kv_cache_dtype": "int8"}),
+    "windows and a soft-cap": ("gemma2-odd", {}),
+    "biases": ("qwen2", {}),
+    "eager": ("llama3", {"enforce_eager": True}),
+    "int4": ("llama2", {"quantization": "int4", "quantization_group_size": 32}),
+    "int8 in groups": ("llama2", {"quantization": "int8", "quantization_group_size": 32}),
+    "int8": ("llama2", {"quantization": "int8"}),
+}
+
+
+@pytest.mark.parametrize(("variant", "changes"), CASES.values(), ids=CASES.keys())
+def test_everything_is_where_it_belongs(
+    variant: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make_checkpoint(tmp_path, variant)
+    with fake_device(monkeypatch) as launched:
+        executor = executor_there(tmp_path, **changes)
+        assert executor.one_step_late, executor.why_waits
+        found = steps(executor, launched)
+    for names in found:
+        assert {"turn_and_store_kernel", "attend_kernel", "add_norm_kernel", "choose_kernel"} <= set(names)
+        assert any(name in ("product_kernel", "int8_kernel") for name in names) == ("quantization" in changes)
+
+
+def test_what_stays_on_the_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Positions that are not brought to the device."""
+    import torch
+
+    make_checkpoint(tmp_path, "llama3")
+
+    def put(staging: Staging, array: np.ndarray) -> torch.Tensor:
+        found = true(staging, array)
+        return torch.from_numpy(array.copy()) if array.dtype == np.int32 and array.ndim == 1 else found
+
+    true = Staging.put
+    monkeypatch.setattr(Staging, "put", put)
+    with fake_device(monkeypatch) as launched:
+        executor = executor_there(tmp_path)
+        with pytest.raises((AssertionError, RuntimeError), match=r"is on cpu|same device|an index on cpu"):
+            steps(executor, launched)
