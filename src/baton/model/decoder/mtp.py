@@ -14,8 +14,10 @@ guess further on, g(p) stands in the place of h(p + 1), and the guess in that of
 since `previous_hidden_states` are what the model's last norm gave, or the layer's own call before);
 vllm-project/vllm `vllm/model_executor/models/ernie_mtp.py` has the names of tensors, takes the same states,
 but puts zeros in the place of the first embedding and has no norm behind the block.  PaddlePaddle/ERNIE
-`ernie/modeling_moe.py`, where it is trained, has that norm and no zeros, but takes h(p) without `norm`.  With
-which of these the published weights agree best only they can tell; drafts may be worse, answers are the same.
+`ernie/modeling_moe.py`, where it is trained, has that norm and no zeros, but takes h(p) without `norm`.
+jjang-ai/vmlx `vmlx_engine/models/ernie4_5/ernie4_5_moe.py` says that of eight variants FastDeploy's agreed
+best with the weights of ERNIE-4.5-21B-A3B; that was not tried again here.  Another one would give worse
+drafts, and the same answers.
 """
 
 from __future__ import annotations
