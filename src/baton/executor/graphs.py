@@ -248,7 +248,7 @@ class DecodeGraphs:
         graph.logits = logits
         graph.tokens = self._sampling.choose(logits, told.slots, told.sampled)
         nowhere = len(self.newest) - 1
-        self.newest.index_copy_(0, torch.where(told.places < 0, nowhere, slots), graph.tokens)
+        self.newest.index_copy_(0, slots.masked_fill(told.places < 0, nowhere), graph.tokens)
 
 
 def sizes_of_rows(most: int) -> list[int]:
