@@ -44,11 +44,16 @@ class DelayedEvent:
     def __init__(self, queue: DelayedQueue) -> None:
         self.queue = queue
         self.recorded = False
+        self.asked = 0
 
     def record(self) -> None:
         self.recorded = True
 
     def done(self) -> bool:
+        """The device gets there while the host looks again and again."""
+        self.asked += 1
+        if self.asked > 3:
+            self.wait()
         return self.recorded
 
     def wait(self) -> None:
@@ -79,6 +84,12 @@ class DelayedQueue:
 
     def pinned(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.full((count * dtype.itemsize,), RUBBISH, dtype=torch.uint8).view(dtype)
+
+    def pin(self, memory: Tensor) -> str:
+        return ""
+
+    def unpin(self, memory: Tensor, stretch: int) -> None:
+        pass
 
     def beside(self) -> DelayedQueue:
         made = DelayedQueue(self.eager, self.chance.getrandbits(32))
@@ -214,9 +225,16 @@ class TokenAttention(TorchTiles):
 
 
 def on_a_delayed_device(
-    patch: pytest.MonkeyPatch, directory: Path, queue: DelayedQueue, *, graphs: bool, **sizes: Any
+    patch: pytest.MonkeyPatch,
+    directory: Path,
+    queue: DelayedQueue,
+    *,
+    graphs: bool,
+    mirrored: bool,
+    **sizes: Any,
 ) -> LateTorchExecutor:
-    """Of the checkpoint in `directory`, in float32.  `graphs`: decode steps are replayed."""
+    """Of the checkpoint in `directory`, in float32.  `graphs`: decode steps are replayed.  `mirrored`: its
+    pages are."""
 
     def make_graphs(config: Any, model: Any, sampling: Any, ranks: int, device: Any) -> DecodeGraphs | None:
         return graphs_of(config, model, sampling, Recorded(), queue) if graphs else None
@@ -225,6 +243,7 @@ def on_a_delayed_device(
     patch.setattr(torch_executor, "make_graphs", make_graphs)
     patch.setattr(constraints, "device_sampling", lambda device: DelayedSampling)
     patch.setattr(queues, "device_queue", lambda device: queue)
+    patch.setattr(queues, "mirror_queue", lambda config, device: queue if mirrored else None)
     options = dict(dtype="float32", num_threads=1, speculation=None)
     config = instance_config(model=str(directory), **{**options, **sizes})
     return LateTorchExecutor.from_config(config, 0, "")

@@ -6,8 +6,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from baton.executor.graphs import DecodeGraphs
+from baton.executor.streams import mirror
 from baton.executor.streams.staging import Staging
-from baton.executor.torch_late import LateTorchExecutor, _Launched
+from baton.executor.torch_late import LateTorchExecutor, _Launched, _Shown
 from tests.executor.delayed import DelayedEvent, DelayedQueue
 
 from .late_torch import Bench
@@ -77,13 +78,26 @@ def a_step_that_waits_does_not_wait(patch, bench):
 def layers_are_told_when_the_step_is_launched(patch, bench):
     def ahead(executor, batch, on_layers):
         flight = true(executor, batch, on_layers)
-        for done in range(1, len(flight.layers) + 1):
-            on_layers(done)
+        for part in flight.shown:
+            if part.told:
+                on_layers(part.stop)
         flight.on_layers = None
         return flight
 
     true = LateTorchExecutor._ahead
     patch.setattr(LateTorchExecutor, "_ahead", ahead)
+
+
+def layers_are_told_before_they_were_copied(patch, bench):
+    patch.setattr(_Shown, "wait", lambda part: part.final.wait())
+
+
+def a_full_block_is_not_copied(patch, bench):
+    def shown_by(batch, block_size):
+        return true(batch, block_size)[:-1]
+
+    true = mirror.shown_by
+    patch.setattr(mirror, "shown_by", shown_by)
 
 
 def recording_a_graph_leaves_its_tokens(patch, bench):
@@ -104,6 +118,8 @@ def recording_a_graph_leaves_its_tokens(patch, bench):
         tokens_of_all_steps_come_back_to_one_place,
         a_step_that_waits_does_not_wait,
         layers_are_told_when_the_step_is_launched,
+        layers_are_told_before_they_were_copied,
+        a_full_block_is_not_copied,
         recording_a_graph_leaves_its_tokens,
     ],
 )

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from baton.executor.base import Int32Array
+from baton.executor.streams.mirror import Mirror
+from baton.executor.streams.queue import DeviceQueue
 from baton.ipc.huge_pages import HugeMapping
 from baton.ipc.memory import create_memory
 from baton.transfer.base import PoolView
@@ -35,7 +37,9 @@ class KvPool:
         tile_shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
+        mirrored: DeviceQueue | None = None,
     ) -> None:
+        """`mirrored`: the queue of a device whose pages other processes may fetch (`streams/mirror.py`)."""
         shape = (num_blocks, num_layers, 2, num_kv_heads, *tile_shape)
         self.num_blocks = num_blocks
         self.block_bytes = prod(shape[1:]) * dtype.itemsize
@@ -44,9 +48,13 @@ class KvPool:
         self._mapping: HugeMapping | None = None
         self._used = 0
         self.fd: int | None = None
-        """Descriptor of the memory, on a CPU; owned by the pool."""
-        if device.type != "cpu":
+        """Descriptor of the memory, or of its mirror; owned by the pool."""
+        self.mirror: Mirror | None = None
+        if device.type != "cpu" or mirrored is not None:
             self.tensor: Tensor = torch.zeros(shape, dtype=dtype, device=device)
+            if mirrored is not None:
+                self.mirror = Mirror(mirrored, self.tensor, tile_shape[0])
+                self.fd = self.mirror.fd
             return
         size = num_blocks * self.block_bytes
         self.fd = create_memory("baton-kv", size)
@@ -64,6 +72,7 @@ class KvPool:
 
     def view(self, head_start: int, total_kv_heads: int) -> PoolView:
         """The pool as transfers see it."""
+        mapping = self._mapping if self.mirror is None else self.mirror.mapping
         return PoolView(
             num_blocks=self.num_blocks,
             block_bytes=self.block_bytes,
@@ -71,15 +80,18 @@ class KvPool:
             kv_heads=self._num_kv_heads,
             head_start=head_start,
             total_kv_heads=total_kv_heads,
-            memory=None if self._mapping is None else memoryview(self._mapping.bytes),
+            memory=None if mapping is None else memoryview(mapping.bytes),
             fd=self.fd,
             address=self.tensor.data_ptr(),
             device=-1 if self.tensor.device.type == "cpu" else self.tensor.device.index or 0,
+            land=None if self.mirror is None else self.mirror.land,
         )
 
     def close(self) -> None:
+        if self.mirror is not None:
+            self.mirror.close()
         self.tensor = torch.empty(0)
-        self._mapping = None
+        self._mapping = self.mirror = None
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None

@@ -39,6 +39,7 @@ from baton.executor.routing import ExpertReports
 from baton.executor.runs import sampled_tokens
 from baton.executor.sizes import attention_shape, device_of, num_blocks_of, num_threads_of
 from baton.executor.step_sampler import StepSampler
+from baton.executor.streams import queue as queues
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
 from baton.executor.weights.images import WeightMemory, open_weights
 from baton.executor.weights.new_weights import NextWeights, Second
@@ -166,7 +167,7 @@ class TorchExecutor:
             num_blocks = parallel.minimum(num_blocks_of(config, backend, *needs, measured), config.device)
         # Outside of inference mode, so that a transport may write into the pool from anywhere.
         sizes = shape.num_layers, shape.num_kv_heads, backend.tile_shape
-        pool = KvPool(num_blocks, *sizes, backend.pool_dtype, device)
+        pool = KvPool(num_blocks, *sizes, backend.pool_dtype, device, queues.mirror_queue(config, device))
         backend.bind(pool.tensor)
         if draft is not None:
             draft.make_pool(num_blocks)
@@ -211,6 +212,8 @@ class TorchExecutor:
         result = self._run(batch, on_layers)
         self._sampler.done()
         self._experts.end(batch, self._model, result)
+        if self._pool.mirror is not None and self._pool.mirror.show_step(batch):
+            self._parallel.minimum(1, self._device.type)  # (on every rank)
         return result
 
     def _run(self, batch: StepBatch, on_layers: OnLayers | None) -> StepResult:
@@ -293,8 +296,7 @@ class TorchExecutor:
     def check_weights(self, directory: str) -> str:
         if name := self._next.prepared(directory):
             return name
-        reason = self._why_not_load(directory)
-        if reason:
+        if reason := self._why_not_load(directory):
             raise ControlRefused(reason)
         name = fingerprint(Path(directory))
         if self._model.placement.store.complete:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -37,6 +37,7 @@ from baton.executor.base import Int32Array, OnLayers, StepBatch, StepResult
 from baton.executor.graphs import DeviceSampling
 from baton.executor.runs import sampled_tokens
 from baton.executor.streams import queue as queues
+from baton.executor.streams.mirror import Mirror
 from baton.executor.streams.queue import Event
 from baton.executor.streams.staging import Staging
 from baton.executor.torch_executor import TorchExecutor
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 IN_FLIGHT = 2
 """Steps that may be launched and not collected."""
+_PARTS = 8
+"""Layers of a hand-over's last chunk are told so many times at most."""
+_NONE = np.empty(0, np.int64)
 
 
 class _Flight(Protocol):
@@ -68,6 +72,24 @@ class _Computed:
 
 
 @dataclass
+class _Shown:
+    """Layers [first, stop) that the step writes are final, and where others may read them."""
+
+    first: int
+    stop: int
+    final: Event
+    copied: Event | None
+    """None: they are read where they are."""
+    told: bool
+    """Somebody waits for them in the middle of the step."""
+
+    def wait(self) -> None:
+        self.final.wait()
+        if self.copied is not None:
+            self.copied.wait()
+
+
+@dataclass
 class _Launched:
     """One that runs, or will."""
 
@@ -79,16 +101,15 @@ class _Launched:
     known: Int32Array
     """[slots] where tokens are noted."""
     on_layers: OnLayers | None
-    layers: list[Event] = field(default_factory=list)
-    """Passed when so many layers, the first is of one, are final."""
+    shown: list[_Shown]
     found: StepResult | None = None
 
     def result(self) -> StepResult:
         if self.found is None:
-            for done, event in enumerate(self.layers, start=1):
-                event.wait()
-                if self.on_layers is not None:
-                    self.on_layers(done)
+            for part in self.shown:
+                part.wait()
+                if self.on_layers is not None and part.told:
+                    self.on_layers(part.stop)
             self.over.wait()
             tokens: Int32Array = self.tokens.numpy().copy()
             self.known[self.slots] = tokens
@@ -121,6 +142,7 @@ class LateTorchExecutor(TorchExecutor):
         self._known: Int32Array = np.zeros(slots, np.int32)
         self._returns = [self._queue.pinned(slots, torch.int32) for _ in range(IN_FLIGHT + 1)]
         self._launches = 0
+        self._everybody = torch.zeros(1, dtype=torch.int32, device=self._device)
 
     @property
     def one_step_late(self) -> bool:  # type: ignore[override]
@@ -195,7 +217,9 @@ class LateTorchExecutor(TorchExecutor):
         slots: Int32Array = batch.slots[batch.samples]
         all_decode = batch.num_decodes == len(batch.counts)
         key = self._graphs.key_of(batch) if all_decode and self._graphs is not None else None
-        layers: list[Event] = []
+        mirror, layers = self._pool.mirror, self._view.num_layers
+        blocks = _NONE if mirror is None else mirror.shown_by(batch)
+        shown = self._parts(key is None and on_layers is not None, mirror if len(blocks) else None)
         if key is not None:
             assert self._graphs is not None
             graphs, count = self._graphs, len(slots)
@@ -205,24 +229,55 @@ class LateTorchExecutor(TorchExecutor):
                 replay()
                 return graphs.tokens(key, count)
         else:
-            if on_layers is not None:
-                layers = [self._queue.event() for _ in range(self._view.num_layers)]
-            compute = self._eager(batch, layers)
+            compute = self._eager(batch, lambda done: show(done) if done < layers else None)
         out = self._returns[self._launches % len(self._returns)][: len(slots)]
         self._launches += 1
         over = self._queue.event()
 
+        def show(done: int) -> None:
+            for part in shown:
+                if part.stop == done:
+                    if part.copied is None:
+                        part.final.record()
+                    else:
+                        assert mirror is not None
+                        mirror.show_beside(blocks, part.final, part.copied, part.first, done - part.first)
+
         def step() -> None:
             tokens = compute()
+            if mirror is not None and len(blocks) and self._parallel.size > 1:
+                mirror.show(blocks)
+                self._parallel.all_reduce(self._everybody)  # (no rank is told before all have copied)
+            show(layers)
             if len(slots):
                 out.copy_(tokens, non_blocking=True)
             over.record()
 
         self._staging.send()
         self._give(step)
-        return _Launched(slots.copy(), out, over, self._known, on_layers, layers)
+        return _Launched(slots.copy(), out, over, self._known, on_layers, shown)
 
-    def _eager(self, batch: StepBatch, layers: list[Event]) -> Callable[[], Tensor]:
+    def _parts(self, by_layers: bool, mirror: Mirror | None) -> list[_Shown]:
+        """The layers of a step as they become final; `mirror`: they are copied into it.  With several ranks
+        all of them are copied together, behind what the step launches last."""
+        layers = self._view.num_layers
+        beside = mirror is not None and self._parallel.size == 1
+        if not beside and (mirror is not None or not by_layers):
+            return []
+        every = -(-layers // _PARTS) if by_layers else layers
+        stops = [*range(every, layers, every), layers]
+        return [
+            _Shown(
+                first,
+                stop,
+                self._queue.event(),
+                mirror.shown() if mirror is not None else None,
+                by_layers and stop < layers,
+            )
+            for first, stop in zip([0, *stops], stops, strict=False)
+        ]
+
+    def _eager(self, batch: StepBatch, on_layers: OnLayers) -> Callable[[], Tensor]:
         """Stages what a step needs that is no graph.  Returns the device's half, which gives its tokens."""
         assert isinstance(self._model, Decoder)
         model, put, pool = self._model, self._staging.put, self._pool.tensor
@@ -250,7 +305,6 @@ class LateTorchExecutor(TorchExecutor):
             ids = tokens.long()
             if carried is not None:
                 ids.index_copy_(0, carried[0], newest[carried[1]].long())
-            on_layers = (lambda done: layers[done - 1].record()) if layers else None
             logits = model.on_device(ids, prepared, wanted, on_layers)
             if not count:
                 return slots_there

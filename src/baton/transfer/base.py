@@ -23,7 +23,7 @@ and a dropped one stops there.  After `copy` has ended, returned or been closed,
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -41,6 +41,14 @@ Copying = Generator[Wait | None, Any, int]
 
 SILENCE_S = 3.0
 """A source that sends nothing for so long is given up.  Far below a lease, far above a scheduling delay."""
+
+
+class Landing(Protocol):
+    """Pages on their way to a device."""
+
+    def done(self) -> bool: ...
+
+    def wait(self) -> None: ...
 
 
 class TransferError(RuntimeError):
@@ -65,6 +73,9 @@ class PoolView:
     address: int
     device: int = -1
     """Index of the CUDA device; -1: main memory."""
+    land: Callable[[Int32Array, int, int], Landing] | None = None
+    """Takes blocks, first layer, number of layers: copies these pages from `memory`, which was written, to
+    the device, where steps read them.  None: steps read `memory`."""
 
     @property
     def tile_bytes(self) -> int:
@@ -79,7 +90,7 @@ class PoolView:
 
     def without_memory(self) -> PoolView:
         """The same sizes after the memory is gone."""
-        return replace(self, memory=None, fd=None, address=0)
+        return replace(self, memory=None, fd=None, address=0, land=None)
 
     def source(self, rank: int) -> PoolSource:
         """As a message, before any transport has added where it is."""

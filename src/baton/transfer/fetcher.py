@@ -30,6 +30,8 @@ from baton.transfer.tasks import Task, Tasks, Wait
 log = logging.getLogger(__name__)
 
 _MAX_REASON = 300
+_LANDING_S = 0.0002
+"""How often it is looked whether pages are on the device."""
 
 Report = Callable[[Fetched], None]
 
@@ -153,7 +155,21 @@ class Fetcher:
             transport = self._transport(copy)
             copied += yield from transport.copy(copy._replace(grant=command.grant))
             name = transport.name
+        if copied and self._pool.land is not None:
+            yield from self._land(blocks, command)
         return copied, name if copied else ""
+
+    def _land(self, blocks: Int32Array, command: Fetch) -> Generator[Wait | None, Any, None]:
+        """The pages are in main memory; ends when they are on the device."""
+        assert self._pool.land is not None
+        first = command.first_layer
+        layers = self._pool.num_layers - first if command.num_layers < 0 else command.num_layers
+        landing = self._pool.land(blocks, first, layers)
+        try:
+            while not landing.done():
+                yield Wait(-1, 0, _LANDING_S)
+        finally:
+            landing.wait()  # (also of a fetch that is dropped: nothing is written afterwards)
 
     def _transport(self, copy: Copy) -> Transport:
         reasons = []

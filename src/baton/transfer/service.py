@@ -206,7 +206,7 @@ def make_transports(
     found: list[Transport] = []
     if chosen in ("auto", "shared_memory"):
         found.append(SharedMemoryTransport(pool, checksums=checksums))
-    if chosen == "nixl" or (chosen == "auto" and pool.device >= 0 and not checksums):
+    if chosen == "nixl" or (chosen == "auto" and pool.memory is None and not checksums):
         found.extend(_nixl(pool, config))
     if chosen in ("auto", "tcp"):
         encryption = _encryption(secrets) if config.transfer_encryption else None

@@ -1,4 +1,5 @@
-"""A device that runs behind the host: its queue of work and its events, and how numbers get there.
+"""A device that runs behind the host: its queue of work and its events, how numbers get there, and how its
+pages get to other processes.
 
-Imports nothing of Baton but the executor's seam.
+Imports the executor's seam, configuration and memory, nothing that computes.
 """

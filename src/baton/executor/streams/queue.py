@@ -20,7 +20,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from baton.protocol.config import InstanceConfig
+
 Work = Callable[[], None]
+_PORTABLE = 1
+"""`cudaHostRegisterPortable`: pinned for the contexts of all threads."""
 
 
 class Event(Protocol):
@@ -55,6 +59,13 @@ class DeviceQueue(Protocol):
 
     def beside(self) -> DeviceQueue:
         """Another queue of the device, whose work runs beside this one's."""
+
+    def pin(self, memory: Tensor) -> str:
+        """Makes main memory (bytes that begin a page) pinned.  Returns why that is impossible, or ""; copies
+        are right all the same."""
+
+    def unpin(self, memory: Tensor, stretch: int) -> None:
+        """What was pinned by `stretch` bytes at a time no longer is."""
 
 
 class CudaEvent:
@@ -103,6 +114,17 @@ class CudaQueue:
     def pinned(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(count, dtype=dtype, pin_memory=True)
 
+    def pin(self, memory: Tensor) -> str:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call,unused-ignore]
+        with torch.cuda.device(self._device):
+            status = runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE)
+        return "" if int(status) == 0 else f"cudaHostRegister gives {int(status)}"
+
+    def unpin(self, memory: Tensor, stretch: int) -> None:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call,unused-ignore]
+        for first in range(0, memory.numel(), stretch):
+            runtime.cudaHostUnregister(memory[first:].data_ptr())
+
     def beside(self) -> CudaQueue:
         return CudaQueue(self._device, torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call,unused-ignore]
 
@@ -113,3 +135,11 @@ def device_queue(device: torch.device) -> DeviceQueue:
     if device.type != "cuda":
         raise ValueError(f"{device} does not run behind the host")
     return CudaQueue(device)
+
+
+def mirror_queue(config: InstanceConfig, device: torch.device) -> DeviceQueue | None:
+    """The queue of a device whose pages are mirrored in main memory: they may be handed over, and not by
+    what reads a device's memory.  None: there is no mirror."""
+    if device.type == "cuda" and config.peer_endpoint and config.transfer != "nixl":
+        return device_queue(device)
+    return None

@@ -1,0 +1,192 @@
+"""A prompt computed on a device that delays, gone on with on another one: pages through mirrors in main
+memory."""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baton.engine.handover.reservation import _incompatible
+from baton.executor.base import StepBatch, StepResult
+from baton.executor.streams.mirror import shown_by
+from baton.executor.torch_executor import TorchExecutor
+from baton.executor.torch_late import LateTorchExecutor
+from baton.launch.instance_config import instance_config
+from baton.model.attention import AttentionShape, CpuAttention, TorchAttention
+from baton.protocol.codec import pack_int32
+from baton.protocol.commands import Fetch, Grant
+from baton.protocol.config import InstanceConfig
+from baton.protocol.handover import InstanceSource, PoolSource
+from baton.protocol.reports import Fetched
+from baton.protocol.sampling import Sampling
+from baton.transfer.service import TransferService
+from tests.executor.delayed import DelayedEvent, DelayedQueue, on_a_delayed_device
+from tests.executor.driver import Driver
+from tests.model.checkpoints import VOCAB, make_checkpoint
+
+CPU = torch.device("cpu")
+DEADLINE_S = 60.0
+SIZES = dict(max_model_len=64, block_size=4, num_blocks=24, max_num_seqs=4)
+PROMPT = np.random.default_rng(7).integers(3, VOCAB, 23).tolist()
+TOKEN = b"of this request."
+SAMPLED = Sampling(seed=5, temperature=0.8, top_p=0.95)
+
+
+class Overlapped:
+    """A late executor as one that waits: what is launched is collected."""
+
+    def __init__(self, executor: LateTorchExecutor) -> None:
+        self.executor = executor
+        self.info, self.admit, self.release = executor.info, executor.admit, executor.release
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        self.executor.launch(batch)
+        return self.executor.collect()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    make_checkpoint(tmp_path, "llama3")
+    return tmp_path
+
+
+@pytest.fixture
+def pair(directory: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
+    """Two executors on two devices, and their transfers."""
+    found = []
+    transfer = getattr(request, "param", "shared_memory")
+    changes = dict(peer_endpoint="ipc://unused", transfer=transfer)
+    reports: queue.Queue[Any] = queue.Queue()
+    for _ in range(2):
+        device = DelayedQueue(eager=1.0)  # (while it is made)
+        executor = on_a_delayed_device(
+            monkeypatch, directory, device, graphs=False, mirrored=True, **SIZES, **changes
+        )
+        for each in (device, *device.others):
+            each.eager = 0.0
+        executor._pool.tensor.fill_(float("nan"))
+        config = instance_config(model=str(directory), dtype="float32", speculation=None, **SIZES, **changes)
+        found.append((executor, TransferService(0, executor.pool, config, reports.put)))
+    for _, service in found:
+        service.start()
+    yield *found, reports
+    for executor, service in found:
+        service.close()
+        executor.close()
+
+
+def expected(directory: Path, count: int) -> list[int]:
+    config: InstanceConfig = instance_config(
+        model=str(directory), dtype="float32", speculation=None, num_threads=1, **SIZES
+    )
+    executor = TorchExecutor.from_config(config, 0, "")
+    driver = Driver(executor)
+    request = driver.add(PROMPT, count, SAMPLED)
+    driver.run()
+    executor.close()
+    return request.tokens
+
+
+def source_of(executor: LateTorchExecutor, service: TransferService) -> InstanceSource:
+    assert service.source is not None
+    return InstanceSource(executor.info.tile, SIZES["block_size"], [service.source])
+
+
+def go_on(pair: Any, count: int, fetches: list[tuple[int, int]]) -> list[int]:
+    """P computes the prompt, D fetches these layers (first, number) and goes on."""
+    (at_p, ours), (at_d, theirs), reports = pair
+    prefill = Driver(Overlapped(at_p), chunk=9)
+    decode = Driver(Overlapped(at_d), seed=5)
+    first = prefill.add(PROMPT, 1, SAMPLED)
+    prefill.run()
+    request = decode.add(PROMPT, count, SAMPLED, generated=first.tokens)
+    request.blocks = [int(decode.free.pop()) for _ in first.blocks]
+    pages = pack_int32(first.blocks), pack_int32(request.blocks)
+    ours.grant(Grant(TOKEN, "d", [b""], pack_int32(first.blocks), DEADLINE_S))
+    for number, (layer, layers) in enumerate(fetches):
+        theirs.fetch(Fetch(number, source_of(at_p, ours), *pages, layer, layers, grant=TOKEN))
+    for _ in fetches:
+        report = reports.get(timeout=DEADLINE_S)
+        assert isinstance(report, Fetched)
+        assert not report.error, report.error
+    request.computed = len(PROMPT)
+    decode.run()
+    return request.tokens
+
+
+@pytest.mark.parametrize("pair", ["shared_memory", "tcp"], indirect=True)
+@pytest.mark.parametrize("fetches", [[(0, -1)], [(0, 2), (2, -1)]], ids=["whole", "layer by layer"])
+def test_a_request_goes_on_from_pages_that_were_on_a_device(pair, fetches, directory, monkeypatch):
+    tokens = go_on(pair, 9, fetches)
+    monkeypatch.undo()
+    assert tokens == expected(directory, 9)
+
+
+def test_pages_that_did_not_land_are_not_there(pair, directory, monkeypatch):
+    """That the tests before would see it."""
+
+    def land(blocks: np.ndarray, first: int, layers: int) -> DelayedEvent:
+        event = DelayedEvent(DelayedQueue())
+        event.recorded = True
+        return event
+
+    (_, _), (_, theirs), _ = pair
+    monkeypatch.setattr(theirs._fetcher, "_pool", replace(theirs._fetcher._pool, land=land))
+    tokens = go_on(pair, 9, [(0, -1)])
+    monkeypatch.undo()
+    assert tokens != expected(directory, 9)
+
+
+def test_a_fetch_that_is_dropped_writes_nothing_afterwards(pair):
+    (_, _), (at_d, theirs), _ = pair
+    blocks = np.array([3, 5], np.int32)
+    at_d._pool.mirror._here[blocks] = 1.0
+    command = Fetch(9, InstanceSource("", 4, []), b"", b"", 1, 2)
+    landing = theirs._fetcher._land(blocks, command)
+    next(landing)
+    assert at_d._pool.tensor[blocks].isnan().all()
+    landing.close()
+    assert not at_d._pool.mirror._inwards.works
+    assert at_d._pool.tensor[blocks][:, 1:3].eq(1.0).all()
+    assert at_d._pool.tensor[blocks][:, :1].isnan().all()
+
+
+def test_what_a_step_shows():
+    tables = np.arange(40, dtype=np.int32).reshape(4, 10)
+
+    def ints(*values: int) -> np.ndarray:
+        return np.array(values, np.int32)
+
+    # Fills a block; does not; a piece of a prompt; the end of one, whose last block is not full.
+    batch = StepBatch(
+        1,
+        ints(0, 1, 2, 3),
+        starts=ints(7, 8, 2, 4),
+        counts=ints(1, 1, 9, 9),
+        tokens=np.zeros(20, np.int32),
+        samples=np.array([True, True, False, True]),
+        block_tables=tables,
+        num_decodes=2,
+    )
+    assert shown_by(batch, 4).tolist() == [1, 20, 21, 31, 32, 33]
+
+
+@pytest.mark.parametrize("kv_int8", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_instance_on_a_cpu_and_one_on_a_gpu_refuse_each_others_pages(dtype, kv_int8):
+    """By the names of their tiles: kernels of CPUs lay them out otherwise."""
+    shape = AttentionShape(2, 4, 2, 64, 16, 0.125, frozenset({None}), dtype, CPU, kv_int8)
+    rows, kernels = TorchAttention(shape).tile_name, CpuAttention.tile_name.fget
+    on_cpu = kernels(SimpleNamespace(shape=shape))
+    assert rows.startswith("rows:")
+    source = PoolSource(0, "", 8, 4096, 2, 2, 0, 2)
+    here, there = InstanceSource(rows, 16, [source]), InstanceSource(on_cpu, 16, [source])
+    assert _incompatible(here, there) == f"tile is {on_cpu!r} there and {rows!r} here"
+    assert _incompatible(here, here) == ""
