@@ -231,6 +231,7 @@ def on_a_delayed_device(
     *,
     graphs: bool,
     mirrored: bool,
+    rank: int = 0,
     **sizes: Any,
 ) -> LateTorchExecutor:
     """Of the checkpoint in `directory`, in float32.  `graphs`: decode steps are replayed.  `mirrored`: its
@@ -246,4 +247,4 @@ def on_a_delayed_device(
     patch.setattr(queues, "mirror_queue", lambda config, device: queue if mirrored else None)
     options = dict(dtype="float32", num_threads=1, speculation=None)
     config = instance_config(model=str(directory), **{**options, **sizes})
-    return LateTorchExecutor.from_config(config, 0, "")
+    return LateTorchExecutor.from_config(config, rank, str(directory / "meet"))

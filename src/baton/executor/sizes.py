@@ -21,13 +21,14 @@ def device_of(config: InstanceConfig, rank: int) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ExecutorError("device cuda: PyTorch finds no CUDA device here; give --device cpu")
-    device = rank % config.ranks_per_host
-    if device >= torch.cuda.device_count():
+    ranks, devices = config.ranks_per_host, torch.cuda.device_count()
+    if ranks > devices:
         raise ExecutorError(
-            f"tensor_parallel_size {config.tensor_parallel_size}: there are only "
-            f"{torch.cuda.device_count()} CUDA devices on this host for {config.ranks_per_host} ranks"
+            f"tensor_parallel_size {config.tensor_parallel_size}: {ranks} ranks are on this host, which has "
+            f"only {devices} CUDA device{'' if devices == 1 else 's'}; give at most "
+            f"{devices * config.nodes.count}"
         )
-    return torch.device("cuda", device)
+    return torch.device("cuda", rank % ranks)
 
 
 def num_threads_of(config: InstanceConfig) -> int:

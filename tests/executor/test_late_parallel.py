@@ -1,0 +1,129 @@
+"""Two ranks in real processes, each on a device that delays as it likes: the tokens of one rank that waits,
+and pages in both mirrors before anybody is told of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.executor.sizes import device_of
+from baton.executor.weights.forms import ExecutorError
+from baton.launch.instance_config import instance_config
+from tests.executor.delayed import DelayedQueue, on_a_delayed_device
+from tests.model.checkpoints import make_checkpoint
+from tests.worker.late_torch import (
+    DRAWN,
+    PENALIZED,
+    PLAIN,
+    PROMPTS,
+    SCORED,
+    SIZES,
+    Engine,
+    Waiting,
+    positions_of,
+)
+from tests.worker.lateness import BLOCK
+
+ROOT = Path(__file__).parents[2]
+RANKS, COUNT = 2, 9
+WISHES = [(4, PLAIN), (3, DRAWN), (2, PENALIZED), (1, SCORED)]
+HANDED = PROMPTS[3]
+
+
+class RankEngine(Engine):
+    """Each rank's process has one, and gives the same commands before the same rounds."""
+
+    def check_pages(self, slot: int, epoch: int, computed: int) -> None:
+        """What others may be told of is in the mirror."""
+        prompt, _, _, _ = self.requests[slot, epoch]
+        count = computed if computed == len(prompt) else computed // BLOCK * BLOCK
+        pool = self.executor._pool
+        here, there = (
+            positions_of(one, self.blocks[slot], count) for one in (pool.mirror._here, pool.tensor)
+        )
+        assert torch.equal(here, there)
+
+    def oracle(self, prompt: Any, sampling: Any, options: Any, count: int) -> list[int]:
+        return []
+
+    def scribble(self, blocks: Any) -> None:
+        self.executor._pool.tensor[blocks] = float("nan")
+
+
+def main(directory: Path, rank: int) -> None:
+    """One rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        device = DelayedQueue(eager=1.0)
+        executor = on_a_delayed_device(
+            patch,
+            directory,
+            device,
+            rank=rank,
+            graphs=False,
+            mirrored=True,
+            tensor_parallel_size=RANKS,
+            **SIZES,
+        )
+        assert executor.one_step_late
+        for each in (device, *device.others):
+            each.eager = 0.4 * rank
+        engine = RankEngine(executor, budget=8)
+        for slot, (number, sampling) in enumerate(WISHES):
+            engine.admit(slot, PROMPTS[number], sampling=sampling, more=1, max_tokens=COUNT)
+            engine.round()
+        engine.settle()
+        engine.admit(0, HANDED, handover=True, max_tokens=COUNT)
+        engine.settle()
+        print(json.dumps([[*key, *tokens] for key, tokens in sorted(engine.tokens.items())]), flush=True)
+        executor.close()
+
+
+def test_two_ranks_that_overlap_give_the_tokens_of_one_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make_checkpoint(tmp_path, "llama3")
+    command = [sys.executable, "-m", "tests.executor.test_late_parallel", str(tmp_path)]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        found = []
+        for process in processes:
+            out, errors = process.communicate(timeout=250)
+            assert process.returncode == 0, errors
+            found.append(json.loads(out.splitlines()[-1]))
+    finally:
+        for process in processes:
+            process.kill()
+    waiting = Waiting(tmp_path)
+    expected = {
+        (slot, 1): waiting.answer(tuple(PROMPTS[number]), sampling, 0, (), COUNT)
+        for slot, (number, sampling) in enumerate(WISHES)
+    }
+    expected[0, 2] = waiting.answer(tuple(HANDED), PLAIN, 0, (), 1)
+    assert found[0] == found[1] == [[*key, *tokens] for key, tokens in sorted(expected.items())]
+
+
+def test_fewer_gpus_than_ranks_are_refused_by_every_rank(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    config = instance_config(model="", device="cuda", tensor_parallel_size=2, max_model_len=64)
+    for rank in range(2):
+        with pytest.raises(
+            ExecutorError, match=r"tensor_parallel_size 2: .* 1 CUDA device.*; give at most 1"
+        ):
+            device_of(config, rank)
+    assert device_of(instance_config(model="", device="cuda", max_model_len=64), 0).index == 0
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
