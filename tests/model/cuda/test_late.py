@@ -1,5 +1,5 @@
-"""Steps that overlap with Triton's kernels, interpreted, on a device that delays: the CPU's tokens, and nothing
-in a launch asks the device for a number."""
+"""Steps that overlap with Triton's kernels, interpreted, on a device that delays: the CPU's tokens, and
+nothing in a launch asks the device for a number."""
 
 from __future__ import annotations
 
