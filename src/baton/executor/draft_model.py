@@ -169,7 +169,7 @@ def load_draft_model(
         groups = groups_of(own, model, device)
         memory = open_weights(own, Path(own.model), 0, weights, groups)
         try:
-            kernels, store = kernels_of(device), memory.store
+            kernels, store = kernels_of(own, device), memory.store
             placement = Placement(
                 TensorParallel(), dtype, device, weights, ops, **groups, store=store, kernels=kernels
             )

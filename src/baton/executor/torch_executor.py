@@ -146,7 +146,7 @@ class TorchExecutor:
             groups = groups_of(config, model_config, device)
             memory = open_weights(config, Path(config.model), rank, weights, groups)
             blocking.use(measure=rank == 0 and device.type == "cpu" and not memory.store.complete)
-            made = {**groups, "store": memory.store, "kernels": kernels_of(device)}
+            made = {**groups, "store": memory.store, "kernels": kernels_of(config, device)}
             placement = Placement(parallel, dtype, device, weights, ops, **made)
             model = load_model(
                 Path(config.model),

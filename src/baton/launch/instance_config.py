@@ -40,6 +40,7 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
         "kv_cache_memory_bytes": memory and parse_bytes("--kv-cache-memory-bytes", memory),
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "enforce_eager": options.enforce_eager,
+        "deterministic": options.deterministic,
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": _most_tokens(options),
         "auto_step_tokens": options.max_num_batched_tokens == "auto",

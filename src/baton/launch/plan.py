@@ -75,6 +75,11 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
     if options.executor == "torch":
         _check_tensor_parallel(options, model)
     device = _device(options)
+    if options.deterministic and device == "cuda" and options.tensor_parallel_size > 1:
+        raise OptionError(
+            f"--deterministic: with --tensor-parallel-size {options.tensor_parallel_size} NCCL adds up terms "
+            "in an order that depends on the step; give one rank, or leave it away"
+        )
     adapted = model.implementation == "transformers" and options.executor == "torch"
     if adapted and device != "cpu":
         raise OptionError(
@@ -297,6 +302,8 @@ def _computes_in(instance: InstanceConfig) -> str:
         found += f"+{instance.quantization}"
     if instance.quantization is not None and instance.quantization_group_size is not None:
         found += f"/{instance.quantization_group_size}"
+    if instance.deterministic and instance.device == "cuda":
+        found += "+deterministic"
     if instance.kv_cache_dtype is not None:
         found += f"+kv_{instance.kv_cache_dtype}"
     return found if instance.quantize_head == 16 else f"{found}+head{instance.quantize_head}"

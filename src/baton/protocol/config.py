@@ -109,6 +109,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of a CUDA device's memory, for weights, activations and KV cache; unless the cache's size is given."""
     enforce_eager: bool
     """Launch each step's operations one by one, also on a CUDA device."""
+    deterministic: bool
+    """No result depends on what else is in the step, also on a CUDA device."""
     max_num_seqs: int
     max_num_batched_tokens: int
     auto_step_tokens: bool

@@ -149,6 +149,10 @@ def weight_of(
     return layout.Laid(kind, outputs, inputs, codes, group, scales, there, 0.125)
 
 
+def zeros_of(dtype: torch.dtype) -> Tensor:
+    return torch.zeros(4096, 4096, dtype=dtype)
+
+
 def multiplying(
     weight: layout.Laid, rows: int, fixed: bool = False, dtype: torch.dtype = BF16
 ) -> list[Launch]:
@@ -172,6 +176,11 @@ def products() -> Iterator[tuple[str, Launch]]:
     yield "product, its merge", multiplying(weight, few)[1]
     weight = weights["4 bits, groups of 64"]
     yield "product, 4 bits, float32", multiplying(weight, many, dtype=F32)[0]
+    plain = layout.plain(zeros_of(BF16))
+    for kind, weight in (("bf16", plain), ("4 bits, groups of 32", weights["4 bits, groups of 32"])):
+        yield f"deterministic product, {kind}, few rows", multiplying(weight, few, fixed=True)[0]
+        yield f"deterministic product, {kind}, many rows", multiplying(weight, many, fixed=True)[0]
+    yield "deterministic product, float32", multiplying(layout.plain(zeros_of(F32)), few, True, F32)[0]
     x, values = torch.zeros(many, 4096, dtype=BF16), torch.zeros(many, 4096, dtype=torch.uint8)
     codes, scales = torch.zeros(4096, 4096, dtype=torch.int8), torch.zeros(4096)
     for name, rows in (("few", few), ("many", many)):

@@ -328,6 +328,11 @@ class ExecutionOptions(Options):
         "On a CUDA device, launch each operation of a step by itself instead of replaying decode steps as "
         "CUDA graphs: slower, for finding faults.",
     )
+    deterministic: bool = flag(
+        False,
+        "A token's bits do not depend on what else is in its step: on a CUDA device all products are made by "
+        "one tile of Baton's kernel, slower than cuBLAS, for any number of rows. On a CPU that is always so.",
+    )
     num_threads: int | None = flag(
         None,
         "Compute threads of a worker.",

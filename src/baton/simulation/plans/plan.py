@@ -339,6 +339,7 @@ def simulated_config(**fields: Any) -> InstanceConfig:
         "quantize_head": 16,
         "gpu_memory_utilization": 0.9,
         "enforce_eager": False,
+        "deterministic": False,
         "overlap_steps": False,
         "weight_cache_verify": False,
         "startup_timeout_s": 600.0,
