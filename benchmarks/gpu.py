@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PARTS = ("device", "kernels", "qwen3-0.6b", "nano", "qwen3-4b", "llama-8b")
+PARTS = ("device", "qwen3-0.6b", "nano", "llama-8b", "qwen3-4b", "kernels")
 
 
 def main() -> None:

@@ -81,11 +81,11 @@ def stages_of(device: str, deadline_s: float) -> list[list[Part]]:
     tiny = ("--tiny",) if device == "cpu" else ()
     figures = {
         "device": 30.0,
-        "kernels": 80.0,
         "qwen3-0.6b": 60.0,
         "nano": 90.0,
         "llama-8b": 70.0,
         "qwen3-4b": 60.0,
+        "kernels": 150.0,
     }
     pytest = (sys.executable, "-m", "pytest", "-q", "-p", "tests.gpu.recording", "-p", "no:cacheprovider")
 

@@ -18,8 +18,11 @@ from baton.model.attention.base import AttentionShape, AttentionStep
 from baton.model.attention.triton_backend import TritonAttention
 from baton.model.cpu.kernels import HeadNorms
 from baton.model.cpu.sampling import SlotParameters
+from baton.model.cuda.products.int8 import quantize
+from baton.model.cuda.products.linear import TritonGroups, TritonInt8, TritonPlain
 from baton.model.cuda.rows import add_norm, gated_mul
 from baton.model.cuda.sampling import Wishes, sample
+from baton.model.weights.grouped import MIDDLE, Grouped
 
 BF16 = torch.bfloat16
 BLOCK = 32
@@ -28,7 +31,7 @@ Case = tuple[str, Callable[[], object], float, float]
 
 
 def measure_kernels(device: Device, figures: Figures) -> None:
-    for cases in (_attention, _rows, _sampling, _products):
+    for cases in (_attention, _rows, _sampling, _products, _quantized):
         try:
             for name, run, moved, operations in cases(device):
                 _measure(name, run, moved, operations, device, figures)
@@ -171,12 +174,13 @@ def _drawing(
     return lambda: sample(logits, slots, positions, wishes)
 
 
+_PRODUCTS = (("qkv", (6144, 4096)), ("o", (4096, 4096)), ("gate, up", (28672, 4096)), ("down", (4096, 14336)))
+_TINY_PRODUCTS = (("qkv", (96, 64)),)
+
+
 def _products(device: Device) -> Iterator[Case]:
     """cuBLAS at the shapes of Llama 8B: what the rest of a step is measured by."""
-    shapes = {"qkv": (6144, 4096), "o": (4096, 4096), "gate and up": (28672, 4096), "down": (4096, 14336)}
-    if device.tiny:
-        shapes = {"qkv": (96, 64)}
-    for name, (outputs, inputs) in shapes.items():
+    for name, (outputs, inputs) in _TINY_PRODUCTS if device.tiny else _PRODUCTS:
         weight = torch.randn(outputs, inputs, device=device.device).to(BF16)
         for rows in (1,) if device.tiny else (1, 8, 64, 256, 2048):
             x = torch.randn(rows, inputs, device=device.device).to(BF16)
@@ -186,3 +190,27 @@ def _products(device: Device) -> Iterator[Case]:
 
 def _product(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
     return lambda: torch.nn.functional.linear(x, weight)
+
+
+def _quantized(device: Device) -> Iterator[Case]:
+    """Weights of 4 bits and bytes by bytes, and products whose bits do not depend on the batch
+    (`--deterministic`), beside the bytes that they read."""
+    for name, (outputs, inputs) in _TINY_PRODUCTS if device.tiny else _PRODUCTS[2:]:
+        group = 32 if device.tiny else 128
+        codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
+        groups = (outputs, inputs // group)
+        scales, zeros = torch.full(groups, 0.01), torch.full(groups, MIDDLE[4])
+        four = TritonGroups(Grouped(codes, scales, zeros, group, 4), None, BF16, device.device, False)
+        weight = torch.randn(outputs, inputs, device=device.device).to(BF16)
+        eight, fixed = TritonInt8(weight, None, device.device), TritonPlain(weight, None, True)
+        for rows in (2,) if device.tiny else (1, 8, 64, 2048):
+            x = torch.randn(rows, inputs, device=device.device).to(BF16)
+            around, operations = 2.0 * (x.numel() + rows * outputs), 2.0 * rows * weight.numel()
+            told = f"product {name}, {rows} rows"
+            yield f"{told}, W4A16", _by(four, x), four.nbytes + around, operations
+            yield f"{told}, W8A8", _by(eight, quantize(x)), weight.numel() + around, operations
+            yield f"{told}, fixed order", _by(fixed, x), 2.0 * weight.numel() + around, operations
+
+
+def _by(product: TritonGroups | TritonInt8 | TritonPlain, x: Any) -> Callable[[], object]:
+    return lambda: product.multiply(x)

@@ -17,7 +17,9 @@ import torch
 from _gpu.figures import Figures, read
 
 _REPEATED = 20
-"""Launches in one replay of a graph, so that launching it is not what is measured."""
+"""Launches in one replay of a graph at most, so that launching it is not what is measured."""
+_REPLAY_S = 5e-3
+"""What a replay takes, about."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,12 @@ class Device:
         stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(stream):
             run()  # compiles
-        self.wait()
-        graph, times = torch.cuda.CUDAGraph(), _REPEATED
+            self.wait()
+            begin = time.perf_counter()
+            run()
+            self.wait()
+        once = time.perf_counter() - begin
+        graph, times = torch.cuda.CUDAGraph(), max(1, min(_REPEATED, int(_REPLAY_S / once)))
         replay: Callable[[], object] = graph.replay
         try:
             with torch.cuda.graph(graph, stream=stream):
