@@ -13,7 +13,7 @@ from baton.model.cpu.steps import fused_ops
 from baton.model.ops import triton
 from baton.model.ops.device import DeviceKernels
 from baton.model.ops.fused import FusedOps
-from baton.model.sampling.sampler import SlotSampling
+from baton.model.sampling.sampler import DeviceSlotSampling
 from baton.protocol.config import InstanceConfig
 
 
@@ -42,7 +42,7 @@ def kernels_of(config: InstanceConfig, device: torch.device) -> DeviceKernels | 
     return TritonKernels(device, config.deterministic)
 
 
-def device_sampling(device: torch.device) -> Callable[[SlotParameters, int], SlotSampling] | None:
+def device_sampling(device: torch.device) -> Callable[[SlotParameters, int], DeviceSlotSampling] | None:
     """What makes the sampling of a device that has kernels for it; None: `sampling_kernel` or PyTorch."""
     if not triton.serve(device):
         return None

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.sampling import KernelSampling, SlotParameters, native_kernel
-from baton.model.cuda.sampling import Edits, Wishes, edit, sample
+from baton.model.cuda.sampling import Wishes, sample
+from baton.model.cuda.slot_sampling import TritonSampling
 from baton.model.sampling.counter_random import stream_starts
-from baton.model.sampling.edits import SlotEdits, edit_logits
+from baton.model.sampling.edits import SlotEdits, edit_entries, edit_logits, leave_out
 from baton.protocol.sampling import LogitBias, Sampling, Stopping
 from tests.model.cuda.where import DEVICE, ON_DEVICE
 
@@ -154,43 +155,29 @@ def test_the_same_edits_as_pytorchs():
     """Bias, tokens that are impossible, penalties, and all of them for one token: the same bits."""
     vocab = 300
     tokens = np.array([3, 4, 5, 3, 9, 9, 9, 299], np.int32)
+    bias = LogitBias.of({3: 4.5, 7: -100.0, 299: 1.25})
+    allowed = np.arange(0, vocab, 3, dtype=np.int32).tobytes()
+    bad = tuple(np.array(word, np.int32).tobytes() for word in ((9, 299, 17), (4,), (9, 18)))
     asked = [
-        Sampling(seed=0, logit_bias=LogitBias.of({3: 4.5, 7: -100.0, 299: 1.25}), repetition_penalty=1.3),
+        Sampling(seed=0, logit_bias=bias, repetition_penalty=1.3),
         Sampling(seed=0, frequency_penalty=0.7, presence_penalty=-0.4, repetition_penalty=0.8),
-        Sampling(seed=0, frequency_penalty=0.1),
+        Sampling(seed=0, frequency_penalty=0.1, bad_words=bad, allowed=allowed),
+        Sampling(seed=0, logit_bias=bias),
     ]
-    stopping = Stopping(max_tokens=20, min_tokens=9, stop_token_ids=(9, 11))
-    edits = [SlotEdits.of(tokens, 4, one, stopping, vocab) for one in asked]
+    stops = [Stopping(max_tokens=20, min_tokens=9 * (row != 1), stop_token_ids=(9, 11)) for row in range(4)]
+    edits = [SlotEdits.of(tokens, 4, one, stop, vocab) for one, stop in zip(asked, stops, strict=True)]
     logits = (torch.randn(4, vocab, generator=torch.Generator().manual_seed(2)) * 3).to(DEVICE)
-    expected, rows = logits.clone(), [0, 1, 3]
-    edit_logits(expected, [(row, 8, one) for row, one in zip(rows, edits, strict=True)])
-    entries = []
-    for row, one in zip(rows, edits, strict=True):
-        bias = dict(zip(one.bias_ids.tolist(), one.bias.tolist(), strict=True))
-        counts = dict(zip(one.seen.ids.tolist(), one.seen.counts.tolist(), strict=True))
-        for token in sorted({*bias, *counts, *one.stop_ids.tolist()}):
-            banned, seen = token in one.stop_ids, token in counts
-            entries.append((row, token, bias.get(token, 0.0), banned, seen, counts.get(token, 0.0)))
-    columns = [torch.tensor(column, device=DEVICE) for column in zip(*entries, strict=True)]
-    per_row = torch.ones(4, device=DEVICE), *torch.zeros(2, 4, device=DEVICE)
-    for row, one in zip(rows, asked, strict=True):
-        wanted = one.repetition_penalty, one.frequency_penalty, one.presence_penalty
-        for column, value in zip(per_row, wanted, strict=True):
-            column[row] = value
-    edit(
-        logits,
-        Edits(
-            columns[0].int(),
-            columns[1].int(),
-            columns[2].float(),
-            columns[3].byte(),
-            columns[4].byte(),
-            columns[5].float(),
-            *per_row,
-        ),
-    )
+    expected, rows = logits.clone(), [(row, 8, one) for row, one in enumerate(edits)]
+    edit_logits(expected, rows)
+    leave_out(logits, rows)
+    entries = edit_entries(rows)
+    named = list(zip(entries["rows"].tolist(), entries["ids"].tolist(), strict=True))
+    assert len(set(named)) == len(named)
+    TritonSampling(SlotParameters.of_greedy(4, vocab), vocab, DEVICE).edit(logits, entries)
     assert torch.equal(logits, expected)
     assert torch.isneginf(logits[0, [9, 11]]).all()
+    assert torch.isneginf(logits[2, [4, 17]]).all()
+    assert not torch.isneginf(logits[1]).any()
 
 
 def test_what_does_not_fit_is_refused_by_its_name():

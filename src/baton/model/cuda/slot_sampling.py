@@ -8,7 +8,7 @@ masks row by row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from baton.model.cpu.sampling import SlotParameters
-from baton.model.cuda.sampling import Wishes, sample
+from baton.model.cuda.sampling import Edits, Wishes, edit, sample
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -51,6 +51,20 @@ class TritonSampling:
         both = torch.from_numpy(np.stack((slots, positions)).astype(np.int32)).to(self._device)
         found: Int32Array = sample(logits, both[0], both[1], self.wishes).cpu().numpy()
         return found
+
+    def edit(self, logits: Tensor, entries: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Edits logits [n, vocab], float32, in place; `entries`: the arrays of `cuda.sampling.Edits`.  They
+        go to the device in one copy."""
+        parts = {name: np.ascontiguousarray(array).view(np.uint8) for name, array in entries.items()}
+        sizes = {name: -(-len(part) // 16) * 16 for name, part in parts.items()}
+        whole, first, places = np.zeros(sum(sizes.values()), np.uint8), 0, {}
+        for name, part in parts.items():
+            whole[first : first + len(part)] = part
+            places[name] = slice(first, first + len(part))
+            first += sizes[name]
+        there = torch.from_numpy(whole).to(self._device)
+        types = {name: torch.from_numpy(array[:0]).dtype for name, array in entries.items()}
+        edit(logits, Edits(**{name: there[place].view(types[name]) for name, place in places.items()}))
 
     def choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """As `sample`, of slots and positions int32 [n] on the device, without masks that are not sent yet;

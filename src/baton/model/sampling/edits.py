@@ -15,6 +15,7 @@ together, through one flat index into the logits.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -155,9 +156,7 @@ def edit_logits(logits: Tensor, rows: list[tuple[int, int, SlotEdits]]) -> None:
         flat.index_add_(0, index, _tensor(np.concatenate([edits.bias for _, edits in biased]), logits))
     masked = [row * vocab + edits.stop_ids for row, position, edits in rows if position < edits.first_stop]
     masked += [row * vocab + edits.bad.now() for row, _, edits in rows if edits.bad is not None]
-    for row, _, edits in rows:
-        if edits.left_out is not None:
-            logits[row].masked_fill_(edits.left_out.to(logits.device), float("-inf"))
+    leave_out(logits, rows)
     if masked:
         flat.index_fill_(0, _tensor(np.concatenate(masked), logits), float("-inf"))
     penalized = [(row * vocab, edits, edits.seen) for row, _, edits in rows if edits.seen is not None]
@@ -176,6 +175,50 @@ def edit_logits(logits: Tensor, rows: list[tuple[int, int, SlotEdits]]) -> None:
         values = torch.where(values > 0, values / repetition, values * repetition)
         values -= frequency * counts + presence * (counts > 0)
         flat.index_copy_(0, index, values)
+
+
+def edit_entries(rows: list[tuple[int, int, SlotEdits]]) -> dict[str, npt.NDArray[Any]]:
+    """The same edits of `rows` 0, 1, …, but for allowed tokens, as entries for a device's kernel
+    (`cuda.sampling.Edits`): each token of a row that is changed is named once."""
+    ids, of, biases, banned, seen, counts = [], [], [], [], [], []
+    for row, position, edits in rows:
+        never = [edits.stop_ids] if position < edits.first_stop else []
+        never += [] if edits.bad is None else [edits.bad.now()]
+        impossible = np.concatenate(never) if never else np.zeros(0, np.int64)
+        before = np.zeros(0, np.int64) if edits.seen is None else edits.seen.ids
+        named = before
+        if len(impossible) or len(edits.bias_ids):
+            named = np.unique(np.concatenate((before, impossible, edits.bias_ids)))
+        added, out, known, often = (np.zeros(len(named), kind) for kind in ("f4", "u1", "u1", "f4"))
+        if named is before:
+            known[:] = 1
+            often[:] = 0 if edits.seen is None else edits.seen.counts
+        else:
+            np.add.at(added, np.searchsorted(named, edits.bias_ids), edits.bias)
+            out[np.searchsorted(named, impossible)] = 1
+            places = np.searchsorted(named, before)
+            known[places] = 1
+            often[places] = 0 if edits.seen is None else edits.seen.counts
+        of.append(np.full(len(named), row, np.int32))
+        ids.append(named.astype(np.int32))
+        biases.append(added)
+        banned.append(out)
+        seen.append(known)
+        counts.append(often)
+    found = {"rows": of, "ids": ids, "biases": biases, "banned": banned, "seen": seen, "counts": counts}
+    each = [edits for _, _, edits in rows]
+    return {name: np.concatenate(parts) for name, parts in found.items()} | {
+        "repetitions": np.array([edits.repetition for edits in each], np.float32),
+        "frequencies": np.array([edits.frequency for edits in each], np.float32),
+        "presences": np.array([edits.presence for edits in each], np.float32),
+    }
+
+
+def leave_out(logits: Tensor, rows: list[tuple[int, int, SlotEdits]]) -> None:
+    """Makes all but the allowed tokens impossible, in place."""
+    for row, _, edits in rows:
+        if edits.left_out is not None:
+            logits[row].masked_fill_(edits.left_out.to(logits.device), float("-inf"))
 
 
 def _bias_of(sampling: Sampling, vocab_size: int) -> tuple[Int64Array, Float32Array]:

@@ -21,9 +21,9 @@ where there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from baton.model.cpu.sampling import KernelSampling, SampleKernel, SlotParameters
 from baton.model.sampling.counter_random import stream_starts, uniforms
-from baton.model.sampling.edits import SlotEdits, edit_logits
+from baton.model.sampling.edits import SlotEdits, edit_entries, edit_logits, leave_out
 from baton.model.sampling.logprobs import token_logprobs
 from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
@@ -80,6 +80,12 @@ class SlotSampling(Protocol):
     def sample(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Int32Array: ...
 
 
+class DeviceSlotSampling(SlotSampling, Protocol):
+    """On a device, which edits logits, too."""
+
+    def edit(self, logits: Tensor, entries: Mapping[str, npt.NDArray[Any]]) -> None: ...
+
+
 class Sampler:
     """The sampling state of all slots.  `kernel` chooses on a CPU; None: PyTorch's operations do."""
 
@@ -88,7 +94,7 @@ class Sampler:
         vocab_size: int,
         num_slots: int,
         kernel: SampleKernel | None,
-        on_device: Callable[[SlotParameters, int], SlotSampling] | None = None,
+        on_device: Callable[[SlotParameters, int], DeviceSlotSampling] | None = None,
     ) -> None:
         """`on_device`: makes what chooses where logits are on a device, of the slots' parameters and the size
         of the vocabulary."""
@@ -98,7 +104,7 @@ class Sampler:
         """Slots whose requests ask for more than a token of the logits as they are."""
         self._have = SlotParameters.of_greedy(num_slots, vocab_size)
         self._kernel: SlotSampling | None = None
-        self.on_device: SlotSampling | None = None
+        self.on_device: DeviceSlotSampling | None = None
         """What `on_device` made."""
         if on_device is not None:
             self._kernel = self.on_device = on_device(self._have, vocab_size)
@@ -208,11 +214,16 @@ class Sampler:
         tokens = np.empty(len(slots), np.int32)
         plain, edited = np.flatnonzero((flags & _EDIT) == 0), np.flatnonzero(flags & _EDIT)
         if len(plain):
-            rows = torch.from_numpy(plain).to(logits.device)
-            tokens[plain] = self._choose(logits[rows], slots[plain], positions[plain])
+            others = torch.from_numpy(plain).to(logits.device)
+            tokens[plain] = self._choose(logits[others], slots[plain], positions[plain])
         copy = logits[torch.from_numpy(edited).to(logits.device)].float()
         each = [self._edits[slot] for slot in slots[edited].tolist()]
-        edit_logits(copy, list(zip(range(len(edited)), positions[edited].tolist(), each, strict=True)))
+        rows = list(zip(range(len(edited)), positions[edited].tolist(), each, strict=True))
+        if self.on_device is not None and self.on_device.takes(copy):
+            leave_out(copy, rows)
+            self.on_device.edit(copy, edit_entries(rows))
+        else:
+            edit_logits(copy, rows)
         banned = np.flatnonzero(flags[edited] & _BANS)
         if len(banned):
             dead = banned[torch.isneginf(copy[torch.from_numpy(banned)].amax(dim=1)).cpu().numpy()]
