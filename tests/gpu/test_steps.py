@@ -74,7 +74,9 @@ def late_executor(directory: Path, patch: pytest.MonkeyPatch, enforce_eager: boo
     """On a CPU it is one that delays, with PyTorch's attention."""
     if ON_CPU:
         sizes = dict(max_model_len=200, block_size=16, num_blocks=80, max_num_seqs=12)
-        return on_a_delayed_device(patch, directory, DelayedQueue(0.3), graphs=not enforce_eager, **sizes)
+        return on_a_delayed_device(
+            patch, directory, DelayedQueue(0.3), graphs=not enforce_eager, mirrored=False, **sizes
+        )
     return LateTorchExecutor.from_config(config_of(directory, enforce_eager=enforce_eager), 0, "")
 
 
