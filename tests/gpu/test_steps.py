@@ -70,6 +70,34 @@ def test_graphs_give_the_tokens_of_eager_steps(tmp_path: Path, dtype: str, kv: s
         executor.close()
 
 
+@ON_DEVICE
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_deterministic_bits_do_not_depend_on_the_batch(tmp_path: Path, quantization: str | None):
+    """`--deterministic`, in bfloat16: a request alone, and among others of other lengths: the same
+    log-probabilities of its tokens, to the last bit."""
+    make_checkpoint(tmp_path, "llama2")
+    given = dict(dtype="bfloat16", deterministic=True, quantization=quantization)
+    executor = TorchExecutor.from_config(config_of(tmp_path, **given), 0, "")
+    told = Sampling(seed=5, temperature=0.0, logprobs=VOCAB)
+
+    def ask(others: int) -> Request:
+        driver = Driver(executor, seed=others)
+        request = driver.add(prompt_of(20, 1), 12, told)
+        for number in range(others):
+            driver.add(prompt_of(3 + 9 * number, number), 14, DRAWN)
+        driver.run()
+        for one in list(driver.requests.values()):
+            driver.remove(one)
+        return request
+
+    alone = ask(0)
+    for others in (1, 4, 9):
+        among = ask(others)
+        assert among.tokens == alone.tokens
+        assert [report.best() for report in among.logprobs] == [report.best() for report in alone.logprobs]
+    executor.close()
+
+
 def late_executor(directory: Path, patch: pytest.MonkeyPatch, enforce_eager: bool) -> LateTorchExecutor:
     """On a CPU it is one that delays, with PyTorch's attention."""
     if ON_CPU:
