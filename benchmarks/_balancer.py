@@ -84,8 +84,12 @@ class Balancer:
             self._turn += 1
             backend = self.backends[self._turn % len(self.backends)]
             if backend.ready:
-                with contextlib.suppress(OSError):
+                backend.unanswered += 1  # (before: it may be given up while the connection is made)
+                try:
                     return backend, *await asyncio.open_connection("127.0.0.1", backend.port)
+                except OSError:
+                    backend.unanswered -= 1
+                    backend.note()
         return None
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,7 +101,6 @@ class Balancer:
                 return
             await asyncio.sleep(LOOK_S)
         backend, back_reader, back_writer = found
-        backend.unanswered += 1
 
         def answered() -> None:
             backend.unanswered -= 1

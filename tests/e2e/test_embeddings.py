@@ -26,7 +26,8 @@ TEXTS = ["Hello there!", "The cat sleeps on the warm stone.", "The river runs pa
 @pytest.fixture(scope="module")
 def both() -> Iterator[Server]:
     """Texts and vectors."""
-    with Server("--runner", "generate", "--convert", "embed", "--dtype", "float32") as server:
+    flags = ("--runner", "generate", "--convert", "embed", "--dtype", "float32", "--max-restarts", "40")
+    with Server(*flags) as server:
         yield server
 
 
@@ -145,7 +146,8 @@ def test_a_hundred_inputs_survive_their_instance(both: Server) -> None:
         before = both.metric("baton:requests_continued_total")
         thread = threading.Thread(target=ask)
         thread.start()
-        time.sleep(0.05)
+        while thread.is_alive() and not both.http.get("/stats").json()["running"]:
+            pass
         os.kill(both.children()["worker"][-1], signal.SIGKILL)
         thread.join()
         assert found in ([], [expected])

@@ -36,20 +36,24 @@ def page_bytes() -> int:
     return model.num_layers * 2 * model.num_kv_heads * BLOCK * (model.head_dim + 4)
 
 
-def answer(server: Server, number: int) -> str:
-    """A short prompt of its own and a long answer: twelve at once do not fit."""
-    return (
-        server.client()
+def answers(server: Server, prompts: range) -> list[str]:
+    """Short prompts of their own and long answers, all of one request: twelve at once do not fit."""
+    return [
+        choice.text
+        for choice in server.client()
         .completions.create(
             model="",
-            prompt=[3 + (7 * number + token) % 200 for token in range(40)],
+            prompt=[[3 + (7 * number + token) % 200 for token in range(40)] for number in prompts],
             max_tokens=150,
             temperature=0,
             extra_body={"ignore_eos": True},
         )
-        .choices[0]
-        .text
-    )
+        .choices
+    ]
+
+
+def answer(server: Server, number: int) -> str:
+    return answers(server, range(number, number + 1))[0]
 
 
 @pytest.mark.slow
@@ -63,8 +67,7 @@ def test_answers_are_those_of_requests_alone_in_one_instance_and_in_two() -> Non
         assert one.metric("baton:prefix_cache_hits_total") > hits
         alone = [answer(one, number) for number in range(12)]
         before = one.metric("baton:num_preemptions_total")
-        with ThreadPoolExecutor(12) as pool:
-            assert list(pool.map(lambda number: answer(one, number), range(12))) == alone
+        assert answers(one, range(12)) == alone
         assert one.metric("baton:num_preemptions_total") > before
     with Server("--prefill", "1", "--decode", "1", "--disaggregation-threshold", "0", *FLAGS) as two:
         wrong = ask_all(two, asks, at_once=8)
