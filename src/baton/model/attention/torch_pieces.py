@@ -17,7 +17,9 @@ for all of them.  Query heads that share a KV head stand in the place of query p
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +38,8 @@ _GATHER_BYTES = 4 << 20
 _PIECE_TOKENS = 256
 _LEAST_WIDTH = 16
 """Of values: narrower products are computed in ways of their own."""
+_MATRICES = (1, 2, 3)
+"""Numbers of products at once that are tried: libraries have ways of their own for one, and for a few."""
 _NOTHING = float("-inf")
 _MOST_ABOVE = 87.0
 """Of a sink over the largest score: its exponential is a float32, beside which all weights are nothing."""
@@ -85,8 +89,10 @@ class TorchPieces(TorchTiles):
         self._piece_blocks = max(1, _PIECE_TOKENS // shape.block_size)
         self._piece_tokens = self._piece_blocks * shape.block_size
         self._width = max(shape.head_dim, _LEAST_WIDTH)
-        of_scores = _sizes(shape.head_dim, self._piece_tokens, transposed=True)
-        self._sizes = of_scores.common(_sizes(self._piece_tokens, self._width, transposed=False))
+        threads = torch.get_num_threads()
+        of_scores = _sizes(shape.head_dim, self._piece_tokens, threads, transposed=True)
+        of_values = _sizes(self._piece_tokens, self._width, threads, transposed=False)
+        self._sizes = of_scores.common(of_values)
         """Numbers of rows of a tile of queries, query heads counted."""
         self._exact = torch.empty(0)
 
@@ -242,15 +248,19 @@ def _finite(largest: Tensor) -> Tensor:
     return largest.masked_fill(largest == _NOTHING, 0.0)
 
 
-def _sizes(inputs: int, outputs: int, transposed: bool) -> Sizes:
-    """Of a batch of products of float32 matrices."""
+@functools.cache
+def _sizes(inputs: int, outputs: int, threads: int, transposed: bool) -> Sizes:
+    """Of a batch of products of float32 matrices, with so many threads, as PyTorch has now."""
     matrix = torch.randn(outputs, inputs).t() if transposed else torch.randn(inputs, outputs)
 
     def product(x: Activations) -> Tensor:
+        """Of any number of matrices at once, as their number must not matter either; nothing if it does."""
         assert isinstance(x, Tensor)
-        matrices = 1 + len(x) % 3  # their number must not matter either
-        return torch.matmul(x.expand(matrices, 1, *x.shape).contiguous(), matrix.expand(matrices, 1, -1, -1))[
-            -1, 0
+        found = [
+            torch.matmul(x.expand(number, 1, *x.shape).contiguous(), matrix.expand(number, 1, -1, -1))[-1, 0]
+            for number in _MATRICES
         ]
+        same = all(torch.equal(one, found[0]) for one in found)
+        return found[0] if same else torch.full_like(found[0], math.nan)
 
     return find_sizes(product, random_rows(inputs, torch.float32))
