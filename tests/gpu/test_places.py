@@ -67,6 +67,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "windows and a soft-cap": ("gemma2-odd", {}),
     "biases": ("qwen2", {}),
     "eager": ("llama3", {"enforce_eager": True}),
+    "deterministic": ("llama3", {"deterministic": True}),
     "int4": ("llama2", {"quantization": "int4", "quantization_group_size": 32}),
     "int8 in groups": ("llama2", {"quantization": "int8", "quantization_group_size": 32}),
     "int8": ("llama2", {"quantization": "int8"}),
@@ -84,7 +85,9 @@ def test_everything_is_where_it_belongs(
         found = steps(executor, launched)
     for names in found:
         assert {"turn_and_store_kernel", "attend_kernel", "add_norm_kernel", "choose_kernel"} <= set(names)
-        assert any(name in ("product_kernel", "int8_kernel") for name in names) == ("quantization" in changes)
+        assert any(name in ("product_kernel", "int8_kernel") for name in names) == (
+            {"quantization", "deterministic"} & set(changes) != set()
+        )
 
 
 def test_what_stays_on_the_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
