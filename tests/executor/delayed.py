@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,19 @@ class DelayedSampling:
 
     def have_chosen(self, logits: Tensor, tokens: Tensor) -> None:
         pass
+
+    def edit(self, logits: Tensor, entries: Mapping[str, np.ndarray]) -> None:
+        """As `model.cuda.sampling.edit`."""
+        told = {name: torch.from_numpy(array) for name, array in entries.items()}
+        rows, ids, counts = told["rows"].long(), told["ids"].long(), told["counts"]
+        found = logits[rows, ids] + told["biases"]
+        found = found.masked_fill(told["banned"].bool(), float("-inf"))
+        repetition = told["repetitions"][rows]
+        repeated = torch.where(found > 0, found / repetition, found * repetition)
+        found = torch.where(told["seen"].bool(), repeated, found)
+        logits[rows, ids] = (
+            found - counts * told["frequencies"][rows] - (counts > 0) * told["presences"][rows]
+        )
 
 
 class Recorded:

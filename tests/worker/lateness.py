@@ -75,12 +75,17 @@ class Engine:
             commands=self.log,
             rounds=self.log,
             reports=self.reports,
-            observer=lambda applied, batch: self.seen.append(batch),
+            observer=self.look,
         )
-        self.seen = []
         self.free = list(range(POOL))
         self.blocks, self.requests, self.tokens, self.closed, self.computed = {}, {}, {}, {}, {}
         self.epochs, self.commanded = [0] * size, {}
+
+    def look(self, applied, batch):
+        """No row computes what `max_tokens` leaves out."""
+        for slot, start, count in zip(batch.slots, batch.starts, batch.counts, strict=True):
+            prompt, _, _, options = self.requests[slot, self.epochs[slot]]
+            assert start + count < len(prompt) + options.get("max_tokens", 5)
 
     def send(self, *commands):
         self.log.waiting += commands

@@ -12,6 +12,7 @@ With few tokens chance alone loads experts unevenly, so loads are those of some 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -38,17 +39,30 @@ class ExpertLoad:
 
     def after_step(self, model: Module, tokens: int) -> list[int]:
         """Tokens by load, as `StepReport.expert_tokens`, every so many tokens; else empty."""
+        return self.told([one.cpu().numpy() for one in self._counts]) if self.due(model, tokens) else []
+
+    def due(self, model: Module, tokens: int) -> bool:
+        """A step of so many tokens is computed: whether `told` is to be given the `counts` behind it."""
         if self._of is None or self._of() is not model:
             self._start(model)
         if not self._counts:
-            return []
+            return False
         self._since += tokens * self._chosen
         if self._since < self._enough:
-            return []
+            return False
         self._since = 0
+        return True
+
+    @property
+    def counts(self) -> list[Tensor]:
+        """[experts] of each mixture, as it goes on counting; as of the last `due`."""
+        return self._counts
+
+    def told(self, counts: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> list[int]:
+        """What was behind a step that was due → as `after_step`."""
         found = np.zeros(len(EXPERT_LOADS) + 1, np.int64)
-        for counts, before in zip(self._counts, self._before, strict=True):
-            taken = counts.cpu().numpy() - before
+        for now, before in zip(counts, self._before, strict=True):
+            taken = now - before
             before += taken
             loads = taken * (len(taken) / max(1, int(taken.sum())))
             np.add.at(found, np.searchsorted(EXPERT_LOADS, loads), taken)

@@ -19,7 +19,7 @@ class ExpertReports:
     nothing."""
 
     def __init__(self, rank: int) -> None:
-        self._load = ExpertLoad()
+        self.load = ExpertLoad()
         self._records = False
         self._reports = rank == 0
         self._from: dict[int, int] = {}
@@ -40,16 +40,20 @@ class ExpertReports:
         """Before a step, which `end` follows."""
         if not self._from or not self._reports:
             return
-        self._records = any(
-            self._from.get(slot, stop) < stop
-            for slot, stop in zip(batch.slots.tolist(), (batch.starts + batch.counts).tolist(), strict=True)
-        )
+        self._records = self.asks(batch)
         assert isinstance(model, Decoder)  # (or nothing was admitted)
         model.record_chosen(self._records)
 
+    def asks(self, batch: StepBatch) -> bool:
+        """Whether a request wants to know where tokens of this batch go; the same on every rank."""
+        return bool(self._from) and any(
+            self._from.get(slot, stop) < stop
+            for slot, stop in zip(batch.slots.tolist(), (batch.starts + batch.counts).tolist(), strict=True)
+        )
+
     def end(self, batch: StepBatch, model: AnyDecoder, result: StepResult) -> None:
         """After the step."""
-        result.expert_tokens = self._load.after_step(model, len(batch.tokens))
+        result.expert_tokens = self.load.after_step(model, len(batch.tokens))
         if self._records:
             self._records = False
             self._add_routes(batch, model, result)

@@ -16,7 +16,7 @@ may come depends on a matcher, and none may be ready (`StepResult.late`).
 | in a step | it |
 | --- | --- |
 | greedy and sampled rows, pieces of prompts | is launched ahead, decode rows alone as a graph |
-| penalties, biases, bans, `min_tokens`, masks, log-probabilities, pooled prompts | waits |
+| penalties, biases, bans, `min_tokens`, masks, log-probabilities, pooled prompts, routes | waits |
 
 Models and devices for which every step would wait (`why_waits`) are driven by the ordinary loop.
 """
@@ -102,6 +102,8 @@ class _Launched:
     """[slots] where tokens are noted."""
     on_layers: OnLayers | None
     shown: list[_Shown]
+    load: Callable[[], list[int]] | None
+    """`StepResult.expert_tokens`, once the step is over; None: they are not due."""
     found: StepResult | None = None
 
     def result(self) -> StepResult:
@@ -113,7 +115,7 @@ class _Launched:
             self.over.wait()
             tokens: Int32Array = self.tokens.numpy().copy()
             self.known[self.slots] = tokens
-            self.found = StepResult(tokens)
+            self.found = StepResult(tokens, expert_tokens=[] if self.load is None else self.load())
         return self.found
 
 
@@ -141,6 +143,7 @@ class LateTorchExecutor(TorchExecutor):
             self._newest = torch.zeros(slots + 1, dtype=torch.int32, device=self._device)
         self._known: Int32Array = np.zeros(slots, np.int32)
         self._returns = [self._queue.pinned(slots, torch.int32) for _ in range(IN_FLIGHT + 1)]
+        self._counts = [torch.empty(0, dtype=torch.int64) for _ in self._returns]
         self._launches = 0
         self._everybody = torch.zeros(1, dtype=torch.int32, device=self._device)
 
@@ -181,6 +184,7 @@ class LateTorchExecutor(TorchExecutor):
             batch.pooled
             or batch.prompt_logprob_targets
             or self._profiler.recording
+            or self._experts.asks(batch)
             or self._sampler.special(batch.slots[batch.samples])
         )
 
@@ -234,6 +238,8 @@ class LateTorchExecutor(TorchExecutor):
         self._launches += 1
         over = self._queue.event()
 
+        counted, load = self._counted(len(batch.tokens))
+
         def show(done: int) -> None:
             for part in shown:
                 if part.stop == done:
@@ -251,11 +257,26 @@ class LateTorchExecutor(TorchExecutor):
             show(layers)
             if len(slots):
                 out.copy_(tokens, non_blocking=True)
+            if counted is not None:
+                counted.copy_(torch.stack(self._experts.load.counts), non_blocking=True)
             over.record()
 
         self._staging.send()
         self._give(step)
-        return _Launched(slots.copy(), out, over, self._known, on_layers, shown)
+        return _Launched(slots.copy(), out, over, self._known, on_layers, shown, load)
+
+    def _counted(self, tokens: int) -> tuple[Tensor | None, Callable[[], list[int]] | None]:
+        """Pinned memory for what the experts of mixtures have taken, if a step of so many tokens is to tell
+        it, and what is made of it then."""
+        load = self._experts.load
+        if not load.due(self._model, tokens):
+            return None, None
+        mixtures, experts = len(load.counts), len(load.counts[0])
+        place = self._launches % len(self._counts)
+        if len(self._counts[place]) != mixtures * experts:
+            self._counts[place] = self._queue.pinned(mixtures * experts, torch.int64)
+        counted = self._counts[place].view(mixtures, experts)
+        return counted, lambda: load.told(list(counted.numpy().copy()))
 
     def _parts(self, by_layers: bool, mirror: Mirror | None) -> list[_Shown]:
         """The layers of a step as they become final; `mirror`: they are copied into it.  With several ranks
@@ -331,8 +352,8 @@ class LateTorchExecutor(TorchExecutor):
             return "PyTorch samples"
         if not isinstance(self._model, Decoder):
             return "transformers computes the model"
-        if self._model.mixtures:
-            return "a mixture tells with each step what its experts took"
+        if not all(mixture.on_device() for mixture in self._model.mixtures):
+            return "a mixture's experts are computed one after the other"
         return "" if self._draft is None else "a draft model needs the tokens"
 
     def close(self) -> None:

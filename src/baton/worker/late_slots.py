@@ -261,7 +261,8 @@ class LateSlots(Slots):
             elif slot in asked:
                 found = asked[slot]
             if found is None:
-                self._go_on(slot)
+                if slot not in later:  # (else it is that step's launch that holds it, if it is held)
+                    self._go_on(slot)
                 continue
             asked.pop(slot, None)
             if slot in later:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from baton.executor import torch_executor
+from baton.executor import expert_load, torch_executor
+from baton.executor.base import StepResult
 from baton.executor.graphs import graphs_of
 from baton.executor.streams import queue as queues
 from baton.executor.torch_executor import TorchExecutor
@@ -22,10 +23,19 @@ from tests.executor.delayed import DelayedQueue, Recorded
 from tests.executor.driver import Driver
 from tests.model.checkpoints import make_checkpoint
 from tests.model.cuda.where import ON_CPU, serve
-from tests.worker.late_torch import DRAWN, PENALIZED, PLAIN, PROMPTS, SIZES
+from tests.worker.late_torch import DRAWN, PLAIN, PROMPTS, SIZES
 from tests.worker.lateness import Engine
 
-WISHES = [(2, PLAIN, 4), (1, DRAWN, 4), (0, PENALIZED, 2)]
+CHOSEN = 3 * 4
+"""Experts of a token of the mixture, in all layers."""
+WISHES = [(1, DRAWN, 3), (0, PLAIN, 2)]
+"""Few: a step takes the interpreter seconds."""
+
+
+def told_of(told: list[list[int]], result: StepResult) -> StepResult:
+    if result.expert_tokens:
+        told.append(result.expert_tokens)
+    return result
 
 
 class ItWaits(TorchDispatchMode):
@@ -113,10 +123,12 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ItWaits]:
 
 
 @pytest.mark.skipif(not ON_CPU, reason="tests/gpu does it with real graphs and a real queue")
+@pytest.mark.parametrize("variant", ["qwen3", "qwen3-moe"])
 def test_tokens_are_the_cpus_and_nothing_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: ItWaits
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: ItWaits
 ):
-    make_checkpoint(tmp_path, "qwen3")
+    monkeypatch.setattr(expert_load, "ENOUGH", 1)
+    make_checkpoint(tmp_path, variant)
     config = instance_config(model=str(tmp_path), dtype="float32", num_threads=1, speculation=None, **SIZES)
     plain = TorchExecutor.from_config(config, 0, "")
     driver = Driver(plain)
@@ -134,10 +146,20 @@ def test_tokens_are_the_cpus_and_nothing_waits(
         return graphs_of(config, model, sampling, Recorded(), device)
 
     monkeypatch.setattr(torch_executor, "make_graphs", make_graphs)
+    monkeypatch.setattr(LateTorchExecutor, "_warm_up", lambda *_: None)
     executor = LateTorchExecutor.from_config(config, 0, "")
     assert executor.one_step_late
     device.eager = 0.0
     noted.found.clear()
+    told: list[list[int]] = []
+    monkeypatch.setattr(executor, "collect", lambda: told_of(told, LateTorchExecutor.collect(executor)))
     assert played(executor) == expected
     assert noted.found == set()
+    # (Every so many tokens all since are told.)
+    assert bool(told) == (variant == "qwen3-moe")
+    if told:
+        pairs = sum(map(sum, told))
+        total = sum(len(PROMPTS[number]) + count - 1 for number, _, count in WISHES)
+        assert 0 < pairs <= total * CHOSEN
+        assert pairs % CHOSEN == 0
     executor.close()
