@@ -104,3 +104,21 @@ def test_a_position_does_not_depend_on_the_cuts(name: str, dtype: torch.dtype, k
                 some.sort(key=lambda row: row[1] != 1)
                 for (start, count), found in zip(some, context.attend(some), strict=True):
                     assert torch.equal(found, whole[start : start + count]), (case, length, start, count)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_any_number_of_rows_gives_the_same_in_pytorch(threads: int) -> None:
+    """Of one request alone, which libraries multiply in other ways than several at once."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(6)
+        for dim, kv_heads in ((8, 1), (64, 3)):
+            context = Context(TorchPieces, Case((), dim, kv_heads, 1, 16, None, torch.float32), 600)
+            (whole,) = context.attend([(0, 600)])
+            for count in range(1, 18):
+                for start in range(0, 600 - count, 90):
+                    (found,) = context.attend([(start, count)])
+                    assert torch.equal(found, whole[start : start + count]), (dim, kv_heads, start, count)
+    finally:
+        torch.set_num_threads(before)
