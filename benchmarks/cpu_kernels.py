@@ -10,7 +10,8 @@
 * products: those of a layer of ERNIE-4.5-0.3B's shape, weights cold, and its output head, beside the larger
   of two limits: the bytes of the weights at the rate of a plain read, and the operations at the rate that
   the kernel of this kind (of int8, for weights in groups) reaches with 1,024 rows and a weight that stays in
-  the cache.  "torch": oneDNN, packed weights.  Kinds: bf16, int8, and 4, 6 and 8 bits in groups of inputs.
+  the cache.  "torch": oneDNN, packed weights.  Kinds: fp32, bf16, int8, and 4, 6 and 8 bits in groups of
+  inputs.
 * sampling: a step of 64 rows of 100,000 logits, beside one plain read of them.
 
 A time is the median of several rounds; a round runs every build once, then its limit.  "of limit" is the
@@ -41,8 +42,9 @@ from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.linear import NativeInt8Product, NativeProduct, serves
 from baton.model.cpu.native_kernels import NativeKernels
 from baton.model.cpu.sampling import native_kernel
+from baton.model.layers.int8 import Int8Product, why_not_onednn_int8
 from baton.model.layers.packed import OneDnnProduct
-from baton.model.ops.fused import Activations
+from baton.model.ops.fused import Activations, FusedOps
 from baton.model.sampling.sampler import Sampler
 from baton.model.weights.group_rows import quantize_in_blocks
 from baton.model.weights.grouped import Grouped
@@ -267,14 +269,16 @@ PRODUCTS: dict[str, list[tuple[int, int]]] = {
 """Outputs and inputs: qkv, o, gate + up, down; the output head."""
 
 
-KINDS = ("bf16", "int8", "int4 g128", "int4 g64", "int4 g32", "int6 g128", "int8 g128", "int8 g64")
+KINDS = ("fp32", "bf16", "int8", "int4 g128", "int4 g64", "int4 g32", "int6 g128", "int8 g128", "int8 g64")
 """Of weights; g: inputs a group, with zero points."""
 
 
 def product_of(build: str, weight: torch.Tensor, kind: str) -> Callable[[Activations], object] | None:
     """None where a build has no such kernel."""
     if build == "torch":
-        return OneDnnProduct(weight, None).multiply if kind == "bf16" else None
+        if kind == "int8" and not why_not_onednn_int8():
+            return Int8Product(weight, None, FusedOps(True)).multiply
+        return OneDnnProduct(weight, None).multiply if kind in ("fp32", "bf16") else None
     if build == "numba":
         return None
     if " g" in kind:
@@ -301,7 +305,7 @@ def rows_for(kind: str, x: torch.Tensor) -> Activations:
 
 def weight_bytes_of(kind: str, n: int, k: int) -> float:
     if " g" not in kind:
-        return n * k * (2 if kind == "bf16" else 1)
+        return n * k * {"fp32": 4, "bf16": 2, "int8": 1}[kind]
     bits = int(kind[3])  # of 4 bits, a scale and its zero take 2 bytes, else 2 and 1
     return n * k * (bits / 8 + (2 if bits == 4 else 3) / int(kind.partition(" g")[2]))
 
@@ -310,7 +314,7 @@ def product_case(
     shapes: list[tuple[int, int]], tokens: int, kind: str, options: Options
 ) -> tuple[dict[str, list[float]], list[float]]:
     """(seconds of each build for all shapes, least seconds by the limits), in each round"""
-    dtype = torch.bfloat16
+    dtype = torch.float32 if kind == "fp32" else torch.bfloat16
     weight_bytes = sum(weight_bytes_of(kind, n, k) for n, k in shapes)
     copies = 1 + int(128e6 / weight_bytes)  # one after the other, to find none of them in a cache
     inputs = {k: rows_for(kind, torch.randn(tokens, k).to(dtype)) for k in {k for _, k in shapes}}
