@@ -55,7 +55,8 @@ def test_p_tells_of_refusals_the_prefill_and_the_hand_over():
     assert described(notes[2]) == {"attempt": 1, "why": "never_fits"}
     assert described(notes[6]) == {"tokens": 4, "computed_tokens": 4, "slot": admit.slot}
     assert described(notes[7]) == {"tokens": 6, "slot": admit.slot}
-    assert described(notes[-1]) == {"generated_tokens": 1, "preemptions": 0, "reason": "handed_over"}
+    counts = {"generated_tokens": 1, "preemptions": 0, "accepted_drafts": 0}
+    assert described(notes[-1]) == {**counts, "reason": "handed_over"}
     assert notes[5].at - notes[0].at == 0.25
     assert notes[7].at - notes[6].at == 0.5
 

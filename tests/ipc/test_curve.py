@@ -264,8 +264,8 @@ def test_who_does_not_know_the_listeners_key_is_logged_and_counted(
     place = Place.parse(listener.endpoint)
     for _ in range(3):
         wrong = z85.decode(zmq.curve_keypair()[0])
-        caller = Caller(str(Place(place.address, wrong)), Encryption(Secrets((NEW,))))
         before = listener.door.half_open.failed
+        caller = Caller(str(Place(place.address, wrong)), Encryption(Secrets((NEW,))))
         until(lambda before=before: listener.door.half_open.failed > before)
         caller.close()
     counted: dict[str, int] = {}
