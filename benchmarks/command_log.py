@@ -34,7 +34,7 @@ import _manager_baseline as baseline
 import baton.worker.main
 from _common import Table, machine, print_machine, summary, write_json
 from baton.executor.base import Int32Array, StepBatch, StepResult
-from baton.executor.simulated import SimulatedExecutor
+from baton.executor.simulated.executor import SimulatedExecutor
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader, create_ring
 from baton.ipc.ticket import TicketReader, TicketWriter, create_tickets

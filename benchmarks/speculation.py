@@ -48,7 +48,7 @@ from baton.drafting.base import Int32Array
 from baton.drafting.cost import StepCost
 from baton.drafting.drafter import ChoosingDrafter
 from baton.drafting.guesses import Guesses, Judged
-from baton.drafting.model_drafter import DraftModel, ModelDrafter
+from baton.drafting.models.model_drafter import DraftModel, ModelDrafter
 from baton.executor.torch_executor import TorchExecutor
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.gateway.text.vocabulary import vocabulary_of
@@ -169,7 +169,7 @@ class Planted:
 
 
 class PlantedModel:
-    """A draft model that computes, and then says what it is told: a `drafting.model_drafter.DraftModel`."""
+    """A draft model that computes, and then says what it is told (a `model_drafter.DraftModel`)."""
 
     def __init__(self, model: DraftModel, blocks: int, vocab: int) -> None:
         """`blocks` of each slot, in the slots' order."""

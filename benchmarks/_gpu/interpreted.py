@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from baton.executor import torch_executor
-from baton.executor.graphs import DecodeGraphs, graphs_of, why_not_recorded
+from baton.executor.devices.graphs import DecodeGraphs, graphs_of, why_not_recorded
 from baton.executor.streams import queue as queues
 from baton.model.ops import triton
 

@@ -42,7 +42,7 @@ LINK = f"bm{os.getpid()}"
 HERE, THERE = f"10.97.{NUMBER}.1", f"10.97.{NUMBER}.2"
 PAGES = ("--transfer", "tcp", "--block-size", "16")
 """Memory could be shared between these hosts.  Of 16 tokens those at even places lie together, each as its
-id + 1 (`executor/simulated_pool.py`)."""
+id + 1 (`executor/simulated/pool.py`)."""
 REQUEST = "whose-request-this-is-is-nobodys-business"
 ETH_P_ALL = 3
 

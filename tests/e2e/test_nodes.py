@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from baton.executor.simulated import simulated_tokens
+from baton.executor.simulated.executor import simulated_tokens
 from tests.e2e.nodes import Hosts, NodeHost, hosts_or_skip, named, write_secret
 from tests.e2e.server import Server, alive, child_pids
 from tests.e2e.test_cluster import DEADLINE_S, InBackground, instances, until

@@ -27,8 +27,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.executor import constraints, torch_executor
-from baton.executor.graphs import DecodeGraphs, graphs_of
+from baton.executor import torch_executor
+from baton.executor.devices.graphs import DecodeGraphs, graphs_of
+from baton.executor.results import constraints
 from baton.executor.streams import queue as queues
 from baton.executor.torch_late import LateTorchExecutor
 from baton.launch.instance_config import instance_config

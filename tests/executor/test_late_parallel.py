@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.executor.sizes import device_of
+from baton.executor.devices.sizes import device_of
 from baton.executor.weights.forms import ExecutorError
 from baton.launch.instance_config import instance_config
 from tests.executor.delayed import DelayedQueue, on_a_delayed_device

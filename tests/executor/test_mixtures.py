@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.engine.counters import Counters
 from baton.executor.base import StepResult
-from baton.executor.expert_load import ENOUGH, ExpertLoad
+from baton.executor.results.expert_load import ENOUGH, ExpertLoad
 from baton.executor.torch_executor import TorchExecutor
 from baton.model.decoder.mixture import Mixture
 from baton.model.description.model import MlpConfig, MoeConfig

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from baton.executor import prompt_logprobs, sizes
 from baton.executor.base import StepBatch, StepResult
+from baton.executor.devices import sizes
 from baton.executor.kv_pool import KvPool, available_memory
 from baton.executor.loading import create_executor
+from baton.executor.results import prompt_logprobs
 from baton.executor.torch_executor import ExecutorError, TorchExecutor
 from baton.model.checkpoint.config import ModelNotFound, UnsupportedModel
 from baton.protocol.sampling import Sampling, Stopping

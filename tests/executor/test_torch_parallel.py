@@ -14,7 +14,7 @@ from baton.executor.loading import create_executor
 from baton.protocol.pooling import unpack_vector
 from baton.protocol.sampling import Sampling
 from tests.executor.driver import Driver
-from tests.executor.test_pooling import KINDS, pooled
+from tests.executor.results.test_pooling import KINDS, pooled
 from tests.executor.test_torch_parity import config_for, prompt_of
 from tests.model.checkpoints import MIXTURES, make_checkpoint
 

@@ -24,7 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from baton.executor import graphs, torch_executor
+from baton.executor import torch_executor
+from baton.executor.devices import graphs
 from baton.executor.streams import queue as queues
 from baton.executor.torch_late import LateTorchExecutor
 from baton.launch.instance_config import instance_config

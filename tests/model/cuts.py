@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.executor import device
+from baton.executor.devices import kernels
 from baton.executor.torch_executor import TorchExecutor
 from baton.model import attention
 from baton.model.attention import AttentionStep
@@ -42,7 +42,7 @@ def backend(name: str) -> Iterator[None]:
             patch.setenv("BATON_NATIVE", "0")
         if name == "torch":
             patch.setattr(attention, "_kernels", lambda shape: None)
-            patch.setattr(device, "fused_ops", lambda *asked: FusedOps(asked[-1]))
+            patch.setattr(kernels, "fused_ops", lambda *asked: FusedOps(asked[-1]))
         native.cache_clear()
         yield
     native.cache_clear()

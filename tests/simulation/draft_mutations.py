@@ -8,8 +8,8 @@ from baton.engine import dispatch
 from baton.engine.scheduling.scheduler import MIN_LOOKAHEAD, Scheduler
 from baton.engine.states import State
 from baton.engine.workers.rows import Rows
-from baton.executor.runs import Places
-from baton.executor.speculating import Speculator
+from baton.executor.drafts.runs import Places
+from baton.executor.drafts.speculating import Speculator
 from baton.protocol.rules.prefix_keys import root_key
 from baton.worker import batches
 from baton.worker import slots as worker_slots

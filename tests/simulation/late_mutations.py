@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.executor.simulated_late import LateSimulatedExecutor
+from baton.executor.simulated.late import LateSimulatedExecutor
 from baton.worker.late_slots import LateSlots
 from baton.worker.outcome import StepOutcome
 from baton.worker.slots import Slots

@@ -5,7 +5,7 @@ import subprocess
 import time
 from array import array
 
-from baton.executor.simulated import simulated_tokens
+from baton.executor.simulated.executor import simulated_tokens
 from baton.ipc.process import wait_any
 from baton.ipc.ring import RETRY_S
 from baton.launch.instance_config import instance_config

@@ -9,8 +9,8 @@ from array import array
 import numpy as np
 from hypothesis import strategies as st
 
-from baton.executor.simulated import SimulatedExecutor, simulated_tokens
-from baton.executor.simulated_late import LateSimulatedExecutor
+from baton.executor.simulated.executor import SimulatedExecutor, simulated_tokens
+from baton.executor.simulated.late import LateSimulatedExecutor
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Abort, Control, Grow, Preempt
 from baton.protocol.pooling import Pooling

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton.executor.base import StepResult
-from baton.executor.simulated import simulated_next_token
+from baton.executor.simulated.executor import simulated_next_token
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Admit
 from baton.protocol.sampling import Sampling, Stopping

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from baton.executor.graphs import DecodeGraphs
+from baton.executor.devices.graphs import DecodeGraphs
 from baton.executor.streams import mirror
 from baton.executor.streams.staging import Staging
 from baton.executor.torch_late import LateTorchExecutor, _Launched, _Shown

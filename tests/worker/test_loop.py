@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from baton.executor.simulated import SimulatedExecutor
+from baton.executor.simulated.executor import SimulatedExecutor
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.process import open_pidfd, wait_any
 from baton.ipc.ring import RingReader, RingWriter, create_ring

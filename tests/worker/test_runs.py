@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.executor.base import StepResult
-from baton.executor.simulated import simulated_next_token, simulated_tokens
+from baton.executor.simulated.executor import simulated_next_token, simulated_tokens
 from baton.protocol.commands import Abort, Preempt
 from baton.protocol.pooling import Pooling
 from baton.protocol.reports import Closed, CloseReason

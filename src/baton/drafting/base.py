@@ -12,7 +12,7 @@ runs the step, `took` with what it took, `see` with its rows, `after` with what 
 next one.
 
 A drafter is driven by the thread of the steps, and the step waits for it: `after` and `propose` take some
-microseconds a slot, unless they run a model (`model_drafter.py`).  What it proposes may be cut short: by
+microseconds a slot, unless they run a model (`models/`).  What it proposes may be cut short: by
 `max_tokens`, before a stop token, by the blocks that the slot has and by what the step has room for.  A slot
 without drafts costs what it costs without a drafter.
 """

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from baton.drafting.base import Drafter
 from baton.drafting.choice import LEAST
 from baton.drafting.cost import StepCost
-from baton.drafting.draft_kv import DraftKv
 from baton.drafting.drafter import ChoosingDrafter
 from baton.drafting.forced import Forced, WithForced
 from baton.drafting.guesses import Source
-from baton.drafting.model_drafter import DraftModel, ModelDrafter
-from baton.drafting.mtp_drafter import MtpDrafter, MtpModel
+from baton.drafting.models.draft_kv import DraftKv
+from baton.drafting.models.model_drafter import DraftModel, ModelDrafter
+from baton.drafting.models.mtp_drafter import MtpDrafter, MtpModel
 from baton.drafting.ngram import NgramGuesses, NgramKernel
 from baton.drafting.suffix import SuffixGuesses, SuffixKernel
 from baton.protocol.config import Speculation

@@ -10,8 +10,8 @@ from baton.protocol.config import InstanceConfig
 
 def import_executor(config: InstanceConfig) -> None:
     """Imports what `create_executor` needs: with PyTorch more than a second."""
-    name = "baton.executor.simulated" if config.executor == "simulated" else "baton.executor.torch_executor"
-    importlib.import_module(name)
+    name = "simulated.executor" if config.executor == "simulated" else "torch_executor"
+    importlib.import_module(f"baton.executor.{name}")
 
 
 def create_executor(config: InstanceConfig, rank: int, rendezvous: str) -> Executor:
@@ -22,10 +22,10 @@ def create_executor(config: InstanceConfig, rank: int, rendezvous: str) -> Execu
     """
     if config.executor == "simulated":
         if config.overlap_steps:
-            from baton.executor.simulated_late import LateSimulatedExecutor
+            from baton.executor.simulated.late import LateSimulatedExecutor
 
             return LateSimulatedExecutor.from_config(config, rank, shared=True)
-        from baton.executor.simulated import SimulatedExecutor
+        from baton.executor.simulated.executor import SimulatedExecutor
 
         return SimulatedExecutor.from_config(config, rank, shared=True)
     if config.overlap_steps:

@@ -25,20 +25,20 @@ from torch.profiler import record_function
 from baton.executor.banner import banner
 from baton.executor.base import ControlRefused, ExecutorInfo, Int32Array, OnLayers, StepBatch, StepResult
 from baton.executor.checks import gives_numbers
-from baton.executor.device import kernels_of, ops_of
-from baton.executor.device_memory import measured_budget, taken_at_start
-from baton.executor.draft_model import DTYPES, LoadedDraftModel, Needs, load_draft_model
-from baton.executor.graphs import make_graphs
+from baton.executor.devices.graphs import make_graphs
+from baton.executor.devices.kernels import kernels_of, ops_of
+from baton.executor.devices.memory import measured_budget, taken_at_start
+from baton.executor.devices.sizes import attention_shape, device_of, num_blocks_of, num_threads_of
+from baton.executor.drafts.draft_model import DTYPES, LoadedDraftModel, Needs, load_draft_model
+from baton.executor.drafts.mtp import MtpLayer, longest_row, mtp_layer_of
+from baton.executor.drafts.runs import sampled_tokens
 from baton.executor.kv_pool import KvPool
-from baton.executor.mtp import MtpLayer, longest_row, mtp_layer_of
-from baton.executor.pooling import Float64Array, Pooler
 from baton.executor.profiler import StepProfiler
-from baton.executor.prompt_logprobs import prompt_logprobs
 from baton.executor.reading import read_model
-from baton.executor.routing import ExpertReports
-from baton.executor.runs import sampled_tokens
-from baton.executor.sizes import attention_shape, device_of, num_blocks_of, num_threads_of
-from baton.executor.step_sampler import StepSampler
+from baton.executor.results.pooling import Float64Array, Pooler
+from baton.executor.results.prompt_logprobs import prompt_logprobs
+from baton.executor.results.routing import ExpertReports
+from baton.executor.results.step_sampler import StepSampler
 from baton.executor.streams import queue as queues
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
 from baton.executor.weights.images import WeightMemory, open_weights

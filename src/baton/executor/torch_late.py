@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from baton.executor.base import Int32Array, OnLayers, StepBatch, StepResult
-from baton.executor.graphs import DeviceSampling
-from baton.executor.runs import sampled_tokens
+from baton.executor.devices.graphs import DeviceSampling
+from baton.executor.drafts.runs import sampled_tokens
 from baton.executor.streams import queue as queues
 from baton.executor.streams.mirror import Mirror
 from baton.executor.streams.queue import Event

@@ -49,7 +49,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
-from baton.executor.runs import confirmed_counts
+from baton.executor.drafts.runs import confirmed_counts
 from baton.protocol.commands import Abort, Admit, Command, Control, Grow, Pace, Preempt, Reprioritize
 from baton.protocol.reports import Closed, CloseReason
 from baton.worker.batches import (

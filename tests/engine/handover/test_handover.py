@@ -12,7 +12,7 @@ from baton.engine.core import EngineCore
 from baton.engine.handover.courier import Courier
 from baton.engine.recording.recorder import RecordingCore
 from baton.engine.recording.replay import replay_all
-from baton.executor.simulated import simulated_next_token
+from baton.executor.simulated.executor import simulated_next_token
 from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.handover import Handoff, Progress, Reserve, Reserved, Taken

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.executor.simulated import simulated_tokens
+from baton.executor.simulated.executor import simulated_tokens
 from baton.launch.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.config import CostModel

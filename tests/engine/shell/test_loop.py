@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.shell.loop import EngineLoop
-from baton.executor.simulated import simulated_tokens
+from baton.executor.simulated.executor import simulated_tokens
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader, RingWriter, create_ring
 from baton.launch.instance_config import instance_config

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.executor.device import kernels_of
+from baton.executor.devices.kernels import kernels_of
 from baton.executor.torch_executor import TorchExecutor
 from baton.executor.weights.forms import ExecutorError
 from baton.launch.instance_config import instance_config

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.executor.device import device_sampling, ops_of
+from baton.executor.devices.kernels import device_sampling, ops_of
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.instance_config import instance_config
 from baton.model.ops import triton

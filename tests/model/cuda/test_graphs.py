@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from baton.executor.base import StepBatch
-from baton.executor.graphs import StepBuffers, graphs_of, sizes_of_rows, table_widths, why_not_recorded
+from baton.executor.devices.graphs import (
+    StepBuffers,
+    graphs_of,
+    sizes_of_rows,
+    table_widths,
+    why_not_recorded,
+)
 from baton.executor.streams.staging import Staging
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.instance_config import instance_config

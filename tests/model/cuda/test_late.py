@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from baton.executor import expert_load, torch_executor
+from baton.executor import torch_executor
 from baton.executor.base import StepResult
-from baton.executor.graphs import graphs_of
+from baton.executor.devices.graphs import graphs_of
+from baton.executor.results import expert_load
 from baton.executor.streams import queue as queues
 from baton.executor.torch_executor import TorchExecutor
 from baton.executor.torch_late import LateTorchExecutor

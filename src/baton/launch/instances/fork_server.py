@@ -62,7 +62,7 @@ PRELOAD = {
         "baton.worker.main",
         "baton.relay.link_process",
         "baton.relay.relay_process",
-        "baton.executor.simulated",
+        "baton.executor.simulated.executor",
     ),
 }
 """What the instances of an executor import.  (Tests name modules instead of one.)"""

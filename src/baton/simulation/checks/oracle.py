@@ -1,8 +1,8 @@
 """What a request must be answered: the simulated executor's tokens, computed one by one from the text alone.
 
-The same as `baton.executor.simulated.simulated_tokens` (a test says so), but incremental and without arrays:
-the sum over the tokens so far is kept, so that each further token costs one step.  It shares no line with
-what it judges, the mixing of bits included: a change there that is wrong must show here.
+The same as `simulated_tokens` in `executor/simulated/executor.py` (a test says so), but incremental and
+without arrays: the sum over the tokens so far is kept, so that each further token costs one step.  It shares
+no line with what it judges, the mixing of bits included: a change there that is wrong must show here.
 """
 
 from __future__ import annotations

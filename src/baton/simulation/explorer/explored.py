@@ -19,7 +19,7 @@ from baton.engine.core import EngineCore
 from baton.engine.request import Request
 from baton.engine.scheduling.ledger import LedgerError
 from baton.engine.states import State
-from baton.executor.simulated import SimulatedExecutor
+from baton.executor.simulated.executor import SimulatedExecutor
 from baton.ipc.ring import PUBLISHED_WORD, RingReader, RingWriter
 from baton.protocol.codec import unpack_int32
 from baton.protocol.commands import COMMANDS, Admit, DropFetch, Fetch

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from baton.executor.base import ControlRefused, Int32Array, OnLayers, StepBatch, StepResult
-from baton.executor.simulated import SimulatedExecutor
-from baton.executor.simulated_late import LateSimulatedExecutor
+from baton.executor.simulated.executor import SimulatedExecutor
+from baton.executor.simulated.late import LateSimulatedExecutor
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader, RingWriter
 from baton.ipc.ticket import TicketReader, TicketWriter

@@ -16,12 +16,12 @@ from typing import Any
 
 
 class Planting(MetaPathFinder):
-    """Changes `baton.executor.runs` when it is imported."""
+    """Changes `baton.executor.drafts.runs` when it is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "baton.executor.runs":
+        if name != "baton.executor.drafts.runs":
             return None
         sys.meta_path.remove(self)
         spec = find_spec(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from baton.executor.simulated_results import simulated_routes
+from baton.executor.simulated.results import simulated_routes
 from baton.gateway.cluster.table import MAX_FRUITLESS, MAX_LOSSES
 from baton.gateway.errors import ApiError
 from baton.protocol.codec import unpack_int32
