@@ -254,7 +254,7 @@ def on_a_delayed_device(
     def make_graphs(config: Any, model: Any, sampling: Any, ranks: int, device: Any) -> DecodeGraphs | None:
         return graphs_of(config, model, sampling, Recorded(), queue) if graphs else None
 
-    patch.setattr(torch_executor, "attention_backend", TokenAttention)
+    patch.setattr(torch_executor, "attention_backend", lambda config, shape: TokenAttention(shape))
     patch.setattr(torch_executor, "make_graphs", make_graphs)
     patch.setattr(constraints, "device_sampling", lambda device: DelayedSampling)
     patch.setattr(queues, "device_queue", lambda device: queue)

@@ -138,6 +138,21 @@ def test_block_bytes_and_detail(checkpoint: Path) -> None:
     executor.close()
 
 
+def test_attention_of_pytorch_gives_the_same_tokens(checkpoint: Path) -> None:
+    found = []
+    for backend in ("auto", "torch"):
+        config = config_for(checkpoint, dtype="float32", attention_backend=backend)
+        executor = TorchExecutor.from_config(config, 0, "")
+        if backend == "torch":
+            assert "attention by PyTorch" in executor.info.detail
+        driver = Driver(executor, chunk=7)
+        request = driver.add(prompt_of(30), 8)
+        driver.run()
+        found.append(request.tokens)
+        executor.close()
+    assert found[0] == found[1]
+
+
 def test_the_pool_in_eight_bits(checkpoint: Path) -> None:
     """A byte a number and four for the scale of each position and KV head: more blocks of the same memory."""
     pool = {"num_blocks": None, "kv_cache_memory_bytes": 1 << 20}

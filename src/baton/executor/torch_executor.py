@@ -26,7 +26,7 @@ from baton.executor.banner import banner
 from baton.executor.base import ControlRefused, ExecutorInfo, Int32Array, OnLayers, StepBatch, StepResult
 from baton.executor.checks import gives_numbers
 from baton.executor.devices.graphs import make_graphs
-from baton.executor.devices.kernels import kernels_of, ops_of
+from baton.executor.devices.kernels import attention_backend, kernels_of, ops_of
 from baton.executor.devices.memory import measured_budget, taken_at_start
 from baton.executor.devices.sizes import attention_shape, device_of, num_blocks_of, num_threads_of
 from baton.executor.drafts.draft_model import DTYPES, LoadedDraftModel, Needs, load_draft_model
@@ -45,7 +45,7 @@ from baton.executor.weights.images import WeightMemory, open_weights
 from baton.executor.weights.new_weights import NextWeights, Second
 from baton.model.adapted.check import why_not_alone
 from baton.model.adapted.decoder import AdaptedDecoder
-from baton.model.attention import AttentionBackend, AttentionStep, attention_backend
+from baton.model.attention import AttentionBackend, AttentionStep
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.files import LoadError
 from baton.model.checkpoint.fingerprint import fingerprint
@@ -138,7 +138,7 @@ class TorchExecutor:
         )
         with torch.inference_mode():
             shape = attention_shape(config, model_config, rank, dtype, device)
-            backend = attention_backend(shape)
+            backend = attention_backend(config, shape)
             weights = weights_form(config, dtype, device)
             longest = longest_row(config, model_config)
             ops = ops_of(dtype, device, longest, int8=weights == "int8")

@@ -39,6 +39,7 @@ def instance_config(options: EngineOptions | None = None, **resolved: Any) -> In
         "num_blocks": options.num_gpu_blocks_override,
         "kv_cache_memory_bytes": memory and parse_bytes("--kv-cache-memory-bytes", memory),
         "gpu_memory_utilization": options.gpu_memory_utilization,
+        "attention_backend": options.attention_backend,
         "enforce_eager": options.enforce_eager,
         "deterministic": options.deterministic,
         "max_num_seqs": options.max_num_seqs,

@@ -80,6 +80,7 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
             f"--deterministic: with --tensor-parallel-size {options.tensor_parallel_size} NCCL adds up terms "
             "in an order that depends on the step; give one rank, or leave it away"
         )
+    _check_attention(options, device)
     adapted = model.implementation == "transformers" and options.executor == "torch"
     if adapted and device != "cpu":
         raise OptionError(
@@ -243,6 +244,23 @@ def _check_tensor_parallel(options: EngineOptions, model: ModelConfig) -> None:
         raise OptionError(f"--tensor-parallel-size {options.tensor_parallel_size}: {error}") from None
 
 
+def _check_attention(options: EngineOptions, device: Literal["cpu", "cuda"]) -> None:
+    """What else `--attention-backend` asks of a machine or a model, a worker finds out."""
+    wanted = options.attention_backend
+    if wanted == "auto":
+        return
+    told = f"--attention-backend {wanted}"
+    if options.executor != "torch":
+        raise OptionError(f"{told}: the simulated executor computes no attention; leave it away")
+    if wanted != "torch" and device != "cuda":
+        raise OptionError(f"{told}: it is for CUDA devices; give --device cuda, or leave it away")
+    if wanted != "triton" and options.deterministic and device == "cuda":
+        raise OptionError(
+            f"{told}: there a row's bits depend on what else is in the step; leave one of both "
+            "away: it, or --deterministic"
+        )
+
+
 def _device(options: EngineOptions) -> Literal["cpu", "cuda"]:
     if options.device == "auto":
         return "cuda" if Path("/dev/nvidiactl").exists() and _torch_has_cuda() else "cpu"
@@ -304,6 +322,8 @@ def _computes_in(instance: InstanceConfig) -> str:
         found += f"/{instance.quantization_group_size}"
     if instance.deterministic and instance.device == "cuda":
         found += "+deterministic"
+    if instance.attention_backend == "torch" and instance.device == "cpu":
+        found += "+attention_torch"
     if instance.kv_cache_dtype is not None:
         found += f"+kv_{instance.kv_cache_dtype}"
     return found if instance.quantize_head == 16 else f"{found}+head{instance.quantize_head}"

@@ -107,6 +107,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So many instances share the machine: the memory that a worker chooses by itself is divided by it."""
     gpu_memory_utilization: float
     """Of a CUDA device's memory, for weights, activations and KV cache; unless the cache's size is given."""
+    attention_backend: Literal["auto", "triton", "flashinfer", "torch"]
+    """What computes the model's attention; auto: Baton's kernels for the device."""
     enforce_eager: bool
     """Launch each step's operations one by one, also on a CUDA device."""
     deterministic: bool

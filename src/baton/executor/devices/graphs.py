@@ -34,6 +34,7 @@ from baton.executor.base import Int32Array, StepBatch
 from baton.executor.streams import queue as queues
 from baton.executor.streams.queue import DeviceQueue
 from baton.executor.streams.staging import Staging
+from baton.model.attention import AttentionStep
 from baton.model.decoder.decoder import Decoder, Prepared
 from baton.model.loader import AnyDecoder
 from baton.model.sampling.sampler import SlotSampling
@@ -213,10 +214,14 @@ class DecodeGraphs:
         self._sampling.send(batch.slots, self.staging.into)
         graph.buffers.fill(batch, self.staging, opened)
         clear = graph.buffers.on_device.opened[: len(opened)]
+        step = AttentionStep(batch.starts, batch.counts, batch.block_tables, batch.num_decodes)
+        plan = backend.before_replay(*key, step, self.staging.put)
 
         def replay() -> None:
             if len(clear):
                 backend.pool.index_fill_(0, clear, 0)
+            if plan is not None:
+                plan()
             if graph.replay is None:
                 graph.replay = self._record(graph)
             graph.replay()

@@ -8,6 +8,8 @@ from functools import partial
 import torch
 
 from baton.executor.weights.forms import ExecutorError
+from baton.model import attention
+from baton.model.attention import AttentionBackend, AttentionShape, TorchAttention
 from baton.model.cpu.sampling import SlotParameters
 from baton.model.cpu.steps import fused_ops
 from baton.model.ops import triton
@@ -24,6 +26,26 @@ def ops_of(dtype: torch.dtype, device: torch.device, longest_row: int, int8: boo
 
         return TritonOps(int8)
     return fused_ops(dtype, device, longest_row, int8)
+
+
+def attention_backend(config: InstanceConfig, shape: AttentionShape) -> AttentionBackend:
+    """What computes the model's attention.
+
+    Raises `ExecutorError` where `--attention-backend` asks for what is not to be had, or where what is there
+    does not compute each row by itself, as `--deterministic` wants it."""
+    wanted = config.attention_backend
+    try:
+        found = attention.attention_backend(shape, wanted)
+    except ValueError as error:
+        if wanted == "auto":
+            raise
+        raise ExecutorError(f"attention_backend {wanted}: {error}") from None
+    if config.deterministic and isinstance(found, TorchAttention):
+        raise ExecutorError(
+            f"deterministic: Baton's kernels do not take heads of {shape.head_dim} elements on "
+            f"{shape.device}, and PyTorch's attention depends on the batch; leave it away"
+        )
+    return found
 
 
 def kernels_of(config: InstanceConfig, device: torch.device) -> DeviceKernels | None:

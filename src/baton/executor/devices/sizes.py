@@ -54,6 +54,7 @@ def attention_shape(
         device=device,
         kv_int8=config.kv_cache_dtype == "int8",
         soft_cap=model.layers[0].attention.soft_cap,
+        sinks=any(layer.attention.sinks for layer in model.layers),
     )
 
 

@@ -323,6 +323,12 @@ class ExecutionOptions(Options):
         short="-tp",
     )
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "Where the model runs.")
+    attention_backend: Literal["auto", "triton", "flashinfer", "torch"] = flag(
+        "auto",
+        "What computes attention. triton: Baton's kernels for CUDA devices; flashinfer: the library "
+        "FlashInfer there, where it is installed; torch: PyTorch, slower. auto: Baton's own kernels for the "
+        "device, as a draft model's attention always is.",
+    )
     enforce_eager: bool = flag(
         False,
         "On a CUDA device, launch each operation of a step by itself instead of replaying decode steps as "

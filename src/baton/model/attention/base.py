@@ -24,6 +24,8 @@ from torch import Tensor
 from baton.model.cpu.kernels import HeadNorms
 
 Int32Array = npt.NDArray[np.int32]
+Upload = Callable[[npt.NDArray[Any]], Tensor]
+"""Where an array will be on the device."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class AttentionShape:
     """The pool holds keys and values in eight bits (`kv_int8`)."""
     soft_cap: float | None = None
     """Scores become cap * tanh(score / cap)."""
+    sinks: bool = False
+    """Layers have them: see `AttentionBackend.attend`."""
 
 
 @dataclass(slots=True)
@@ -77,7 +81,7 @@ class AttentionBackend(ABC):
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
-        self.upload: Callable[[npt.NDArray[Any]], Tensor] | None = None
+        self.upload: Upload | None = None
         """How `prepare` brings an array to the device; None: by a copy that waits for the device."""
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
@@ -151,6 +155,14 @@ class AttentionBackend(ABC):
         (-1: a row that is not there), positions int32 [R], tables int32 [R, W], items int32 [R, 4] (first
         token, tokens: 0 or 1, position, row).  `longest`: keys of a row at most."""
         raise NotImplementedError
+
+    def before_replay(
+        self, rows: int, width: int, step: AttentionStep, upload: Upload
+    ) -> Callable[[], None] | None:
+        """What the device is to be given before each replay, and before the recording, of a step of decode
+        rows alone that was padded to `rows` rows and tables of `width` columns; None: nothing.  It is called
+        on the host before `plan_of_decodes` is, with what `upload` brings to the device."""
+        return None
 
     def splits_of(self, longest: int) -> int:
         """Parts in which such rows are computed, whose sums are kept for a while."""

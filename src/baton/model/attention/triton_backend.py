@@ -11,6 +11,7 @@ on what else is there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,13 +81,16 @@ class TritonAttention(AttentionBackend):
         self.pool = pool
         self._pages = [Pages.of(pool, layer, self.shape.head_dim) for layer in range(self.shape.num_layers)]
 
-    def prepare(self, step: AttentionStep) -> TritonPlan:
-        starts, counts = step.starts.astype(np.int64), step.counts.astype(np.int64)
-        firsts = np.cumsum(counts) - counts
-        rows = np.repeat(np.arange(len(counts)), counts)
-        positions = np.arange(len(rows)) - firsts[rows] + starts[rows]
+    def _written(self, step: AttentionStep) -> tuple[Tensor, Tensor]:
+        """Where the step's tokens go: places and positions of a plan."""
+        rows, positions = np.repeat(np.arange(len(step.counts)), step.counts), step.positions()
         size = self.shape.block_size
         places = step.block_tables[rows, positions // size].astype(np.int64) * size + positions % size
+        return self._tensor(places), self._tensor(positions.astype(np.int32))
+
+    def prepare(self, step: AttentionStep) -> Any:
+        starts, counts = step.starts.astype(np.int64), step.counts.astype(np.int64)
+        firsts = np.cumsum(counts) - counts
         single = np.flatnonzero(counts == 1)
         tiles = np.where(counts > 1, -(-counts // self._tile_positions), 0)
         row = np.repeat(np.arange(len(counts)), tiles)
@@ -99,8 +103,7 @@ class TritonAttention(AttentionBackend):
         )
         singles = firsts[single], counts[single], starts[single], single
         return TritonPlan(
-            self._tensor(places),
-            self._tensor(positions.astype(np.int32)),
+            *self._written(step),
             self._tensor(np.ascontiguousarray(step.block_tables, np.int32)),
             self._tensor(np.stack(singles, 1).astype(np.int32)),
             int(starts[single].max(initial=0)) + 1,
@@ -113,13 +116,13 @@ class TritonAttention(AttentionBackend):
 
     def plan_of_decodes(
         self, places: Tensor, positions: Tensor, tables: Tensor, items: Tensor, longest: int
-    ) -> TritonPlan:
+    ) -> Any:
         return TritonPlan(places, positions, tables, items, longest, items[:0])
 
     def splits_of(self, longest: int) -> int:
         return -(-longest // SPLIT)
 
-    def write_kv(self, layer: int, keys: Tensor, values: Tensor, plan: TritonPlan) -> None:
+    def write_kv(self, layer: int, keys: Tensor, values: Tensor, plan: Any) -> None:
         store(keys, values, self._pages[layer], plan.places)
 
     def rotate_and_write(
@@ -130,7 +133,7 @@ class TritonAttention(AttentionBackend):
         sin: Tensor,
         growth: Tensor | None,
         norms: HeadNorms | None,
-        plan: TritonPlan,
+        plan: Any,
     ) -> Tensor:
         turns = Turns(cos, sin, growth=growth)
         if norms is not None:
@@ -140,7 +143,7 @@ class TritonAttention(AttentionBackend):
         )
 
     def attend(
-        self, layer: int, queries: Tensor, window: int | None, plan: TritonPlan, sinks: Tensor | None = None
+        self, layer: int, queries: Tensor, window: int | None, plan: Any, sinks: Tensor | None = None
     ) -> Tensor:
         shape, pages = self.shape, self._pages[layer]
         out = torch.empty(

@@ -338,6 +338,7 @@ def simulated_config(**fields: Any) -> InstanceConfig:
         "quantization_group_size": 128,
         "quantize_head": 16,
         "gpu_memory_utilization": 0.9,
+        "attention_backend": "auto",
         "enforce_eager": False,
         "deterministic": False,
         "overlap_steps": False,
