@@ -20,7 +20,8 @@ numbers; in all other cases each run has a salt of its own.
 `--draft-model DIRECTORY` adds the cases with a draft model: its steps are computed, so they cost what they
 cost, and what they say is replaced by the answer, or with the case's chance by something else. So these
 cases show what a draft model of that size gains where so many of its drafts are right; how many are, only
-models can tell that were trained.
+models can tell that were trained. A checkpoint with an MTP layer (`tools/make_checkpoint.py --shape
+ernie-21b-a3b --mtp`) has the same cases of that layer.
 
 `--cpu-time` counts CPU time of the calling thread instead of the wall clock: with `--threads 1` it says
 what the work takes even while others use the machine (how many drafts there are, the wall clock decides
@@ -36,7 +37,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,11 @@ from typing import Any
 import numpy as np
 
 from _common import Table, machine, print_machine, write_json
-from baton.drafting.base import Int32Array
+from _planted import Answers, Planted, PlantedModel, PlantedMtp
 from baton.drafting.cost import StepCost
 from baton.drafting.drafter import ChoosingDrafter
-from baton.drafting.guesses import Guesses, Judged
-from baton.drafting.models.model_drafter import DraftModel, ModelDrafter
+from baton.drafting.models.model_drafter import ModelDrafter
+from baton.drafting.models.mtp_drafter import MtpDrafter
 from baton.executor.torch_executor import TorchExecutor
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.gateway.text.vocabulary import vocabulary_of
@@ -125,78 +126,25 @@ CASES = {
         Case("draft model, 80 % right", 1, 160, 1.0, 0.8, kind="draft"),
         Case("draft model, never right", 1, 160, 0.97, 0.0, kind="draft"),
         Case("64 rows, draft model, 80 % right", 64, 48, 0.98, 0.8, kind="draft"),
+        Case("MTP, 80 % right", 1, 160, 1.0, 0.8, kind="mtp"),
+        Case("MTP, never right", 1, 160, 0.97, 0.0, kind="mtp"),
+        Case("64 rows, MTP, 80 % right", 64, 48, 0.98, 0.8, kind="mtp"),
     )
 }
-
-
-class Planted:
-    """A `drafting.guesses.Source` that knows the answers."""
-
-    eager = False
-
-    def __init__(self, answers: Sequence[Sequence[int]], right: float, vocab: int, most: int) -> None:
-        self._answers = [np.array(answer, np.int32) for answer in answers]
-        self._right, self._vocab, self._most = right, vocab, most
-        self._judged = Judged(len(answers), most)
-        self._done = [0] * len(answers)
-        self._random = np.random.default_rng(1)
-
-    def admit(self, slot: int, tokens: Int32Array, num_prompt: int, salt: bytes = b"") -> None:
-        self._judged.admit(slot)
-        self._done[slot] = 0
-
-    def release(self, slot: int) -> None:
-        pass
-
-    def follow(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array) -> Guesses:
-        n = len(slots)
-        found = Guesses(
-            np.zeros((n, self._most), np.int32), np.zeros((n, self._most), np.float32), np.zeros(n, np.int32)
-        )
-        first = 0
-        for row, (slot, run) in enumerate(zip(slots.tolist(), runs.tolist(), strict=True)):
-            self._judged.judge(slot, tokens[first : first + run].tolist())
-            first += run
-            self._done[slot] += run
-            guess = self._answers[slot][self._done[slot] :][: self._most].copy()
-            wrong = self._random.random(len(guess)) >= self._right
-            guess[wrong] = (guess[wrong] + 1) % self._vocab
-            count = len(guess)
-            found.drafts[row, :count] = guess
-            found.chances[row, :count] = self._judged.chances(slot, guess.tolist())
-            found.counts[row] = count
-        return found
-
-
-class PlantedModel:
-    """A draft model that computes, and then says what it is told (a `model_drafter.DraftModel`)."""
-
-    def __init__(self, model: DraftModel, blocks: int, vocab: int) -> None:
-        """`blocks` of each slot, in the slots' order."""
-        self._model, self._blocks, self._vocab = model, blocks, vocab
-        self.max_len = model.max_len
-        self.texts: list[list[int]] = []
-        """Of each slot, to the end of its answer."""
-        self.right = 1.0
-        self._random = np.random.default_rng(1)
-
-    def compute(
-        self, tokens: Int32Array, starts: Int32Array, counts: Int32Array, tables: Int32Array, wanted: bool
-    ) -> Int32Array:
-        found = self._model.compute(tokens, starts, counts, tables, wanted)
-        for row in range(len(found)):
-            text, place = self.texts[int(tables[row, 0]) // self._blocks], int(starts[row] + counts[row])
-            right = place < len(text) and self._random.random() < self.right
-            found[row] = text[place] if right else (found[row] + 1) % self._vocab
-        return found
 
 
 class Bench:
     """One loaded model."""
 
     def __init__(
-        self, directory: Path, given: argparse.Namespace, rows: int, longest: int, draft: str | None = None
+        self,
+        directory: Path,
+        given: argparse.Namespace,
+        rows: int,
+        longest: int,
+        speculation: Speculation | None = None,
     ) -> None:
+        """`speculation` None: `auto`."""
         self.tokenizer = Tokenizer.from_directory(directory)
         self.vocab = ModelConfig.from_directory(str(directory)).vocab_size
         self._folder = tempfile.TemporaryDirectory()
@@ -214,17 +162,20 @@ class Bench:
             max_num_seqs=rows,
             num_threads=given.threads,
             vocabulary=str(vocabulary),
-            speculation=Speculation(method="auto", suffix_decoding_max_cached_requests=given.kept)
-            if draft is None
-            else Speculation(method="draft", model=draft, num_speculative_tokens=7, by_cost=True),
+            speculation=speculation
+            or Speculation(method="auto", suffix_decoding_max_cached_requests=given.kept),
         )
         self.executor = TorchExecutor.from_config(self.config, 0, "")
         self._speculator = self.executor.speculator
         assert self._speculator is not None
         self._own = self._speculator.drafter
-        self.planted: PlantedModel | None = None
+        self.planted: Answers | None = None
+        if isinstance(self._own, ModelDrafter | MtpDrafter):
+            self.planted = Answers(self.blocks, self.vocab)
         if isinstance(self._own, ModelDrafter):
-            self.planted = self._own._model = PlantedModel(self._own._model, self.blocks, self.vocab)
+            self._own._model = PlantedModel(self._own._model, self.planted)
+        elif isinstance(self._own, MtpDrafter):
+            self._own._model = PlantedMtp(self._own._model, self.planted)
         self._clock = time.thread_time if given.cpu_time else time.perf_counter
         self.cost = StepCost(rows * (1 + MOST_DRAFTS))
         """What planted drafters have measured."""
@@ -343,7 +294,10 @@ def main() -> None:
     facts = machine()
     print_machine(facts)
     chosen = [CASES[name] for name in given.cases] if given.cases else list(CASES.values())
-    chosen = [case for case in chosen if case.kind != "draft" or given.draft_model]
+    kinds = {"random", "quoting", "json"} | ({"draft"} if given.draft_model else set())
+    if ModelConfig.from_directory(given.directory).mtp is not None:
+        kinds.add("mtp")
+    chosen = [case for case in chosen if case.kind in kinds]
     table = Table(
         "With and without drafts", ["case", "off tok/s", "on tok/s", "ratio", "goal", "tokens a step"]
     )
@@ -351,7 +305,20 @@ def main() -> None:
     make: dict[str, Callable[[], Bench]] = {
         "random": lambda: Bench(Path(given.directory), given, 64, 512),
         "embedded": lambda: Bench(Path(resolve_model(None)), given, 1, 1024),
-        "draft": lambda: Bench(Path(given.directory), given, 64, 512, given.draft_model),
+        "draft": lambda: Bench(
+            Path(given.directory),
+            given,
+            64,
+            512,
+            Speculation(method="draft", model=given.draft_model, num_speculative_tokens=7, by_cost=True),
+        ),
+        "mtp": lambda: Bench(
+            Path(given.directory),
+            given,
+            64,
+            512,
+            Speculation(method="mtp", num_speculative_tokens=7, by_cost=True),
+        ),
     }
     for name, maker in make.items():
         cases = [case for case in chosen if BENCHES.get(case.kind, case.kind) == name]

@@ -16,6 +16,9 @@ but they are not the same weights. Embeddings, output head, routers and norms st
 *Mixtures of experts.* An expert is three tensors, as on the hub. Routers are random too, so experts get about
 as many tokens each; `ernie-21b-a3b` takes 43 GB in bfloat16, 12 GB in int4.
 
+*MTP.* `--mtp` adds the layer that guesses the token after the next one, dense as ERNIE's first layer, to a
+mixture of ERNIE. What it says is as random as the model.
+
 *Outliers.* What quantization costs does depend on what was learnt: trained models have a few channels whose
 activations are many times as large as the others. `--outliers N` makes N of them, 10 to 30 times as large:
 the same N channels of all norms, and as many rows of each `up_proj`, so the inputs of `down_proj`.
@@ -84,6 +87,18 @@ _QWEN3_MOE: dict[str, Any] = _QWEN3 | {
     "norm_topk_prob": True,
     "tie_word_embeddings": False,
 }
+_ERNIE_MOE: dict[str, Any] = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "model_type": "ernie4_5_moe",
+    "moe_layer_interval": 1,
+    "moe_layer_start_index": 1,
+    "moe_norm_min": 1e-12,
+    "moe_num_shared_experts": 2,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": True,
+    "use_bias": False,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "ernie-0.3b": {
         "architectures": ["Ernie4_5ForCausalLM"],
@@ -128,9 +143,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 36,
         "tie_word_embeddings": False,
     },
-    "ernie-21b-a3b": {
-        "architectures": ["Ernie4_5_MoeForCausalLM"],
-        "model_type": "ernie4_5_moe",
+    "ernie-21b-a3b": _ERNIE_MOE
+    | {
         "head_dim": 128,
         "hidden_size": 2560,
         "intermediate_size": 12_288,
@@ -138,18 +152,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 1536,
         "moe_k": 6,
         "moe_layer_end_index": 27,
-        "moe_layer_interval": 1,
-        "moe_layer_start_index": 1,
-        "moe_norm_min": 1e-12,
         "moe_num_experts": 64,
-        "moe_num_shared_experts": 2,
         "num_attention_heads": 20,
         "num_hidden_layers": 28,
         "num_key_value_heads": 4,
-        "rms_norm_eps": 1e-05,
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": True,
-        "use_bias": False,
         "vocab_size": 103_424,
     },
     "qwen3-30b-a3b": _QWEN3_MOE
@@ -175,6 +181,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4,
         "num_experts": 16,
         "num_experts_per_tok": 4,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 2_048,
+    },
+    "tiny-ernie-moe": _ERNIE_MOE
+    | {
+        "head_dim": 64,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "max_position_embeddings": 4_096,
+        "moe_intermediate_size": 128,
+        "moe_k": 2,
+        "moe_layer_end_index": 3,
+        "moe_num_experts": 8,
+        "num_attention_heads": 4,
         "num_hidden_layers": 4,
         "num_key_value_heads": 2,
         "vocab_size": 2_048,
@@ -221,12 +242,14 @@ def make_checkpoint(
     outliers: int = 0,
     group: int | None = None,
     layers: int | None = None,
+    mtp: bool = False,
 ) -> int:
     """Writes a checkpoint to `directory`, which is made; returns the bytes of its weights.
 
     `group`: inputs that share a scale, in int4; None: in bfloat16.  `layers`: so many, not the shape's.
+    `mtp`: with an MTP layer beside them; raises `ValueError` if models of that shape have none.
     """
-    config = config_of(shape, layers)
+    config = config_of(shape, layers, mtp)
     if group is not None:
         config["quantization_config"] = _compressed(group)
     directory.mkdir(parents=True, exist_ok=True)
@@ -254,13 +277,19 @@ def make_checkpoint(
     return size
 
 
-def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
-    """The config.json of a shape, or of one with so many layers."""
+def config_of(shape: str, layers: int | None = None, mtp: bool = False) -> dict[str, Any]:
+    """The config.json of a shape, or of one with so many layers, and with an MTP layer.
+
+    Raises `ValueError` if models of that shape have no MTP layer."""
     config = {**_COMMON, **SHAPES[shape]}
     count = layers or config["num_hidden_layers"]
     config["num_hidden_layers"] = count
     if "moe_layer_end_index" in config:
         config["moe_layer_end_index"] = count - 1
+    if mtp:
+        if config["model_type"] != "ernie4_5_moe":
+            raise ValueError(f"mtp: models of the shape {shape} have no such layer; give a mixture of ERNIE")
+        config["num_nextn_predict_layers"] = 1
     return config
 
 
@@ -279,7 +308,7 @@ def _compressed(group: int) -> dict[str, Any]:
     return {
         "config_groups": {"group_0": group_0 | {"weights": weights}},
         "format": "pack-quantized",
-        "ignore": ["lm_head", "re:.*mlp.gate$"],
+        "ignore": ["lm_head", "re:.*mlp.gate$", "re:.*mtp_linear_proj.*"],
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
     }
@@ -314,24 +343,35 @@ def _files(tensors: Iterable[Stored]) -> Iterator[list[Stored]]:
 
 def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor of a decoder; products are [out, in]."""
-    hidden, dim = config["hidden_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    hidden = config["hidden_size"]
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for index in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{index}"
-        yield f"{layer}.input_layernorm.weight", (hidden,)
-        yield f"{layer}.self_attn.q_proj.weight", (queries, hidden)
-        yield f"{layer}.self_attn.k_proj.weight", (keys, hidden)
-        yield f"{layer}.self_attn.v_proj.weight", (keys, hidden)
-        yield f"{layer}.self_attn.o_proj.weight", (hidden, queries)
-        if config["model_type"].startswith("qwen3"):
-            yield f"{layer}.self_attn.q_norm.weight", (dim,)
-            yield f"{layer}.self_attn.k_norm.weight", (dim,)
-        yield f"{layer}.post_attention_layernorm.weight", (hidden,)
+        yield from _attention(config, f"model.layers.{index}")
         yield from _second_half(config, index)
     yield "model.norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", (config["vocab_size"], hidden)
+    if config.get("num_nextn_predict_layers"):
+        yield "model.mtp_emb_norm.0.weight", (hidden,)
+        yield "model.mtp_hidden_norm.0.weight", (hidden,)
+        yield "model.mtp_linear_proj.0.weight", (hidden, 2 * hidden)
+        yield from _attention(config, "model.mtp_block.0")
+        yield from _mlp("model.mtp_block.0.mlp", hidden, config["intermediate_size"])
+
+
+def _attention(config: dict[str, Any], layer: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """With the norms before and behind it."""
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    yield f"{layer}.input_layernorm.weight", (hidden,)
+    yield f"{layer}.self_attn.q_proj.weight", (queries, hidden)
+    yield f"{layer}.self_attn.k_proj.weight", (keys, hidden)
+    yield f"{layer}.self_attn.v_proj.weight", (keys, hidden)
+    yield f"{layer}.self_attn.o_proj.weight", (hidden, queries)
+    if config["model_type"].startswith("qwen3"):
+        yield f"{layer}.self_attn.q_norm.weight", (dim,)
+        yield f"{layer}.self_attn.k_norm.weight", (dim,)
+    yield f"{layer}.post_attention_layernorm.weight", (hidden,)
 
 
 def _second_half(config: dict[str, Any], index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -435,12 +475,17 @@ def main() -> None:
     parser.add_argument("--format", choices=("bf16", "int4"), default="bf16")
     parser.add_argument("--group-size", type=int, choices=(64, 128), default=64, help="of int4")
     parser.add_argument("--layers", type=int, metavar="N", help="so many; else as many as the model has")
+    parser.add_argument("--mtp", action="store_true", help="a mixture of ERNIE with its MTP layer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--outliers", type=int, default=0, metavar="N", help="channels that stand out")
     options = parser.parse_args()
     group = options.group_size if options.format == "int4" else None
-    size = make_checkpoint(options.shape, options.out, options.seed, options.outliers, group, options.layers)
-    config = config_of(options.shape, options.layers)
+    shape, layers, mtp = options.shape, options.layers, options.mtp
+    try:
+        config = config_of(shape, layers, mtp)
+    except ValueError as error:
+        parser.error(f"--{error}")
+    size = make_checkpoint(shape, options.out, options.seed, options.outliers, group, layers, mtp)
     count = sum(math.prod(shape) for _, shape in tensor_shapes(config))
     told = f"{count / 1e6:,.1f} M parameters, {size / 2**20:,.0f} MiB {options.format}"
     print(f"{options.out}: {options.shape}, {told}")

@@ -17,6 +17,7 @@ from baton.executor.torch_executor import TorchExecutor
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.decoder.mixture import Mixture
 from baton.model.loader import open_source
+from baton.protocol.config import Speculation
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import config_for
 
@@ -109,6 +110,26 @@ def test_a_mixture_of_experts_is_what_baton_reads(group: int | None, tmp_path: P
     assert isinstance(weight, Tensor) == (group is None)
     exact = weight if isinstance(weight, Tensor) else weight.dequantized()
     assert exact.float().square().mean().sqrt().item() == pytest.approx(0.02, rel=0.02)
+
+
+@pytest.mark.parametrize("group", [None, 64])
+def test_an_mtp_layer_is_what_baton_reads(group: int | None, tmp_path: Path) -> None:
+    make_checkpoint.make_checkpoint("tiny-ernie-moe", tmp_path, group=group, mtp=True)
+    wanted = Speculation(method="mtp", num_speculative_tokens=3)
+    executor = TorchExecutor.from_config(config_for(tmp_path, dtype="bfloat16", speculation=wanted), 0, "")
+    driver = Driver(executor)
+    request = driver.add([1, 2, 3], 8)
+    driver.run()
+    assert len(request.tokens) == 8
+    projection = load_file(tmp_path / "model.safetensors")["model.mtp_linear_proj.0.weight"]
+    assert projection.shape == (256, 512)
+    assert projection.float().std().item() == pytest.approx(0.02, rel=0.02)
+    executor.close()
+
+
+def test_other_shapes_have_no_mtp_layer(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="models of the shape tiny-moe have no such layer"):
+        make_checkpoint.make_checkpoint("tiny-moe", tmp_path, mtp=True)
 
 
 @pytest.mark.parametrize(("shape", "least"), [("ernie-21b-a3b", 21.8e9), ("qwen3-30b-a3b", 30.5e9)])

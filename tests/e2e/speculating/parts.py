@@ -27,6 +27,7 @@ from tests.e2e.server import Server, child_pids
 from tests.e2e.speculating.answers import Answer, ask, difference
 from tests.e2e.speculating.requests import Request, draw, ending_within
 from tests.model.checkpoints import make_checkpoint
+from tests.model.mtp_checkpoints import make_agreeing
 
 VOCAB = 1000
 """Token ids that requests name are below; all tokenizers here have more."""
@@ -43,8 +44,12 @@ MODELS = {
     "groups": "llama3",
     "windows": "gemma3",
     "mixture": "gpt-oss",
+    "mtp": "ernie4_5-moe",
 }
-"""Random ones by their shape in `tests/model/checkpoints.py`; gpt-oss has windows and sinks as well."""
+"""Random ones by their shape in `tests/model/checkpoints.py`; gpt-oss has windows and sinks as well.  `mtp`:
+a mixture with a layer that guesses the model's likeliest token; drawn and bound answers are often others."""
+NGRAM = ("--speculation", "ngram")
+MTP = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}')
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,12 @@ class Section:
         sizes = ("--num-threads", "1", "--tensor-parallel-size", str(self.ranks))
         return (*FORMS[self.form], *common, *sizes, "--runner", "generate")
 
+    def drafts(self, by_cost: bool) -> tuple[str, ...]:
+        """Flags: as many as there are, or as many as pay."""
+        if self.model == "mtp":
+            return ("--speculation", "mtp") if by_cost else MTP
+        return ("--speculation", "auto") if by_cost else NGRAM
+
 
 @dataclass(frozen=True)
 class Part:
@@ -76,30 +87,31 @@ class Part:
     met: Callable[[Server], float] = lambda server: 1.0
     sure: bool = True
     """That drafts are made, and that trouble is met, is no matter of how fast the machine is."""
+    by_cost: bool = False
+    """As many drafts as pay."""
 
 
 def _arrived(server: Server) -> float:
     return float(sum(one["handovers"]["arrived"] for one in stats(server).values()))
 
 
-NGRAM = ("--speculation", "ngram")
 SPLIT = ("--prefill", "1", "--decode", "1", "--disaggregation-threshold", "0", "--max-restarts", "1000")
 TIGHT = ("--num-gpu-blocks-override", str(CONTEXT // 16 + 2), "--admission-headroom", "0")
 ROOM = ("--kv-cache-memory-bytes", "32MiB")
 PARTS = (
-    Part("ngram", (*NGRAM, *ROOM), (1, 8, 32, 32, 32)),
-    Part("auto", ("--speculation", "auto", *ROOM), (1, 8, 32, 32, 32), sure=False),
+    Part("all drafts", ROOM, (1, 8, 32, 32, 32)),
+    Part("by cost", ROOM, (1, 8, 32, 32, 32), sure=False, by_cost=True),
     Part(
         "preempted",
-        (*NGRAM, *TIGHT),
+        TIGHT,
         (16, 32),
         fillers=2,
         met=lambda of: of.metric("baton:num_preemptions_total"),
     ),
-    Part("handed over", (*NGRAM, *SPLIT, *ROOM), (8, 32), met=_arrived),
+    Part("handed over", (*SPLIT, *ROOM), (8, 32), met=_arrived),
     Part(
         "killed",
-        (*NGRAM, *SPLIT, *ROOM),
+        (*SPLIT, *ROOM),
         (12, 24),
         kills=4,
         met=lambda server: server.metric("baton:requests_continued_total"),
@@ -139,7 +151,10 @@ def model_of(section: Section, folder: Path) -> Iterator[str | None]:
     if not directory.exists():
         embedded = resolve_model(None)
         sizes = {"vocab_size": 1024, "max_position_embeddings": CONTEXT}
-        make_checkpoint(directory, shape, **sizes)
+        if section.model == "mtp":
+            make_agreeing(directory, **sizes)
+        else:
+            make_checkpoint(directory, shape, **sizes)
         for path in embedded.glob("tokenizer*"):
             shutil.copy(path, directory)
     yield str(directory)

@@ -1,10 +1,10 @@
 """Answers with drafts are those without, to the last bit, as clients of real servers get them.
 
-`make soak-speculation` asks 10,000 requests in all: of models of several shapes, in float32, bf16 and int8,
-by one and two ranks; alone and batched, preempted, handed over, and beside `kill -9`. Without
-BATON_SOAK_SPECULATION some dozens of the embedded model are asked. Everything is a function of BATON_SEED;
-what differs is printed as the request and its section, and BATON_SOAK_SECTION="mixture int8 1" asks those of
-one section again.
+`make soak-speculation` asks 10,000 requests in all: of models of several shapes, one of them with an MTP
+layer that drafts, in float32, bf16 and int8, by one and two ranks; alone and batched, preempted, handed over,
+and beside `kill -9`. Without BATON_SOAK_SPECULATION some dozens of two models are asked. Everything is a
+function of BATON_SEED; what differs is printed as the request and its section, and
+BATON_SOAK_SECTION="mixture int8 1" asks those of one section again.
 
 Each part must have computed drafts that were right and drafts that were wrong, else it shows nothing. That it
 would find a difference is shown by a server that accepts a draft too many.
@@ -28,7 +28,6 @@ from tests.e2e.speculating.answers import Answer
 from tests.e2e.speculating.parts import (
     FORMS,
     MODELS,
-    NGRAM,
     PARTS,
     ROOM,
     Part,
@@ -43,18 +42,19 @@ MANY = int(os.environ.get("BATON_SOAK_SPECULATION", "0"))
 SEED = os.environ.get("BATON_SEED", "16")
 ALL = [
     *(Section(model, form) for form in FORMS for model in MODELS),
-    *(Section(model, "float32", 2) for model in ("embedded", "windows", "mixture")),
+    *(Section(model, "float32", 2) for model in ("embedded", "windows", "mixture", "mtp")),
     Section("groups", "bfloat16", 2),
 ]
 SECTIONS = [section for section in ALL if str(section) == os.environ.get("BATON_SOAK_SECTION", str(section))]
 assert SECTIONS, f"BATON_SOAK_SECTION: give one of {', '.join(map(str, ALL))}"
 if not MANY:
-    SECTIONS = [Section("embedded", "float32")]
+    SECTIONS = [Section("embedded", "float32"), Section("mtp", "float32")]
 SMALL = ("preempted", "killed")
 """Parts of the small form."""
 PARTS_HERE = [part for part in PARTS if MANY or part.name in SMALL]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + MANY)]
-COUNT = -(-MANY // (len(ALL) * len(PARTS))) or 36
+COUNT = -(-MANY // (len(ALL) * len(PARTS)))
+"""Requests of a part; 0: the small form has some dozens, and fewer of the MTP layer."""
 
 
 @pytest.fixture(scope="module", params=SECTIONS, ids=str)
@@ -75,7 +75,7 @@ def model(section: Section, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def known(section: Section, model: str | None) -> list[tuple[Request, Answer]]:
     """Requests, and what a server without drafts answers."""
     with Server(*section.flags, "--speculation", "off", *ROOM, model=model) as server:
-        found = learn(server, section, COUNT, SEED)
+        found = learn(server, section, COUNT or (12 if section.model == "mtp" else 36), SEED)
         assert server.metric("baton:spec_decode_num_draft_tokens_total") == 0
     failed = [(answer.body, str(request)) for request, answer in found if answer.status != 200]
     ends = Counter(choice.get("finish_reason") for _, answer in found for choice in answer.choices)
@@ -88,7 +88,7 @@ def known(section: Section, model: str | None) -> list[tuple[Request, Answer]]:
 def test_answers_are_those_without_drafts(
     section: Section, model: str | None, part: Part, known: list[tuple[Request, Answer]]
 ) -> None:
-    with Server(*section.flags, *part.flags, model=model) as server:
+    with Server(*section.flags, *section.drafts(part.by_cost), *part.flags, model=model) as server:
         outcome = Running(server, part, known, random.Random(f"{SEED} {section} {part.name}")).run()
         log = server.log()
     print(f"{section}, {part.name}: {outcome.line()}", *outcome.wrong[:5], sep="\n", flush=True)
@@ -107,8 +107,8 @@ def test_a_draft_too_many_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "faults"))
-    part = Part("with a fault", (*NGRAM, *ROOM), (8,))
-    with Server(*section.flags, *part.flags, model=model) as server:
+    part = Part("with a fault", ROOM, (8,))
+    with Server(*section.flags, *section.drafts(False), *part.flags, model=model) as server:
         running = Running(server, part, known, random.Random(1))
         with contextlib.suppress(httpx.HTTPError):  # (its worker may notice, until the server gives up)
             running.run()
