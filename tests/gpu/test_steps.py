@@ -18,9 +18,12 @@ from baton.executor.torch_late import LateTorchExecutor
 from baton.launch.instance_config import instance_config
 from baton.model.attention.base import AttentionStep
 from baton.model.attention.torch_backend import TorchAttention
+from baton.protocol.config import Speculation
 from baton.protocol.sampling import Sampling, Stopping
 from tests.executor.delayed import DelayedQueue, on_a_delayed_device
 from tests.executor.driver import Driver, Request
+from tests.executor.serving import Request as Asked
+from tests.executor.serving import Serving, plant
 from tests.model.attention_cases import LAYER, LAYERS, Case
 from tests.model.checkpoints import VOCAB, make_checkpoint
 from tests.model.cuda.where import DEVICE, ON_CPU, ON_DEVICE, THERE, serve
@@ -68,6 +71,32 @@ def test_graphs_give_the_tokens_of_eager_steps(tmp_path: Path, dtype: str, kv: s
     assert recorded._graphs._graphs, "no step was recorded"
     for executor in (recorded, eager):
         executor.close()
+
+
+@ON_DEVICE
+def test_graphs_of_steps_with_drafts_give_the_tokens_of_eager_steps_without(tmp_path: Path):
+    """Drafts of which some are wrong, of greedy and drawn requests, in float32."""
+    make_checkpoint(tmp_path, "qwen3")
+    drafts = Speculation(method="planted", num_speculative_tokens=4)
+    executor = TorchExecutor.from_config(config_of(tmp_path, speculation=drafts), 0, "")
+    graphs, speculator, answers = executor._graphs, executor.speculator, []
+    assert graphs is not None
+    assert speculator is not None
+    for drafting in (False, True):
+        requests = [
+            Asked(prompt_of(3 + 9 * n, n), structs.replace(DRAWN if n % 2 else GREEDY, seed=n), Stopping(30))
+            for n in range(5)
+        ]
+        serving = Serving(executor, slots=5, budget=64, longest=200, seed=1, preempts=0.0)
+        executor._graphs = graphs if drafting else None
+        speculator.drafter = plant(serving, requests, answers, 4, VOCAB, 0.8) if drafting else None
+        found = [answer[0] for answer in serving.run(requests)]
+        if drafting:
+            assert found == [answer[0] for answer in answers]
+        answers = [request.answer for request in requests]
+    assert 0 < serving.right < serving.drafts
+    assert graphs._graphs, "no step was recorded"
+    executor.close()
 
 
 @ON_DEVICE

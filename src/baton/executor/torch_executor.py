@@ -237,8 +237,8 @@ class TorchExecutor:
         result = StepResult(np.empty(0, np.int32))
         if batch.pooled:
             return self._execute_pooled(batch, step, result, on_layers)
-        if all_decode and self._graphs is not None and (key := self._graphs.key_of(batch)) is not None:
-            self._sampler.sample(result, self._graphs.run(batch, key), batch, None)
+        if self._graphs is not None and (logits := self._graphs.logits_of(batch)) is not None:
+            self._sampler.sample_some(result, logits, batch, sampled_tokens(batch)[1])
             return result
         if all_decode:
             hidden, logits = self._model(batch.tokens, step, None, on_layers)

@@ -20,10 +20,14 @@ from baton.executor.devices.graphs import (
 from baton.executor.streams.staging import Staging
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.instance_config import instance_config
+from baton.model.cuda.slot_sampling import TritonSampling
 from baton.model.ops import triton
-from baton.protocol.sampling import Sampling
+from baton.protocol.config import Speculation
+from baton.protocol.sampling import Sampling, Stopping
 from tests.executor.delayed import DelayedQueue
 from tests.executor.driver import Driver
+from tests.executor.serving import Request as Asked
+from tests.executor.serving import Serving, plant
 from tests.model.checkpoints import VOCAB, make_checkpoint
 from tests.model.cuda.where import ON_CPU
 
@@ -145,4 +149,48 @@ def test_tokens_are_those_of_eager_steps(variant: str, tmp_path: Path, monkeypat
     assert executor._graphs.key_of(decode) == (1, 8)
     executor._model.record_chosen(True)
     assert (executor._graphs.key_of(decode) is None) == bool(mixtures)  # (which are read after the step)
+    executor.close()
+
+
+@pytest.mark.skipif(not ON_CPU, reason="tests/gpu/test_steps.py does it with real graphs")
+def test_steps_with_drafts_give_the_tokens_of_eager_steps_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each token of such a step is a row of the graph, and what the graph chose is what counts."""
+    make_checkpoint(tmp_path, "qwen3", num_hidden_layers=1)
+    config = instance_config(
+        model=str(tmp_path), max_model_len=64, dtype="float32", block_size=8, num_blocks=30, max_num_seqs=2,
+        num_threads=1, speculation=Speculation(method="planted", num_speculative_tokens=3),
+    )  # fmt: skip
+    monkeypatch.setattr(triton, "serve", lambda device: True)
+    executor = TorchExecutor.from_config(config, 0, "")
+    again, sampling = Again(), executor._sampler.on_device
+    assert isinstance(sampling, TritonSampling)
+    graphs = graphs_of(config, executor._model, sampling, again, DelayedQueue(eager=1.0))
+    chosen = []
+
+    def sample(given: TritonSampling, logits: torch.Tensor, *others: np.ndarray) -> np.ndarray:
+        chosen.append(given._chosen is not None and logits is given._chosen[0])
+        return TritonSampling_sample(given, logits, *others)
+
+    TritonSampling_sample = TritonSampling.sample
+    monkeypatch.setattr(TritonSampling, "sample", sample)
+    answers: list[tuple] = []
+    for drafting in (False, True):
+        requests = [
+            Asked([5, 6, 7], Sampling(seed=1, temperature=0.0), Stopping(7)),
+            Asked([9, 8], Sampling(seed=2, temperature=0.9), Stopping(6)),
+        ]
+        serving = Serving(executor, slots=2, budget=16, longest=64, seed=1, preempts=0.0)
+        executor._graphs = graphs if drafting else None
+        executor.speculator.drafter = None
+        if drafting:
+            executor.speculator.drafter = plant(serving, requests, answers, 3, VOCAB, 0.7)
+            chosen.clear()
+        found = serving.run(requests)
+        assert not answers or found == answers
+        answers = found
+    assert 0 < serving.right < serving.drafts
+    assert again.replayed >= 2
+    assert sum(chosen) == again.replayed, "what the graph chose is taken"
     executor.close()

@@ -13,6 +13,11 @@ are few of them.  Rows that a batch has not are padding: they have no positions,
 record runs the step for practice, with the batch's own numbers: a step that is run twice leaves the same
 bytes.
 
+*Drafts.*  What a row with drafts computes are positions of which each sees those before it, and a step stores
+the keys and values of all its tokens before any of them looks.  So a step of rows with drafts is one of as
+many decode rows as it has tokens (`as_decodes`), which the same graphs take: each token is a row with the
+table of its request, and its result is what a step of its own would give.
+
 What depends on more than (seed, position) is not recorded: rows with penalties, bans or masks are sampled
 from the graph's logits, launched one by one.
 
@@ -23,6 +28,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -45,6 +51,8 @@ logger = logging.getLogger(__name__)
 _LEAST_TOKENS = 1024
 """Of context, in the narrowest tables; wider ones are `_GROWTH` times as wide as the next narrower."""
 _GROWTH = 4
+_MOST_TOKENS = 512
+"""Of a step with drafts: Python launches one with more tokens faster than the device computes it."""
 _SPLIT_BYTES = 512 << 20
 """What attention may keep of splits, at most; larger steps are launched one by one."""
 _ROW_WORDS = 12
@@ -155,7 +163,9 @@ class DecodeGraphs:
         max_num_seqs: int,
         max_model_len: int,
         queue: DeviceQueue,
+        most_tokens: int | None = None,
     ) -> None:
+        """`most_tokens`: of a step, `max_num_seqs` if no row has drafts."""
         shape = model.backend.shape
         self.queue, self.staging = queue, Staging(queue, shape.device)
         self.newest = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=shape.device)
@@ -164,7 +174,7 @@ class DecodeGraphs:
         self._size, self._device = shape.block_size, shape.device
         self._split_row = shape.num_heads * shape.head_dim * 4
         self._longest = max_model_len
-        self._row_sizes = sizes_of_rows(max_num_seqs)
+        self._row_sizes = sizes_of_rows(most_tokens or max_num_seqs)
         self._widths = table_widths(max_model_len, shape.block_size)
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self.forget(model)
@@ -191,6 +201,13 @@ class DecodeGraphs:
             return None
         splits = self._model.backend.splits_of(width * self._size)
         return (rows, width) if rows * splits * self._split_row <= _SPLIT_BYTES else None
+
+    def logits_of(self, batch: StepBatch) -> Tensor | None:
+        """Logits [T, vocab] as `run` gives them, of decode rows with and without drafts; None: the batch is
+        to be computed eagerly."""
+        decodes = as_decodes(batch)
+        key = None if decodes is None else self.key_of(decodes)
+        return None if decodes is None or key is None else self.run(decodes, key)
 
     def run(self, batch: StepBatch, key: tuple[int, int]) -> Tensor:
         """Logits [n, vocab], valid until the next step; the sampling is told the tokens that they give.  The
@@ -256,6 +273,27 @@ class DecodeGraphs:
         self.newest.index_copy_(0, slots.masked_fill(told.places < 0, nowhere), graph.tokens)
 
 
+def as_decodes(batch: StepBatch) -> StepBatch | None:
+    """The batch with each token as a decode row of its request; None: not all rows go on with an answer.
+    Slots that have drafts are there more than once: tokens that they leave in `newest` mean nothing."""
+    if batch.num_decodes == len(batch.slots):
+        return batch
+    if batch.drafts is None or not batch.samples.all() or (batch.counts != batch.drafts + 1).any():
+        return None
+    rows = np.repeat(np.arange(len(batch.slots)), batch.counts)
+    positions = AttentionStep(batch.starts, batch.counts, batch.block_tables, 0).positions()
+    return replace(
+        batch,
+        slots=batch.slots[rows],
+        starts=positions.astype(np.int32),
+        counts=np.ones(len(rows), np.int32),
+        samples=np.ones(len(rows), np.bool_),
+        block_tables=batch.block_tables[rows],
+        num_decodes=len(rows),
+        drafts=None,
+    )
+
+
 def sizes_of_rows(most: int) -> list[int]:
     """1, 2, 4, 8, 16, 24, … up to 256, then in steps of 32; `most` is the last."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(288, most + 32, 32)]
@@ -281,7 +319,9 @@ def graphs_of(
     """Of a model for which `why_not_recorded` has no reason."""
     assert isinstance(model, Decoder)
     chosen = cast(DeviceSampling, sampling)  # (of a device whose attention is recorded)
-    return DecodeGraphs(model, chosen, recorder, config.max_num_seqs, config.max_model_len, queue)
+    rows, drafts = config.max_num_seqs, config.speculation.num_speculative_tokens if config.speculation else 0
+    most = max(rows, min(rows * (1 + drafts), _MOST_TOKENS))
+    return DecodeGraphs(model, chosen, recorder, rows, config.max_model_len, queue, most)
 
 
 def make_graphs(
