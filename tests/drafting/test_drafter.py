@@ -51,7 +51,7 @@ def step(drafter, slots, tokens=None, runs=None, seconds=None):
     slots = int32s(slots)
     runs = np.ones(len(slots), np.int32) if runs is None else int32s(runs)
     tokens = np.zeros(int(runs.sum()), np.int32) if tokens is None else int32s(tokens)
-    drafter.after(slots, runs, tokens, runs - 1)
+    drafter.after(slots, runs, tokens)
     if seconds is not None:
         drafter.took(len(tokens), seconds)
     return {slot: drafts.tolist() for slot, drafts in drafter.propose(slots).items()}
@@ -72,7 +72,7 @@ def test_all_guesses_are_drafts_if_the_number_is_fixed():
 
 def test_a_slot_that_did_not_run_or_is_over_has_no_drafts():
     source, drafter = told()
-    drafter.after(int32s([1, 2, 3]), int32s([1, 1, 1]), int32s([0, 0, 0]), int32s([0, 0, 0]))
+    drafter.after(int32s([1, 2, 3]), int32s([1, 1, 1]), int32s([0, 0, 0]))
     assert sorted(drafter.propose(int32s([3, 5, 1]))) == [1, 3]
     drafter.release(3)
     assert drafter.propose(int32s([1])) == {}  # (of a step that is over)
@@ -81,7 +81,7 @@ def test_a_slot_that_did_not_run_or_is_over_has_no_drafts():
 
 def test_what_a_slot_had_before_is_never_proposed_to_its_next_request():
     _, drafter = told()
-    drafter.after(int32s([1]), int32s([1]), int32s([0]), int32s([0]))
+    drafter.after(int32s([1]), int32s([1]), int32s([0]))
     drafter.release(1)
     drafter.admit(1, int32s([9]), 1, SAMPLING, STOPPING)
     assert drafter.propose(int32s([1])) == {}
@@ -134,7 +134,7 @@ def quoting(method: str, text: list[int], seconds) -> tuple[int, int, list[int]]
     steps = drafts = 0
     run, drafted = 1, 0
     while len(answer) < len(text):
-        drafter.after(int32s([2]), int32s([run]), int32s(answer[-run:]), int32s([drafted]))
+        drafter.after(int32s([2]), int32s([run]), int32s(answer[-run:]))
         drafter.took(1 + drafted, seconds(1 + drafted))
         found = drafter.propose(int32s([2])).get(2, int32s([])).tolist()
         run, drafted = 1, len(found)

@@ -52,12 +52,12 @@ class Drafter(Protocol):
         """The rows of a step that sampled: their slots [R], how many tokens each has in its blocks now [R],
         drafts included, and the blocks [R, W].  Rows from `first_prompt` on are pieces of prompts."""
 
-    def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array, drafted: Int32Array) -> None:
+    def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array) -> None:
         """What a step gave.
 
         `slots` [n]: those that got tokens, each once.  `runs` [n]: how many, at least 1.  `tokens` [sum of
-        runs]: one slot's after the other's.  `drafted` [n]: how many drafts the step computed of each; all
-        but the last token of a run were drafts, and `runs - 1` of them were right.
+        runs]: one slot's after the other's; all but the last token of a run were drafts that were right.
+        Nobody changes these arrays afterwards.
         """
 
     def took(self, tokens: int, seconds: float) -> None:

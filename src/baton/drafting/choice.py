@@ -13,17 +13,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from baton.drafting.base import Int32Array
-
 _GAIN = 0.01
 """More tokens per second, at least: what is less is noise of the measured costs."""
 LEAST = 0.02
 """A draft with a smaller chance is never computed."""
 
 
-def choose(
-    chances: npt.NDArray[np.float32], rows: int, seconds: npt.NDArray[np.float64]
-) -> Int32Array | None:
+def choose(chances: npt.NDArray[np.float32], rows: int, seconds: npt.NDArray[np.float64]) -> list[int] | None:
     """Drafts of each row [n], None: none for any.
 
     `chances` [n, most]: that a draft and all before it are right, falling in each row. `rows`: of the
@@ -34,16 +30,15 @@ def choose(
     room = min(len(likely), len(seconds) - 1 - rows)
     if room <= 0:
         return None
-    order = likely[np.argsort(-flat[likely], kind="stable")[:room]]  # (a row's equal ones stay in order)
-    tokens = np.empty(room + 1)
-    tokens[0] = rows
-    np.cumsum(flat[order], out=tokens[1:], dtype=np.float64)
-    tokens[1:] += rows
-    rate = tokens / seconds[rows : rows + room + 1]
+    order = (
+        likely if len(chances) == 1 else likely[np.argsort(-flat[likely], kind="stable")]
+    )  # (a row's stay in order)
+    order = order[:room]
+    rate = (rows + np.cumsum(flat[order], dtype=np.float64)) / seconds[rows + 1 : rows + 1 + room]
     best = int(rate.argmax())
-    if best == 0 or rate[best] < (1 + _GAIN) * rate[0]:
+    if rate[best] < (1 + _GAIN) * rows / seconds[rows]:
         return None
-    counts: Int32Array = np.bincount(order[:best] // chances.shape[1], minlength=len(chances)).astype(
-        np.int32
-    )
-    return counts
+    if len(chances) == 1:
+        return [best + 1]
+    found: list[int] = np.bincount(order[: best + 1] // chances.shape[1], minlength=len(chances)).tolist()
+    return found

@@ -130,9 +130,9 @@ class StepCost:
 
     def _parts(self, tokens: int) -> list[tuple[int, float]]:
         """The knots around, and the share of each."""
+        if (place := self._place.get(tokens)) is not None:
+            return [(place, 1.0)]
         upper = int(np.searchsorted(self._knots, tokens))
-        if self._knots[upper] == tokens:
-            return [(upper, 1.0)]
         below, above = float(self._knots[upper - 1]), float(self._knots[upper])
         share = (tokens - below) / (above - below)
         return [(upper - 1, 1 - share), (upper, share)]

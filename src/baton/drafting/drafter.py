@@ -6,8 +6,8 @@ Otherwise (`auto`) `choice.py` takes those that make most tokens per second, by 
 (`cost.py`): none where nothing is likely enough, or the step is bound by arithmetic.
 
 *What nothing costs.* While no guess was worth a draft for some steps, the tokens of up to 8 steps are
-kept and given to the source together: guesses are judged by what came all the same, and a step costs a
-microsecond. The first draft, and each new request, ends that.
+kept and given to the source together, and one of them is measured: guesses are judged by what came all the
+same, and a step costs some microseconds. The first draft, and each new request, ends that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.drafting.base import Int32Array
-from baton.drafting.choice import LEAST, choose
+from baton.drafting.choice import choose
 from baton.drafting.cost import StepCost
 from baton.drafting.guesses import Guesses, Source
 from baton.protocol.sampling import Sampling, Stopping
@@ -35,8 +35,8 @@ class ChoosingDrafter:
         self._source = source
         self._cost = cost
         self._guesses: Guesses | None = None
-        self._rows: npt.NDArray[np.int64] = np.full(num_slots, -1, np.int64)
-        """By slot: the row of its guess."""
+        self._guessed: list[int] = []
+        """The slots of its rows; one that occurs twice has its guess in the last of them."""
         self._kept: list[tuple[Int32Array, Int32Array, Int32Array]] = []
         """Slots, runs and tokens of steps that the source was not told of."""
         self._barren = 0
@@ -68,57 +68,58 @@ class ChoosingDrafter:
     def see(self, slots: Int32Array, ends: Int32Array, tables: Int32Array, first_prompt: int) -> None:
         pass
 
-    def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array, drafted: Int32Array) -> None:
+    def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array) -> None:
         self._barren += 1
         self._forget()
         every = 1 if self._source.eager else min(max(1, self._barren // _PATIENCE), _SELDOM)
         if every > 1 or self._kept:
-            self._kept.append((slots.copy(), runs.copy(), tokens.copy()))
+            self._kept.append((slots, runs, tokens))
             if len(self._kept) >= every:
                 self._flush()
             return
         self._guess(slots, runs, tokens)
 
     def took(self, tokens: int, seconds: float) -> None:
-        if self._cost is not None:
-            self._cost.add(tokens, seconds)
+        cost = self._cost
+        if cost is None or (self._barren > _PATIENCE and self._barren % _SELDOM and cost.knows(tokens)):
+            return
+        cost.add(tokens, seconds)
 
     def propose(self, slots: Int32Array) -> dict[int, Int32Array]:
         guesses = self._guesses
         if guesses is None or not len(slots):
             return {}
-        rows = self._rows[slots]
-        drafts, counts = guesses.drafts, guesses.counts
-        if rows.min() < 0 or len(rows) != len(counts) or (np.diff(rows) != 1).any():
-            there = rows >= 0
-            slots_there, rows = slots[there], rows[there]
-            drafts, counts, chances = drafts[rows], counts[rows], guesses.chances[rows]
-        else:
-            slots_there, chances = slots, guesses.chances
+        wanted: list[int] = slots.tolist()
+        drafts, chances, counts = guesses.drafts, guesses.chances, guesses.counts
+        if wanted != self._guessed:
+            row_of = {slot: row for row, slot in enumerate(self._guessed)}
+            wanted = [slot for slot in wanted if slot in row_of]
+            rows = [row_of[slot] for slot in wanted]
+            drafts, chances, counts = drafts[rows], chances[rows], counts[rows]
+        numbers: list[int] = counts.tolist()
         if self._cost is not None:
-            chosen = self._choose(chances, counts, len(slots))
+            chosen = self._choose(chances, numbers, len(slots))
             if chosen is None:
                 return {}
-            counts = chosen
+            numbers = chosen
         found = {
-            slot: drafts[row, :count].copy()
-            for row, (slot, count) in enumerate(zip(slots_there.tolist(), counts.tolist(), strict=True))
-            if count
+            slot: drafts[row, :number].copy()
+            for row, (slot, number) in enumerate(zip(wanted, numbers, strict=True))
+            if number
         }
         if found:
             self._barren = 0
         return found
 
-    def _choose(self, chances: npt.NDArray[np.float32], counts: Int32Array, rows: int) -> Int32Array | None:
+    def _choose(self, chances: npt.NDArray[np.float32], counts: list[int], rows: int) -> list[int] | None:
         assert self._cost is not None
-        if not counts.any() or chances[:, 0].max() <= LEAST or not self._cost.knows(rows):
+        if not any(counts) or not self._cost.knows(rows):
             return None
         return choose(chances, rows, self._cost.table())
 
     def _guess(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array) -> None:
         self._guesses = self._source.follow(slots, runs, tokens)
-        self._rows[slots] = np.arange(len(slots))
-        self._guessed = slots.copy()
+        self._guessed = slots.tolist()
 
     def _flush(self) -> None:
         """The source is told of all steps."""
@@ -129,6 +130,4 @@ class ChoosingDrafter:
 
     def _forget(self) -> None:
         """What was guessed is for a step that is over."""
-        if self._guesses is not None:
-            self._rows[self._guessed] = -1
-            self._guesses = None
+        self._guesses = None

@@ -45,7 +45,7 @@ class PlantedDrafter:
     def see(self, slots: Int32Array, ends: Int32Array, tables: Int32Array, first_prompt: int) -> None:
         pass
 
-    def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array, drafted: Int32Array) -> None:
+    def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array) -> None:
         given: list[int] = tokens.tolist()
         first = 0
         for slot, run in zip(slots.tolist(), runs.tolist(), strict=True):

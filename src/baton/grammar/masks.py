@@ -133,7 +133,9 @@ class Masks:
         left = self._rows if filling is None else self._unfilled(self._rows, failed)
         if left:
             if self._alone and len(left) == len(self._rows):
-                wait([self._requests[slot].future for slot in left], _PATIENCE_S, FIRST_COMPLETED)
+                promises = [self._requests[slot].future for slot in left]
+                if not any(promise.done() for promise in promises):
+                    wait(promises, _PATIENCE_S, FIRST_COMPLETED)
             failed |= self._fill(left)
             self._renew(left)
         late = self._unfilled(left, failed)
@@ -149,12 +151,11 @@ class Masks:
         could be chosen, and why: what was sampled is not in their mask."""
         failed: dict[int, str] = {}
         if self._rows:
-            allowed = self._masks[slots, tokens >> 5] >> (tokens & 31).astype(np.uint32) & 1
-            for slot, token, may in zip(slots.tolist(), tokens.tolist(), allowed.tolist(), strict=True):
+            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
                 request = self._requests.get(slot)
                 if request is None or slot in self._without:
                     continue
-                if may:
+                if self._masks.item(slot, token >> 5) >> (token & 31) & 1:
                     request.new = token
                 else:
                     failed[slot] = _why("no token of the vocabulary may follow")
@@ -284,16 +285,15 @@ class Masks:
 
     def _set_ends(self, slots: list[int]) -> None:
         """Lets these answers end, or not: changes their masks."""
-        word, bit = self._vocab_size >> 5, np.uint32(1 << (self._vocab_size & 31))
-        last = self._masks[slots, word]
-        self._masks[slots, word] = last & ~bit
-        accepting = (last & bit).astype(bool).tolist()
+        word, bit = self._vocab_size >> 5, 1 << (self._vocab_size & 31)
         staying: dict[tuple[int, ...], list[int]] = {}
-        for slot, accepts in zip(slots, accepting, strict=True):
+        for slot in slots:
             request = self._requests[slot]
             if request.stays:
                 staying.setdefault(request.ends, []).append(slot)
-            if accepts:
+            last: int = self._masks.item(slot, word)
+            if last & bit:
+                self._masks[slot, word] = last & ~bit
                 request.end(self._masks[slot])
         for ends, group in staying.items():
             self._keep_on(ends, group)

@@ -39,10 +39,12 @@ class Piece(NamedTuple):
 
 
 class Fitting(NamedTuple):
-    """Drafts that a step computes: [n] of each row how many, and all of them in the rows' order."""
+    """Drafts that a step computes."""
 
-    counts: Int32Array
-    tokens: Int32Array
+    counts: list[int]
+    """[n] how many of each row."""
+    tokens: list[int]
+    """All of them, in the rows' order."""
 
 
 def fitting(
@@ -51,41 +53,50 @@ def fitting(
     """What a step takes of the slots' drafts, `spare` in all at most; None: nothing.
 
     `room` [n]: tokens that each slot may get of the step: until `max_tokens`, and for which it has blocks."""
-    empty: Int32Array = np.empty(0, np.int32)
-    each = [drafts.get(slot, empty) for slot in slots.tolist()]
-    counts: Int32Array = np.array([len(one) for one in each], np.int32)
-    tokens: Int32Array = np.concatenate((empty, *each))
-    row = np.repeat(np.arange(len(slots)), counts)
-    place = np.arange(len(tokens)) - (np.cumsum(counts) - counts)[row]
-    taken = np.minimum(counts, np.maximum(room - 1, 0))
-    ends = stops.among(slots[row], tokens)
-    np.minimum.at(taken, row[ends], place[ends].astype(np.int32))
-    taken = np.minimum(taken, np.maximum(spare - (np.cumsum(taken) - taken), 0)).astype(np.int32)
-    return Fitting(taken, tokens[place < taken[row]]) if taken.any() else None
+    counts: list[int] = []
+    tokens: list[int] = []
+    for slot, most in zip(slots.tolist(), room.tolist(), strict=True):
+        found = drafts.get(slot)
+        count = max(min(most - 1, spare - len(tokens)), 0)
+        taken: list[int] = [] if found is None else found[:count].tolist()
+        ends = stops.of[slot]
+        if not ends.isdisjoint(taken):
+            taken = taken[: next(place for place, token in enumerate(taken) if token in ends)]
+        counts.append(len(taken))
+        tokens += taken
+    return Fitting(counts, tokens) if tokens else None
 
 
 def with_drafts(batch: StepBatch, drafts: Fitting, tables: Int32Array, block_size: int) -> StepBatch:
     """A batch of decoding rows alone with these drafts.  Rows without any come first.  `tables`: of the rows,
     as wide as there are blocks."""
-    order = np.argsort(drafts.counts > 0, kind="stable")
-    starts, of_row = batch.starts[order], drafts.counts[order]
-    counts = of_row + np.int32(1)
-    tokens = np.empty(len(order) + len(drafts.tokens), np.int32)
-    newest = np.zeros(len(tokens), np.bool_)
-    newest[np.cumsum(counts) - counts] = True
-    tokens[newest] = batch.tokens[order]
-    tokens[~newest] = drafts.tokens  # (those that have none are first, the others in their order)
+    rows = range(len(drafts.counts))
+    without = [row for row in rows if not drafts.counts[row]]
+    order = [*without, *(row for row in rows if drafts.counts[row])]
+    of_row = [drafts.counts[row] for row in order]
+    newest: list[int] = batch.tokens.tolist()
+    tokens: list[int] = []
+    first = 0
+    for row in order:  # (the drafts of those that have some are in their order)
+        tokens.append(newest[row])
+        tokens += drafts.tokens[first : first + drafts.counts[row]]
+        first += drafts.counts[row]
+    slots, starts = batch.slots[order], batch.starts[order]
+    if without:
+        tables = tables[order]
+    taken = np.array(of_row, np.int32)
+    counts = taken + np.int32(1)
     width = (int((starts + counts).max()) - 1) // block_size + 1
     return StepBatch(
         batch.step,
-        batch.slots[order],
+        slots,
         starts,
         counts,
-        tokens,
+        np.array(tokens, np.int32),
         batch.samples,
-        tables[order, :width],
-        int((of_row == 0).sum()),
-        drafts=of_row,
+        tables[:, :width],
+        len(without),
+        drafts=taken,
     )
 
 
@@ -133,10 +144,8 @@ def without_late(batch: StepBatch, result: StepResult) -> tuple[StepBatch, StepR
     )
 
 
-def speculation(drafts: Int32Array, runs: Int32Array) -> list[int]:
+def speculation(drafts: list[int], runs: list[int]) -> list[int]:
     """As in `StepReport`, of the sampling rows: drafts that the step computed, lengths of the runs."""
-    drafted = drafts > 0
-    right = runs[drafted] - 1
-    longest = int(right.max(initial=0))
-    by_place = [int((right > place).sum()) for place in range(longest)]
-    return [int(drafted.sum()), int(drafts.sum()), *by_place]
+    right = [run - 1 for run, count in zip(runs, drafts, strict=True) if count]
+    by_place = [sum(number > place for number in right) for place in range(max(right, default=0))]
+    return [len(right), sum(drafts), *by_place]

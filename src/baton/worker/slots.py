@@ -346,7 +346,9 @@ class Slots:
             self._repeated.update(self._handovers.intersection(batch.slots[~batch.samples].tolist()))
         self._drafts = result.drafts
         plain = batch.slots is decode.slots  # one token for each row of the decode set, and nothing else
-        sampled: Int32Array = batch.slots if plain else batch.slots[batch.samples]
+        decodes = batch.first_prompt
+        whole = plain or (decodes == len(batch.slots) and not result.late)  # every row samples
+        sampled: Int32Array = batch.slots if whole else batch.slots[batch.samples]
         runs = result.runs
         if (runs is None) != (batch.drafts is None):
             raise RuntimeError(f"step {batch.step}: runs of tokens are those of a batch with drafts")
@@ -365,7 +367,6 @@ class Slots:
             )
             stops = decode.stops
         else:
-            decodes = batch.first_prompt
             outcome = StepOutcome(
                 sampled,
                 self._epoch[sampled],
@@ -377,12 +378,12 @@ class Slots:
                 runs = np.ones(len(sampled), np.int32)
             else:
                 self._take_runs(batch, runs, outcome)
-            self._computed[batch.slots] += confirmed_counts(batch, result)
+            self._computed[batch.slots] += runs if whole else confirmed_counts(batch, result)
             counters = self._counters[sampled]
             counters += runs[:, None] * _SAMPLED
             stops = self._stops.columns[sampled]
             if decodes < len(decode.slots) or result.late or batch.drafts is not None:
-                going = batch.slots[:decodes][batch.samples[:decodes]]
+                going = sampled if whole else batch.slots[:decodes][batch.samples[:decodes]]
                 decode.advance_some(going, runs[: len(going)])
             elif decodes:
                 decode.advance()
@@ -429,21 +430,19 @@ class Slots:
     def _take_runs(self, batch: StepBatch, runs: Int32Array, outcome: StepOutcome) -> None:
         """Whose tokens these are.  Raises `RuntimeError` if a run goes on behind the end of its request."""
         assert batch.drafts is not None
-        drafts = batch.drafts[batch.samples]
-        slots, tokens = np.repeat(outcome.slots, runs), outcome.tokens
-        last = np.zeros(len(tokens), np.bool_)
-        last[np.cumsum(runs) - 1] = True
-        behind = self._stops.among(slots, tokens) & ~last
-        if (
-            behind.any()
-            or (runs < 1).any()
-            or (runs > np.minimum(drafts + 1, self._left[outcome.slots])).any()
-        ):
-            raise RuntimeError(
-                f"step {batch.step}: runs {runs.tolist()} of {drafts.tolist()} drafts go too far"
-            )
-        outcome.speculation = speculation(drafts, runs)
-        outcome.slots, outcome.epochs = slots, np.repeat(outcome.epochs, runs)
+        drafts: list[int] = batch.drafts[batch.samples].tolist()
+        lengths, tokens = runs.tolist(), outcome.tokens.tolist()
+        slots: list[int] = outcome.slots.tolist()
+        left, first = self._left[outcome.slots].tolist(), 0
+        for slot, run, count, most in zip(slots, lengths, drafts, left, strict=True):
+            last = first + run - 1
+            if not 1 <= run <= min(count + 1, most) or not self._stops.of[slot].isdisjoint(
+                tokens[first:last]
+            ):
+                raise RuntimeError(f"step {batch.step}: runs {lengths} of {drafts} drafts go too far")
+            first = last + 1
+        outcome.speculation = speculation(drafts, lengths)
+        outcome.slots, outcome.epochs = np.repeat(outcome.slots, runs), np.repeat(outcome.epochs, runs)
 
     @property
     def hands_over(self) -> bool:

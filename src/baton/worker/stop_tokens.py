@@ -17,19 +17,23 @@ class StopTokens:
     def __init__(self, num_slots: int) -> None:
         self.columns: Int32Array = np.full((num_slots, _COLUMNS), NO_STOP, np.int32)
         """[num_slots, columns]"""
-        self._many: dict[int, frozenset[int]] = {}
+        self.of: list[frozenset[int]] = [frozenset()] * num_slots
+        """[num_slots]"""
+        self._many: set[int] = set()
+        """Slots that have more than there are columns."""
 
     def set(self, slot: int, token_ids: tuple[int, ...]) -> None:
         self.columns[slot] = NO_STOP
         possible = [token for token in token_ids if 0 <= token <= MAX_TOKEN]
+        self.of[slot] = frozenset(possible)
         if len(possible) <= _COLUMNS:
             self.columns[slot, : len(possible)] = possible
         else:
             self.columns[slot, 0] = IN_SET
-            self._many[slot] = frozenset(possible)
+            self._many.add(slot)
 
     def release(self, slot: int) -> None:
-        self._many.pop(slot, None)
+        self._many.discard(slot)
 
     def among(self, slots: Int32Array, tokens: Int32Array, columns: Int32Array | None = None) -> BoolArray:
         """[n] which of the tokens are stop tokens of their slots.  `columns`: of these slots, if known."""
@@ -39,5 +43,5 @@ class StopTokens:
         if self._many:
             for index, slot in enumerate(slots.tolist()):
                 if slot in self._many:
-                    found[index] = int(tokens[index]) in self._many[slot]
+                    found[index] = int(tokens[index]) in self.of[slot]
         return found

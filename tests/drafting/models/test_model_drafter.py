@@ -191,7 +191,6 @@ class Engine:
             sampled_slots,
             np.array([len(run) for run in runs], np.int32),
             np.array(came, np.int32),
-            np.zeros(len(runs), np.int32),
         )
         proposed = self.drafter.propose(sampled_slots)
         for slot, found in proposed.items():
@@ -270,7 +269,7 @@ def test_requests_of_another_salt_find_nothing() -> None:
         drafter.admit(0, text, 30, GREEDY, Stopping(9), salt)
         for token in (30, 31):
             drafter.see(slots, np.array([token], np.int32), tables, int(token == 31))
-            drafter.after(slots, one, np.array([token], np.int32), 0 * one)
+            drafter.after(slots, one, np.array([token], np.int32))
             drafter.propose(slots)
         drafter.release(0)
         computed.append(sum(tokens for tokens, wanted in model.calls if not wanted))

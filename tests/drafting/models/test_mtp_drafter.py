@@ -220,7 +220,7 @@ def test_requests_of_another_salt_find_nothing() -> None:
         layer.current = layer.step
         count = np.array([len(text) - start], np.int32)
         drafter.read(slots, np.array([start], np.int32), count, tables, states)
-        drafter.after(slots, one, np.array([next_of(text)], np.int32), 0 * one)
+        drafter.after(slots, one, np.array([next_of(text)], np.int32))
         assert drafter.propose(slots)[0][0] == next_of([*text, next_of(text)])
         drafter.done()
         drafter.release(0)
@@ -230,7 +230,7 @@ def test_requests_of_another_salt_find_nothing() -> None:
     drafter.admit(0, np.array(text, np.int32), len(text), GREEDY, Stopping(9), b"b")
     layer.bases.clear()
     drafter.read(slots, np.array([4 * BLOCK], np.int32), one, tables, States([tuple(text)], layer, False))
-    drafter.after(slots, one, np.array([next_of(text)], np.int32), 0 * one)
+    drafter.after(slots, one, np.array([next_of(text)], np.int32))
     drafter.propose(slots)
     assert layer.bases == {4 * BLOCK}
 

@@ -115,9 +115,9 @@ class ModelDrafter:
         self._kv.see(slots, ends, tables)
         self._decodes[slots[:first_prompt]] = True
 
-    def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array, drafted: Int32Array) -> None:
+    def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array) -> None:
         self._how_many.waited()
-        self._kept.append((slots.copy(), runs.copy(), tokens.copy()))
+        self._kept.append((slots, runs, tokens))
         if len(self._kept) >= _MOST_KEPT:
             self._flush()
 

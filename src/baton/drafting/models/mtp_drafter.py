@@ -160,7 +160,7 @@ class MtpDrafter:
     def see(self, slots: Int32Array, ends: Int32Array, tables: Int32Array, first_prompt: int) -> None:
         """(`read` has seen them.)"""
 
-    def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array, drafted: Int32Array) -> None:
+    def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array) -> None:
         self._how_many.waited()
         first = 0
         for slot, run in zip(slots.tolist(), runs.tolist(), strict=True):

@@ -23,54 +23,76 @@ NOTHING = -3
 
 
 class Places:
-    """The positions that a step with drafts samples, P in all, row after row.  `rows`: those that sample."""
+    """The positions that a step with drafts samples, P in all, row after row.  `rows`: those that sample.
+
+    Lists, not arrays: there are a few of them in most steps, and one operation on arrays takes as long as
+    twenty on numbers.
+    """
 
     def __init__(self, batch: StepBatch, rows: Int64Array) -> None:
         assert batch.drafts is not None
-        drafts = batch.drafts[rows]
         self.rows = rows
         self.slots: Int32Array = batch.slots[rows]
-        self.lengths: Int32Array = drafts + np.int32(1)
-        """[n]"""
-        self.first = np.cumsum(self.lengths) - self.lengths
+        self.first: list[int] = []
         """[n] of each row the first place."""
-        self.row_of = np.repeat(np.arange(len(rows)), self.lengths)
-        """[P]"""
-        self.within: Int32Array = (np.arange(len(self.row_of)) - self.first[self.row_of]).astype(np.int32)
-        """[P] place in the row, from 0."""
-        ends = np.cumsum(batch.counts, dtype=np.int64)[rows]
-        self.tokens = (ends - drafts - 1)[self.row_of] + self.within
-        """[P] the query tokens at these positions, which ascend."""
-        known: Int32Array = (batch.starts + batch.counts)[rows] - drafts
-        self.positions: Int32Array = known[self.row_of] + self.within
-        """[P] of the tokens that are sampled."""
-        last = self.within == drafts[self.row_of]
-        self.expected: Int32Array = np.where(
-            last, NOTHING, batch.tokens[(self.tokens + 1) % len(batch.tokens)]
-        )
+        self.row_of: list[int] = []
+        """[P] which of `rows`."""
+        self.expected: list[int] = []
         """[P] the draft for what is sampled, `NOTHING` where there is none."""
+        drafts, ends = batch.drafts.tolist(), batch.counts.cumsum().tolist()
+        lengths, given = (batch.starts + batch.counts).tolist(), batch.tokens.tolist()
+        tokens: list[int] = []
+        positions: list[int] = []
+        for number, row in enumerate(rows.tolist()):
+            count, end, length = drafts[row], ends[row], lengths[row]
+            self.first.append(len(tokens))
+            self.row_of += [number] * (count + 1)
+            tokens += range(end - count - 1, end)
+            positions += range(length - count, length + 1)
+            self.expected += given[end - count : end]
+            self.expected.append(NOTHING)
+        self.tokens: Int64Array = np.array(tokens, np.int64)
+        """[P] the query tokens at these positions, which ascend."""
+        self.positions: Int32Array = np.array(positions, np.int32)
+        """[P] of the tokens that are sampled."""
+
+    @property
+    def slot_of(self) -> Int32Array:
+        """[P]"""
+        return self.slots[self.row_of]
 
     def waves(self) -> Iterator[Wave]:
         """The waves, as long as there is one; each must be given its tokens (`Wave.tokens`)."""
-        going = np.arange(len(self.rows))
+        going = list(range(len(self.rows)))
         number = 0
-        while len(going):
-            wave = Wave(self, going, self.first[going] + number)
+        while going:
+            wave = Wave(self, going, [self.first[index] + number for index in going])
             yield wave
-            going = going[wave.tokens == self.expected[wave.places]]
+            sampled = zip(going, wave.places, wave.tokens.tolist(), strict=True)
+            going = [index for index, place, token in sampled if token == self.expected[place]]
             number += 1
 
     def runs_alone(self, tokens: Int32Array) -> Int32Array:
         """Of tokens [P] that were sampled at all positions, whatever came of those before: the same with
         `NOTHING` behind the runs."""
-        wrong = np.where(tokens == self.expected, len(tokens), self.within)
-        length = np.minimum.reduceat(wrong, self.first)
-        return np.where(self.within <= length[self.row_of], tokens, np.int32(NOTHING))
+        sampled: list[int] = tokens.tolist()
+        for first, end in self._spans():
+            place = first
+            while sampled[place] == self.expected[place]:
+                place += 1
+            sampled[place + 1 : end] = [NOTHING] * (end - place - 1)
+        return np.array(sampled, np.int32)
 
     def runs(self, tokens: Int32Array) -> Int32Array:
         """[n] the lengths of the runs in tokens [P]."""
-        found: Int32Array = np.add.reduceat(tokens != NOTHING, self.first).astype(np.int32)
-        return found
+        sampled: list[int] = tokens.tolist()
+        return np.array(
+            [end - first - sampled[first:end].count(NOTHING) for first, end in self._spans()], np.int32
+        )
+
+    def _spans(self) -> Iterator[tuple[int, int]]:
+        """[n] the places of each row, from and to."""
+        return zip(self.first, [*self.first[1:], len(self.row_of)], strict=True)
 
 
 def sampled_tokens(batch: StepBatch) -> tuple[Int64Array, Places | None]:
@@ -85,12 +107,13 @@ def sampled_tokens(batch: StepBatch) -> tuple[Int64Array, Places | None]:
 class Wave:
     """One position of each of some rows."""
 
-    def __init__(self, of: Places, going: Int64Array, places: Int64Array) -> None:
-        self.going = going
-        """[m] which of the sampling rows."""
+    def __init__(self, of: Places, going: list[int], places: list[int]) -> None:
         self.places = places
         """[m] which of the places."""
-        self.rows, self.slots, self.positions = of.rows[going], of.slots[going], of.positions[places]
+        whole = len(going) == len(of.rows)
+        self.rows: Int64Array = of.rows if whole else of.rows[going]
+        self.slots: Int32Array = of.slots if whole else of.slots[going]
+        self.positions: Int32Array = of.positions[places]
         self.tokens: Int32Array = np.empty(0, np.int32)
         """[m] what was sampled; below 0 where nothing could be."""
 

@@ -51,49 +51,58 @@ class Speculator:
         if isinstance(self.drafter, MtpDrafter):
             self.drafter.done()
 
-    def draft(self, batch: StepBatch, result: StepResult, seconds: float | None) -> Int32Array:
-        """Rank 0: the drafts for the next step [n, most], a row for each that sampled.
+    def draft(self, batch: StepBatch, result: StepResult, seconds: float | None) -> None:
+        """Rank 0: puts the drafts for the next step into the result, which has tokens and runs.
 
-        `result`: with tokens and runs.  `seconds`: what the step took, None if it computed pieces of prompts.
+        `seconds`: what the step took, None if it computed pieces of prompts.
         """
-        rows = batch.samples.nonzero()[0]
-        found = np.full((len(rows), self.most), _NONE, np.int32)
-        if self.drafter is None:
-            return found
+        drafter = self.drafter
+        if drafter is None:
+            return
         if seconds is not None:
-            self.drafter.took(len(batch.tokens), seconds)
-        self.drafter.see(batch.slots, batch.starts + batch.counts, batch.block_tables, batch.first_prompt)
-        slots = batch.slots[rows]
-        runs = np.ones(len(rows), np.int32) if result.runs is None else result.runs.copy()
-        drafted = np.zeros(len(rows), np.int32) if batch.drafts is None else batch.drafts[rows]
-        tokens = result.tokens
-        if result.late or result.failed:  # the last entries of their runs are no tokens
-            without = np.isin(rows, [*result.late, *result.failed])
-            tokens = np.delete(tokens, (np.cumsum(runs) - 1)[without])
-            going = ~without
-            runs[without] -= 1
-            tokens = tokens[np.repeat(going, runs)]
-            slots, runs, drafted = slots[going], runs[going], drafted[going]
-            places = going.nonzero()[0]
-        else:
-            places = np.arange(len(rows))
+            drafter.took(len(batch.tokens), seconds)
+        drafter.see(batch.slots, batch.starts + batch.counts, batch.block_tables, batch.first_prompt)
+        slots, runs, tokens = _given(batch, result)
         if not len(slots):
-            return found
-        self.drafter.after(slots, runs, tokens, drafted)
-        proposed = self.drafter.propose(slots)
-        if proposed:
-            for place, slot in zip(places.tolist(), slots.tolist(), strict=True):
-                drafts = proposed.get(slot)
-                if drafts is not None:
-                    found[place, : len(drafts)] = drafts[: self.most]
-            if found.max() >= self._vocab_size:
-                raise ValueError(f"a draft is {found.max()}, the vocabulary has {self._vocab_size} tokens")
+            return
+        drafter.after(slots, runs, tokens)
+        proposed = drafter.propose(slots)
+        for slot, drafts in proposed.items():
+            if len(drafts) > self.most:
+                proposed[slot] = drafts[: self.most]
+            if max(drafts.tolist()) >= self._vocab_size:
+                raise ValueError(f"a draft of {drafts}: the vocabulary has {self._vocab_size} tokens")
+        result.drafts = proposed
+
+    def packed(self, batch: StepBatch, result: StepResult) -> Int32Array:
+        """The result's drafts [n, most], a row for each that sampled, `_NONE` behind them."""
+        slots = batch.slots[batch.samples].tolist()
+        found = np.full((len(slots), self.most), _NONE, np.int32)
+        for row, slot in enumerate(slots):
+            if (drafts := result.drafts.get(slot)) is not None:
+                found[row, : len(drafts)] = drafts
         return found
 
-    def take(self, batch: StepBatch, result: StepResult, drafts: Int32Array) -> None:
-        """Every rank: the drafts [n, most] of the next step."""
-        rows: Int64Array = (drafts[:, 0] != _NONE).nonzero()[0]
+    def unpack(self, batch: StepBatch, result: StepResult, packed: Int32Array) -> None:
+        """Other ranks: what `packed` gave on rank 0, into the result."""
+        rows: Int64Array = (packed[:, 0] != _NONE).nonzero()[0]
         slots = batch.slots[batch.samples][rows].tolist()
-        counts = (drafts[rows] != _NONE).sum(axis=1).tolist()
+        counts = (packed[rows] != _NONE).sum(axis=1).tolist()
         of_row = zip(slots, rows.tolist(), counts, strict=True)
-        result.drafts = {slot: drafts[row, :count] for slot, row, count in of_row}
+        result.drafts = {slot: packed[row, :count] for slot, row, count in of_row}
+
+
+def _given(batch: StepBatch, result: StepResult) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """What a step gave, as `Drafter.after` is told of it: slots, runs, tokens."""
+    none_is_without = not (result.late or result.failed)
+    if none_is_without and batch.num_decodes == len(batch.slots):
+        return batch.slots, batch.counts, result.tokens  # (one each)
+    rows = batch.samples.nonzero()[0]
+    slots, tokens = batch.slots[rows], result.tokens
+    runs = np.ones(len(rows), np.int32) if result.runs is None else result.runs
+    if none_is_without:
+        return slots, runs, tokens
+    without = np.isin(rows, [*result.late, *result.failed])  # the last entries of their runs are no tokens
+    tokens = np.delete(tokens, (np.cumsum(runs) - 1)[without])
+    going, runs = ~without, runs - without
+    return slots[going], runs[going], tokens[np.repeat(going, runs)]

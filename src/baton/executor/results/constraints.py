@@ -106,8 +106,7 @@ class ConstrainedSampler:
             return np.empty(count, np.int32)
         logprobs = result.logprobs
         if not self._sampler.remembers(places.slots):
-            slots = places.slots[places.row_of]
-            every, found = self._sampler.sample(logits, slots, places.positions)
+            every, found = self._sampler.sample(logits, places.slot_of, places.positions)
             tokens = places.runs_alone(every)
             for place, one in sorted(found.items()):
                 if tokens[place] != NOTHING:
@@ -117,7 +116,8 @@ class ConstrainedSampler:
         for number, wave in enumerate(places.waves()):
             if number and self._masks is not None and self._masks.any:
                 self._masks.begin(wave.slots)
-            of = logits[torch.from_numpy(wave.places).to(logits.device)]
+            first, alone = wave.places[0], len(wave.places) == 1
+            of = logits[first : first + 1] if alone else logits[wave.places]
             wave.tokens, found, failed = self._choose(of, wave.slots, wave.positions)
             for index in np.flatnonzero(np.isin(wave.slots, list(failed))).tolist() if failed else ():
                 wave.tokens[index] = FAILED
@@ -125,8 +125,9 @@ class ConstrainedSampler:
             for index, one in found.items():
                 logprobs.setdefault(int(wave.rows[index]), []).append(one)
             # (A run ends before a token that is late: the next step computes the one before again.)
-            there = (wave.tokens != LATE) | (number == 0)
-            tokens[wave.places[there]] = wave.tokens[there]
+            for place, token in zip(wave.places, wave.tokens.tolist(), strict=True):
+                if token != LATE or number == 0:
+                    tokens[place] = token
         return tokens
 
     def _choose(
@@ -167,12 +168,14 @@ class ConstrainedSampler:
         result: StepResult, tokens: Int32Array, rows: Int64Array | None, places: Places | None = None
     ) -> None:
         """What every rank has of it: of `sample`, or with `places` of `sample_places`."""
-        if places is not None:
-            result.runs = places.runs(tokens)
-            result.tokens = tokens = tokens[tokens != NOTHING]
-            rows = places.rows[np.repeat(np.arange(len(places.rows)), result.runs)]
-        else:
-            result.tokens = tokens
+        runs = None if places is None else places.runs(tokens)
+        if runs is not None:
+            tokens = tokens[tokens != NOTHING]
+        result.runs, result.tokens = runs, tokens
+        if not len(tokens) or tokens.min() >= 0:
+            return
+        if places is not None and runs is not None:
+            rows = places.rows[np.repeat(np.arange(len(places.rows)), runs)]
         for place in np.flatnonzero(tokens < 0).tolist():
             row = place if rows is None else int(rows[place])
             if tokens[place] == FAILED:

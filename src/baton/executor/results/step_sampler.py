@@ -127,18 +127,32 @@ class StepSampler:
         if self.speculator is None:
             self._sampler.take(result, self._shared(tokens), rows, places)
             return
-        drafts = np.empty((int(batch.samples.sum()), self.speculator.most), np.int32)
         if self._parallel.rank == 0:
             self._sampler.take(result, tokens, rows, places)
             alone = batch.first_prompt == len(batch.slots)
             seconds = time.perf_counter() - self._began if alone else None
-            drafts = self.speculator.draft(batch, result, seconds)
+            self.speculator.draft(batch, result, seconds)
         if self._parallel.size > 1:
-            shared = self._shared(np.concatenate((tokens, drafts.reshape(-1))))
-            if self._parallel.rank > 0:
-                self._sampler.take(result, shared[: len(tokens)], rows, places)
-            drafts = shared[len(tokens) :].reshape(drafts.shape)
-        self.speculator.take(batch, result, drafts)
+            self._share(self.speculator, result, tokens, batch, rows, places)
+
+    def _share(
+        self,
+        speculator: Speculator,
+        result: StepResult,
+        tokens: Int32Array,
+        batch: StepBatch,
+        rows: Int64Array | None,
+        places: Places | None,
+    ) -> None:
+        """Gives every rank what rank 0 has sampled and drafted."""
+        if self._parallel.rank == 0:
+            drafts = speculator.packed(batch, result)
+            self._shared(np.concatenate((tokens, drafts.reshape(-1))))
+            return
+        size = int(batch.samples.sum()), speculator.most
+        shared = self._shared(np.concatenate((tokens, np.empty(size[0] * size[1], np.int32))))
+        self._sampler.take(result, shared[: len(tokens)], rows, places)
+        speculator.unpack(batch, result, shared[len(tokens) :].reshape(size))
 
     def _shared(self, numbers: Int32Array) -> Int32Array:
         """Rank 0's, on every rank."""

@@ -205,8 +205,7 @@ class SimulatedExecutor:
             self._pool_rows(batch, tables, lengths, result)
         if self._speculator is not None:
             alone = batch.first_prompt == len(batch.slots)
-            drafts = self._speculator.draft(batch, result, cost if alone else None)
-            self._speculator.take(batch, result, drafts)
+            self._speculator.draft(batch, result, cost if alone else None)
         self.virtual_seconds += cost
         self._sleep_until(began + cost)
         return result

@@ -136,6 +136,9 @@ class _Step(ctypes.Structure):
     )
 
 
+_MOST_ROOMS = 64
+
+
 class Program:
     """Embedding, layers, last norm and head of a model that `program_of` took."""
 
@@ -195,8 +198,11 @@ class Program:
         self._nanoseconds = (ctypes.c_int64 * len(OPERATIONS))()
         self._arena = torch.empty(0, dtype=torch.uint8)
         self._logits_room = torch.empty(0, dtype=dtype)
+        self._hidden = self._logits = self._logits_room
         self._shape = 0, 0, 0, 0
         """Of the step that there is room for now: tokens, rows, columns of tables, rows with logits."""
+        self._rooms: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
+        """By shape: its hidden states and logits, which lie in the room that there is."""
 
     def __call__(
         self,
@@ -263,20 +269,32 @@ class Program:
         self._reached = columns
 
     def _make_room(self, tokens: int, rows: int, stride: int, wanted: int) -> None:
-        step, needed = self._step, ctypes.c_int64()
+        step = self._step
         step.tokens, step.num_rows, step.table_stride, step.num_wanted = tokens, rows, stride, wanted
-        step.arena = None
+        self._shape = tokens, rows, stride, wanted
+        if (found := self._rooms.get(self._shape)) is None:
+            if len(self._rooms) >= _MOST_ROOMS:
+                self._rooms.clear()
+            found = self._rooms[self._shape] = self._find_room(tokens, wanted)
+        self._hidden, self._logits = found
+        step.arena, step.logits = self._arena.data_ptr(), self._logits.data_ptr()
+
+    def _find_room(self, tokens: int, wanted: int) -> tuple[Tensor, Tensor]:
+        """Of the step whose shape was set: its hidden states and logits."""
+        needed = ctypes.c_int64()
+        self._step.arena = None
         self._bytes(*self._addresses, ctypes.addressof(needed))
         if needed.value > len(self._arena):
-            self._arena = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+            self._rooms.clear()  # (the old arena goes before the new one comes)
+            self._hidden = self._arena = torch.empty(0, dtype=torch.uint8)
             self._arena = torch.empty(needed.value, dtype=torch.uint8)
         if wanted * self._vocab_size > len(self._logits_room):
+            self._rooms.clear()
+            self._logits = self._logits_room = torch.empty(0, dtype=self._dtype)
             self._logits_room = torch.empty(wanted * self._vocab_size, dtype=self._dtype)
-        self._logits = self._logits_room[: wanted * self._vocab_size].view(wanted, self._vocab_size)
+        logits = self._logits_room[: wanted * self._vocab_size].view(wanted, self._vocab_size)
         x = self._arena[: tokens * self._hidden_size * self._dtype.itemsize]
-        self._hidden = x.view(self._dtype).view(tokens, self._hidden_size)
-        step.arena, step.logits = self._arena.data_ptr(), self._logits.data_ptr()
-        self._shape = tokens, rows, stride, wanted
+        return x.view(self._dtype).view(tokens, self._hidden_size), logits
 
 
 def program_of(model: Whole) -> Program | None:

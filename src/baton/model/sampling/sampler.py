@@ -196,8 +196,11 @@ class Sampler:
         masked = logits
         if wishes & _MASKED:
             applies = self._kernel is not None and self._kernel.takes(logits)  # the masks, by itself
-            applies = applies and not (flags & (_MASKED | _BANS) == _MASKED | _BANS).any()
-            if not applies or (flags & (_MASKED | _LOGPROBS) == _MASKED | _LOGPROBS).any():
+            if wishes & _BANS:
+                applies = applies and not (flags & (_MASKED | _BANS) == _MASKED | _BANS).any()
+            if not applies or (
+                wishes & _LOGPROBS and (flags & (_MASKED | _LOGPROBS) == _MASKED | _LOGPROBS).any()
+            ):
                 masked = self._masked(logits, slots, flags)
             if not applies:
                 logits = masked
