@@ -17,6 +17,7 @@ from baton.executor.devices import sizes
 from baton.executor.kv_pool import KvPool, available_memory
 from baton.executor.loading import create_executor
 from baton.executor.results import prompt_logprobs
+from baton.executor.streams import queue as queues
 from baton.executor.torch_executor import ExecutorError, TorchExecutor
 from baton.model.checkpoint.config import ModelNotFound, UnsupportedModel
 from baton.protocol.sampling import Sampling, Stopping
@@ -151,6 +152,23 @@ def test_attention_of_pytorch_gives_the_same_tokens(checkpoint: Path) -> None:
         found.append(request.tokens)
         executor.close()
     assert found[0] == found[1]
+
+
+def test_a_step_without_tokens_is_over_when_it_is_told_of(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages may be fetched then, straight from a device's memory, and nothing was read from there."""
+    executor = TorchExecutor.from_config(config_for(checkpoint), 0, "")
+    happened: list[str] = []
+    monkeypatch.setattr(queues, "synchronize", lambda device: happened.append(device.type))
+    run = executor._run
+    monkeypatch.setattr(executor, "_run", lambda *given: happened.append("launched") or run(*given))
+    driver = Driver(executor, chunk=7)
+    request = driver.add(prompt_of(20), 1)
+    driver.step()
+    assert not request.tokens
+    assert happened == ["launched", "cpu"]
+    executor.close()
 
 
 def test_the_pool_in_eight_bits(checkpoint: Path) -> None:

@@ -210,6 +210,7 @@ class TorchExecutor:
     def execute(self, batch: StepBatch, on_layers: OnLayers | None = None) -> StepResult:
         self._experts.begin(batch, self._model)
         result = self._run(batch, on_layers)
+        queues.synchronize(self._device)  # a step without tokens, too: who hears of it may read its pages
         self._sampler.done()
         self._experts.end(batch, self._model, result)
         if self._pool.mirror is not None and self._pool.mirror.show_step(batch):

@@ -137,6 +137,12 @@ def device_queue(device: torch.device) -> DeviceQueue:
     return CudaQueue(device)
 
 
+def synchronize(device: torch.device) -> None:
+    """The host waits until the device has done all that its current stream was given."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
 def mirror_queue(config: InstanceConfig, device: torch.device) -> DeviceQueue | None:
     """The queue of a device whose pages are mirrored in main memory: they may be handed over, and not by
     what reads a device's memory.  None: there is no mirror."""
