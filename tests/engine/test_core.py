@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from baton.engine.core import EngineCore
+from baton.engine.standing import UNHEARD_S
 from baton.engine.states import TRANSITIONS, Event, IllegalTransition, State
 from baton.engine.workers.handshake import DYING_S
 from baton.launch.instance_config import instance_config
@@ -620,6 +621,63 @@ def test_a_worker_that_failed_and_does_not_die_fails_the_instance_anyway():
     script.take()
     script.submit(1)
     assert script.finished()[0].code == "shutting_down"
+
+
+def failed_alone() -> Script:
+    """A core that failed while it loaded, before anybody said `Hello`."""
+    script = Script(ready=False)
+    script.tell(Query(1, "stats"), b"stranger")
+    script.take()
+    script.now = 20.0
+    script.core.fail("vocab_size does not fit")
+    assert script.flush() == [Control("shutdown")]
+    assert script.take() == []
+    assert not script.core.over
+    assert script.core.next_deadline() == 20.0 + UNHEARD_S
+    return script
+
+
+def test_an_instance_that_fails_before_anybody_came_tells_the_first_that_does():
+    script = failed_alone()
+    script.now += 1.0
+    script.tell(Query(2, "stats"), b"stranger")
+    script.take()
+    assert not script.core.over, "only a `Hello` counts"
+    script.tell(Hello("supervisor"))
+    assert script.take() == [Failing("vocab_size does not fit")]
+    assert script.core.over
+    assert script.core.next_deadline() is None
+
+
+def test_an_instance_that_failed_alone_waits_no_longer_than_it_must(caplog):
+    script = failed_alone()
+    script.wait_until(20.0 + UNHEARD_S - 0.1)
+    assert not script.core.over
+    script.wait_until(20.0 + UNHEARD_S)
+    assert script.core.over
+    assert script.core.next_deadline() is None
+    assert "nobody came to be told why: vocab_size does not fit" in caplog.text
+
+
+def test_an_instance_that_failed_alone_leaves_when_it_is_told_to():
+    script = failed_alone()
+    script.core.shut_down()
+    assert script.flush() == []
+    assert script.core.over
+    assert script.core.failure == "vocab_size does not fit"
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_instance_that_somebody_came_to_leaves_at_once(gone):
+    script = Script(ready=False)
+    script.tell(Hello("supervisor"))
+    if gone:
+        script.core.gateway_lost(b"g")
+    script.core.fail("the worker died")
+    script.flush()
+    assert script.take() == ([] if gone else [Failing("the worker died")])
+    assert script.core.over
+    assert script.core.next_deadline() is None
 
 
 @pytest.mark.parametrize("leave", [lambda core: core.fail("the worker died"), lambda core: core.shut_down()])

@@ -234,8 +234,7 @@ async def test_the_others_go_on_without_one_that_dies_too_often_until_none_is_le
 
 async def test_a_first_start_that_fails_ends_all_of_them():
     async with Running(plan("good"), plan("bad", vocab_size=0)) as running:
-        # (An engine that fails before this process is connected says why in its log alone.)
-        with pytest.raises(InstanceFailed, match=r"^bad: (.*vocab_size|.*exited with status 1)"):
+        with pytest.raises(InstanceFailed, match=r"^bad: .*vocab_size"):
             await asyncio.wait_for(running.task, DEADLINE_S)
 
 

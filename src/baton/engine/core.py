@@ -20,7 +20,7 @@ A message that no correct sender would send is a *violation*: the core logs it w
 drops it.  After a report that cannot be decoded tokens would be missing unnoticed, so the instance fails.  It
 also fails when a rank says that it failed or dies, when ranks disagree on what they are, and when something
 runs and the workers have reported nothing for `step_timeout_s`.  `failure` says why; the core tells the
-gateways in `Failing`, its last message to them.  The supervisor bounds how long ranks take to become ready.
+gateways in `Failing`, its last message to them (`LastWords`).  The supervisor bounds how long a start takes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from baton.engine.outbox import Outboxes
 from baton.engine.parts import Machinery
 from baton.engine.request import Outbox
 from baton.engine.scheduling.scheduler import Scheduler
-from baton.engine.standing import Announcements
+from baton.engine.standing import Announcements, LastWords
 from baton.engine.states import State
 from baton.engine.validation import Rejected
 from baton.engine.workers.controls import ACTIONS, Controls, OrderFailed, UnexpectedDone
@@ -70,7 +70,6 @@ from baton.protocol.requests import (
     Submit,
     Target,
     ToEngine,
-    Welcome,
 )
 from baton.protocol.rules.passes import gateway_key, pair_key
 from baton.protocol.rules.silence import Silence
@@ -126,6 +125,7 @@ class EngineCore(Counting):
         self._courier = Courier(incarnation, peer_endpoint)
         self._machinery: Machinery | None = None
         self._announced = Announcements(self._outboxes)
+        self._last_words = LastWords()
         self._buffer = CommandBuffer()
         self._reports = Silence(config.step_timeout_s, now)
         self._expecting = False
@@ -137,6 +137,11 @@ class EngineCore(Counting):
     def ready(self) -> bool:
         """All ranks are ready and agree."""
         return self._machinery is not None
+
+    @property
+    def over(self) -> bool:
+        """The instance ends now: it was told to, or it failed and has said why."""
+        return self.closing or (self.failure is not None and self._last_words.said)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -156,7 +161,7 @@ class EngineCore(Counting):
     def next_deadline(self) -> float | None:
         """When `on_clock` must be called at the latest; None: nothing is timed."""
         if self.failure is not None:
-            return None
+            return self._last_words.deadline
         if self._failing_at is not None:
             return self._failing_at
         deadline = self._reports.deadline if self._expecting else None
@@ -186,6 +191,8 @@ class EngineCore(Counting):
         self._outboxes.now = now
         if self._machinery is not None and self.failure is None and not self.closing:
             self._decide(self._machinery, now)
+        if self.failure is not None:
+            self._last_words.wait(now)
         expects = self._expects_reports()
         if expects and not self._expecting:
             self._reports.heard(now)
@@ -203,6 +210,9 @@ class EngineCore(Counting):
             return
         self._outboxes.now = now
         self._touch()
+        if self.failure is not None:
+            self._last_words.give_up(self.failure)
+            return
         if self._failing_at is not None:
             rank, message = next(iter(self.worker_failures.items()))
             self.fail(f"worker rank {rank} failed: {message}")
@@ -223,7 +233,7 @@ class EngineCore(Counting):
         )
 
     def fail(self, message: str) -> None:
-        """The instance cannot go on: the core tells every gateway.  The first reason stays."""
+        """The instance cannot go on: the core tells every gateway (`LastWords`).  The first reason stays."""
         if self.failure is None:
             self.failure = message
             # (Of an instance that was never ready the supervisor tells the user why, once.)
@@ -233,6 +243,7 @@ class EngineCore(Counting):
 
     def shut_down(self) -> None:
         """Ends the instance: tells workers and gateways so, and takes nothing new."""
+        self._last_words.end()
         if not self.closing and self.failure is None:
             self.closing = True
             self._buffer.commands.append(Control("shutdown"))
@@ -284,6 +295,7 @@ class EngineCore(Counting):
             outbox = self._outboxes.of(outbox.identity)
         self._send_load(self._outboxes.now, at_once=True)
         outbox.call(hello.gateway)
+        self._last_words.end()
         if self.failure is not None:
             self._outboxes.reply(outbox, Failing(self.failure))
         elif self._announced.hello(outbox, hello):
@@ -486,20 +498,8 @@ class EngineCore(Counting):
             self.violation,
             self._secret,
         )
-        welcome = Welcome(
-            incarnation=self.incarnation,
-            num_blocks=agreed.num_blocks,
-            block_size=agreed.block_size,
-            max_model_len=self.config.max_model_len,
-            max_num_seqs=self.config.max_num_seqs,
-            vocab_size=agreed.vocab_size,
-            workers=self.workers,
-            peer_endpoint=self._courier.endpoint,
-            source=None if agreed.source is None else agreed.source.without_places(),
-            detail=agreed.detail,
-            key=gateway_key(self._secret),
-            weights=self._controls.weights,
-        )
+        endpoint, key, weights = self._courier.endpoint, gateway_key(self._secret), self._controls.weights
+        welcome = agreed.welcome(self.config, self.incarnation, self.workers, endpoint, key, weights)
         self._announced.begin(welcome)
         whole = machinery.loads.whole(self._outboxes.now)
         if whole is not None:

@@ -1,5 +1,5 @@
 """What an engine tells all its gateways of itself: what it can hold, its weights, its label, whether it
-stands still.  Pure.
+stands still, and why it fails.  Pure.
 
 Theory.  These facts belong to the engine, and every gateway hears of each change in a `Welcome` of its own.
 So it does not matter which gateway an operator asks (`protocol/standing.py`), and a gateway that comes later
@@ -25,6 +25,39 @@ from baton.protocol.standing import Stale, Stand, changed
 log = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 1e9
+UNHEARD_S = 5.0
+"""An instance that fails before anybody has said `Hello` waits so long for somebody to tell why.  Its
+supervisor learns through a pipe where the engine listens and says `Hello` at once; on a machine that is busy
+with this very start that takes it a second or so."""
+
+
+class LastWords:
+    """When an instance that fails has told why.
+
+    Whoever said `Hello` before is told when it fails, and it may leave at once.  What does not fit (a
+    checkpoint) can make it fail before its supervisor is connected: then it stays until the first `Hello`,
+    which is answered with the reason, and for `UNHEARD_S` at most.
+    """
+
+    def __init__(self) -> None:
+        self.said = False
+        """Somebody is or was there, or nobody is waited for any longer."""
+        self.deadline: float | None = None
+        """When nobody is waited for any longer; None: nobody is waited for."""
+
+    def wait(self, now: float) -> None:
+        """The instance has failed."""
+        if not self.said and self.deadline is None:
+            self.deadline = now + UNHEARD_S
+
+    def end(self) -> None:
+        """Somebody said `Hello`, or the instance is told to leave."""
+        self.said, self.deadline = True, None
+
+    def give_up(self, failure: str) -> None:
+        """Nobody came in time."""
+        log.critical("the instance failed, and nobody came to be told why: %s", failure)
+        self.end()
 
 
 class Announcements:

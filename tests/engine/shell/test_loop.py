@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.engine import standing
 from baton.engine.shell.loop import EngineLoop
 from baton.executor.simulated.executor import simulated_tokens
 from baton.ipc.doorbell import Doorbell
@@ -22,6 +23,7 @@ from baton.protocol.reports import REPORTS, StepReport, WorkerReady
 from baton.protocol.requests import Cancel, Failing, Hello, Outputs, Query, QueryReply, Submit, Welcome
 from baton.protocol.rules.proof import answer, claim
 from baton.protocol.sampling import Sampling, Stopping
+from tests.conftest import GENEROUS_S
 from tests.engine.instance import Gateway, Instance
 
 CONFIG = instance_config(
@@ -277,6 +279,43 @@ def puppet(tmp_path):
 
 
 READY = WorkerReady(0, 1000, 32, "t", 1, 100)
+
+
+def failed_alone(one: Puppet) -> None:
+    """Its worker dies before anybody has said `Hello`."""
+    one.process.kill()
+    deadline = time.monotonic() + GENEROUS_S
+    while one.loop.core.failure is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_who_comes_to_an_instance_that_has_failed_already_is_told_why(puppet, tmp_path, monkeypatch):
+    monkeypatch.setattr(standing, "UNHEARD_S", 3600.0)
+    one = puppet()
+    failed_alone(one)
+    gateway = Gateway(f"ipc://{tmp_path}/s")
+    try:
+        message = gateway.receive()
+        assert isinstance(message, Failing)
+        assert "killed by SIGKILL" in message.message
+        one.thread.join(GENEROUS_S)
+        assert one.code == 1
+    finally:
+        gateway.close()
+
+
+@pytest.mark.parametrize(("patience", "stopped"), [(3600.0, True), (0.01, False)])
+def test_an_instance_that_failed_alone_leaves_when_told_to_and_when_nobody_comes(
+    puppet, monkeypatch, patience, stopped
+):
+    monkeypatch.setattr(standing, "UNHEARD_S", patience)
+    one = puppet()
+    failed_alone(one)
+    if stopped:
+        one.loop.stop()
+    one.thread.join(GENEROUS_S)
+    assert one.code == 1
 
 
 def test_who_does_not_know_the_secret_of_the_registration_is_not_answered(puppet, tmp_path):

@@ -32,7 +32,7 @@ events are looked at again before each sleep.
 
 How it ends:  SIGTERM (or `stop`) tells workers and gateways, waits a bounded time for the workers, and
 returns 0.  After a worker's death, a failure that the core found, or a defect in the engine itself the loop
-sends the reason to the gateways and returns 1.
+sends the reason to the gateways and returns 1; if none has come yet, it waits a bounded time for the first.
 """
 
 from __future__ import annotations
@@ -40,11 +40,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import msgspec
 import zmq
@@ -54,6 +51,7 @@ from baton.engine.shell.command_writer import CommandWriter
 from baton.engine.shell.deaths import describe_deaths
 from baton.engine.shell.leavers import Leavers, keep_asking
 from baton.engine.shell.peers import Peers
+from baton.engine.shell.signals import stopped_by_sigterm
 from baton.engine.shell.sockets import Socket, bound_endpoint, listen
 from baton.ipc.curve import Doorkeeper, Encryption
 from baton.ipc.doorbell import Doorbell
@@ -179,7 +177,7 @@ class EngineLoop:
     def run(self) -> int:
         """Serves until `stop` or SIGTERM (returns 0) or the instance fails (returns 1)."""
         try:
-            with self._signals():
+            with stopped_by_sigterm(self.stop, self._wake_write):
                 return self._serve()
         finally:
             self._close()
@@ -200,6 +198,7 @@ class EngineLoop:
             except Exception as error:
                 self._defect(error)
             if core.failure is not None:
+                self._say_why()
                 return 1
             if core.closing:
                 if core.ready:  # a worker that loads its model reads no commands
@@ -356,6 +355,22 @@ class EngineLoop:
 
     # -- the end
 
+    def _say_why(self) -> None:
+        """The instance has failed: if nobody was there to be told, the first that comes is (`LastWords`)."""
+        core = self.core
+        ears = Waiter((self._socket.fileno(), self._wake_read, self._doorbell.fileno()))
+        while not core.over:
+            until = core.next_deadline()
+            if until is not None and not has_messages(self._socket):
+                ears.wait(until - time.monotonic())
+            self._doorbell.drain()
+            self._receive_from(b"", self._socket)
+            now = time.monotonic()
+            core.on_clock(now)
+            if self._stopping:
+                core.shut_down()
+            self._flush(now)
+
     def _ranks(self, pidfds: set[int]) -> set[int]:
         return {self._pidfds[fd] for fd in pidfds}
 
@@ -381,17 +396,3 @@ class EngineLoop:
         terminate(self._context, _LINGER_MS / 1000 + _TERM_S)
         for fd in (*self._pidfds, self._wake_read, self._wake_write):
             os.close(fd)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM stops the loop.  Only the main thread may set handlers; elsewhere there is `stop`."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        handler = signal.signal(signal.SIGTERM, lambda number, frame: self.stop())
-        wakeup = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            signal.signal(signal.SIGTERM, handler)

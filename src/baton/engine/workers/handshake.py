@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import InstanceSource
 from baton.protocol.reports import WorkerReady
+from baton.protocol.requests import Welcome
+from baton.protocol.weights import Weights
 
 DYING_S = 5.0
 """A rank that said `WorkerFailed` has so long to exit; then the instance fails without its exit status."""
@@ -28,6 +30,31 @@ class Agreed:
     detail: str
     source: InstanceSource | None
     """Where other instances fetch its pages; None if a rank's cannot be fetched."""
+
+    def welcome(
+        self,
+        config: InstanceConfig,
+        incarnation: str,
+        workers: list[int],
+        peer_endpoint: str,
+        key: bytes,
+        weights: Weights,
+    ) -> Welcome:
+        """What gateways are told of an instance of such ranks."""
+        return Welcome(
+            incarnation=incarnation,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            vocab_size=self.vocab_size,
+            workers=workers,
+            peer_endpoint=peer_endpoint,
+            source=None if self.source is None else self.source.without_places(),
+            detail=self.detail,
+            key=key,
+            weights=weights,
+        )
 
 
 class Handshake:

@@ -115,8 +115,9 @@ class EngineProcess(Party):
         limit = 1000 if self._dead or self._random.random() < 0.8 else 1
         now = self.local(self._events.now)
         self._receive(limit)
-        self.peers.turn(now, limit)
-        self._read_reports(limit)
+        if core.failure is None:  # (else it is here for the first `Hello` alone)
+            self.peers.turn(now, limit)
+            self._read_reports(limit)
         while self._ended and not self.inbox:
             identity = self._ended.pop()
             if identity in core.gateways():  # (also one lost before of which more was read)
@@ -128,11 +129,11 @@ class EngineProcess(Party):
             core.shut_down()
         self._flush(now)
         world.monitor.after_turn(self, now)
-        if core.failure is not None or core.closing:
+        if core.over:
             world.engine_left(self)
             return
         self._arm()
-        if self.inbox or self.peers.pending or any(self.reports):
+        if self.inbox or (core.failure is None and (self.peers.pending or any(self.reports))):
             self.wake()
 
     def _receive(self, limit: int) -> None:
