@@ -248,7 +248,7 @@ def measure(case: Case, bench: Bench, rounds: int) -> dict[str, Any]:
         bench.planted.right = case.source or 0.0
     elif case.source is not None:
         planted = Planted(answers, case.source, bench.vocab, MOST_DRAFTS)
-        drafter = ChoosingDrafter(planted, len(answers), cost=bench.cost)
+        drafter = ChoosingDrafter(planted, cost=bench.cost)
     bench.use(drafter)
     bench.run(prompts, case, constraint)  # costs are learnt
     found: dict[str, list[float]] = {"off": [], "on": []}

@@ -59,7 +59,7 @@ def step(drafter, slots, tokens=None, runs=None, seconds=None):
 
 def told(num_slots=8, cost=None):
     source = Told()
-    drafter = ChoosingDrafter(source, num_slots, cost=cost)
+    drafter = ChoosingDrafter(source, cost=cost)
     for slot in range(num_slots):
         drafter.admit(slot, int32s([1]), 1, SAMPLING, STOPPING)
     return source, drafter
@@ -174,7 +174,7 @@ def test_a_method_that_nobody_has():
 
 def test_bounded_by_the_configured_number():
     source = NgramGuesses(ngram_kernel(), 2, most=3)
-    drafter = ChoosingDrafter(source, 2, cost=None)
+    drafter = ChoosingDrafter(source, cost=None)
     drafter.admit(0, int32s([1, 2, 3, 4, 5, 6, 7]), 7, SAMPLING, STOPPING)
     assert step(drafter, [0], [1, 2], [2]) == {0: [3, 4, 5]}
 
@@ -199,7 +199,7 @@ def test_guesses_that_say_nothing_of_themselves_are_judged_by_position():
 def test_what_a_grammar_forces_is_drafted_where_it_promises_more():
     source, forced, constrained = Told(), {}, [True]
     mixed = WithForced(source, lambda slots: forced, lambda: constrained[0], 8, 3)
-    drafter = ChoosingDrafter(mixed, 8, cost=None)
+    drafter = ChoosingDrafter(mixed, cost=None)
     for slot in range(3):
         drafter.admit(slot, int32s([1]), 1, SAMPLING, STOPPING)
     source.chance = 0.3
@@ -225,7 +225,7 @@ def test_what_is_forced_is_asked_after_each_step():
     source, forced = Told(), {}
     source.chance = 0.01
     mixed = WithForced(source, lambda slots: forced, lambda: True, 8, 3)
-    drafter = ChoosingDrafter(mixed, 8, cost=StepCost(40))
+    drafter = ChoosingDrafter(mixed, cost=StepCost(40))
     drafter.admit(1, int32s([1]), 1, SAMPLING, STOPPING)
     for _ in range(300):
         assert step(drafter, [1], seconds=0.01) == {}

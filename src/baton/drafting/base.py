@@ -7,9 +7,9 @@ request's parameters and its position, the sampled tokens are right up to the fi
 draft, that one included: the step gives the slot a *run* of 1 to 1 + k tokens, the same ones that so many
 steps would have given one by one.
 
-Between two steps the executor calls, in this order: `release` and `admit` for what ended and began, `execute`
-runs the step, `took` with what it took, `see` with its rows, `after` with what it gave, `propose` for the
-next one.
+Between two steps the executor calls, in this order: `release` and `admit` for what ended and began, `took`
+with what the last step took, `execute` runs the step, `see` with its rows, `after` with what it gave,
+`propose` for the next one.
 
 A drafter is driven by the thread of the steps, and the step waits for it: `after` and `propose` take some
 microseconds a slot, unless they run a model (`models/`).  What it proposes may be cut short: by
@@ -61,7 +61,8 @@ class Drafter(Protocol):
         """
 
     def took(self, tokens: int, seconds: float) -> None:
-        """A step without any piece of a prompt computed so many tokens, drafts included, in so long."""
+        """A step without any piece of a prompt computed so many tokens, drafts included, in so long, with all
+        that lay between it and the next one but `see`, `after` and `propose`."""
 
     def propose(self, slots: Int32Array) -> dict[int, Int32Array]:
         """The drafts of these slots for the next step: slot → 1 to `num_speculative_tokens` token ids of the

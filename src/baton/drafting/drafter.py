@@ -12,6 +12,9 @@ same, and a step costs some microseconds. The first draft, and each new request,
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -30,8 +33,17 @@ _SELDOM = 8
 class ChoosingDrafter:
     """A `base.Drafter`."""
 
-    def __init__(self, source: Source, num_slots: int, *, cost: StepCost | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        *,
+        cost: StepCost | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """`cost` None: every guess is a draft."""
+        self._clock = clock
+        self._own_s = self._since = 0.0
+        """What guessing and choosing took after the last step, and when it began."""
         self._source = source
         self._cost = cost
         self._guesses: Guesses | None = None
@@ -69,6 +81,7 @@ class ChoosingDrafter:
         pass
 
     def after(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array) -> None:
+        self._since = self._clock()
         self._barren += 1
         self._forget()
         every = 1 if self._source.eager else min(max(1, self._barren // _PATIENCE), _SELDOM)
@@ -83,9 +96,14 @@ class ChoosingDrafter:
         cost = self._cost
         if cost is None or (self._barren > _PATIENCE and self._barren % _SELDOM and cost.knows(tokens)):
             return
-        cost.add(tokens, seconds)
+        cost.add(tokens, seconds + self._own_s)
 
     def propose(self, slots: Int32Array) -> dict[int, Int32Array]:
+        found = self._propose(slots)
+        self._own_s = self._clock() - self._since
+        return found
+
+    def _propose(self, slots: Int32Array) -> dict[int, Int32Array]:
         guesses = self._guesses
         if guesses is None or not len(slots):
             return {}

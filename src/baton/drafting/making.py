@@ -51,7 +51,7 @@ def make_drafter(
         longest=depth if method == "suffix" else speculation.prompt_lookup_max,
     )
     if method == "ngram":
-        return ChoosingDrafter(own, max_num_seqs, cost=None)
+        return ChoosingDrafter(own, cost=None)
     source: Source = own
     limited = method == "suffix"
     kept = speculation.suffix_decoding_max_cached_requests
@@ -69,10 +69,10 @@ def make_drafter(
             least=speculation.suffix_decoding_min_token_prob if limited else LEAST,
         )
     if limited:
-        return ChoosingDrafter(source, max_num_seqs, cost=None)
+        return ChoosingDrafter(source, cost=None)
     if forced is not None:
         source = WithForced(source, forced, constrained, max_num_seqs, most)
-    return ChoosingDrafter(source, max_num_seqs, cost=StepCost(max_num_seqs * (1 + most)))
+    return ChoosingDrafter(source, cost=StepCost(max_num_seqs * (1 + most)))
 
 
 def make_model_drafter(

@@ -51,16 +51,16 @@ class Speculator:
         if isinstance(self.drafter, MtpDrafter):
             self.drafter.done()
 
-    def draft(self, batch: StepBatch, result: StepResult, seconds: float | None) -> None:
-        """Rank 0: puts the drafts for the next step into the result, which has tokens and runs.
+    def took(self, tokens: int, seconds: float) -> None:
+        """As `Drafter.took`."""
+        if self.drafter is not None:
+            self.drafter.took(tokens, seconds)
 
-        `seconds`: what the step took, None if it computed pieces of prompts.
-        """
+    def draft(self, batch: StepBatch, result: StepResult) -> None:
+        """Rank 0: puts the drafts for the next step into the result, which has tokens and runs."""
         drafter = self.drafter
         if drafter is None:
             return
-        if seconds is not None:
-            drafter.took(len(batch.tokens), seconds)
         drafter.see(batch.slots, batch.starts + batch.counts, batch.block_tables, batch.first_prompt)
         slots, runs, tokens = _given(batch, result)
         if not len(slots):

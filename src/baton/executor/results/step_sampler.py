@@ -45,7 +45,10 @@ class StepSampler:
         """None: no drafts."""
         self.reads = config.speculation is not None and config.speculation.method == "mtp"
         """Whether drafts come of hidden states: then steps keep those of all their tokens."""
-        self._began = 0.0
+        self._began = self._computed = self._over = 0.0
+        """Of the last step: when it began, had tokens, and had drafts for the next one."""
+        self._size = 0
+        """Its tokens, 0: it does not count."""
 
     def admit(
         self,
@@ -68,8 +71,18 @@ class StepSampler:
     def begin(self, batch: StepBatch) -> None:
         """The batch is computed now."""
         if self.speculator is not None:
-            self._began = time.perf_counter()
+            self._measure(self.speculator)
         self._sampler.begin(batch)
+
+    def _measure(self, speculator: Speculator) -> None:
+        """Tells the drafter what the last step took, with what the worker did between it and this one: drafts
+        make more of that, too.  (Where that is longer than the step itself, there was nothing to do.)"""
+        now = time.perf_counter()
+        if self._size:
+            took, between = self._computed - self._began, now - self._over
+            speculator.took(self._size, took + between if between < took else took)
+            self._size = 0
+        self._began = now
 
     def read(self, batch: StepBatch, hidden: Tensor) -> None:
         """What the layers gave, of all query tokens if `reads`; before the batch is sampled."""
@@ -129,9 +142,10 @@ class StepSampler:
             return
         if self._parallel.rank == 0:
             self._sampler.take(result, tokens, rows, places)
-            alone = batch.first_prompt == len(batch.slots)
-            seconds = time.perf_counter() - self._began if alone else None
-            self.speculator.draft(batch, result, seconds)
+            self._computed = time.perf_counter()
+            self.speculator.draft(batch, result)
+            self._over = time.perf_counter()
+            self._size = len(batch.tokens) if batch.first_prompt == len(batch.slots) else 0
         if self._parallel.size > 1:
             self._share(self.speculator, result, tokens, batch, rows, places)
 

@@ -204,8 +204,7 @@ class SimulatedExecutor:
         if batch.pooled:
             self._pool_rows(batch, tables, lengths, result)
         if self._speculator is not None:
-            alone = batch.first_prompt == len(batch.slots)
-            self._speculator.draft(batch, result, cost if alone else None)
+            self._speculator.draft(batch, result)
         self.virtual_seconds += cost
         self._sleep_until(began + cost)
         return result
