@@ -49,6 +49,7 @@ class Device:
         if self.device.type != "cuda":
             return self._by_the_wall(run, 2 if self.tiny else rounds)
         stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))  # (which makes what `run` reads)
         with torch.cuda.stream(stream):
             run()  # compiles
             self.wait()

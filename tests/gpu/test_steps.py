@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
+from safetensors.torch import load_file, save_file
 
 from baton.executor.base import StepBatch
 from baton.executor.torch_executor import TorchExecutor
@@ -71,6 +72,32 @@ def test_graphs_give_the_tokens_of_eager_steps(tmp_path: Path, dtype: str, kv: s
     assert recorded._graphs._graphs, "no step was recorded"
     for executor in (recorded, eager):
         executor.close()
+
+
+@ON_DEVICE
+def test_graphs_are_recorded_again_for_new_weights(tmp_path: Path):
+    """Into memory that the old ones had: of those PyTorch must still know."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for directory in (old, new):
+        make_checkpoint(directory, "qwen3")
+    weights = load_file(new / "model.safetensors")
+    save_file(
+        {name: tensor.flip(0).contiguous() for name, tensor in weights.items()},
+        new / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    executor = TorchExecutor.from_config(config_of(old), 0, "")
+    fresh = TorchExecutor.from_config(config_of(new), 0, "")
+    before, expected = answers(executor, 3, 12), answers(fresh, 3, 12)
+    fresh.close()
+    assert before != expected
+    executor.update_weights(str(new))
+    assert answers(executor, 3, 12) == expected
+    executor.update_weights(str(old))
+    assert answers(executor, 3, 12) == before
+    assert executor._graphs is not None
+    assert executor._graphs._graphs
+    executor.close()
 
 
 @ON_DEVICE

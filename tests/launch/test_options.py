@@ -400,6 +400,14 @@ def test_steps_overlap_on_a_gpu_and_have_no_drafts_then(options, overlaps):
     assert (found.speculation is None) == (overlaps or options.get("speculation") == "off")
 
 
+def test_a_device_that_was_found_overlaps_steps_as_one_that_was_asked_for(monkeypatch):
+    assert not make_plan(EngineOptions()).instance.overlap_steps
+    monkeypatch.setattr("baton.launch.plan._device", lambda options: "cuda")
+    found = make_plan(EngineOptions()).instance
+    assert (found.device, found.overlap_steps, found.speculation) == ("cuda", True, None)
+    assert not make_plan(EngineOptions(speculation="ngram")).instance.overlap_steps
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

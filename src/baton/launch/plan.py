@@ -88,7 +88,7 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
             "has do so on CPUs only; give --device cpu"
         )
     instance = instance_config(
-        options,
+        replace(options, device=device),  # (steps overlap on a CUDA device that was found, too)
         model=str(directory),
         max_model_len=max_model_len,
         device=device,

@@ -67,12 +67,17 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs that share their memory, because one runs at a time."""
+    """CUDA graphs that share their memory, because one runs at a time.
+
+    Other threads, a hand-over's, may pin memory and ask for events meanwhile: only the thread that records
+    must not.  PyTorch takes no graph into the memory of graphs that are all gone (`forget`), so the first one
+    is kept.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call,unused-ignore]
-        self._pool: Any = None
+        self._first: torch.cuda.CUDAGraph | None = None
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         current = torch.cuda.current_stream(self._device)
@@ -82,9 +87,10 @@ class CudaRecorder:
         current.wait_stream(self._stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        pool: Any = None if self._first is None else self._first.pool()
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             run()
-        self._pool = graph.pool()
+        self._first = self._first or graph
         replay: Callable[[], None] = graph.replay
         return replay
 

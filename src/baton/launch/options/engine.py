@@ -353,7 +353,7 @@ class ExecutionOptions(Options):
     overlap_steps: Literal["auto", "off", "on"] = flag(
         "auto",
         "on: a step is launched before the last one's tokens are read, with --device cuda or --executor "
-        "simulated, and no step has drafts; auto: with --device cuda, unless --speculation is given.",
+        "simulated, and no step has drafts; auto: on a CUDA device, unless --speculation is given.",
     )
     simulated_cost: str | None = flag(
         None,
