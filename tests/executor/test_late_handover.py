@@ -4,11 +4,14 @@ memory."""
 from __future__ import annotations
 
 import queue
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -21,12 +24,14 @@ from baton.executor.torch_late import LateTorchExecutor
 from baton.launch.instance_config import instance_config
 from baton.model.attention import AttentionShape, CpuAttention, TorchAttention
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Fetch, Grant
+from baton.protocol.commands import DropFetch, Fetch, Grant
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import InstanceSource, PoolSource
 from baton.protocol.reports import Fetched
 from baton.protocol.sampling import Sampling
+from baton.transfer import fetcher
 from baton.transfer.service import TransferService
+from tests.conftest import GENEROUS_S
 from tests.executor.delayed import DelayedEvent, DelayedQueue, on_a_delayed_device
 from tests.executor.driver import Driver
 from tests.model.checkpoints import VOCAB, make_checkpoint
@@ -144,18 +149,85 @@ def test_pages_that_did_not_land_are_not_there(pair, directory, monkeypatch):
     assert tokens != expected(directory, 9)
 
 
-def test_a_fetch_that_is_dropped_writes_nothing_afterwards(pair):
-    (_, _), (at_d, theirs), _ = pair
-    blocks = np.array([3, 5], np.int32)
-    at_d._pool.mirror._here[blocks] = 1.0
-    command = Fetch(9, InstanceSource("", 4, []), b"", b"", 1, 2)
-    landing = theirs._fetcher._land(blocks, command)
-    next(landing)
-    assert at_d._pool.tensor[blocks].isnan().all()
-    landing.close()
-    assert not at_d._pool.mirror._inwards.works
-    assert at_d._pool.tensor[blocks][:, 1:3].eq(1.0).all()
-    assert at_d._pool.tensor[blocks][:, :1].isnan().all()
+class Landing:
+    """A fetch whose pages are in main memory, of a device that does not take them."""
+
+    def __init__(self, pair: Any) -> None:
+        (self.at_p, ours), (at_d, self.theirs), self.reports = pair
+        self.device = at_d._pool.mirror._inwards
+        self.device.hangs = True
+        driver = Driver(Overlapped(self.at_p), chunk=9)
+        first = driver.add(PROMPT, 1, SAMPLED)
+        driver.run()
+        self.pages = pack_int32(first.blocks)
+        self.blocks = np.arange(3, 3 + len(first.blocks), dtype=np.int32)
+        self.pool = at_d._pool.tensor
+        self.source = source_of(self.at_p, ours)
+        ours.grant(Grant(TOKEN, "d", [b""], self.pages, DEADLINE_S))
+        self.fetch(1)
+        self.wait_for(lambda: self.device.works)
+
+    def fetch(self, number: int, **changes: Any) -> None:
+        command = Fetch(number, self.source, self.pages, pack_int32(self.blocks), 1, 2, grant=TOKEN)
+        self.theirs.fetch(msgspec.structs.replace(command, **changes))
+
+    def wait_for(self, happened: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + GENEROUS_S
+        while not happened():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def report(self) -> Fetched:
+        report = self.reports.get(timeout=GENEROUS_S)
+        assert isinstance(report, Fetched)
+        return report
+
+    def is_heard_while_the_device_hangs(self) -> None:
+        """Nothing is said of the fetch, whose blocks are still to be written; others go on."""
+        self.fetch(2, pages=b"no whole number")
+        report = self.report()
+        assert (report.id, "pages of the fetch" in report.error) == (2, True)
+        assert self.reports.empty()
+        assert self.pool[self.blocks].isnan().all()
+
+    def is_over_when_the_device_is_done(self) -> Fetched:
+        self.device.hangs = False
+        report = self.report()
+        assert report.id == 1
+        assert not self.device.works, "it may write when others have the blocks"
+        assert not self.pool[self.blocks][:, 1:3].isnan().any()
+        assert self.pool[self.blocks][:, :1].isnan().all()
+        assert self.theirs._fetcher.under_way == 0
+        return report
+
+
+def test_a_fetch_that_is_dropped_while_it_lands_is_over_when_the_device_is_done(pair):
+    landing = Landing(pair)
+    landing.theirs.drop(DropFetch([1]))
+    landing.is_heard_while_the_device_hangs()
+    assert landing.is_over_when_the_device_is_done().dropped
+
+
+def test_a_device_that_does_not_take_pages_fails_their_fetch_and_keeps_their_blocks(
+    pair, monkeypatch, caplog
+):
+    monkeypatch.setattr(fetcher, "LANDS_S", 0.01)
+    landing = Landing(pair)
+    said = f"the device has not taken {len(landing.blocks)} pages within 0.01 s"
+    landing.wait_for(lambda: f"fetch 1 failed: {said}" in caplog.text)
+    landing.is_heard_while_the_device_hangs()
+    assert len(landing.theirs._fetcher._lanes) == 0, "others from the same source need not wait"
+    report = landing.is_over_when_the_device_is_done()
+    assert (report.error, report.dropped) == (said, False)
+
+
+def test_a_device_that_hangs_does_not_keep_the_transfer_thread(pair, monkeypatch, caplog):
+    monkeypatch.setattr(fetcher, "LEAVES_S", 0.01)
+    landing = Landing(pair)
+    landing.theirs.close()
+    assert not landing.theirs._thread.is_alive()
+    assert "the device has not taken pages within 0.01 s" in caplog.text
+    assert landing.reports.empty()
 
 
 def test_what_a_step_shows():

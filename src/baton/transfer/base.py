@@ -46,9 +46,8 @@ SILENCE_S = 3.0
 class Landing(Protocol):
     """Pages on their way to a device."""
 
-    def done(self) -> bool: ...
-
-    def wait(self) -> None: ...
+    def done(self) -> bool:
+        """Whether they are there: the device does not touch them any more."""
 
 
 class TransferError(RuntimeError):

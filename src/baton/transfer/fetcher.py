@@ -3,6 +3,12 @@
 Theory.  A fetch is over exactly once: copied, failed, or dropped.  `Fetched` says which, and after it no byte
 of the blocks is touched, because the task that would have touched them has ended.
 
+Pages of a pool on a device are copied into main memory and then *land*: the device copies them itself.  What
+it was given it cannot be stopped from doing, so while pages land their blocks are the fetch's, whatever
+happens: one that is dropped meanwhile, or that takes longer than `LANDS_S` and so has failed, says so when
+the device is done.  Until then it keeps nobody waiting but those who want its blocks; and if the device never
+is, the engine, which has dropped the fetch at its lease's end, gives the instance up after `step_timeout_s`.
+
 Fetches from one source wait for each other (`Transport.parallel`), so that the first is there first, unless
 the transport keeps them in order itself; those from different sources do not, so that a source which hangs
 delays nobody else.
@@ -23,15 +29,21 @@ from baton.protocol.codec import MalformedMessage, unpack_int32
 from baton.protocol.commands import Fetch
 from baton.protocol.handover import PoolSource
 from baton.protocol.reports import Fetched
-from baton.transfer.base import Copy, Int32Array, PoolView, TransferError, Transport
+from baton.transfer.base import Copy, Int32Array, Landing, PoolView, TransferError, Transport
 from baton.transfer.layout import plan
 from baton.transfer.tasks import Task, Tasks, Wait
 
 log = logging.getLogger(__name__)
 
 _MAX_REASON = 300
+LANDS_S = 10.0
+"""A fetch fails whose pages are not on the device after so long; it copies gigabytes a second."""
+LEAVES_S = 5.0
+"""So long whoever ends this thread waits for a device that still copies."""
 _LANDING_S = 0.0002
 """How often it is looked whether pages are on the device."""
+_LATE_S = 0.05
+"""The same once that takes too long."""
 
 Report = Callable[[Fetched], None]
 
@@ -45,6 +57,12 @@ class _Job:
     began: float
     task: Task | None = None
     """None while it waits for its turn."""
+    queued: bool = True
+    """It runs or waits in its lane, where others wait for it."""
+    landing: bool = False
+    """The device is about to write into its blocks."""
+    instead: Fetched | None = None
+    """What is reported when its pages have landed, if it is over for its engine already."""
 
 
 @dataclass(slots=True)
@@ -93,12 +111,14 @@ class Fetcher:
             job = self._jobs.get(id_)
             if job is None:
                 continue
-            if job.task is None:
-                self._lanes[job.lane].waiting.remove(job)
-            else:
+            dropped = Fetched(self._rank, id_, error="dropped", dropped=True)
+            if job.landing:
+                job.instead = dropped
+                self._leave(job)
+                continue
+            if job.task is not None:
                 self._tasks.cancel(job.task)
-                self._lanes[job.lane].running -= 1
-            self._end(job, Fetched(self._rank, id_, error="dropped", dropped=True))
+            self._end(job, dropped)
 
     def _choices(self, ranks: Sequence[PoolSource]) -> list[Transport]:
         """For each rank of the source the transport that will be used, as far as there is one."""
@@ -110,13 +130,15 @@ class Fetcher:
         while lane.waiting and lane.running < lane.parallel:
             job = lane.waiting.popleft()
             lane.running += 1
-            job.task = self._tasks.start(self._run(job.command), self._ended(job))
+            job.task = self._tasks.start(self._run(job), self._ended(job))
 
     def _ended(self, job: _Job) -> Callable[[Any, Exception | None], None]:
         def ended(copied: Any, error: Exception | None) -> None:
-            self._lanes[job.lane].running -= 1
             seconds = time.monotonic() - job.began
             id_ = job.command.id
+            if job.instead is not None:
+                self._end(job, job.instead)
+                return
             if error is None:
                 num_bytes, transport = copied
                 done = Fetched(self._rank, id_, num_bytes=num_bytes, seconds=seconds, transport=transport)
@@ -132,14 +154,26 @@ class Fetcher:
     def _end(self, job: _Job, fetched: Fetched) -> None:
         del self._jobs[job.command.id]
         self._report(fetched)
+        self._leave(job)
+
+    def _leave(self, job: _Job) -> None:
+        """Those behind it in its lane may go on."""
+        if not job.queued:
+            return
+        job.queued = False
         lane = self._lanes[job.lane]
+        if job.task is None:
+            lane.waiting.remove(job)
+        else:
+            lane.running -= 1
         if lane.waiting:
             self._advance(job.lane)
         elif not lane.running:
             del self._lanes[job.lane]
 
-    def _run(self, command: Fetch) -> Generator[Wait | None, Any, tuple[int, str]]:
+    def _run(self, job: _Job) -> Generator[Wait | None, Any, tuple[int, str]]:
         """Returns the bytes copied, and the name of the transport."""
+        command = job.command
         pages, blocks = _ids(command.pages, "pages"), _ids(command.blocks, "blocks")
         copies = plan(
             self._pool,
@@ -156,20 +190,29 @@ class Fetcher:
             copied += yield from transport.copy(copy._replace(grant=command.grant))
             name = transport.name
         if copied and self._pool.land is not None:
-            yield from self._land(blocks, command)
+            yield from self._land(blocks, job)
         return copied, name if copied else ""
 
-    def _land(self, blocks: Int32Array, command: Fetch) -> Generator[Wait | None, Any, None]:
+    def _land(self, blocks: Int32Array, job: _Job) -> Generator[Wait | None, Any, None]:
         """The pages are in main memory; ends when they are on the device."""
         assert self._pool.land is not None
-        first = command.first_layer
+        command, first = job.command, job.command.first_layer
         layers = self._pool.num_layers - first if command.num_layers < 0 else command.num_layers
+        job.landing = True
         landing = self._pool.land(blocks, first, layers)
+        deadline = time.monotonic() + LANDS_S
         try:
             while not landing.done():
-                yield Wait(-1, 0, _LANDING_S)
-        finally:
-            landing.wait()  # (also of a fetch that is dropped: nothing is written afterwards)
+                late = time.monotonic() >= deadline
+                if late and job.instead is None:
+                    reason = f"the device has not taken {len(blocks)} pages within {LANDS_S:g} s"
+                    log.error("fetch %d failed: %s; their blocks are kept until it has", command.id, reason)
+                    job.instead = Fetched(self._rank, command.id, error=reason, seconds=LANDS_S)
+                    self._leave(job)
+                yield Wait(-1, 0, _LATE_S if late else _LANDING_S)
+        except GeneratorExit:  # the thread ends, and the pool goes away next
+            _see_out(landing)
+            raise
 
     def _transport(self, copy: Copy) -> Transport:
         reasons = []
@@ -179,6 +222,16 @@ class Fetcher:
                 return transport
             reasons.append(f"{transport.name}: {reason}")
         raise TransferError(f"rank {copy.source.rank} of the source cannot be reached ({'; '.join(reasons)})")
+
+
+def _see_out(landing: Landing) -> None:
+    """Returns when the device is done with these pages, or has not been for `LEAVES_S`."""
+    deadline = time.monotonic() + LEAVES_S
+    while not landing.done():
+        if time.monotonic() >= deadline:
+            log.error("the device has not taken pages within %g s; it hangs", LEAVES_S)
+            return
+        time.sleep(_LANDING_S)
 
 
 def _ids(packed: bytes, name: str) -> Int32Array:
