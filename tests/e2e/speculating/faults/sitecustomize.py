@@ -45,17 +45,17 @@ def plant(places: Any) -> None:
         spared: set[int] = set()
         for wave in waves(self):
             yield wave
-            self.expected = expected.copy()
-            of = expected[wave.places]
-            for row, place, draft, token in zip(wave.going, wave.places, of, wave.tokens, strict=True):
-                if 0 <= token != draft >= 0 and int(row) not in spared:
-                    spared.add(int(row))
+            self.expected = list(expected)
+            for row, place, token in zip(wave.rows.tolist(), wave.places, wave.tokens.tolist(), strict=True):
+                if 0 <= token != expected[place] >= 0 and row not in spared:
+                    spared.add(row)
                     self.expected[place] = token
 
     def runs_and_one(self: Any, tokens: Any) -> Any:
         right = self.runs_alone_of_all(tokens)
         behind = (right == NOTHING).nonzero()[0]
-        first = [place for place in behind.tolist() if right[place - 1] != NOTHING and self.within[place]]
+        begin = set(self.first)
+        first = [place for place in behind.tolist() if right[place - 1] != NOTHING and place not in begin]
         right[first] = tokens[first]
         return right
 
