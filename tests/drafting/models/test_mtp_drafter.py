@@ -12,12 +12,21 @@ import random
 import numpy as np
 import pytest
 
-from baton.drafting.cost import StepCost
-from baton.drafting.models.draft_kv import DraftKv, blocks_ahead
+from baton.drafting.models.draft_kv import blocks_ahead
 from baton.drafting.models.mtp_drafter import MtpDrafter
 from baton.protocol.sampling import Stopping
-
-from .test_model_drafter import BLOCK, BLOCKS, GREEDY, LONGEST, SLOTS, VOCAB, Engine, Request, next_of
+from tests.drafting.models.engine import (
+    BLOCK,
+    BLOCKS,
+    GREEDY,
+    LONGEST,
+    SLOTS,
+    VOCAB,
+    Engine,
+    Request,
+    around,
+    next_of,
+)
 
 
 class States:
@@ -122,9 +131,7 @@ class MtpEngine(Engine):
 
 def make(most: int, by_cost: bool = False, right: float = 1.0) -> tuple[MtpDrafter, MtpLayer]:
     layer = MtpLayer(most, right)
-    kv = DraftKv(num_slots=SLOTS, num_blocks=BLOCKS, block_size=BLOCK, max_model_len=LONGEST, most=most)
-    cost = StepCost(SLOTS * (1 + most)) if by_cost else None
-    return MtpDrafter(layer, kv, num_slots=SLOTS, most=most, cost=cost, clock=lambda: layer.now), layer
+    return around(MtpDrafter, layer, most, by_cost), layer
 
 
 @pytest.mark.parametrize("away", [0.0, 0.4])
@@ -136,27 +143,7 @@ def test_what_the_layer_reads_is_of_the_text(most: int, by_cost: bool, away: flo
         chance = random.Random(seed)
         drafter, layer = make(most, by_cost, chance.choice((1.0, 0.8, 0.3)))
         engine = MtpEngine(drafter, layer, seed, away)
-        common = [chance.randrange(VOCAB) for _ in range(30)]
-        waiting = []
-        for _ in range(20):
-            prompt = common[: chance.randrange(31)] + [
-                chance.randrange(VOCAB) for _ in range(chance.randrange(9))
-            ]
-            waiting.append(Request(prompt or [1], chance.randrange(1, 40)))
-        answers = list(waiting)
-        while waiting or engine.on:
-            while waiting and len(engine.on) < chance.choice((1, SLOTS)):
-                engine.admit(waiting.pop(0))
-            engine.step()
-            if engine.on and chance.random() < 0.05:
-                request = chance.choice(list(engine.on.values()))
-                engine.leave(request)
-                waiting.append(request)
-        for request in answers:
-            text = list(request.prompt)
-            for _ in range(request.most):
-                text.append(next_of(text))
-            assert request.text == text
+        engine.crowd(chance)
         total += engine.drafts, engine.right
         bases |= layer.bases
     assert 0 < total[1] < total[0]
@@ -164,21 +151,10 @@ def test_what_the_layer_reads_is_of_the_text(most: int, by_cost: bool, away: flo
     assert max(bases) > 0 or not away
 
 
-def run(engine: MtpEngine, request: Request) -> int:
-    """Returns with how many tokens of its answer it had its first drafts."""
-    engine.admit(request)
-    first = -1
-    while engine.on:
-        engine.step()
-        if request.drafts and first < 0:
-            first = len(request.tokens)
-    return first
-
-
 def test_a_request_has_drafts_from_its_first_token_on() -> None:
     drafter, layer = make(3)
     engine = MtpEngine(drafter, layer, 1)
-    assert run(engine, Request(list(range(30)), 20)) == 1
+    assert engine.run(Request(list(range(30)), 20)) == 1
     assert engine.right > 10
     assert layer.bases == {0}
 
@@ -188,9 +164,9 @@ def test_a_prefix_that_is_found_is_read_where_it_was_computed() -> None:
     engine = MtpEngine(drafter, layer, 1)
     engine.misses = 0.0
     prompt = list(range(30))
-    run(engine, Request(prompt, 12))
+    engine.run(Request(prompt, 12))
     layer.calls.clear()
-    assert run(engine, Request(prompt, 12)) == 1
+    assert engine.run(Request(prompt, 12)) == 1
     assert layer.bases == {0}
     assert sum(positions for positions, _ in layer.calls) < 30
 
@@ -201,7 +177,7 @@ def test_what_came_from_elsewhere_is_left_out() -> None:
     engine = MtpEngine(drafter, layer, 1, away=1.0)
     engine.chance.randrange = lambda *span: span[-1] - 1  # type: ignore[method-assign]
     request = Request(list(range(3 * BLOCK + 1)), 24)
-    run(engine, request)
+    engine.run(request)
     assert layer.bases == {3 * BLOCK}
     assert engine.right > 10
 
@@ -239,7 +215,7 @@ def test_what_ends_with_its_first_token_is_not_looked_at() -> None:
     """As on an instance that hands requests over."""
     drafter, layer = make(4)
     engine = MtpEngine(drafter, layer, 1)
-    run(engine, Request(list(range(20)), 1))
+    engine.run(Request(list(range(20)), 1))
     assert layer.calls == []
 
 
@@ -247,12 +223,9 @@ def test_what_ends_with_its_first_token_is_not_looked_at() -> None:
 def test_nothing_is_drafted_where_it_does_not_pay(right: float, drafts: bool) -> None:
     drafter, layer = make(4, by_cost=True, right=right)
     engine = MtpEngine(drafter, layer, 1)
-    for _ in range(30):
-        run(engine, Request([5, 6, 7], 80))
+    engine.repeat(30)
     layer.calls.clear()
-    engine.drafts = engine.right = 0
-    for _ in range(10):
-        run(engine, Request([5, 6, 7], 80))
+    engine.repeat(10)
     if drafts:
         assert engine.right > 500
     else:
