@@ -167,7 +167,7 @@ class Engine:
                 self.leave(request)
 
     def run(self, request: Request) -> int:
-        """Until nothing is left to do.  Returns how many tokens of its answer there were at its first drafts."""
+        """Until nothing is left to do.  Returns how many tokens its answer had at its first drafts."""
         self.admit(request)
         first = -1
         while self.on:
