@@ -15,11 +15,14 @@ from torch import Tensor
 from baton.model.attention.base import AttentionStep
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.attention.triton_backend import TritonAttention
+from baton.model.cuda import attending
 from baton.model.cuda.attending import Pages, attend
+from baton.model.cuda.launch import Launch
 from tests.model.attention_cases import LAYER, Case, Loaded, load, run
 from tests.model.cuda.where import DEVICE, ON_DEVICE
 
 BF16, F16 = torch.bfloat16, torch.float16
+launched = Launch.run
 CASES = {
     "decode and chunks": Case(((5, 1), (0, 1), (300, 1), (0, 7), (20, 9)), 16),
     "splits, odd sizes": Case(((600, 1), (511, 1), (512, 1), (255, 1)), 24, 1, 3, block_size=24),
@@ -141,6 +144,25 @@ def test_a_row_does_not_depend_on_the_batch(case: Case):
         index = torch.from_numpy(at).to(DEVICE)
         found = backend.attend(LAYER, loaded.queries[index], None, backend.prepare(part), loaded.sinks)
         assert torch.equal(found, together[index])
+
+
+def test_sums_of_splits_take_little_memory(monkeypatch: pytest.MonkeyPatch):
+    """They are of decode rows, not of the tokens of a chunk beside them; of many rows some at a time, with
+    the same bits."""
+    case = Case(((255, 1), (600, 1), (256, 1), (10, 40)), 16, 1, 2)
+    backend, loaded = loaded_for(case)
+    together = run(backend, loaded)
+    made: list[Launch] = []
+    monkeypatch.setattr(Launch, "run", lambda launch: made.append(launch) or launched(launch))
+    plan = backend.prepare(loaded.step)
+    assert torch.equal(backend.attend(LAYER, loaded.queries, None, plan), together)
+    sums = [launch.arguments["sums"] for launch in made if launch.arguments["sums"] is not None]
+    assert [list(one.shape) for one in sums] == [[3, 2, 3, 16]] * 2
+    made.clear()
+    monkeypatch.setattr(attending, "_SPLIT_BYTES", 2 * 2 * 3 * 16 * 4)  # two rows
+    assert torch.equal(backend.attend(LAYER, loaded.queries, None, plan), together)
+    sums = [launch.arguments["sums"] for launch in made if launch.arguments["sums"] is not None]
+    assert [len(one) for one in sums] == [2, 2, 1, 1]
 
 
 CUT = [

@@ -24,6 +24,8 @@ ITEM_COLUMNS: Final = 4
 the block tables."""
 LARGEST_DIM: Final = 256
 _DECODE_ROWS: Final = 16
+_SPLIT_BYTES: Final = 512 << 20
+"""Of sums of splits that are kept at a time: more items are launched one part after the other."""
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -114,9 +116,15 @@ def attend(
     tokens, heads, dim = queries.shape
     if out is None:
         out = torch.empty((tokens, heads * dim), dtype=queries.dtype, device=queries.device)
-    launches = attend_launches(queries, pages, items, tables, scale, longest, window, soft_cap, sinks, out)
-    for launch in launches:
-        launch.run()
+    together = len(items)
+    if longest is not None:  # (a row's result does not depend on what else is launched)
+        together = max(1, _SPLIT_BYTES // (-(-longest // SPLIT) * heads * dim * 4))
+    for first in range(0, len(items), max(together, 1)):
+        some = items[first : first + together]
+        for launch in attend_launches(
+            queries, pages, some, tables, scale, longest, window, soft_cap, sinks, out
+        ):
+            launch.run()
     return out
 
 
@@ -134,7 +142,7 @@ def attend_launches(
 ) -> list[Launch]:
     """See `attend`."""
     check("queries", queries, (None, None, None), *_DTYPES)
-    tokens, heads, dim = queries.shape
+    _, heads, dim = queries.shape
     _, kv_heads, _, _ = pages.keys.shape
     _check_all(queries, pages, items, tables, window, sinks, out)
     decode, splits = longest is not None, 1 if longest is None else max(1, -(-longest // SPLIT))
@@ -143,8 +151,8 @@ def attend_launches(
     tile_heads = min(group, tile.rows)
     sums = tops = None
     if decode:
-        sums = torch.empty((tokens, heads, splits, dim), dtype=torch.float32, device=queries.device)
-        tops = torch.empty((tokens, heads, splits, 2), dtype=torch.float32, device=queries.device)
+        sums = torch.empty((len(items), heads, splits, dim), dtype=torch.float32, device=queries.device)
+        tops = torch.empty((len(items), heads, splits, 2), dtype=torch.float32, device=queries.device)
     shared = dict(
         out=out,
         sums=sums,

@@ -77,9 +77,10 @@ def attend_kernel(
     """Programs: (items, KV heads * parts of their query heads, splits).
 
     items: [N, 4] int32: first token of the step, number of positions, position of the first, row of
-    `tables`. queries: [T, HEADS, DIM]; out: [T, HEADS * DIM]; with SPLIT (else 0): sums float32 [T, HEADS,
-    splits, DIM], tops [T, HEADS, splits, 2] of (m, l).  keys, values: of the layer, strides in elements;
-    with INT8 they are bytes, and scales lie behind each position's (strides are multiples of four).
+    `tables`. queries: [T, HEADS, DIM]; out: [T, HEADS * DIM]; with SPLIT (else 0; items have one position):
+    sums float32 [N, HEADS, splits, DIM], tops [N, HEADS, splits, 2] of (m, l).  keys, values: of the layer,
+    strides in elements; with INT8 they are bytes, and scales lie behind each position's (strides are
+    multiples of four).
     """
     item = tl.program_id(0)
     split = tl.program_id(2)
@@ -172,7 +173,7 @@ def attend_kernel(
         )
     else:
         if SPLIT:
-            at_split = place * splits + split
+            at_split = (item.to(tl.int64) * HEADS + head) * splits + split
             tl.store(sums + at_split[:, None] * DIM + dims[None, :], o, mask=used[:, None] & inside[None, :])
             tl.store(tops + at_split * 2, m, mask=used)
             tl.store(tops + at_split * 2 + 1, total, mask=used)
@@ -216,7 +217,7 @@ def merge_kernel(
     last = position // SPLIT + 1
     if (count == 0) | (last - first < 2):
         return
-    place = token.to(tl.int64) * HEADS + head
+    place = tl.program_id(0).to(tl.int64) * HEADS + head
     dims = tl.arange(0, WIDTH)
     inside = dims < DIM
     m = tl.full((1,), float("-inf"), tl.float32)
@@ -241,4 +242,5 @@ def merge_kernel(
         one = tl.zeros((1,), tl.int32)
         m, total, o = with_sinks(sinks, one + head, one == 0, m, total, o)
     result = o / total[:, None]
-    tl.store(out + place * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=inside[None, :])
+    out_place = token.to(tl.int64) * HEADS + head
+    tl.store(out + out_place * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=inside[None, :])
