@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,9 +52,22 @@ class Site:
         self._descriptors = descriptors
         self._shutdown_timeout_s = shutdown_timeout_s
         self._started = threading.Event()
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="site", daemon=True)
         self._thread.start()
-        assert self._started.wait(DEADLINE_S)
+        if not self._started.wait(DEADLINE_S):
+            raise TimeoutError(f"not listening after {DEADLINE_S:g} s; it is here:\n{self._where()}")
+        if self._error is not None:
+            raise RuntimeError("the site did not start") from self._error
+
+    def _where(self) -> str:
+        """What its thread and its tasks do."""
+        assert self._thread.ident is not None
+        lines = traceback.format_stack(sys._current_frames().get(self._thread.ident))
+        if hasattr(self, "_loop"):
+            for task in asyncio.all_tasks(self._loop):
+                lines += [f"{task!r}\n", *(f"  {frame!r}\n" for frame in task.get_stack())]
+        return "".join(lines) + f"hellos that the engine has heard: {self.engine.hellos}"
 
     def __enter__(self) -> Site:
         return self
@@ -119,8 +134,14 @@ class Site:
             time.sleep(0.02)
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve())
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._started.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
