@@ -131,6 +131,8 @@ def test_a_violation_reaches_the_process_that_sums_up():
         ("retired", 4000248),
         # The last gateway crashed between the last answer and the end of the registrations.
         ("watchers", 4000928),
+        # A label that was not given left its patience: the next change that took one back came too soon.
+        ("auto-labels", 3709),
     ],
 )
 def test_seeds_that_were_once_found(scenario, seed):

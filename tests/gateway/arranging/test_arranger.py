@@ -135,6 +135,26 @@ def test_back_and_forth_takes_longer_each_time():
     assert longest >= 2
 
 
+def test_a_change_that_was_refused_does_not_make_the_next_one_sooner():
+    """Twice there and back; then an instance is away, and what is decided without it is not done."""
+    life = Life("prefill decode decode")
+    prompts, streams = {"prompts": 14_000, "decoding": 2}, {"prompts": 500, "decoding": 100}
+    for known, load in enumerate((prompts, streams, prompts, streams)):
+        while len(life.changes) == known:
+            life.live(1, **load)
+    life.set("i0", serves=False)
+    while len(life.changes) == 4:
+        life.live(1, **prompts)
+    refused, decided_at = life.changes[4], life.now
+    life.arranger.refused(refused)
+    life.set(refused.name, label="decode")
+    life.set("i0", serves=True)
+    while len(life.changes) == 5:
+        life.live(1, **prompts)
+    assert life.labels == ["decode", "prefill", "prefill"], "it takes the fourth back"
+    assert life.now - decided_at >= 8 * RULES.cool_down_s
+
+
 @pytest.mark.parametrize("labels", ["prefill decode", "prefill prefill decode", "mixed", "mixed mixed"])
 def test_somebody_is_left_for_both(labels):
     life = Life(labels)

@@ -84,6 +84,8 @@ class _Moment(NamedTuple):
     before: Label
     all_before: tuple[Label, ...]
     """Labels of the instances that served, in order."""
+    cool_down_s: float
+    """Until this change: what had to pass before one that takes the last one back."""
 
 
 class Arranger:
@@ -290,7 +292,7 @@ class Arranger:
         return bool(self._history) and _labels_after(serving, change) == self._history[-1].all_before
 
     def _decided(self, change: Change, serving: list[InstanceView], now: float) -> None:
-        rules = self.rules
+        rules, cool_down_s = self.rules, self._cool_down_s
         if self._reverts(change, serving):
             self._cool_down_s = min(2 * self._cool_down_s, rules.longest_cool_down_s)
         else:
@@ -299,7 +301,8 @@ class Arranger:
         self._changed_at = now
         self.num_changes += 1
         self._wanted, self._wanted_looks = None, 0
-        self._history.append(_Moment(now, change, before, _in_order([one.label for one in serving])))
+        labels = _in_order([one.label for one in serving])
+        self._history.append(_Moment(now, change, before, labels, cool_down_s))
         self._pending = (change, now)
 
     @property
@@ -316,7 +319,7 @@ class Arranger:
         """What was decided last was not done: somebody else was faster, or the instance is not there."""
         if self._pending is not None and self._pending[0] == change:
             self._pending = None
-            self._history.pop()
+            self._cool_down_s = self._history.pop().cool_down_s
 
     def begin_anew(self, now: float) -> None:
         """It did not decide for a while, and others may have."""
