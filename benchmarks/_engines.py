@@ -18,6 +18,7 @@ SCRIPTS = {
     "vllm": "run_vllm.py",
     "openvino": "run_openvino.py",
     "llama.cpp": "run_llama_cpp.py",
+    "llama-server": "run_llama_server.py",
     "transformers": "run_transformers.py",
 }
 _ANSWER_S = 1200.0
@@ -74,8 +75,13 @@ class Engine:
 
     def run(self, prompts: list[list[int]], output_len: int) -> float:
         """Seconds for one batch.  Raises `RuntimeError` if the answers are not of the length asked for."""
+        return self.run_and_tell(prompts, output_len)[0]
+
+    def run_and_tell(self, prompts: list[list[int]], output_len: int) -> tuple[float, dict[str, Any]]:
+        """And `answering.Told`."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": prompts, "output_len": output_len}) + "\n")
+        order = {"prompts": prompts, "output_len": output_len, "tell": True}
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         result = self._read()
         self.resident_bytes = max(self.resident_bytes, int(result["resident_bytes"]))
@@ -83,7 +89,7 @@ class Engine:
             raise RuntimeError(
                 f"{self.name}: {result['output_tokens']} tokens, not {output_len * len(prompts)}"
             )
-        return float(result["elapsed_s"])
+        return float(result["elapsed_s"]), result["told"] or {}
 
     def stop(self, stopped: bool = True) -> None:
         """Keeps it from using the CPU, or lets it go on.  Baton is let be: it uses none while it waits, and

@@ -27,6 +27,8 @@ ernie-21b-a3b --mtp`) has the same cases of that layer.
 what the work takes even while others use the machine (how many drafts there are, the wall clock decides
 all the same).
 
+`--peer NAME=VENV` measures that instead: n-gram drafts of Baton and of other engines (`_beside.py`).
+
 After the table: the cost of a step by its tokens, as `auto` has measured it.
 """
 
@@ -34,7 +36,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -44,6 +48,7 @@ from typing import Any
 
 import numpy as np
 
+from _beside import compare, parse_beside, quoting_checkpoint
 from _common import Table, machine, print_machine, write_json
 from _planted import Answers, Planted, PlantedModel, PlantedMtp
 from baton.drafting.cost import StepCost
@@ -289,10 +294,28 @@ def main() -> None:
     parser.add_argument("--draft-model", metavar="DIRECTORY")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kept", type=int, default=10000, help="answers kept for other requests")
+    parser.add_argument(
+        "--peer",
+        type=parse_beside,
+        action="append",
+        default=[],
+        metavar="NAME=VENV[,METHOD]",
+        help="beside vllm or llama-server; repeatable, also with several methods",
+    )
     parser.add_argument("--out")
     given = parser.parse_intermixed_args()
     facts = machine()
     print_machine(facts)
+    if given.peer:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engines are closed
+        place = Path(given.directory + "-converted")
+        common = {"peers": given.peer, "rounds": given.rounds, "threads": given.threads}
+        quoting = quoting_checkpoint(Path(given.directory), place / "quoting")
+        beside = compare(quoting, kinds=("quoting", "editing"), converted=place, **common)
+        embedded = Path(resolve_model(None))
+        beside += compare(embedded, kinds=["looping"], converted=place / "embedded", **common)
+        write_json(given.out, {"machine": facts, "beside": beside})
+        return
     chosen = [CASES[name] for name in given.cases] if given.cases else list(CASES.values())
     kinds = {"random", "quoting", "json"} | ({"draft"} if given.draft_model else set())
     if ModelConfig.from_directory(given.directory).mtp is not None:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,23 @@ class Settings:
     """Directory for what the engine makes of the checkpoint, if it cannot read it as it is."""
     works: Sequence[tuple[int, int]] = ()
     """Of each work, requests at once and tokens of each at most; for engines whose KV cache has a shape."""
+    speculation: str | None = None
+    """`off`, `ngram` or another form that the engine has; None: as it does by itself."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """Of the last batch."""
+
+    tokens: list[list[int]]
+    """Output of each request."""
+    drafts: int
+    """Computed."""
+    right: int
+
+
+LONGEST_DRAFT = 15
+"""Tokens of a draft, at most, in every engine: Baton's own default."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,7 @@ class Loaded:
     complete: Complete
     weight_bytes: dict[str, int] | None = None
     """Of the `layers` and of the `head`: what a step that makes a token reads.  None: nobody knows."""
+    told: Callable[[], Told] | None = None
 
 
 def split(tensors: Iterable[tuple[str, int]], chosen: float = 1.0) -> dict[str, int]:
@@ -135,7 +153,8 @@ def answer(load: Callable[[Settings], Loaded]) -> None:
         before = time.perf_counter()
         tokens = engine.complete(order["prompts"], order["output_len"])
         elapsed = time.perf_counter() - before
-        reply(elapsed_s=elapsed, output_tokens=tokens, resident_bytes=resident_bytes())
+        told = asdict(engine.told()) if order.get("tell") and engine.told is not None else None
+        reply(elapsed_s=elapsed, output_tokens=tokens, resident_bytes=resident_bytes(), told=told)
 
 
 def resident_bytes() -> int:

@@ -7,7 +7,8 @@ Needs `pip install llama-cpp-python gguf numpy`.  The tensors are written from t
 defaults: Q4_K_M mixes Q4_K and Q6_K, and a head that is the embedding has 6 bits in both formats of 4 bits.
 The bfloat16 file is deleted once every format asked for is there, unless `bf16` is one of them.  A checkpoint
 in 4 bits becomes Q4_0 as it is (`gguf_codes`).
-No tokenizer is written: tokens come and go as ids.
+Tokens come and go as ids, so a tokenizer is written only for `llama-server`, which does not start without
+one: its ids and merges, no more.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def convert(checkpoint: Path, directory: Path, names: Sequence[str]) -> list[Pat
     return [path_of(directory, name) for name in names]
 
 
-def write_plain(checkpoint: Path, path: Path) -> None:
+def write_plain(checkpoint: Path, path: Path, tokenizer: bool = False) -> None:
     """Writes bfloat16 weights and float32 norms, straight from the mapped checkpoint."""
     import gguf
 
@@ -70,7 +71,10 @@ def write_plain(checkpoint: Path, path: Path) -> None:
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     partial = path.with_suffix(".partial")
     writer = gguf.GGUFWriter(partial, name)
-    for method, value in description(config):
+    told = description(config)
+    if tokenizer:
+        told = [*told[:-1], *_tokenizer(checkpoint, config)]
+    for method, value in told:
         getattr(writer, method)(value)
     for source, tensor in _tensors(checkpoint):
         target = names.get_name(source, try_suffixes=(".weight",))
@@ -118,6 +122,22 @@ def description(config: dict[str, Any]) -> list[tuple[str, Any]]:
         ("add_layer_norm_rms_eps", config["rms_norm_eps"]),
         ("add_vocab_size", config["vocab_size"]),
         ("add_tokenizer_model", "no_vocab"),
+    ]
+
+
+def _tokenizer(checkpoint: Path, config: dict[str, Any]) -> list[tuple[str, Any]]:
+    """As `description`, of a byte-level BPE."""
+    model = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    tokens = {index: token for token, index in model["vocab"].items()}
+    size = config["vocab_size"]
+    return [
+        ("add_tokenizer_model", "gpt2"),
+        ("add_tokenizer_pre", "default"),
+        ("add_token_list", [tokens.get(index, f"[{index}]") for index in range(size)]),
+        ("add_token_types", [1] * size),
+        ("add_token_merges", [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]),
+        ("add_eos_token_id", config["eos_token_id"]),
+        ("add_add_bos_token", False),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from answering import Loaded, Settings, answer, weight_numbers
+from answering import LONGEST_DRAFT, Loaded, Settings, Told, answer, weight_numbers
 from packed_files import weight_bytes
 
 import baton
@@ -18,6 +18,11 @@ def load(settings: Settings) -> Loaded:
         for name in ("quantization", "quantization_group_size", "quantize_head")
         if (value := getattr(settings, name)) is not None
     }
+    if settings.speculation in ("off", None):
+        options["speculation"] = settings.speculation
+    else:
+        method = {"method": settings.speculation, "num_speculative_tokens": LONGEST_DRAFT}
+        options["speculative_config"] = method
     llm = LLM(
         settings.model,
         dtype=settings.dtype,
@@ -29,12 +34,22 @@ def load(settings: Settings) -> Loaded:
         **options,
     )
 
+    made: list[list[int]] = []
+    counted = [0, 0]
+
     def complete(prompts: list[list[int]], output_len: int) -> int:
         params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
         results = llm.generate(prompts, params, use_tqdm=False)
-        return sum(len(result.outputs[0].token_ids) for result in results)
+        made[:] = [list(result.outputs[0].token_ids) for result in results]
+        return sum(map(len, made))
 
-    return Loaded(baton.__version__, complete, _weight_bytes(settings))
+    def told() -> Told:
+        stats = llm._background.call(llm._background._client.query("stats"))
+        before = tuple(counted)
+        counted[:] = stats["draft_tokens"], stats["accepted_tokens"]
+        return Told(made, counted[0] - before[0], counted[1] - before[1])
+
+    return Loaded(baton.__version__, complete, _weight_bytes(settings), told)
 
 
 def _weight_bytes(settings: Settings) -> dict[str, int] | None:

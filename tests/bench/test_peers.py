@@ -14,7 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baton.executor.torch_executor import TorchExecutor
 from baton.model.checkpoint.config import ModelConfig
+from tests.executor.driver import Driver
+from tests.executor.test_torch_parity import config_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -126,6 +129,46 @@ def test_a_gguf_file_has_the_numbers_of_the_checkpoint(modules, checkpoint, tmp_
     assert sizes["head"] == 2 * tensors["lm_head.weight"].numel()
     with pytest.raises(modules("answering").NotOffered, match="q3_k"):
         files.convert(checkpoint, tmp_path, ["q3_k"])
+
+
+@pytest.mark.parametrize("kind", ["quoting", "editing"])
+def test_a_model_that_quotes(modules, checkpoint, tmp_path, kind):
+    """Its answer is the text of the prompt, also where the prompt has other tokens."""
+    beside = modules("_beside")
+    model = beside.quoting_checkpoint(checkpoint, tmp_path / "quoting")
+    assert beside.quoting_checkpoint(checkpoint, tmp_path / "quoting") == model
+    prompt, text = (beside.prompt_of(name, 2048, 3) for name in (kind, "quoting"))
+    assert len(prompt) == beside.PROMPT
+    assert sum(one != other for one, other in zip(prompt, text, strict=True)) == (
+        12 if kind == "editing" else 0
+    )
+    executor = TorchExecutor.from_config(config_for(model, dtype="float32"), 0, "")
+    driver = Driver(executor)
+    request = driver.add(prompt, 24)
+    driver.run()
+    executor.close()
+    assert request.tokens == text[8:32]
+
+
+def test_a_gguf_file_for_the_server_has_the_tokens(modules, checkpoint, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    modules("gguf_files").write_plain(checkpoint, path, tokenizer=True)
+    fields = gguf.GGUFReader(path).fields
+    assert fields["tokenizer.ggml.model"].contents() == "gpt2"
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    assert len(tokens) == len(set(tokens)) == 2048
+
+
+@pytest.mark.parametrize("text", ["openvino=/x", "vllm=", "vllm=/nowhere", "vllm"])
+def test_an_engine_that_does_not_draft_is_refused(modules, text):
+    with pytest.raises(argparse.ArgumentTypeError, match="give NAME=VENV or NAME=VENV,METHOD"):
+        modules("_beside").parse_beside(text)
+
+
+def test_tokens_until_two_answers_part(modules):
+    shared = modules("_beside").shared
+    assert [shared([1, 2, 3], [1, 2, 4]), shared([1], [1, 2]), shared([2], [1])] == [2, 1, 0]
 
 
 def test_rows_of_queries_change_places_for_llama_only(modules):

@@ -93,7 +93,8 @@ def test_answers_are_those_without_drafts(
         log = server.log()
     print(f"{section}, {part.name}: {outcome.line()}", *outcome.wrong[:5], sep="\n", flush=True)
     assert not outcome.wrong, f"{len(outcome.wrong)} of {outcome.asked}:\n" + "\n".join(outcome.wrong[:5])
-    assert "Traceback" not in log, log
+    if not (part.kills and section.ranks > 1):  # (there a rank tells where it was when it lost the other one)
+        assert "Traceback" not in log, log
     assert outcome.asked == len(known)
     if part.sure or MANY:
         assert 0 < outcome.right < outcome.drafted
