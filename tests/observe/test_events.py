@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.observe.events.clocks import Alignment, Moment
@@ -185,7 +185,20 @@ def planted(p_wrong: float, d_wrong: float, reach: float, *, known: bool = True)
 WRONG = st.floats(-0.04, 0.04)
 
 
+def test_an_old_message_does_not_take_the_place_of_a_newer_one_that_says_more():
+    clock = Alignment()
+    clock.heard(705.0, 5.0)
+    clock.sent(5.0, 705.0001)
+    before = clock.offset(5.0)
+    clock.sent(0.0, 700.0002)
+    clock.heard(699.9999, 0.0)
+    assert clock.offset(5.0) == before
+    clock.sent(0.0, 699.999)  # (better by as much as the clocks may have drifted apart since)
+    assert clock.offset(5.0)[0] < before[0]
+
+
 @given(WRONG, WRONG, st.floats(0.0, 0.02), st.booleans())
+@example(0.0, 0.0, 6.1e-5, True)
 def test_what_clocks_are_wrong_by_never_turns_a_hand_over_around(p_wrong, d_wrong, more, known):
     reach = max(abs(p_wrong), abs(d_wrong)) + more + 1e-5
     story = planted(p_wrong, d_wrong, reach, known=known)

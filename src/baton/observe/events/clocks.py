@@ -5,8 +5,8 @@ anywhere, and run nearly equally fast.  Let the offset be theirs minus ours.  A 
 our clock and they read at `r` on theirs was not read before it was sent: offset ≤ r − s.  One that they wrote
 at `w` and we read at `h` says: offset ≥ w − h.  So each message bounds the offset from one side, the best of
 each side is kept, and half of what lies between is the error, known and not guessed.  Old bounds get worse
-with `DRIFT`, so newer ones take their place.  Requests and answers, and the questions of heartbeats,
-are such messages.
+with `DRIFT`, so newer ones take their place; an older message of which one learns late must be better by as
+much.  Requests and answers, and the questions of heartbeats, are such messages.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Alignment:
     def sent(self, at: float, read_at: float) -> None:
         """We sent something at `at`, on our clock, and they read it at `read_at`, on theirs."""
         bound = read_at - at
-        if self._upper is None or bound <= self._upper + DRIFT * abs(at - self._upper_at):
+        if self._upper is None or bound <= self._upper + DRIFT * (at - self._upper_at):
             self._upper, self._upper_at = bound, at
 
     def heard(self, written_at: float, at: float) -> None:
         """They wrote something at `written_at`, on their clock, and we read it at `at`, on ours."""
         bound = written_at - at
-        if self._lower is None or bound >= self._lower - DRIFT * abs(at - self._lower_at):
+        if self._lower is None or bound >= self._lower - DRIFT * (at - self._lower_at):
             self._lower, self._lower_at = bound, at
 
     def offset(self, at: float) -> tuple[float, float | None]:
