@@ -81,6 +81,7 @@ def with_drafts(batch: StepBatch, drafts: Fitting, tables: Int32Array, block_siz
         tokens.append(newest[row])
         tokens += drafts.tokens[first : first + drafts.counts[row]]
         first += drafts.counts[row]
+    # Copies, always: by the decode set's own array `Slots` knows a step without drafts.
     slots, starts = batch.slots[order], batch.starts[order]
     if without:
         tables = tables[order]
