@@ -30,15 +30,14 @@ def choose(chances: npt.NDArray[np.float32], rows: int, seconds: npt.NDArray[np.
     room = min(len(likely), len(seconds) - 1 - rows)
     if room <= 0:
         return None
-    order = (
-        likely if len(chances) == 1 else likely[np.argsort(-flat[likely], kind="stable")]
-    )  # (a row's stay in order)
+    alone = len(chances) == 1  # (then they are in order)
+    order = likely if alone else likely[np.argsort(-flat[likely], kind="stable")]  # (a row's stay in order)
     order = order[:room]
     rate = (rows + np.cumsum(flat[order], dtype=np.float64)) / seconds[rows + 1 : rows + 1 + room]
     best = int(rate.argmax())
     if rate[best] < (1 + _GAIN) * rows / seconds[rows]:
         return None
-    if len(chances) == 1:
+    if alone:
         return [best + 1]
     found: list[int] = np.bincount(order[: best + 1] // chances.shape[1], minlength=len(chances)).tolist()
     return found

@@ -18,7 +18,7 @@ class StopTokens:
         self.columns: Int32Array = np.full((num_slots, _COLUMNS), NO_STOP, np.int32)
         """[num_slots, columns]"""
         self.of: list[frozenset[int]] = [frozenset()] * num_slots
-        """[num_slots]"""
+        """[num_slots] the stop tokens of each slot, as a set."""
         self._many: set[int] = set()
         """Slots that have more than there are columns."""
 

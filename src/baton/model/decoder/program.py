@@ -137,6 +137,7 @@ class _Step(ctypes.Structure):
 
 
 _MOST_ROOMS = 64
+"""Shapes of steps that are remembered."""
 
 
 class Program:
