@@ -133,6 +133,8 @@ def test_a_violation_reaches_the_process_that_sums_up():
         ("watchers", 4000928),
         # A label that was not given left its patience: the next change that took one back came too soon.
         ("auto-labels", 3709),
+        # A host died behind a line that had vanished, and with no client left the link's time stood still.
+        ("relay", 9850),
     ],
 )
 def test_seeds_that_were_once_found(scenario, seed):

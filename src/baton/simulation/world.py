@@ -139,9 +139,10 @@ class World:
 
     @property
     def nobody_waits(self) -> bool:
-        """The faults are over, all clients have their answers, and all instances are well."""
+        """The faults are over, all clients have their answers, and all instances and their hosts are well."""
         calm = not self.open_clients and self.events.now > self.plan.faults_end
-        return calm and all(one.alive and one.engine.core.ready for one in self.instances)
+        ready = calm and all(one.alive and one.engine.core.ready for one in self.instances)
+        return ready and self.hosts.all_take_part()
 
     # -- what the parties use
 

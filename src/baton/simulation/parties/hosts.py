@@ -5,7 +5,8 @@ has), and the connections (`wires/lines.py`): in order, late, stalled, cut with 
 with frames that are lost or come again.
 
 Ranks on other hosts live and die with their relay (`relay.py`), and the engine hears of them what the link
-passes on.  While no client waits and the faults are over, nobody says that it is there, so that a run ends.
+passes on.  Once the faults are over, no client waits and all hosts take part, nobody says that it is there,
+so that a run ends.
 """
 
 from __future__ import annotations

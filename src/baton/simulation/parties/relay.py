@@ -206,6 +206,10 @@ class OtherHosts:
         self.launchers[index, number] = launcher
         self._world.events.after(0.02 * launcher.chance(), launcher, launcher.ask)
 
+    def all_take_part(self) -> bool:
+        """Every host has a relay.  (An engine is ready for as long as it has not noticed that one is gone.)"""
+        return all(launcher.relay is not None for launcher in self.launchers.values())
+
     def heal(self) -> None:
         """The faults are over."""
         for lines in self.lines.values():
