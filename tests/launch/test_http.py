@@ -14,10 +14,11 @@ import pytest
 
 from baton.gateway.access import Access
 from baton.gateway.errors import BadRequest
+from baton.launch.http import http_server
 from baton.launch.http.listening import listen
 from baton.launch.limits import OptionError
 from baton.launch.options import HttpOptions
-from tests.launch.http_site import Site, completion, read_all, read_answer, status
+from tests.launch.http_site import DEADLINE_S, Site, completion, read_all, read_answer, status
 
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 QUICK = HttpOptions(timeout_head=0.3, timeout_body=0.3, timeout_write=0.3, timeout_keep_alive=0.3)
@@ -276,6 +277,23 @@ def test_what_has_begun_to_arrive_is_answered(byte_level: Path):
             answer = read_all(connection)
             assert status(answer) == 200
             assert b"connection: close" in answer
+            connection.close()
+
+
+def test_a_client_that_had_just_connected_is_answered(byte_level: Path, monkeypatch: pytest.MonkeyPatch):
+    """It cannot tell a close from a server that failed."""
+    monkeypatch.setattr(http_server, "_UPLOADING_S", DEADLINE_S)
+    with Site(byte_level, shutdown_timeout_s=DEADLINE_S) as site:
+        kept, fresh = site.connect(GET + b"\r\n"), site.connect()
+        assert status(kept.recv(1 << 16)) == 200
+        site.until(lambda: site.call(lambda: len(site.http.server_state.connections)) == 2)
+        site.stop()
+        assert read_all(kept) == b"", "what a client kept is closed"
+        fresh.sendall(GET + b"\r\n")
+        answer = read_all(fresh)
+        assert status(answer) == 200
+        assert b"connection: close" in answer
+        for connection in (kept, fresh):
             connection.close()
 
 

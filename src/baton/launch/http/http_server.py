@@ -3,12 +3,12 @@
 Imported after the instances have been started: it takes half a second, which their start then hides.
 
 How it ends.  `leave` is the notice: `/ready` answers 503, everything is served as before, and each answer is
-the last one of its connection, so that clients and load balancers move on.  With `stopping` idle connections
-are closed, new ones are answered 503, requests that have begun to arrive may do so for `_UPLOADING_S`, and
-what runs may end.  The listener is open until
-the last answer, so nobody is refused while the next server starts: it can take the port over from the notice
-on (`listening.py`).  What has not ended in time loses its connection first, so that it ends as when a client
-hangs up, without a word in the log.
+the last one of its connection, so that clients and load balancers move on.  With `stopping` connections that
+idle between two requests are closed, new ones are answered 503, requests that have begun to arrive may do so
+for `_UPLOADING_S`, as may the first one of a connection that was there before, and what runs may end.  The
+listener is open until the last answer, so nobody is refused while the next server starts: it can take the
+port over from the notice on (`listening.py`).  What has not ended in time loses its connection first, so that
+it ends as when a client hangs up, without a word in the log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from baton.observe.tracing.collector import make_tracer
 _ANSWERING_S = 5.0
 """What the last answers may take to be written."""
 _UPLOADING_S = 2.0
-"""What requests that have begun to arrive may take for the rest, once the server stops."""
+"""What requests that have begun to arrive, or whose client has connected, may take, once the server stops."""
 _HANGING_UP_S = 1.0
 _LOOK_S = 0.05
 

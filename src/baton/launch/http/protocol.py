@@ -278,11 +278,13 @@ class Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """The server stops: what was asked is answered, also what has come and was not read yet (a client
-        may take a connection that it kept just now, and gets a reset if that is closed then)."""
+        may take a connection that it kept just now, and gets a reset if that is closed then).  A client that
+        has only connected so far asks in a moment; it would take a close for a failure, where one that
+        kept a connection tries another."""
         self.leave()
         if not self._answered:
             self.cycle.keep_alive = False
-        elif not self._in_head and not self._has_unread():
+        elif self.cycle is not None and not self._in_head and not self._has_unread():
             self.transport.close()
 
     def end_upload(self) -> None:
