@@ -14,7 +14,9 @@ No step waits for one: a request whose matcher is not there when its token is du
 computed again in the next step.  Only where nobody else gets a token does a step wait, a moment at a time.
 
 Masks are filled by another thread while the model computes, if there is a core for it (`beside`), else by as
-many threads as compute, when that is done.  llguidance leaves the interpreter alone meanwhile.
+many threads as compute, when that is done.  llguidance leaves the interpreter alone meanwhile.  Those behind
+the drafts of a step are filled with them (`ahead.py`), or, if the sampler cannot sample all of a row's
+positions together, each when the token before it is known.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
+from baton.grammar.ahead import Ahead
 from baton.grammar.compiled import Grammars, MatchingError, Promise, check_matcher
+from baton.grammar.filling import Asked, Bits, Filling, allows
 from baton.grammar.spelling import Spelling
 from baton.protocol.sampling import UNFOLLOWABLE, Constraint, Stopping
 
@@ -39,9 +43,9 @@ _GIVE_UP_S = 60.0
 _SPECIAL = b"\xff"
 """Before the number of a special token, where llguidance gives a text."""
 _LONGEST_MESSAGE = 300
+_NOTHING = "no token of the vocabulary may follow"
 
 Int32Array = npt.NDArray[np.int32]
-Bits = npt.NDArray[np.uint32]
 
 
 class Ready(NamedTuple):
@@ -77,11 +81,13 @@ class Masks:
         self._spelling: Spelling | None = None
         """From when a text was first forced."""
         self._beside = beside
-        self._threads = threads
+        self._row_filling = Filling(vocab_size, threads)
+        self._ahead = Ahead(masks.shape[1], self._row_filling)
+        self._looks_ahead = False
+        """Whether masks behind drafts are filled, in this step."""
         self._clock = clock
         self._requests: dict[int, _Request] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._executor: LLExecutor | None = None
         self._filling: Future[dict[int, str]] | None = None
         self._rows: list[int] = []
         self._alone = False
@@ -113,14 +119,19 @@ class Masks:
             self._masked[slot] = 0
             self._grammars.release(request.constraint.grammar, request.future)
 
-    def begin(self, slots: Int32Array) -> None:
-        """These are sampled at the end of the step that begins."""
+    def begin(self, slots: Int32Array, drafts: list[list[int]] | None = None) -> bool:
+        """These are sampled at the end of the step that begins.  With `drafts`, of each of them, all of
+        their positions are, if it can be done: else returns False, and only the first ones are."""
         self._rows = [slot for slot in slots.tolist() if slot in self._requests]
         self._alone = len(self._rows) == len(slots)
+        self._looks_ahead = drafts is not None and not any(self._requests[slot].alone for slot in self._rows)
+        if drafts is not None and self._looks_ahead:
+            self._ahead.begin(slots.tolist(), drafts)
         if self._beside and self._rows:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, "masks")
             self._filling = self._pool.submit(self._fill, self._rows)
+        return self._looks_ahead
 
     def ready(self) -> Ready:
         """Waits until the masks of the slots that were given to `begin` are filled, of those that have a
@@ -155,12 +166,33 @@ class Masks:
                 request = self._requests.get(slot)
                 if request is None or slot in self._without:
                     continue
-                if self._masks.item(slot, token >> 5) >> (token & 31) & 1:
+                if allows(self._masks, slot, token):
                     request.new = token
                 else:
-                    failed[slot] = _why("no token of the vocabulary may follow")
+                    failed[slot] = _why(_NOTHING)
             self._rows = []
         return failed
+
+    @property
+    def ahead(self) -> Bits:
+        """[places, words] the masks of all positions of a step whose `begin` said so; after `ready`."""
+        return self._ahead.masks
+
+    def filled_ahead(self, slot: int) -> int | None:
+        """Of such a step: how many of the slot's positions have a mask; None: it has no grammar."""
+        return self._ahead.filled.get(slot, 0) if slot in self._requests else None
+
+    def chosen_ahead(self, slot: int, run: list[int]) -> tuple[int, str]:
+        """`chosen`, of such a step: what was sampled for one slot, which is not late and has not failed.
+        Returns how many of these tokens are in their masks, and why the next one could not be chosen."""
+        request = self._requests[slot]
+        first = self._ahead.first(slot)
+        for number, token in enumerate(run):
+            if not allows(self._ahead.masks, first + number, token):
+                return number, _why(_NOTHING)
+            self._read_new(request)
+            request.new = token
+        return len(run), ""
 
     def forced(self, slots: Iterable[int]) -> dict[int, list[int]]:
         """What must follow of these slots' answers, where only one text may: slot → tokens that probably
@@ -210,7 +242,7 @@ class Masks:
     def _fill(self, rows: list[int]) -> dict[int, str]:
         """The masks of those whose matchers are there.  Returns who failed."""
         failed: dict[int, str] = {}
-        found: list[tuple[LLMatcher, int]] = []
+        found: list[Asked] = []
         for slot in rows:
             request = self._requests[slot]
             if request.matcher is None:
@@ -225,13 +257,19 @@ class Masks:
                     failed[slot] = f"structured_outputs: {error}"[:_LONGEST_MESSAGE]
                     continue
             self._read_new(request)  # (microseconds; threads would take longer to begin)
-            found.append((request.matcher, slot))
+            found.append(request.asked(request.matcher, slot))
         filled = self._kept(found, failed)
-        self._compute(filled)
+        self._row_filling.compute(self._masks, filled)
         filled = self._kept(filled, failed)
-        if filled:
-            self._set_ends([slot for _, slot in filled])
+        self._row_filling.set_ends(self._masks, filled)
+        if self._looks_ahead:
+            for slot in [asked.row for asked in filled if self._requests[asked.row].alone]:
+                self._ahead.stop(slot)  # (it was lost in this step)
+            self._ahead.fill(self._masks, filled, self._asked)
         return failed
+
+    def _asked(self, slot: int, matcher: LLMatcher, place: int, more: int) -> Asked:
+        return self._requests[slot].asked(matcher, place, more)
 
     def _read_new(self, request: _Request) -> None:
         """The request's matcher, which is there, reads the token that it has not read."""
@@ -256,60 +294,21 @@ class Masks:
             self._spelling.learn(request.forced, request.spelling)
             request.forced, request.spelling, request.spelt = b"", [], 0
 
-    def _compute(self, rows: list[tuple[LLMatcher, int]]) -> None:
-        width = 4 * self._masks.shape[1]
-        if len(rows) < 2 or self._threads == 1:
-            for matcher, slot in rows:
-                matcher.unsafe_compute_mask_ptr(self._masks.ctypes.data + slot * width, width)
-        else:
-            if self._executor is None:
-                self._executor = LLExecutor(self._threads)
-            # (Each thread takes rows that follow each other: then they meet at few lexers' locks.)
-            rows = sorted(rows, key=lambda row: self._requests[row[1]].future.lexer)
-            self._executor.unsafe_compute_mask_ptr(rows, self._masks.ctypes.data, width, len(self._masks))
-
-    def _kept(self, rows: list[tuple[LLMatcher, int]], failed: dict[int, str]) -> list[tuple[LLMatcher, int]]:
+    def _kept(self, rows: list[Asked], failed: dict[int, str]) -> list[Asked]:
         """Those whose matchers go on; the others are noted."""
         kept = []
-        for matcher, slot in rows:
-            if not matcher.is_error():
-                kept.append((matcher, slot))
+        for asked in rows:
+            slot = asked.row
+            if not asked.matcher.is_error():
+                kept.append(asked)
             elif not (request := self._requests[slot]).alone:
                 request.lost, request.matcher = True, None
             else:
                 try:
-                    check_matcher(matcher)
+                    check_matcher(asked.matcher)
                 except MatchingError as error:
                     failed[slot] = _why(error)
         return kept
-
-    def _set_ends(self, slots: list[int]) -> None:
-        """Lets these answers end, or not: changes their masks."""
-        word, bit = self._vocab_size >> 5, 1 << (self._vocab_size & 31)
-        staying: dict[tuple[int, ...], list[int]] = {}
-        for slot in slots:
-            request = self._requests[slot]
-            if request.stays:
-                staying.setdefault(request.ends, []).append(slot)
-            last: int = self._masks.item(slot, word)
-            if last & bit:
-                self._masks[slot, word] = last & ~bit
-                request.end(self._masks[slot])
-        for ends, group in staying.items():
-            self._keep_on(ends, group)
-
-    def _keep_on(self, ends: tuple[int, ...], slots: list[int]) -> None:
-        """Takes the ends out of these masks, where something else is left."""
-        tokens = np.array(ends, np.int64)
-        bits = np.left_shift(np.uint32(1), (tokens & 31).astype(np.uint32))
-        rows = np.array(slots, np.int64)
-        found = (self._masks[np.ix_(rows, tokens >> 5)] & bits).any(axis=1)
-        for slot in rows[found].tolist():
-            kept = self._masks[slot].copy()
-            for token in ends:
-                kept[token >> 5] &= ~np.uint32(1 << (token & 31))
-            if kept.any():
-                self._masks[slot] = kept
 
 
 class _Request:
@@ -361,15 +360,10 @@ class _Request:
         self.spelt = 0
         """... these tokens have spelt so many bytes."""
 
-    @property
-    def stays(self) -> bool:
-        """Whether the answer goes on wherever it can."""
-        return self.constraint.goes_on or len(self.tokens) < self.constraint.min_tokens
-
-    def end(self, row: Bits) -> None:
-        """The answer may end here."""
-        for token in self.ends:
-            row[token >> 5] |= np.uint32(1 << (token & 31))
+    def asked(self, matcher: LLMatcher, row: int, more: int = 0) -> Asked:
+        """A row for this matcher, which has read so many tokens more than the request's own."""
+        stays = self.constraint.goes_on or len(self.tokens) + more < self.constraint.min_tokens
+        return Asked(matcher, row, self.future.lexer, self.ends, stays)
 
 
 def _why(problem: Exception | str) -> str:

@@ -14,10 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from baton.executor.base import Int32Array
 from baton.executor.torch_executor import TorchExecutor
 from baton.grammar.checking import Checker
 from baton.grammar.description import Regex, Structure
+from baton.grammar.masks import Masks
 from baton.grammar.vocabulary import Vocabulary
+from baton.model.cpu.sampling import sampling_kernel
 from baton.model.layers.int8 import why_not_int8
 from baton.protocol.codec import pack_int32
 from baton.protocol.config import Speculation
@@ -159,6 +162,28 @@ def test_answers_are_those_without_drafts(
     drafts, right, mixed = found.tolist()
     print(f"{name} {form}: {drafts} drafts, {right} of them right; {mixed} steps with pooled prompts")
     assert 0 < right < drafts
+
+
+@pytest.mark.parametrize("form", FORMS[:2], ids=lambda form: form[0])
+def test_positions_with_masks_are_sampled_together_where_they_can_be(
+    form: tuple[str, str | None], checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not beside penalties, of which each token depends on the ones before."""
+    if sampling_kernel() is None:
+        pytest.skip("no native kernel")
+    told = []
+    begin = Masks.begin
+
+    def seen(masks: Masks, slots: Int32Array, drafts: list[list[int]] | None = None) -> bool:
+        told.append(begin(masks, slots, drafts))
+        return told[-1]
+
+    monkeypatch.setattr(Masks, "begin", seen)
+    kinds = ("plain", "penalties", "grammar", "grammar", "grammar", "grammar")
+    drafts, right, _ = check(checkpoints["groups"], form, 50, 12, False, kinds)
+    print(f"{drafts} drafts, {right} of them right; {sum(told)} of {len(told)} times together")
+    assert 0 < right < drafts
+    assert 20 < sum(told) < len(told) - 20
 
 
 @pytest.mark.parametrize("form", FORMS[:2], ids=lambda form: form[0])

@@ -8,6 +8,9 @@ What the sampler knows of a slot besides logits and positions (penalties, a gram
 before.  So the positions are sampled in *waves*: first the one before the drafts, of all rows, as in a step
 without drafts; then the one behind their first draft, of the rows in which it was right; and so on.  Each
 wave finds what it would find in a step of its own.
+
+Where nothing is known but what follows from the drafts (masks of a grammar, `grammar/ahead.py`), all
+positions are sampled together, and those behind a wrong draft are thrown away.
 """
 
 from __future__ import annotations
@@ -72,25 +75,25 @@ class Places:
             going = [index for index, place, token in sampled if token == self.expected[place]]
             number += 1
 
-    def runs_alone(self, tokens: Int32Array) -> Int32Array:
+    def runs_alone(self, tokens: Int32Array) -> list[int]:
         """Of tokens [P] that were sampled at all positions, whatever came of those before: the same with
         `NOTHING` behind the runs."""
         sampled: list[int] = tokens.tolist()
-        for first, end in self._spans():
+        for first, end in self.spans():
             place = first
             while sampled[place] == self.expected[place]:
                 place += 1
             sampled[place + 1 : end] = [NOTHING] * (end - place - 1)
-        return np.array(sampled, np.int32)
+        return sampled
 
     def runs(self, tokens: Int32Array) -> Int32Array:
         """[n] the lengths of the runs in tokens [P]."""
         sampled: list[int] = tokens.tolist()
         return np.array(
-            [end - first - sampled[first:end].count(NOTHING) for first, end in self._spans()], np.int32
+            [end - first - sampled[first:end].count(NOTHING) for first, end in self.spans()], np.int32
         )
 
-    def _spans(self) -> Iterator[tuple[int, int]]:
+    def spans(self) -> Iterator[tuple[int, int]]:
         """[n] the places of each row, from and to."""
         return zip(self.first, [*self.first[1:], len(self.row_of)], strict=True)
 
@@ -125,3 +128,13 @@ def confirmed_counts(batch: StepBatch, result: StepResult) -> Int32Array:
     counts: Int32Array = batch.counts - batch.drafts
     counts[batch.samples] += result.runs - 1
     return counts
+
+
+def drafts_of(batch: StepBatch) -> list[list[int]]:
+    """[n] of each row that samples, in order; of a batch with drafts."""
+    assert batch.drafts is not None
+    given, ends = batch.tokens.tolist(), batch.counts.cumsum().tolist()
+    counts, samples = batch.drafts.tolist(), batch.samples.tolist()
+    return [
+        given[end - count : end] for end, count, wanted in zip(ends, counts, samples, strict=True) if wanted
+    ]

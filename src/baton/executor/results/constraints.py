@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.executor.base import Int32Array, Int64Array, StepBatch, StepResult
 from baton.executor.devices.kernels import device_sampling
 from baton.executor.devices.sizes import num_threads_of
-from baton.executor.drafts.runs import NOTHING, Places
+from baton.executor.drafts.runs import NOTHING, Places, drafts_of
 from baton.grammar.masks import Masks
 from baton.grammar.vocabulary import Vocabulary, matching_tokenizer
 from baton.model.cpu.sampling import sampling_kernel
@@ -41,6 +41,8 @@ class ConstrainedSampler:
         on_device = None if device is None else device_sampling(device)
         self._sampler = sampler = Sampler(vocab_size, config.max_num_seqs, sampling_kernel(), on_device)
         self._masks: Masks | None = None
+        self._together = False
+        """Whether all positions of this step with drafts are sampled together, masks included."""
         if rank == 0:
             threads = num_threads_of(config)
             computing = threads * config.tensor_parallel_size * config.memory_shares
@@ -77,8 +79,13 @@ class ConstrainedSampler:
 
     def begin(self, batch: StepBatch) -> None:
         """The batch is computed now: so long there is time for masks."""
-        if self._masks is not None and self._masks.any:
-            self._masks.begin(batch.slots[batch.samples])
+        self._together = False
+        if self._masks is None or not self._masks.any:
+            return
+        slots, drafts = batch.slots[batch.samples], None
+        if batch.drafts is not None and self._sampler.masks_together(slots):
+            drafts = drafts_of(batch)
+        self._together = self._masks.begin(slots, drafts)
 
     def sample(
         self, result: StepResult, logits: Tensor | None, batch: StepBatch, rows: Int64Array | None
@@ -105,13 +112,19 @@ class ConstrainedSampler:
         if logits is None:
             return np.empty(count, np.int32)
         logprobs = result.logprobs
-        if not self._sampler.remembers(places.slots):
-            every, found = self._sampler.sample(logits, places.slot_of, places.positions)
-            tokens = places.runs_alone(every)
+        together = self._together
+        if together or not self._sampler.remembers(places.slots):
+            masks = self._masks if together else None
+            failed, late = ({}, []) if masks is None else masks.ready()
+            above = None if masks is None else masks.ahead
+            every, found = self._sampler.sample(logits, places.slot_of, places.positions, above)
+            sampled = places.runs_alone(every)
+            if masks is not None:
+                self._within(masks, result, sampled, places, failed, late)
             for place, one in sorted(found.items()):
-                if tokens[place] != NOTHING:
+                if sampled[place] != NOTHING:
                     logprobs.setdefault(int(places.rows[places.row_of[place]]), []).append(one)
-            return tokens
+            return np.array(sampled, np.int32)
         tokens = np.full(count, NOTHING, np.int32)
         for number, wave in enumerate(places.waves()):
             if number and self._masks is not None and self._masks.any:
@@ -129,6 +142,34 @@ class ConstrainedSampler:
                 if token != LATE or number == 0:
                     tokens[place] = token
         return tokens
+
+    @staticmethod
+    def _within(
+        masks: Masks,
+        result: StepResult,
+        sampled: list[int],
+        places: Places,
+        failed: dict[int, str],
+        late: list[int],
+    ) -> None:
+        """Runs that were sampled together, of constrained rows: ends them where there is no mask any more
+        (the next step goes on there), and where no token could be chosen."""
+        for row, slot, (first, end) in zip(places.rows, places.slots.tolist(), places.spans(), strict=True):
+            filled = masks.filled_ahead(slot)
+            if filled is None:
+                continue
+            if slot in failed or slot in late:
+                sampled[first:end] = [NOTHING] * (end - first)
+                sampled[first] = FAILED if slot in failed else LATE
+                if slot in failed:
+                    result.failed[int(row)] = failed[slot]
+                continue
+            run = [token for token in sampled[first : first + filled] if token != NOTHING]
+            right, why = masks.chosen_ahead(slot, run)
+            sampled[first + right : end] = [NOTHING] * (end - first - right)
+            if right < len(run):
+                sampled[first + right] = FAILED
+                result.failed[int(row)] = why
 
     def _choose(
         self, logits: Tensor, slots: Int32Array, positions: Int32Array

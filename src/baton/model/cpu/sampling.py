@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,17 +79,9 @@ class KernelSampling:
         self._sample = kernel
         self._vocab_size = vocab_size
         self._arrays = parameters
-        columns = (
-            parameters.temperature,
-            parameters.top_k,
-            parameters.top_p,
-            parameters.min_p,
-            parameters.streams,
-            parameters.masked,
-            parameters.masks,
-        )
-        self._columns = (ctypes.c_void_p * len(columns))(*(column.ctypes.data for column in columns))
+        self._columns = _addresses(parameters)
         self._make_rows(len(parameters.temperature))
+        self._make_each(0)
         chunks = -(-vocab_size // _CHUNK)
         self._scratch_bytes = chunks * _CHUNK * _SCRATCH_PER_TOKEN
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -100,12 +93,36 @@ class KernelSampling:
         self._rows = np.zeros((3, count), np.int32)
         self._addresses = [row.ctypes.data for row in self._rows]
 
+    def _make_each(self, count: int) -> None:
+        """Parameters by row, as `SlotParameters` has them by slot; masks are given with the rows."""
+        self._each = SlotParameters.of_greedy(count, 0)
+        self._each_columns = _addresses(self._each)
+        self._each_rows = np.arange(count, dtype=np.int32)
+
     @staticmethod
     def takes(logits: Tensor) -> bool:
         return logits.dtype in _TYPES and logits.device.type == "cpu" and logits.stride(1) == 1
 
     def sample(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Int32Array:
         """Logits [n, vocab] of these slots, positions of the new tokens [n] → tokens [n].  See `takes`."""
+        return self._call(logits, self._columns, slots, positions)
+
+    def sample_each(
+        self, logits: Tensor, slots: Int32Array, positions: Int32Array, masks: npt.NDArray[np.uint32]
+    ) -> Int32Array:
+        """The same with a mask for each row, `masks` [n or more, words], where its slot is masked: a slot may
+        have several rows."""
+        count = len(slots)
+        if count > len(self._each_rows):
+            self._make_each(2 * count)
+        for of_slot, of_row in zip(_by_slot(self._arrays), _by_slot(self._each), strict=True):
+            np.take(of_slot, slots, out=of_row[:count])
+        self._each_columns[-1] = masks.ctypes.data
+        return self._call(logits, self._each_columns, self._each_rows[:count], positions)
+
+    def _call(
+        self, logits: Tensor, columns: ctypes.Array[ctypes.c_void_p], slots: Int32Array, positions: Int32Array
+    ) -> Int32Array:
         count, vocab = logits.shape
         if vocab != self._vocab_size:
             raise ValueError(f"logits [{count}, {vocab}] of a vocabulary of {self._vocab_size}")
@@ -123,10 +140,27 @@ class KernelSampling:
             count,
             vocab,
             logits.stride(0),
-            self._columns,
+            columns,
             *self._addresses,
             self._scratch.data_ptr(),
             self._scratch_bytes,
             threads,
         )
         return self._rows[2, :count].copy()
+
+
+def _by_slot(parameters: SlotParameters) -> tuple[npt.NDArray[Any], ...]:
+    """All but the masks, as the kernel has them."""
+    return (
+        parameters.temperature,
+        parameters.top_k,
+        parameters.top_p,
+        parameters.min_p,
+        parameters.streams,
+        parameters.masked,
+    )
+
+
+def _addresses(parameters: SlotParameters) -> ctypes.Array[ctypes.c_void_p]:
+    columns = (*_by_slot(parameters), parameters.masks)
+    return (ctypes.c_void_p * len(columns))(*(column.ctypes.data for column in columns))

@@ -175,17 +175,27 @@ class Sampler:
         """Whether what is sampled for one of these slots depends on the tokens before, beside the logits."""
         return bool(self._special) and bool((self._flags[slots] & (_EDIT | _MASKED)).any())
 
+    def masks_together(self, slots: Int32Array) -> bool:
+        """Whether `sample` takes masks of single rows of these slots: on a CPU that has the kernel, if no
+        request has edits."""
+        return isinstance(self._kernel, KernelSampling) and not (self._flags[slots] & _EDIT).any()
+
     def prompt_logprobs_of(self, slot: int) -> int:
         """How many alternatives the slot's request wants for each prompt token."""
         return self._prompt_logprobs.get(slot, 0)
 
     def sample(
-        self, logits: Tensor, slots: Int32Array, positions: Int32Array
+        self,
+        logits: Tensor,
+        slots: Int32Array,
+        positions: Int32Array,
+        masks: npt.NDArray[np.uint32] | None = None,
     ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
         """Logits [n, vocab] of these slots, of any float type → tokens [n], log-probabilities.  What is
         in the `masks` of slots whose requests are constrained has been filled.
 
         `positions`: [n] of the new tokens, that is, how many tokens each request has so far.
+        `masks`: [n or more, words] of each row in place of its slot's; see `masks_together`.
         The dictionary has the indices, 0 to n-1, of the rows that asked.
         """
         self.dead = []
@@ -193,15 +203,24 @@ class Sampler:
             return self._choose(logits, slots, positions), {}
         flags = self._flags[slots]
         wishes = int(np.bitwise_or.reduce(flags)) if len(flags) else 0
+        reported = bool(wishes & _LOGPROBS) and bool(
+            (flags & (_MASKED | _LOGPROBS) == _MASKED | _LOGPROBS).any()
+        )
         masked = logits
+        if masks is not None:
+            assert isinstance(self._kernel, KernelSampling)
+            if not self._kernel.takes(logits):
+                masked = logits = logits.float().contiguous()
+            if reported:
+                masked = self._masked(logits, flags, masks, np.arange(len(slots)))
+            tokens = self._kernel.sample_each(logits, slots, positions, masks)
+            return tokens, self._report(masked, slots, tokens, flags) if wishes & _LOGPROBS else {}
         if wishes & _MASKED:
             applies = self._kernel is not None and self._kernel.takes(logits)  # the masks, by itself
             if wishes & _BANS:
                 applies = applies and not (flags & (_MASKED | _BANS) == _MASKED | _BANS).any()
-            if not applies or (
-                wishes & _LOGPROBS and (flags & (_MASKED | _LOGPROBS) == _MASKED | _LOGPROBS).any()
-            ):
-                masked = self._masked(logits, slots, flags)
+            if not applies or reported:
+                masked = self._masked(logits, flags, self.masks, slots)
             if not applies:
                 logits = masked
         if wishes & _EDIT:
@@ -237,13 +256,19 @@ class Sampler:
             edits.append(token)
         return tokens
 
-    def _masked(self, logits: Tensor, slots: Int32Array, flags: npt.NDArray[np.uint8]) -> Tensor:
-        """The logits, with -inf for what the masks leave out."""
+    def _masked(
+        self,
+        logits: Tensor,
+        flags: npt.NDArray[np.uint8],
+        masks: npt.NDArray[np.uint32],
+        which: npt.NDArray[np.integer],
+    ) -> Tensor:
+        """The logits, with -inf for what `masks[which[row]]` leaves out, of rows that are masked."""
         rows = np.flatnonzero(flags & _MASKED)
-        bits = self.masks[slots[rows]].astype("<u4", copy=False).view(np.uint8)
+        bits = masks[which[rows]].astype("<u4", copy=False).view(np.uint8)
         allowed = np.unpackbits(bits, axis=1, count=self.vocab_size, bitorder="little").view(np.bool_)
         out = torch.from_numpy(~allowed).to(logits.device)
-        if len(rows) == len(slots):
+        if len(rows) == len(flags):
             return logits.masked_fill(out, float("-inf"))
         changed = logits.clone()
         chosen = torch.from_numpy(rows).to(logits.device)

@@ -207,7 +207,7 @@ class OtherHosts:
         self._world.events.after(0.02 * launcher.chance(), launcher, launcher.ask)
 
     def all_take_part(self) -> bool:
-        """Every host has a relay.  (An engine is ready for as long as it has not noticed that one is gone.)"""
+        """Every host has a relay.  (An engine that has not noticed that one is gone is ready.)"""
         return all(launcher.relay is not None for launcher in self.launchers.values())
 
     def heal(self) -> None:
