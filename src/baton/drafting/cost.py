@@ -16,9 +16,14 @@ little.
 
 *What was never measured* is guessed to be cheap: a token more costs half a percent of a step of one, or
 what the last ones cost that were measured; and every cost is taken at the lower end of its uncertainty.
-So a size that might pay is tried, costs three steps if it does not, and is tried again after some
-thousand. Steps larger than any that was measured are tried only up to the next knot: they grow by half,
-not by ten.
+So a size that might pay is tried, and costs three steps if it does not. Steps larger than any that was
+measured are tried only up to the next knot: they grow by half, not by ten.
+
+*What was measured at a bad time.* Another process may take the cores for just the steps in which a size is
+measured first, and a size that looks too dear is not used, so nothing would ever correct it. So one that was
+not measured for `_SECOND_LOOK` steps is guessed again as if it never had been, and if it might pay, tried
+once more: one step, of which the lower result counts. If it was as dear as before, the next look comes
+after eight times as many steps. (A size that looks too cheap is used, and corrected by that.)
 
 *Monotone.* A smaller step costs no more than a larger one: of two measured ones that say otherwise, the
 larger one is believed if it was measured better.
@@ -51,6 +56,8 @@ _FIRST = 3
 """Measurements at a knot, before it counts as measured."""
 _STALE = 8
 """Steps after which the table is made anew; it takes some dozen microseconds."""
+_SECOND_LOOK, _LATER, _LAST_LOOK = 32, 8, 1 << 14
+"""Steps since a size was measured, after which it is guessed anew; what they are multiplied by; at most."""
 _SHARE = 0.25
 """A step between two knots measures those that have so much of it."""
 
@@ -75,6 +82,8 @@ class StepCost:
         self._shape = list(self._guess)
         self._shape_var = [_UNKNOWN**2] * len(knots)
         self._seen = [0] * len(knots)
+        """Step of the last measurement."""
+        self._doubted_after = [_SECOND_LOOK] * len(knots)
         self._first: list[list[float]] = [[] for _ in knots]
         self._scale, self._scale_var = 0.0, _NOISE**2
         self._largest = 0
@@ -98,6 +107,8 @@ class StepCost:
         for place in new:
             self._begin(place, surprise)
         if not new:
+            for place in [place for place, part in parts if part >= _SHARE and self._doubted(place)]:
+                self._look_again(place, surprise)
             self._correct(parts, surprise)
         self._stale += 1
 
@@ -112,8 +123,23 @@ class StepCost:
             self._largest = max(self._largest, place)
             self._stale = _STALE
 
+    def _doubted(self, place: int) -> bool:
+        """Whether it may have been measured at a bad time, and was not measured since."""
+        return (
+            len(self._first[place]) == _FIRST and self.steps - self._seen[place] > self._doubted_after[place]
+        )
+
+    def _look_again(self, place: int, surprise: float) -> None:
+        """The first measurement of a knot that was doubted."""
+        self._doubted_after[place] = min(_LATER * self._doubted_after[place], _LAST_LOOK)
+        self._stale = _STALE
+        if surprise < 0:  # it is believed almost as if nothing had been known
+            self._shape_var[place] = _UNKNOWN**2
+
     def _correct(self, parts: list[tuple[int, float]], surprise: float) -> None:
         self._scale_var += _SCALE_DRIFT**2
+        if max(self._shape_var[place] for place, _ in parts) > _NOISE**2:
+            self._stale = _STALE
         for place, _ in parts:
             self._shape_var[place] = self._variance(place)
             self._seen[place] = self.steps
@@ -167,7 +193,8 @@ class StepCost:
 
     def _make_table(self) -> Float64Array:
         shape = self._complete()
-        variances = [self._variance(place) for place in range(len(shape))]
+        places = range(len(shape))
+        variances = [_UNKNOWN**2 if self._doubted(place) else self._variance(place) for place in places]
         # Of neighbours in the wrong order each is what their variances say of both.
         for place in range(1, len(shape)):
             low = place - 1
@@ -184,25 +211,31 @@ class StepCost:
         return found
 
     def _complete(self) -> list[float]:
-        """The shape; what was not measured follows from what was: above it grows as it did last, or as it is
-        guessed to, whatever is less."""
+        """The shape; what was not measured follows from what was, and what is doubted from what is not, if
+        that is less."""
         shape = list(self._shape)
         known = [place for place, first in enumerate(self._first) if len(first) == _FIRST]
         if not known:
             return shape
-        slope = math.inf
         for place in range(len(shape)):
-            if place in known:
-                continue
             if place < known[0]:
                 shape[place] += shape[known[0]] - self._guess[known[0]]
-                continue
-            below = [other for other in known if other < place][-2:]
-            near = below[-1]
-            if len(below) == 2:
-                rise = math.exp(shape[near]) - math.exp(shape[below[0]])
-                slope = max(rise, 0.0) / (self._knots[near] - self._knots[below[0]])
-            grown = math.exp(shape[near]) + slope * (self._knots[place] - self._knots[near])
-            guessed = shape[near] + self._guess[place] - self._guess[near]
-            shape[place] = min(math.log(grown) if grown < math.inf else guessed, guessed)
+            elif place not in known:
+                shape[place] = self._grown(place, known)
+        trusted = [place for place in known if not self._doubted(place)]
+        for place in known:
+            if place not in trusted and trusted and place > trusted[0]:
+                shape[place] = min(shape[place], self._grown(place, trusted))
         return shape
+
+    def _grown(self, place: int, known: list[int]) -> float:
+        """The shape above known ones: it grows as it did last, or as it is guessed to, whatever is less."""
+        below = [other for other in known if other < place][-2:]
+        near = below[-1]
+        guessed = self._shape[near] + self._guess[place] - self._guess[near]
+        if len(below) < 2:
+            return guessed
+        rise = math.exp(self._shape[near]) - math.exp(self._shape[below[0]])
+        slope = max(rise, 0.0) / float(self._knots[near] - self._knots[below[0]])
+        grown = math.exp(self._shape[near]) + slope * float(self._knots[place] - self._knots[near])
+        return min(math.log(grown), guessed)
