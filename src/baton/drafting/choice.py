@@ -25,19 +25,34 @@ def choose(chances: npt.NDArray[np.float32], rows: int, seconds: npt.NDArray[np.
     `chances` [n, most]: that a draft and all before it are right, falling in each row. `rows`: of the
     step, at least n. `seconds`: of a step by its tokens, `StepCost.table()`.
     """
+    if len(chances) == 1:
+        number = _of_one(chances[0].tolist(), rows, seconds[rows : rows + 1 + chances.shape[1]].tolist())
+        return [number] if number else None
     flat = chances.ravel()
     likely = np.flatnonzero(flat > LEAST)
     room = min(len(likely), len(seconds) - 1 - rows)
     if room <= 0:
         return None
-    alone = len(chances) == 1  # (then they are in order)
-    order = likely if alone else likely[np.argsort(-flat[likely], kind="stable")]  # (a row's stay in order)
-    order = order[:room]
+    order = likely[np.argsort(-flat[likely], kind="stable")][:room]  # (a row's stay in order)
     rate = (rows + np.cumsum(flat[order], dtype=np.float64)) / seconds[rows + 1 : rows + 1 + room]
     best = int(rate.argmax())
     if rate[best] < (1 + _GAIN) * rows / seconds[rows]:
         return None
-    if alone:
-        return [best + 1]
     found: list[int] = np.bincount(order[: best + 1] // chances.shape[1], minlength=len(chances)).tolist()
     return found
+
+
+def _of_one(chances: list[float], rows: int, seconds: list[float]) -> int:
+    """The drafts of the only row that has any.  `seconds`: of a step with none of them, with one, and so on.
+
+    (In numbers, not in arrays: with one request this is a good part of what drafting costs.)
+    """
+    best, number = (1 + _GAIN) * rows / seconds[0], 0
+    tokens = float(rows)
+    for count, (chance, took) in enumerate(zip(chances, seconds[1:], strict=False), 1):
+        if chance <= LEAST:
+            break
+        tokens += chance
+        if tokens > best * took:
+            best, number = tokens / took, count
+    return number

@@ -112,7 +112,12 @@ class NgramGuesses:
             self._room[slot] = 0
 
     def follow(self, slots: Int32Array, runs: Int32Array, tokens: Int32Array) -> Guesses:
-        if (self._texts[slots, 4] + len(tokens) > self._room[slots]).any():  # perhaps, for one of them
+        if len(slots) == 1:
+            slot = slots.item(0)
+            full = self._texts.item(slot, 4) + len(tokens) > self._room.item(slot)
+        else:  # (perhaps, for one of them)
+            full = bool((self._texts[slots, 4] + len(tokens) > self._room[slots]).any())
+        if full:
             self._grow(slots, runs)
         return self._call(slots, runs, tokens)
 
