@@ -53,10 +53,9 @@ def plant(places: Any) -> None:
 
     def runs_and_one(self: Any, tokens: Any) -> Any:
         right = self.runs_alone_of_all(tokens)
-        behind = (right == NOTHING).nonzero()[0]
-        begin = set(self.first)
-        first = [place for place in behind.tolist() if right[place - 1] != NOTHING and place not in begin]
-        right[first] = tokens[first]
+        ends = [place for place, token in enumerate(right) if token == NOTHING and place not in self.first]
+        for place in [place for place in ends if right[place - 1] != NOTHING]:
+            right[place] = int(tokens[place])
         return right
 
     NOTHING = -3
