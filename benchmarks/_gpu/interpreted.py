@@ -51,8 +51,8 @@ class _Again:
         return run
 
 
-def _make_graphs(config: Any, model: Any, sampling: Any, ranks: int, device: Any) -> DecodeGraphs | None:
-    if why_not_recorded(model, config.enforce_eager, ranks):
+def _make_graphs(config: Any, model: Any, sampling: Any, parallel: Any, device: Any) -> DecodeGraphs | None:
+    if why_not_recorded(model, config.enforce_eager):
         return None
     return graphs_of(config, model, sampling, _Again(), AtOnce())
 

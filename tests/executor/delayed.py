@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from baton.executor import torch_executor
+from baton.executor.devices.graph_check import Trial, why_not_together
 from baton.executor.devices.graphs import DecodeGraphs, graphs_of
 from baton.executor.results import constraints
 from baton.executor.streams import queue as queues
@@ -253,7 +254,12 @@ def on_a_delayed_device(
     """Of the checkpoint in `directory`, in float32.  `graphs`: decode steps are replayed.  `mirrored`: its
     pages are."""
 
-    def make_graphs(config: Any, model: Any, sampling: Any, ranks: int, device: Any) -> DecodeGraphs | None:
+    def make_graphs(
+        config: Any, model: Any, sampling: Any, parallel: Any, device: Any
+    ) -> DecodeGraphs | None:
+        if graphs and parallel.size > 1:
+            trial = Trial(parallel, 6, 64, torch.float32, device)
+            assert why_not_together(parallel, trial, Recorded(), queue, device, "", 30) == ""
         return graphs_of(config, model, sampling, Recorded(), queue) if graphs else None
 
     patch.setattr(torch_executor, "attention_backend", lambda config, shape: TokenAttention(shape))

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from baton.executor.base import StepBatch
 from baton.executor.devices.sizes import device_of
+from baton.executor.torch_late import LateTorchExecutor
 from baton.executor.weights.forms import ExecutorError
 from baton.launch.instance_config import instance_config
 from tests.executor.delayed import DelayedQueue, on_a_delayed_device
@@ -33,6 +35,9 @@ from tests.worker.lateness import BLOCK
 ROOT = Path(__file__).parents[2]
 RANKS, COUNT = 2, 9
 WISHES = [(4, PLAIN), (3, DRAWN), (2, PENALIZED), (1, SCORED)]
+"""In the same steps, which wait for those that are penalized or scored."""
+AHEAD = [(2, DRAWN), (1, PLAIN)]
+"""All of whose steps are launched ahead."""
 HANDED = PROMPTS[3]
 
 
@@ -56,7 +61,19 @@ class RankEngine(Engine):
         self.executor._pool.tensor[blocks] = float("nan")
 
 
-def main(directory: Path, rank: int) -> None:
+def counted(patch: pytest.MonkeyPatch, executor: LateTorchExecutor, ahead: list[int]) -> None:
+    """Notes the decode steps that are launched ahead."""
+    launch = executor._ahead
+
+    def noted(batch: StepBatch, on_layers: Any) -> Any:
+        if batch.num_decodes == len(batch.slots):
+            ahead.append(batch.step)
+        return launch(batch, on_layers)
+
+    patch.setattr(executor, "_ahead", noted)
+
+
+def main(directory: Path, rank: int, graphs: bool) -> None:
     """One rank."""
     with pytest.MonkeyPatch.context() as patch:
         device = DelayedQueue(eager=1.0)
@@ -65,7 +82,7 @@ def main(directory: Path, rank: int) -> None:
             directory,
             device,
             rank=rank,
-            graphs=False,
+            graphs=graphs,
             mirrored=True,
             tensor_parallel_size=RANKS,
             **SIZES,
@@ -74,24 +91,33 @@ def main(directory: Path, rank: int) -> None:
         for each in (device, *device.others):
             each.eager = 0.4 * rank
         engine = RankEngine(executor, budget=8)
-        for slot, (number, sampling) in enumerate(WISHES):
-            engine.admit(slot, PROMPTS[number], sampling=sampling, more=1, max_tokens=COUNT)
-            engine.round()
-        engine.settle()
+        ahead: list[int] = []
+        counted(patch, executor, ahead)
+        for wishes in (WISHES, AHEAD):
+            ahead.clear()
+            for slot, (number, sampling) in enumerate(wishes):
+                engine.admit(slot, PROMPTS[number], sampling=sampling, more=1, max_tokens=COUNT)
+                engine.round()
+            engine.settle()
+        assert len(ahead) >= COUNT - 1
         engine.admit(0, HANDED, handover=True, max_tokens=COUNT)
         engine.settle()
+        assert (executor._graphs is not None and bool(executor._graphs._graphs)) == graphs
         print(json.dumps([[*key, *tokens] for key, tokens in sorted(engine.tokens.items())]), flush=True)
         executor.close()
 
 
-def test_two_ranks_that_overlap_give_the_tokens_of_one_that_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+def test_two_ranks_that_overlap_give_the_tokens_of_one_that_waits(graphs: bool, tmp_path: Path):
     make_checkpoint(tmp_path, "llama3")
     command = [sys.executable, "-m", "tests.executor.test_late_parallel", str(tmp_path)]
     processes = [
         subprocess.Popen(
-            [*command, str(rank)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, str(rank), "graphs" if graphs else ""],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(RANKS)
     ]
@@ -106,10 +132,11 @@ def test_two_ranks_that_overlap_give_the_tokens_of_one_that_waits(
             process.kill()
     waiting = Waiting(tmp_path)
     expected = {
-        (slot, 1): waiting.answer(tuple(PROMPTS[number]), sampling, 0, (), COUNT)
-        for slot, (number, sampling) in enumerate(WISHES)
+        (slot, epoch): waiting.answer(tuple(PROMPTS[number]), sampling, 0, (), COUNT)
+        for epoch, wishes in enumerate((WISHES, AHEAD), start=1)
+        for slot, (number, sampling) in enumerate(wishes)
     }
-    expected[0, 2] = waiting.answer(tuple(HANDED), PLAIN, 0, (), 1)
+    expected[0, 3] = waiting.answer(tuple(HANDED), PLAIN, 0, (), 1)
     assert found[0] == found[1] == [[*key, *tokens] for key, tokens in sorted(expected.items())]
 
 
@@ -126,4 +153,4 @@ def test_fewer_gpus_than_ranks_are_refused_by_every_rank(monkeypatch: pytest.Mon
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), bool(sys.argv[3]))

@@ -31,6 +31,7 @@ from baton.executor.torch_late import LateTorchExecutor
 from baton.launch.instance_config import instance_config
 from baton.model.cuda.launch import Launch
 from baton.model.layers import placement
+from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.rounding import Grouping, in_groups
 from baton.model.ops import triton
 from baton.model.reading.safetensors import SafetensorsSource
@@ -135,10 +136,53 @@ def fake_device(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield launched
 
 
-def executor_there(directory: Path, **changes: Any) -> LateTorchExecutor:
+class FakeGroup:
+    """A process group of a rank whose others are not there: notes what it is to send, and in which order."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, tuple[int, ...], str]] = []
+
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> FakeGroup:
+        return self._note("all-reduce", tensors)
+
+    def broadcast(self, tensors: list[Tensor], options: Any) -> FakeGroup:
+        return self._note("broadcast", tensors)
+
+    def gather(self, parts: list[list[Tensor]], tensors: list[Tensor], options: Any) -> FakeGroup:
+        for part in parts[0] if parts else []:
+            assert (part.shape, part.dtype, part.device) == (tensors[0].shape, tensors[0].dtype, DEVICE)
+        return self._note("gather", tensors)
+
+    def wait(self) -> None:
+        pass
+
+    def _note(self, what: str, tensors: list[Tensor]) -> FakeGroup:
+        (tensor,) = tensors
+        assert tensor.device == DEVICE, f"{what}: a tensor on {tensor.device}"
+        assert tensor.is_contiguous()
+        self.sent.append((what, tuple(tensor.shape), str(tensor.dtype)))
+        return self
+
+
+def executor_of_two(
+    patch: pytest.MonkeyPatch, directory: Path, rank: int, **changes: Any
+) -> tuple[LateTorchExecutor, FakeGroup]:
+    """Rank `rank` of two, on such a device."""
+    group = FakeGroup()
+    parallel = TensorParallel(rank, 2, group)
+    patch.setattr(TensorParallel, "connect", lambda *given: parallel)
+    # (They look at numbers.)
+    patch.setattr(TensorParallel, "minimum", lambda parallel, value, device: value)
+    patch.setattr(graphs, "why_not_together", lambda *given: "")
+    executor = executor_there(directory, rank, tensor_parallel_size=2, **changes)
+    group.sent.clear()
+    return executor, group
+
+
+def executor_there(directory: Path, rank: int = 0, **changes: Any) -> LateTorchExecutor:
     sizes = dict(max_model_len=96, block_size=16, num_blocks=40, max_num_seqs=4, num_threads=1)
     settings = {**sizes, "dtype": "bfloat16", "device": "cuda", **changes}
-    return LateTorchExecutor.from_config(instance_config(model=str(directory), **settings), 0, "")
+    return LateTorchExecutor.from_config(instance_config(model=str(directory), **settings), rank, "")
 
 
 def ints(*values: int) -> np.ndarray:

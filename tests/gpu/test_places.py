@@ -13,7 +13,7 @@ from baton.executor.base import StepBatch
 from baton.executor.streams.staging import Staging
 from baton.executor.torch_late import LateTorchExecutor
 from baton.protocol.sampling import Sampling, Stopping
-from tests.gpu.fake_device import executor_there, fake_device, ints
+from tests.gpu.fake_device import executor_of_two, executor_there, fake_device, ints
 from tests.model.checkpoints import make_checkpoint
 from tests.model.cuda.where import ON_CPU, THERE
 
@@ -88,6 +88,30 @@ def test_everything_is_where_it_belongs(
         assert any(name in ("product_kernel", "int8_kernel") for name in names) == (
             {"quantization", "deterministic"} & set(changes) != set()
         )
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+def test_two_ranks_send_the_same_in_the_same_order(
+    enforce_eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """From the device's memory, and rank 0 alone samples; a graph ends with the tokens on both."""
+    make_checkpoint(tmp_path, "llama3", num_hidden_layers=2)
+    sent, chosen = [], []
+    for rank in range(2):
+        with monkeypatch.context() as patch, fake_device(patch) as launched:
+            executor, group = executor_of_two(patch, tmp_path, rank, enforce_eager=enforce_eager)
+            assert executor.one_step_late, executor.why_waits
+            found = steps(executor, launched)
+            assert bool(executor._graphs is not None and executor._graphs._graphs) == (not enforce_eager)
+            executor.close()
+        sent.append(group.sent)
+        chosen.append([sum(name == "choose_kernel" for name in names) for names in found])
+    assert sent[0] == sent[1]
+    step = ["all-reduce"] * 5 + ["gather", "broadcast"]  # (the embedding, two layers)
+    # (The first replayed step is run for practice before.)
+    assert [what for what, _, _ in sent[0]] == step * (4 if enforce_eager else 5)
+    assert all(chosen[0])
+    assert not any(chosen[1])
 
 
 def test_what_stays_on_the_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,8 @@ has the logits, samples, and broadcasts the tokens, so that all ranks return the
 An executor is driven by one thread and owns its process's torch settings (threads).  It keeps no
 truth about requests: which blocks hold what, and how far a request is, stands in each batch.
 
-A rank that waits for another one inside a collective does so for `step_timeout_s` at most, then raises.
+A rank that waits for another one inside a collective does so for `step_timeout_s` at most, then raises; in a
+CUDA graph until the engine has heard nothing for as long.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class TorchExecutor:
         drafter = draft.drafter(config) if draft else None
         self._sampler = StepSampler(config, model_config.vocab_size, parallel, device, drafter)
         self.speculator = self._sampler.speculator
-        self._graphs = make_graphs(config, model, self._sampler.on_device, parallel.size, device)
+        self._graphs = make_graphs(config, model, self._sampler.on_device, parallel, device)
         self._pooler = Pooler(
             lambda hidden: self._model.final(hidden), self._scores if model_config.labels else None
         )
@@ -140,8 +141,7 @@ class TorchExecutor:
             shape = attention_shape(config, model_config, rank, dtype, device)
             backend = attention_backend(config, shape)
             weights = weights_form(config, dtype, device)
-            longest = longest_row(config, model_config)
-            ops = ops_of(dtype, device, longest, int8=weights == "int8")
+            ops = ops_of(dtype, device, longest_row(config, model_config), int8=weights == "int8")
             mtp = mtp_layer_of(config, model_config, rank, device)
             groups = groups_of(config, model_config, device)
             memory = open_weights(config, Path(config.model), rank, weights, groups)
@@ -238,8 +238,9 @@ class TorchExecutor:
         result = StepResult(np.empty(0, np.int32))
         if batch.pooled:
             return self._execute_pooled(batch, step, result, on_layers)
-        if self._graphs is not None and (logits := self._graphs.logits_of(batch)) is not None:
-            self._sampler.sample_some(result, logits, batch, sampled_tokens(batch)[1])
+        graphs = None if self._experts.asks(batch) else self._graphs
+        if graphs is not None and (replayed := graphs.replayed(batch)) is not None:
+            self._sampler.sample_some(result, replayed.logits, batch, sampled_tokens(batch)[1])
             return result
         if all_decode:
             hidden, logits = self._model(batch.tokens, step, None, on_layers)
@@ -315,8 +316,7 @@ class TorchExecutor:
             self._graphs.forget(self._model)
 
     def _put_in_place(self, directory: str) -> None:
-        prepared = self._next.prepared(directory)
-        self._refuse_together("" if prepared else self._why_not_load(directory))
+        self._refuse_together("" if self._next.prepared(directory) else self._why_not_load(directory))
         if not self._model.placement.store.complete:
             load_weights(self._model, Path(directory), self._read_config(directory))
             return
@@ -338,6 +338,8 @@ class TorchExecutor:
         self._backend.bind(torch.empty((0, *self._pool.tensor.shape[1:]), dtype=self._pool.tensor.dtype))
         self._view = self._view.without_memory()
         self._pool.close()
+        if self._graphs is not None:
+            self._graphs.close()
         self._parallel.close()
         self._next.drop()
         self._memory.release()
@@ -352,8 +354,7 @@ class TorchExecutor:
         """Why the checkpoint cannot take the place of the one that is loaded, or ""."""
         try:
             config = self._read_config(directory)
-            difference = config.sizes_differ(self._model_config)
-            if difference:
+            if difference := config.sizes_differ(self._model_config):
                 return f"{directory!r} is another model: {difference}; restart with it instead"
             check_weights(self._model, Path(directory), config)
             if self._parallel.rank == 0:
@@ -364,8 +365,7 @@ class TorchExecutor:
 
     def _refuse_together(self, reason: str) -> None:
         """Raises `ControlRefused` on every rank if there is a reason on any."""
-        agreed = self._parallel.minimum(int(not reason), self._device.type)
-        if not agreed:
+        if not self._parallel.minimum(int(not reason), self._device.type):
             raise ControlRefused(reason or "another rank refused")
 
     def _warm_up(self, config: InstanceConfig) -> None:

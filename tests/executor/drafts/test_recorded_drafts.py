@@ -73,13 +73,13 @@ def test_answers_are_those_without_drafts(tmp_path: Path, monkeypatch: pytest.Mo
     assert graphs._row_sizes == sizes_of_rows(6 * (1 + DRAFTS))
     replayed = []
 
-    def logits_of(given: StepBatch) -> Any:
-        found = DecodeGraphs.logits_of(graphs, given)
+    def replayed_of(given: StepBatch) -> Any:
+        found = DecodeGraphs.replayed(graphs, given)
         if found is not None and given.drafts is not None:
             replayed.append(len(given.tokens))
         return found
 
-    monkeypatch.setattr(graphs, "logits_of", logits_of)
+    monkeypatch.setattr(graphs, "replayed", replayed_of)
     drafts = right = 0
     for number in range(4):
         options = {"slots": (1, 3, 6, 6)[number], "budget": (16, 64)[number % 2], "seed": number}

@@ -222,7 +222,7 @@ def test_steps_that_overlap_are_planned_when_the_device_comes_to_them(
     device = DelayedQueue(eager=1.0)
     monkeypatch.setattr(queues, "device_queue", lambda _: device)
 
-    def make_graphs(config: Any, model: Any, sampling: Any, ranks: int, _: Any) -> Any:
+    def make_graphs(config: Any, model: Any, sampling: Any, parallel: Any, _: Any) -> Any:
         return graphs_of(config, model, sampling, Recorded(), device) if graphs else None
 
     monkeypatch.setattr(torch_executor, "make_graphs", make_graphs)

@@ -143,7 +143,7 @@ def test_tokens_are_the_cpus_and_nothing_waits(
     serve(monkeypatch)
     monkeypatch.setattr(queues, "device_queue", lambda _: device)
 
-    def make_graphs(config: Any, model: Any, sampling: Any, ranks: int, _: Any) -> Any:
+    def make_graphs(config: Any, model: Any, sampling: Any, parallel: Any, _: Any) -> Any:
         return graphs_of(config, model, sampling, Recorded(), device)
 
     monkeypatch.setattr(torch_executor, "make_graphs", make_graphs)

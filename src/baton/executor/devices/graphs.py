@@ -21,14 +21,18 @@ table of its request, and its result is what a step of its own would give.
 What depends on more than (seed, position) is not recorded: rows with penalties, bans or masks are sampled
 from the graph's logits, launched one by one.
 
-`Recorder` is the seam: on a device a CUDA graph, in tests on a CPU the function itself.
+*Ranks.*  What several ranks send each other is in the graph: sums, the logits' way to rank 0, and the
+tokens' way back, so that each rank has them in `newest`.  All must record a step together and all replay it
+(`graph_check.py`, which tries it at the start).  So which graph a batch has (`key_of`) follows from the batch
+and the configuration alone.  To run for practice is an eager step on all ranks; to record sends nothing; then
+they agree that all have recorded, or all fail, and nobody waits in a graph for who has none.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -37,11 +41,14 @@ import torch
 from torch import Tensor
 
 from baton.executor.base import Int32Array, StepBatch
+from baton.executor.devices.graph_check import Trial, why_not_together
+from baton.executor.devices.recorder import CudaRecorder, NotRecorded, Recorder
 from baton.executor.streams import queue as queues
 from baton.executor.streams.queue import DeviceQueue
 from baton.executor.streams.staging import Staging
 from baton.model.attention import AttentionStep
 from baton.model.decoder.decoder import Decoder, Prepared
+from baton.model.layers.parallel import TensorParallel
 from baton.model.loader import AnyDecoder
 from baton.model.sampling.sampler import SlotSampling
 from baton.protocol.config import InstanceConfig
@@ -58,41 +65,6 @@ _SPLIT_BYTES = 512 << 20
 _ROW_WORDS = 12
 """Of a row in `StepBuffers`, beside its table: place (2), opened block (2), token, position, slot, new
 position, item (4)."""
-
-
-class Recorder(Protocol):
-    """Makes of a function that launches kernels one that does all of it again."""
-
-    def record(self, run: Callable[[], None]) -> Callable[[], None]: ...
-
-
-class CudaRecorder:
-    """CUDA graphs that share their memory, because one runs at a time.
-
-    Other threads, a hand-over's, may pin memory and ask for events meanwhile: only the thread that records
-    must not.  PyTorch takes no graph into the memory of graphs that are all gone (`forget`), so the first one
-    is kept.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call,unused-ignore]
-        self._first: torch.cuda.CUDAGraph | None = None
-
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            run()  # for practice: Triton compiles, cuBLAS makes its workspaces
-        current.wait_stream(self._stream)
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        pool: Any = None if self._first is None else self._first.pool()
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-            run()
-        self._first = self._first or graph
-        replay: Callable[[], None] = graph.replay
-        return replay
 
 
 class StepBuffers:
@@ -151,11 +123,20 @@ class DeviceSampling(Protocol):
     def have_chosen(self, logits: Tensor, tokens: Tensor) -> None: ...
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """What a graph leaves of a step, valid until the next one."""
+
+    logits: Tensor | None
+    """[T, vocab]; None on ranks but the first."""
+
+
 class _Graph:
     def __init__(self, buffers: StepBuffers) -> None:
         self.buffers = buffers
         self.replay: Callable[[], None] | None = None
-        self.logits = self.tokens = torch.empty(0)
+        self.logits: Tensor | None = None
+        self.tokens = torch.empty(0)
 
 
 class DecodeGraphs:
@@ -177,6 +158,7 @@ class DecodeGraphs:
         self.newest = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=shape.device)
         """The token that was sampled last, by slot; behind them a place for what nobody reads."""
         self._model, self._sampling, self._recorder = model, sampling, recorder
+        self._parallel = model.placement.parallel
         self._size, self._device = shape.block_size, shape.device
         self._split_row = shape.num_heads * shape.head_dim * 4
         self._longest = max_model_len
@@ -189,16 +171,26 @@ class DecodeGraphs:
         """Weights have changed, or the model: what was recorded has addresses of the old ones."""
         assert isinstance(model, Decoder)
         self._model = model
-        self._graphs.clear()
+        self._drop()
         for rotary in model.rotaries:
             rotary.reach(self._longest)  # the tables of angles must stay where they are
 
+    def close(self) -> None:
+        """No graph is left.  NCCL waits with the end of a communicator until none holds its kernels."""
+        self._drop()
+        del self._recorder
+
+    def _drop(self) -> None:
+        for graph in self._graphs.values():
+            graph.replay = None  # (whoever else still has the object)
+        self._graphs.clear()
+
     def key_of(self, batch: StepBatch) -> tuple[int, int] | None:
-        """Rows and columns of the graph for a batch of decode rows; None: it is to be launched eagerly."""
+        """Rows and columns of the graph for a batch of decode rows; None: it is to be launched eagerly.  The
+        same on every rank.  (The caller keeps back batches whose experts somebody asks for, which are read
+        after the step.)"""
         count = len(batch.slots)
         if not 0 < count <= self._row_sizes[-1] or batch.prompt_logprob_targets:
-            return None
-        if any(mixture.record for mixture in self._model.mixtures):
             return None
         rows = next(size for size in self._row_sizes if size >= count)
         needed = int(batch.starts.max()) // self._size + 1
@@ -208,24 +200,24 @@ class DecodeGraphs:
         splits = self._model.backend.splits_of(width * self._size)
         return (rows, width) if rows * splits * self._split_row <= _SPLIT_BYTES else None
 
-    def logits_of(self, batch: StepBatch) -> Tensor | None:
-        """Logits [T, vocab] as `run` gives them, of decode rows with and without drafts; None: the batch is
-        to be computed eagerly."""
+    def replayed(self, batch: StepBatch) -> Replayed | None:
+        """As `run`, of decode rows with and without drafts; None: the batch is to be computed eagerly."""
         decodes = as_decodes(batch)
         key = None if decodes is None else self.key_of(decodes)
         return None if decodes is None or key is None else self.run(decodes, key)
 
-    def run(self, batch: StepBatch, key: tuple[int, int]) -> Tensor:
-        """Logits [n, vocab], valid until the next step; the sampling is told the tokens that they give.  The
-        queue is empty."""
+    def run(self, batch: StepBatch, key: tuple[int, int]) -> Replayed:
+        """Computes the step.  The sampling is told the tokens that the logits give.  The queue is empty."""
         self.staging.begin()
         replay = self.prepare(batch, key)
         self.staging.send(now=True)
         replay()
         graph, count = self._graphs[key], len(batch.slots)
+        if graph.logits is None:
+            return Replayed(None)
         logits = graph.logits[:count]
         self._sampling.have_chosen(logits, graph.tokens[:count])
-        return logits
+        return Replayed(logits)
 
     def prepare(self, batch: StepBatch, key: tuple[int, int]) -> Callable[[], None]:
         """The host's half: what the step needs is staged.  Returns the device's, which leaves `tokens`."""
@@ -252,10 +244,19 @@ class DecodeGraphs:
         return replay
 
     def _record(self, graph: _Graph) -> Callable[[], None]:
-        """To record runs the step, so what it carries on is put back: tokens, and what experts took."""
+        """To record runs the step, so what it carries on is put back: tokens, and what experts took.  Raises
+        `NotRecorded` on all ranks if one could not."""
         carried = [self.newest, *(mixture.tokens for mixture in self._model.mixtures)]
         before = [tensor.clone() for tensor in carried]
-        replay = self._recorder.record(lambda: self._step(graph))
+        replay: Callable[[], None] | None = None
+        failure = NotRecorded("another rank could not record this step as a CUDA graph; its log says why")
+        try:
+            replay = self._recorder.record(lambda: self._step(graph))
+        except NotRecorded as error:
+            failure = error
+        agreed = self._parallel.minimum(int(replay is not None), self._device.type)
+        if replay is None or not agreed:
+            raise failure
         for tensor, was in zip(carried, before, strict=True):
             tensor.copy_(was)
         return replay
@@ -272,9 +273,13 @@ class DecodeGraphs:
         slots = told.slots.long()
         tokens = torch.where(told.tokens < 0, self.newest[slots], told.tokens).long()
         logits = self._model.on_device(tokens, Prepared(plan, present=told.places))
-        assert logits is not None
         graph.logits = logits
-        graph.tokens = self._sampling.choose(logits, told.slots, told.sampled)
+        if self._parallel.rank == 0:
+            assert logits is not None
+            chosen = self._sampling.choose(logits, told.slots, told.sampled)
+        else:
+            chosen = torch.empty_like(told.slots)
+        graph.tokens = self._parallel.broadcast(chosen)
         nowhere = len(self.newest) - 1
         self.newest.index_copy_(0, slots.masked_fill(told.places < 0, nowhere), graph.tokens)
 
@@ -325,24 +330,43 @@ def graphs_of(
     """Of a model for which `why_not_recorded` has no reason."""
     assert isinstance(model, Decoder)
     chosen = cast(DeviceSampling, sampling)  # (of a device whose attention is recorded)
+    most = most_tokens_of(config)
+    return DecodeGraphs(model, chosen, recorder, config.max_num_seqs, config.max_model_len, queue, most)
+
+
+def most_tokens_of(config: InstanceConfig) -> int:
+    """Of a recorded step, drafts included."""
     rows, drafts = config.max_num_seqs, config.speculation.num_speculative_tokens if config.speculation else 0
-    most = max(rows, min(rows * (1 + drafts), _MOST_TOKENS))
-    return DecodeGraphs(model, chosen, recorder, rows, config.max_model_len, queue, most)
+    return max(rows, min(rows * (1 + drafts), _MOST_TOKENS))
 
 
 def make_graphs(
-    config: InstanceConfig, model: AnyDecoder, sampling: SlotSampling | None, ranks: int, device: torch.device
+    config: InstanceConfig,
+    model: AnyDecoder,
+    sampling: SlotSampling | None,
+    parallel: TensorParallel,
+    device: torch.device,
 ) -> DecodeGraphs | None:
-    """None: steps are launched one operation after the other."""
-    if device.type != "cuda" or sampling is None:
+    """None: steps are launched one operation after the other, on all ranks.  Raises `ExecutorError` if the
+    other ranks do not come."""
+    if device.type != "cuda":
         return None
-    if reason := why_not_recorded(model, config.enforce_eager, ranks):
+    reason = why_not_recorded(model, config.enforce_eager) or ("" if sampling else "PyTorch samples")
+    if parallel.size > 1 and not config.enforce_eager:
+        recorder, queue = CudaRecorder(device), queues.device_queue(device)
+        size = most_tokens_of(config), model.config.hidden_size
+        trial = Trial(parallel, *size, model.placement.dtype, device)
+        # (Half of what NCCL waits itself, so that it is not what speaks first.)
+        timeout_s = config.step_timeout_s / 2
+        reason = why_not_together(parallel, trial, recorder, queue, device, reason, timeout_s)
+    if reason:
         logger.info("steps are launched eagerly: %s", reason)
         return None
+    assert sampling is not None
     return graphs_of(config, model, sampling, CudaRecorder(device), queues.device_queue(device))
 
 
-def why_not_recorded(model: object, enforce_eager: bool, ranks: int) -> str:
+def why_not_recorded(model: object, enforce_eager: bool) -> str:
     """Why the steps of this model are not recorded, or ""."""
     if enforce_eager:
         return "--enforce-eager"
@@ -352,6 +376,4 @@ def why_not_recorded(model: object, enforce_eager: bool, ranks: int) -> str:
         return "a mixture's experts are computed one after the other"
     if model.mtp is not None:
         return "drafts come of hidden states"
-    if ranks > 1:
-        return "several ranks"
     return "" if model.backend.records else "PyTorch computes attention"

@@ -9,7 +9,8 @@ tokens are broadcast.
 A group belongs to the object that made it: no default process group, no environment variables, so that
 several may live in one process (as in tests).  On a CPU it is gloo, bound to the loopback address, or to the
 one that the other hosts reach.  Every collective ends within the group's timeout, with an error that names
-it.
+it.  (NCCL's in a CUDA graph have no timeout of their own: the engine fails an instance from which it hears
+nothing for `--step-timeout`.)
 """
 
 from __future__ import annotations
@@ -101,11 +102,15 @@ class TensorParallel:
         """The smallest `value` of any rank."""
         if self.size == 1:
             return value
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]
-        shared = torch.tensor([value], dtype=torch.int64, device=device)
-        self._group.allreduce([shared], options).wait()
-        return int(shared.item())
+        return int(self.lowest(torch.tensor([value], dtype=torch.int64, device=device)).item())
+
+    def lowest(self, tensor: Tensor) -> Tensor:
+        """Makes each element of `tensor` the smallest of any rank's, in place, and returns it."""
+        if self.size > 1:
+            options = dist.AllreduceOptions()
+            options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]
+            self._group.allreduce([tensor], options).wait()
+        return tensor
 
     def close(self) -> None:
         group, self._group = self._group, None
