@@ -77,7 +77,7 @@ def stages_of(device: str, deadline_s: float) -> list[list[Part]]:
         "families, float32": (parity, "-k", "in_float32"),
         "families, bfloat16": (parity, "-k", "bfloat16 and not bits"),
         "families, KV in 8 bits": (parity, "-k", "bfloat16 and bits"),
-        "server": ("tests/gpu/test_server.py",),
+        "server": ("tests/gpu/test_server.py", "tests/gpu/test_ranks.py"),
     }
     tiny = ("--tiny",) if device == "cpu" else ()
     figures = {

@@ -90,8 +90,13 @@ def test_two_instances_hand_over_by_nixl(expected: list[str]):
 
 
 @ON_DEVICE
-def test_two_ranks_on_two_devices(expected: list[str]):
+@pytest.mark.parametrize("flags", [(), ("--enforce-eager",), ("--speculation", "ngram")], ids=str)
+def test_two_ranks_on_two_devices(flags: tuple[str, ...], expected: list[str]):
+    """What they send each other is in their graphs (`test_ranks.py` has the executor alone)."""
     if torch.cuda.device_count() < 2:
         pytest.skip(f"there is {torch.cuda.device_count()} GPU, and two are needed")
-    with Server(*ON_GPU, *COMMON, "--tensor-parallel-size", "2") as server:
+    with Server(*ON_GPU, *COMMON, "--tensor-parallel-size", "2", *flags) as server:
         assert answers(server) == expected
+        assert ("2 ranks record their decode steps as CUDA graphs" in server.log()) == (
+            "--enforce-eager" not in flags
+        )

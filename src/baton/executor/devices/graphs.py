@@ -351,7 +351,9 @@ def make_graphs(
     other ranks do not come."""
     if device.type != "cuda":
         return None
-    reason = why_not_recorded(model, config.enforce_eager) or ("" if sampling else "PyTorch samples")
+    reason = why_not_recorded(model, config.enforce_eager)
+    if not reason and sampling is None:
+        reason = "PyTorch samples"
     if parallel.size > 1 and not config.enforce_eager:
         recorder, queue = CudaRecorder(device), queues.device_queue(device)
         size = most_tokens_of(config), model.config.hidden_size
@@ -362,6 +364,8 @@ def make_graphs(
     if reason:
         logger.info("steps are launched eagerly: %s", reason)
         return None
+    if parallel.size > 1 and parallel.rank == 0:
+        logger.info("%d ranks record their decode steps as CUDA graphs", parallel.size)
     assert sampling is not None
     return graphs_of(config, model, sampling, CudaRecorder(device), queues.device_queue(device))
 
