@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import os
+import socket
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from baton.launch.instances.environment import engine_environment, worker_environment
+from baton.model.layers.meeting import MeetingStore
 from baton.protocol.rules.cluster_secret import SECRETS_VARIABLE, ClusterSecret, Secrets
 
 
@@ -25,3 +29,14 @@ def test_a_worker_is_given_the_secrets_and_its_children_are_not(monkeypatch: pyt
     assert Secrets.taken_from(os.environ) == secrets
     assert SECRETS_VARIABLE not in os.environ
     assert not Secrets.taken_from(os.environ)
+
+
+def test_ranks_of_nccl_ask_their_store_nothing_while_they_serve(monkeypatch: pytest.MonkeyPatch):
+    """The one in which ranks on several hosts meet can be waited on for keys that somebody will say, and
+    cannot be asked whether one is there, which a group of NCCL would do each second."""
+    monkeypatch.delenv("TORCH_NCCL_DUMP_ON_TIMEOUT", raising=False)
+    assert worker_environment()["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"
+    here, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    store: Any = dist.PrefixStore("group", MeetingStore(here.detach(), 1.0))  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="check"):
+        store.check(["key"])
