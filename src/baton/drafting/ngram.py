@@ -11,11 +11,20 @@ costs the same whatever the text's length: about 0.1 us. Exactly, the guess is t
 newest 16 places of the last 3 tokens and the newest place of the last 2 (and 1). Memory: 16 to 24 bytes for
 each token there is room for, and there is room for twice the text at most, until the request ends.
 
+*Behind a difference.* An answer that corrects what it quotes differs from it in a token, and there is no
+match of two tokens before two more have come. So where a guess on a match of 4 tokens or more turns out
+wrong, a second guess goes on behind it. It takes the new token for one in place of the guessed one; or, if
+the new token is the one behind the guessed one, takes that one for left out; or, if the guessed one comes
+next, takes the new token for inserted. The second guess ends at the next wrong token, unless two or more were
+right since the last one, and as soon as it has been right for as long as a match can be. Of both guesses the
+likelier one counts.
+
 *The chance* that a guess is right is measured by the length of its match: for each length (in classes) the
-guesses that were right, of this request, mixed with those of all requests, mixed with a prior. Old ones
-count less. The j-th draft of a guess has a match of j tokens more, if those before it are right. Guesses
-are judged by the tokens that come, whether they were drafts of a step or not: so a request's chances are
-known without computing a single draft in vain, and where nothing is ever right, nothing is tried.
+guesses that were right, of this request, mixed with those of all requests, mixed with a prior. Old ones count
+less. A guess behind a difference has classes of its own, by the tokens that were right since then. The j-th
+draft of a guess has a match of j tokens more, if those before it are right. Guesses are judged by the tokens
+that come, whether they were drafts of a step or not: so a request's chances are known without computing a
+single draft in vain, and where nothing is ever right, nothing is tried.
 """
 
 from __future__ import annotations
@@ -42,12 +51,17 @@ _LEAST_ROOM = 512
 _MOST_SPARE = 1 << 14
 _LEVELS = (1, 2, 3, 4, 5, 7, 9, 13, 16)
 """The shortest match of each class."""
-_PRIOR = (0.15, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9)
+_BEHIND = (0, 1, 2, 4, 8)
+"""The fewest tokens behind a difference of each class."""
+_PRIOR = (0.15, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.3, 0.5, 0.6, 0.7, 0.8)
+"""Of both."""
 _PRIOR_WEIGHT, _ALL_WEIGHT = 8.0, 3.0
 """Guesses that the prior counts as beside those of all requests, and these beside those of one."""
 _KEEP, _KEEP_ALL = 0.93, 0.998
 """What a judged guess still counts after the next one."""
 _MOST_PLACES = 1 << 29
+_COLUMNS = 13
+"""Of `Text` in native/text.h."""
 
 
 @dataclass(slots=True)
@@ -74,21 +88,21 @@ class NgramGuesses:
         self._kernel = kernel
         self.most = most
         key = min(3, longest)
-        levels = len(_LEVELS)
+        levels = len(_PRIOR)
         self._options: npt.NDArray[np.int64] = np.array(
             (shortest, key, longest, _DEPTH, most, 1, levels), np.int64
         )
-        self._level_of: Int32Array = (
-            np.searchsorted(_LEVELS, np.arange(longest + 1), side="right") - 1
-        ).astype(np.int32)
+        of_match = np.searchsorted(_LEVELS, np.arange(longest + 1), side="right") - 1
+        behind = np.searchsorted(_BEHIND, np.arange(longest), side="right") - 1 + len(_LEVELS)
+        self._level_of: Int32Array = np.concatenate((of_match, behind)).astype(np.int32)
         self._prior: Float32Array = np.array(_PRIOR, np.float32)
         self._all: Float32Array = np.zeros((levels, 2), np.float32)
         self._judged: Float32Array = np.zeros((num_slots, levels, 2), np.float32)
         addresses = (array.ctypes.data for array in (self._level_of, self._prior, self._all))
         learnt = struct.pack("=3q4f", *addresses, _PRIOR_WEIGHT, _ALL_WEIGHT, _KEEP, _KEEP_ALL)
         self._learnt: npt.NDArray[np.uint8] = np.frombuffer(learnt, np.uint8)
-        # Columns as `Text` in native/ngram.cpp.
-        self._texts: npt.NDArray[np.int64] = np.zeros((num_slots, 8), np.int64)
+        # Columns as in native/text.h.
+        self._texts: npt.NDArray[np.int64] = np.zeros((num_slots, _COLUMNS), np.int64)
         self._texts[:, 3] = self._judged.ctypes.data + self._judged.strides[0] * np.arange(num_slots)
         self._room: npt.NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self._arrays: dict[int, _Arrays] = {}
@@ -131,7 +145,7 @@ class NgramGuesses:
 
     @property
     def texts_address(self) -> int:
-        """Of `Text` in native/ngram.cpp, by slot."""
+        """Of `Text` in native/text.h, by slot."""
         return int(self._fixed[2])
 
     @property
@@ -157,7 +171,7 @@ class NgramGuesses:
         arrays = _Arrays(np.empty(room, np.int32), np.empty(room + 1, np.int32), np.zeros(entries, np.int32))
         self._arrays[slot] = arrays
         self._texts[slot, :3] = arrays.tokens.ctypes.data, arrays.links.ctypes.data, arrays.table.ctypes.data
-        self._texts[slot, 4:] = 0, entries - 1, 0, 0
+        self._texts[slot, 4:8] = 0, entries - 1, 0, 0
         self._room[slot] = room
         if len(text):
             self._options[5] = 0

@@ -7,10 +7,12 @@
 // Links lead from a place of a `key`-gram to the one before it.  A token costs one look-up for each n and at most `depth`
 // links, however long the text is.
 #include "parallel.h"
+#include "text.h"
 
 namespace {
 
 constexpr int64_t kProbes = 16;  // entries of the table that are looked at for an n-gram
+constexpr int64_t kLeast = 4;    // tokens of a match that is gone on with behind a token that differs
 constexpr uint64_t kFactor = 0x9E3779B97F4A7C15ull;
 
 struct Options {
@@ -18,23 +20,11 @@ struct Options {
     int64_t depth;                   // links that are followed
     int64_t most;                    // drafts
     int64_t learn;                   // whether guesses are judged by what comes
-    int64_t levels;                  // classes of lengths
-};
-
-// Of one slot.  As drafting/ngram.py fills it.
-struct Text {
-    int32_t* tokens;
-    int32_t* links;  // by place
-    int32_t* table;  // place << 2 | n, or 0
-    float* judged;   // [levels, 2]: guesses that were right, guesses
-    int64_t length;
-    int64_t mask;    // entries of the table less 1
-    int64_t source;  // where the guess is: tokens[source] is to come next
-    int64_t match;   // tokens before it that are those at the end; 0: no guess
+    int64_t levels;                  // classes of guesses
 };
 
 struct Learnt {
-    const int32_t* level_of;  // by length of match
+    const int32_t* level_of;  // [2, longest + 1] by length of match, and by tokens since one that differed
     const float* prior;       // by level: how probable a guess is
     float* all;               // [levels, 2], as `judged`, of all requests
     float prior_weight, all_weight, keep, keep_all;
@@ -95,9 +85,7 @@ void index_end(Text& text, const Options& options, bool search) {
     if (text.match < options.shortest) text.match = 0;
 }
 
-void judge(const Text& text, const Learnt& learnt, int32_t token) {
-    const int64_t level = learnt.level_of[text.match];
-    const float right = text.tokens[text.source] == token;
+void judge(const Text& text, const Learnt& learnt, int64_t level, bool right) {
     float* row = text.judged + 2 * level;
     float* all = learnt.all + 2 * level;
     row[0] = row[0] * learnt.keep + right;
@@ -106,12 +94,54 @@ void judge(const Text& text, const Learnt& learnt, int32_t token) {
     all[1] = all[1] * learnt.keep_all + 1;
 }
 
-float chance(const Text& text, const Learnt& learnt, int64_t match) {
-    const int64_t level = learnt.level_of[match];
+float chance(const Text& text, const Learnt& learnt, int64_t level) {
     const float* row = text.judged + 2 * level;
     const float* all = learnt.all + 2 * level;
     const float of_all = (all[0] + learnt.prior_weight * learnt.prior[level]) / (all[1] + learnt.prior_weight);
     return (row[0] + learnt.all_weight * of_all) / (row[1] + learnt.all_weight);
+}
+
+int64_t level_of_match(const Options& options, const Learnt& learnt, int64_t match) {
+    return learnt.level_of[match < options.longest ? match : options.longest];
+}
+
+// So many tokens behind the one that differed; from `longest` on it is a match as any other.
+int64_t level_behind(const Options& options, const Learnt& learnt, int64_t since) {
+    return learnt.level_of[since < options.longest ? options.longest + 1 + since : options.longest];
+}
+
+// The token that is about to be appended is not the one at `place`, where `before` tokens had been right: it stands
+// there instead of that one or, if it is the one behind it, that one was left out.
+void differ(Text& text, int64_t place, int64_t before, int32_t token) {
+    const bool left_out = place + 1 < text.length && text.tokens[place + 1] == token;
+    text.differed = place;
+    text.before = before;
+    text.since = left_out ? 1 : 0;
+    text.along = place + 1 + text.since;
+}
+
+// Both guesses are judged by the token that is about to be appended, and what goes on behind differences follows it.
+void compare(Text& text, const Options& options, const Learnt& learnt, int32_t token) {
+    const bool right = text.match && text.tokens[text.source] == token;
+    if (text.match) judge(text, learnt, level_of_match(options, learnt, text.match), right);
+    if (text.along) {
+        const bool along = text.tokens[text.along] == token;
+        judge(text, learnt, level_behind(options, learnt, text.since), along);
+        if (along) {
+            ++text.along;
+            if (++text.since >= options.longest) text.along = 0;  // the index finds it as well
+            return;
+        }
+        if (!right && text.since > 1) return differ(text, text.along, text.before + text.since, token);
+        if (!right && !text.since && text.tokens[text.differed] == token) {  // a token had been put in before it
+            text.along = text.differed + 1;
+            text.since = 1;
+            return;
+        }
+        text.along = 0;
+    }
+    const int64_t least = options.longest < kLeast ? options.longest : kLeast;
+    if (!right && text.match >= least) differ(text, text.source, text.match, token);
 }
 
 }  // namespace
@@ -127,19 +157,25 @@ BATON_EXPORT(ngram)(const void* options_of, const void* learnt_of, void* texts, 
         Text& text = ((Text*)texts)[slots[row]];
         for (int64_t left = runs[row]; left > 0; --left) {
             const int32_t token = *tokens++;
-            if (options.learn && text.match) judge(text, learnt, token);
+            if (options.learn) compare(text, options, learnt, token);
             text.tokens[text.length++] = token;
             index_end(text, options, options.learn || left == 1);
         }
-        counts[row] = text.match ? (int32_t)options.most : 0;
+        const bool along =
+            text.along && (!text.match || chance(text, learnt, level_behind(options, learnt, text.since)) >
+                                              chance(text, learnt, level_of_match(options, learnt, text.match)));
+        const int64_t source = along ? text.along : text.source;
+        text.stands_on = along ? text.before + text.since : text.match;
+        counts[row] = along || text.match ? (int32_t)options.most : 0;
         int32_t* draft = drafts + row * options.most;
         float together = 1;
         for (int64_t index = 0; index < counts[row]; ++index) {
-            const int64_t from = text.source + index;
-            const int64_t match = text.match + index;
-            together *= chance(text, learnt, match < options.longest ? match : options.longest);
+            const int64_t level = along ? level_behind(options, learnt, text.since + index)
+                                        : level_of_match(options, learnt, text.match + index);
+            together *= chance(text, learnt, level);
             // What would be beyond the end repeats itself.
-            draft[index] = from < text.length ? text.tokens[from] : draft[from - text.length];
+            draft[index] = source + index < text.length ? text.tokens[source + index]
+                                                        : draft[source + index - text.length];
             chances[row * options.most + index] = together;
         }
         for (int64_t index = counts[row]; index < options.most; ++index) chances[row * options.most + index] = 0;

@@ -8,6 +8,7 @@
 // of one salt, and a link from each place to the one before it.  What a table says is compared with the ring, salt and
 // tokens, so nothing is found that is not there, of another salt, or gone.
 #include "parallel.h"
+#include "text.h"
 
 namespace {
 
@@ -60,15 +61,6 @@ struct Learnt {
     float* all;               // [classes, 2], as `judged`, of all requests
     float prior_weight, all_weight, keep, keep_all;
     float factor, least;  // drafts for each token of the match, at most; the least chance of all drafts together
-};
-
-// As in ngram.cpp.
-struct Text {
-    const int32_t* tokens;
-    int32_t* links;
-    int32_t* table;
-    float* judged;
-    int64_t length, mask, source, match;
 };
 
 bool known(const Salt& salt) { return (salt.low | salt.high) != 0; }
@@ -316,7 +308,7 @@ BATON_EXPORT(suffix)(void* store_of, const void* learnt_of, const void* texts, c
         if (store.rows[slots[row]].newest != row) continue;
         const Text& text = ((const Text*)texts)[slots[row]];
         float* of_row = chances + row * store.most;
-        if (store.limited) limit_own(store, learnt, text.match, of_row, counts[row]);
+        if (store.limited) limit_own(store, learnt, text.stands_on, of_row, counts[row]);
         guess(store, learnt, text, slots[row], drafts + row * store.most, of_row, counts[row]);
     }
 }

@@ -23,9 +23,14 @@ from baton.model.cpu.numba.task import compiled
 logger = logging.getLogger(__name__)
 
 _PROBES = 16
+_LEAST = 4
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _SHORTEST, _KEY, _LONGEST, _DEPTH, _MOST, _LEARN, _LEVELS = range(7)
+TEXT = 13
+"""Words of a text, `native/text.h`."""
 _TOKENS, _LINKS, _TABLE, _JUDGED, _LENGTH, _MASK, _SOURCE, _MATCH = range(8)
+_ALONG, _SINCE, _DIFFERED, _BEFORE, _STANDS_ON = range(8, TEXT)
+TEXT_TOKENS, TEXT_LENGTH, TEXT_STANDS_ON = _TOKENS, _LENGTH, _STANDS_ON
 _LEVEL_OF, _PRIOR, _ALL = range(3)
 
 
@@ -107,6 +112,61 @@ def _index_end(text, options, tokens, search):
 
 
 @compiled
+def _judge(judged, everywhere, keep, keep_all, level, right):
+    judged[level, 0] = judged[level, 0] * keep + np.float32(right)
+    judged[level, 1] = judged[level, 1] * keep + np.float32(1)
+    everywhere[level, 0] = everywhere[level, 0] * keep_all + np.float32(right)
+    everywhere[level, 1] = everywhere[level, 1] * keep_all + np.float32(1)
+
+
+@compiled
+def _chance(judged, everywhere, prior, prior_weight, all_weight, level):
+    of_all = (everywhere[level, 0] + prior_weight * prior[level]) / (everywhere[level, 1] + prior_weight)
+    return (judged[level, 0] + all_weight * of_all) / (judged[level, 1] + all_weight)
+
+
+@compiled
+def _level_behind(level_of, longest, since):
+    return level_of[longest + 1 + since if since < longest else longest]
+
+
+@compiled
+def _differ(text, tokens, place, before, token):
+    left_out = place + 1 < text[_LENGTH] and tokens[place + 1] == token
+    text[_DIFFERED] = place
+    text[_BEFORE] = before
+    text[_SINCE] = 1 if left_out else 0
+    text[_ALONG] = place + 1 + text[_SINCE]
+
+
+@compiled
+def _compare(text, options, tokens, level_of, judged, everywhere, keep, keep_all, token):
+    longest = options[_LONGEST]
+    right = text[_MATCH] > 0 and tokens[text[_SOURCE]] == token
+    if text[_MATCH]:
+        _judge(judged, everywhere, keep, keep_all, level_of[min(text[_MATCH], longest)], right)
+    if text[_ALONG]:
+        along = tokens[text[_ALONG]] == token
+        _judge(judged, everywhere, keep, keep_all, _level_behind(level_of, longest, text[_SINCE]), along)
+        if along:
+            text[_ALONG] += 1
+            text[_SINCE] += 1
+            if text[_SINCE] >= longest:
+                text[_ALONG] = 0
+            return
+        if not right and text[_SINCE] > 1:
+            _differ(text, tokens, text[_ALONG], text[_BEFORE] + text[_SINCE], token)
+            return
+        if not right and text[_SINCE] == 0 and tokens[text[_DIFFERED]] == token:
+            text[_ALONG] = text[_DIFFERED] + 1
+            text[_SINCE] = 1
+            return
+        text[_ALONG] = 0
+    if not right and text[_MATCH] >= min(longest, _LEAST):
+        _differ(text, tokens, text[_SOURCE], text[_MATCH], token)
+
+
+@compiled
 def _follow(
     options_of, learnt_of, texts, slots_of, runs_of, tokens_of, rows, drafts_of, chances_of, counts_of
 ):
@@ -115,7 +175,7 @@ def _follow(
     learnt = carray(_int64s(learnt_of), 5)
     weights = carray(_floats(learnt_of + 24), 4)
     prior_weight, all_weight, keep, keep_all = weights[0], weights[1], weights[2], weights[3]
-    level_of = carray(_int32s(learnt[_LEVEL_OF]), longest + 1)
+    level_of = carray(_int32s(learnt[_LEVEL_OF]), 2 * longest + 1)
     prior = carray(_floats(learnt[_PRIOR]), levels)
     everywhere = carray(_floats(learnt[_ALL]), (levels, 2))
     slots = carray(_int32s(slots_of), rows)
@@ -129,31 +189,36 @@ def _follow(
     given = carray(_int32s(tokens_of), total)
     at = 0
     for row in range(rows):
-        text = carray(_int64s(texts + 64 * np.int64(slots[row])), 8)
+        text = carray(_int64s(texts + 8 * TEXT * np.int64(slots[row])), TEXT)
         tokens = carray(_int32s(text[_TOKENS]), text[_LENGTH] + runs[row])
         judged = carray(_floats(text[_JUDGED]), (levels, 2))
         for left in range(runs[row], 0, -1):
             token = given[at]
             at += 1
-            if options[_LEARN] and text[_MATCH]:
-                level = level_of[text[_MATCH]]
-                right = np.float32(1 if tokens[text[_SOURCE]] == token else 0)
-                judged[level, 0] = judged[level, 0] * keep + right
-                judged[level, 1] = judged[level, 1] * keep + np.float32(1)
-                everywhere[level, 0] = everywhere[level, 0] * keep_all + right
-                everywhere[level, 1] = everywhere[level, 1] * keep_all + np.float32(1)
+            if options[_LEARN]:
+                _compare(text, options, tokens, level_of, judged, everywhere, keep, keep_all, token)
             tokens[text[_LENGTH]] = token
             text[_LENGTH] += 1
             _index_end(text, options, tokens, options[_LEARN] or left == 1)
-        counts[row] = most if text[_MATCH] else 0
+        match, since = text[_MATCH], text[_SINCE]
+        along = text[_ALONG] > 0
+        if along and match:
+            behind = _chance(
+                judged, everywhere, prior, prior_weight, all_weight, _level_behind(level_of, longest, since)
+            )
+            level = level_of[min(match, longest)]
+            along = behind > _chance(judged, everywhere, prior, prior_weight, all_weight, level)
+        first = text[_ALONG] if along else text[_SOURCE]
+        text[_STANDS_ON] = text[_BEFORE] + since if along else match
+        counts[row] = most if along or match else 0
         together = np.float32(1)
         for index in range(counts[row]):
-            source = text[_SOURCE] + index
-            level = level_of[min(text[_MATCH] + index, longest)]
-            of_all = (everywhere[level, 0] + prior_weight * prior[level]) / (
-                everywhere[level, 1] + prior_weight
-            )
-            together *= (judged[level, 0] + all_weight * of_all) / (judged[level, 1] + all_weight)
+            source = first + index
+            if along:
+                level = _level_behind(level_of, longest, since + index)
+            else:
+                level = level_of[min(match + index, longest)]
+            together *= _chance(judged, everywhere, prior, prior_weight, all_weight, level)
             length = text[_LENGTH]
             drafts[row, index] = tokens[source] if source < length else drafts[row, source - length]
             chances[row, index] = together

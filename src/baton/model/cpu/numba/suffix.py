@@ -15,7 +15,15 @@ import numba
 import numpy as np
 from numba import carray, types
 
-from baton.model.cpu.numba.ngram import _floats, _int32s, _int64s
+from baton.model.cpu.numba.ngram import (
+    TEXT,
+    TEXT_LENGTH,
+    TEXT_STANDS_ON,
+    TEXT_TOKENS,
+    _floats,
+    _int32s,
+    _int64s,
+)
 from baton.model.cpu.numba.task import compiled
 
 logger = logging.getLogger(__name__)
@@ -36,9 +44,6 @@ _ROW = 6
 # Of what is learnt: addresses, then numbers.
 _CLASS_OF, _PRIOR, _ALL = range(3)
 _PRIOR_WEIGHT, _ALL_WEIGHT, _KEEP, _KEEP_ALL, _PER_TOKEN, _LEAST = range(6)
-# Of a text, as in ngram.py.
-_TEXT_TOKENS, _TEXT_LENGTH, _TEXT_MATCH = 0, 4, 7
-_TEXT = 8
 
 
 @compiled
@@ -156,8 +161,8 @@ def _search(store, text, low, high, places):
     size = store[_MASK] + 1
     newest = np.empty(_DEEPEST, np.int32)
     hashes = np.empty(_MOST_LEVELS, np.uint64)
-    length = text[_TEXT_LENGTH]
-    tokens = carray(_int32s(text[_TEXT_TOKENS]), length)
+    length = text[TEXT_LENGTH]
+    tokens = carray(_int32s(text[TEXT_TOKENS]), length)
     have = min(length, store[_DEPTH])
     for back in range(have):
         newest[back] = tokens[length - 1 - back]
@@ -261,12 +266,12 @@ def _suffix(
     ring = carray(_int32s(store[_TOKENS]), store[_MASK] + 1)
     for number in range(num_rows):
         slot = np.int64(slots[number])
-        text = carray(_int64s(texts + 8 * _TEXT * slot), _TEXT)
+        text = carray(_int64s(texts + 8 * TEXT * slot), TEXT)
         row = carray(_int64s(store[_ROWS] + 8 * _ROW * slot), _ROW)
         if row[_NEWEST] != number:
             continue
         if store[_LIMITED]:
-            counts[number] = min(np.int64(counts[number]), _limit(store, learnt, text[_TEXT_MATCH]))
+            counts[number] = min(np.int64(counts[number]), _limit(store, learnt, text[TEXT_STANDS_ON]))
             while counts[number] > 0 and chances[number, counts[number] - 1] < learnt[_LEAST]:
                 counts[number] -= 1
             chances[number, counts[number] :] = 0
