@@ -17,8 +17,9 @@ import pytest
 from baton.executor.base import Int32Array
 from baton.executor.torch_executor import TorchExecutor
 from baton.grammar.checking import Checker
+from baton.grammar.compiled import Grammars, Promise
 from baton.grammar.description import Regex, Structure
-from baton.grammar.masks import Masks
+from baton.grammar.masks import Masks, Ready
 from baton.grammar.vocabulary import Vocabulary
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.layers.int8 import why_not_int8
@@ -184,6 +185,47 @@ def test_positions_with_masks_are_sampled_together_where_they_can_be(
     print(f"{drafts} drafts, {right} of them right; {sum(told)} of {len(told)} times together")
     assert 0 < right < drafts
     assert 20 < sum(told) < len(told) - 20
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_rows_whose_grammar_is_still_compiled_change_nothing_for_others(
+    together: bool, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no token in a step with others' drafts, and no log-probabilities: each has its own."""
+    if together and sampling_kernel() is None:
+        pytest.skip("no native kernel")
+    steps, late = 0, 0
+    compiled: list[tuple[int, Promise, Promise]] = []
+    begin, ready, matcher = Masks.begin, Masks.ready, Grammars.matcher
+
+    def later(grammars: Grammars, *given: object, **options: object) -> Promise:
+        promise = Promise()
+        compiled.append((steps + (0, 3, 9)[steps % 3], matcher(grammars, *given, **options), promise))
+        return promise
+
+    def beginning(masks: Masks, slots: Int32Array, drafts: list[list[int]] | None = None) -> bool:
+        nonlocal steps, compiled
+        steps += 1
+        for _, its, promise in [one for one in compiled if one[0] < steps]:
+            if promise.set_running_or_notify_cancel():  # (a preemption cancels it)
+                found, promise.lexer = its.result(), its.lexer
+                promise.set_result(found)
+        compiled = [one for one in compiled if one[0] >= steps]
+        return begin(masks, slots, drafts)
+
+    def counting(masks: Masks) -> Ready:
+        nonlocal late
+        found = ready(masks)
+        late += len(found.late)
+        return found
+
+    monkeypatch.setattr(Masks, "begin", beginning)
+    monkeypatch.setattr(Masks, "ready", counting)
+    monkeypatch.setattr(Grammars, "matcher", later)
+    kinds = ("plain", "plain", "grammar", "grammar") if together else ("penalties", "grammar", "grammar")
+    drafts, right, _ = check(checkpoints["groups"], FORMS[0], 60 + together, 12, False, kinds)
+    assert 0 < right < drafts
+    assert late > 20
 
 
 @pytest.mark.parametrize("form", FORMS[:2], ids=lambda form: form[0])

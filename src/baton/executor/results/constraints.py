@@ -122,7 +122,7 @@ class ConstrainedSampler:
             if masks is not None:
                 self._within(masks, result, sampled, places, failed, late)
             for place, one in sorted(found.items()):
-                if sampled[place] != NOTHING:
+                if sampled[place] not in (NOTHING, LATE):  # (a row that is late has no token)
                     logprobs.setdefault(int(places.rows[places.row_of[place]]), []).append(one)
             return np.array(sampled, np.int32)
         tokens = np.full(count, NOTHING, np.int32)
