@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import httpx
 import pytest
 
 from baton.launch.http.limits import PROGRESS_BYTES, Connections
@@ -145,6 +146,14 @@ def test_who_goes_first_when_there_is_no_room():
     assert table.dispensable() == "trusted"
     table.of.gone(trusted)
     assert table.dispensable() is None
+
+
+def test_clients_give_idle_connections_up_before_the_server_does():
+    """Else a request comes while the server closes its connection, and its client has no answer."""
+    kept_by_go = 90.0
+    kept = httpx.Limits().keepalive_expiry
+    assert kept is not None
+    assert HttpOptions().timeout_keep_alive > max(kept, kept_by_go)
 
 
 def test_flags():

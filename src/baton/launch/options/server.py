@@ -193,8 +193,9 @@ class HttpOptions(Options):
         unit="seconds",
     )
     timeout_keep_alive: float = flag(
-        5.0,
-        "Seconds that a connection stays open between two requests.",
+        120.0,
+        "Seconds that a connection stays open between two requests; clients and proxies should give theirs "
+        "up before, or a request may come while the server closes it.",
         least=0.001,
         most=MAX_SECONDS,
         unit="seconds",
