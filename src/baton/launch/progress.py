@@ -1,4 +1,4 @@
-"""A progress bar for the Python API."""
+"""A progress bar for the Python API.  On stderr: what a program prints is its own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ class Progress:
     def __enter__(self) -> Any:
         if not self._shown:
             return lambda: None
+        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
         )
         self._bar.start()
         task = self._bar.add_task(self._name, total=self._total)
