@@ -252,6 +252,11 @@ def test_on_notice_all_is_served_and_ready_says_no(byte_level: Path):
             listen("127.0.0.1", site.port)
 
 
+def test_an_address_of_another_machine_is_named():
+    with pytest.raises(OptionError, match=r"192\.0\.2\.1.*; give an address of this machine with --host"):
+        listen("192.0.2.1", 0)  # (of RFC 5737: nobody's)
+
+
 def test_what_has_begun_to_arrive_is_answered(byte_level: Path):
     """A client sends on a connection that it kept in the moment in which the server stops."""
     with Site(byte_level) as site:

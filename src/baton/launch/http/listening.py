@@ -66,7 +66,9 @@ def listen(host: str, port: int) -> Listener:
     except OSError as error:
         if isinstance(error, socket.gaierror):
             raise OptionError(f"--host {host}: {error.strerror}; give an address of this machine") from None
-        raise OptionError(f"cannot listen on {host}:{port}: {error.strerror}; give another --port") from None
+        elsewhere = error.errno == errno.EADDRNOTAVAIL
+        fix = "an address of this machine with --host" if elsewhere else "another --port"
+        raise OptionError(f"cannot listen on {host}:{port}: {error.strerror}; give {fix}") from None
 
 
 def listen_unix(path: str) -> Listener:
