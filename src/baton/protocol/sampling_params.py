@@ -31,6 +31,8 @@ MAX_BAD_WORD_LENGTH = 256
 MAX_LOGPROB_TOKEN_IDS = 128
 _UINT64 = (1 << 64) - 1
 _INT32 = (1 << 31) - 1
+_LEAST_SINGLE, _MOST_SINGLE = 2.0**-126, 2.0**127
+"""Of normal numbers in float32, up to a power of two."""
 
 
 class InvalidParameter(ValueError):
@@ -117,6 +119,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
         _float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _float("repetition_penalty", self.repetition_penalty, 0.0, None, open_low=True)
+        _single("temperature", self.temperature, 0.0)
+        _single("repetition_penalty", self.repetition_penalty, _LEAST_SINGLE)
         if self.max_tokens is not None:
             _int("max_tokens", self.max_tokens, 1, None)
         _int("min_tokens", self.min_tokens, 0, None)
@@ -335,9 +339,23 @@ def _int(name: str, value: object, low: int | None, high: int | None) -> None:
 def _float(
     name: str, value: object, low: float | None, high: float | None, *, open_low: bool = False
 ) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise InvalidParameter(name, f"{value!r} must be a finite number")
     _check_range(name, value, low, high, open_low=open_low)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # (an integer)
+        return False
+
+
+def _single(name: str, value: float, low: float) -> None:
+    """Logits are multiplied and divided by it in float32, where it must be a normal number.  (Temperatures
+    near to 0 count as 0.)"""
+    if not low <= value <= _MOST_SINGLE:
+        raise InvalidParameter(name, f"{value} is beyond what 32-bit numbers hold; give one nearer to 1")
 
 
 def _check_range(name: str, value: float, low: float | None, high: float | None, *, open_low: bool) -> None:

@@ -32,6 +32,8 @@ def test_defaults_are_vllms():
         ("temperature", float("nan")),
         ("temperature", "hot"),
         ("temperature", True),
+        pytest.param("temperature", 10**400, id="temperature-huge"),
+        ("temperature", 1e39),  # (infinite in the float32 of the sampler)
         ("top_p", 0),
         ("top_p", 1.01),
         ("top_k", -2),
@@ -40,6 +42,8 @@ def test_defaults_are_vllms():
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-46),  # (0 in float32)
+        ("repetition_penalty", 1e39),
         ("logit_bias", {"five": 1}),
         ("logit_bias", {5: 101}),
         ("logit_bias", {5: 1.0, 6: float("nan")}),
