@@ -137,6 +137,9 @@ def test_arrays_are_ids(llm) -> None:
         ([[5, True]], r"prompts\[0\]: True must be a token id"),
         ({"text": "x"}, r"prompts\[0\]: a mapping needs"),
         ([[]], "empty"),
+        (b"Once", "prompts: b'Once' must be a text"),
+        ([b"Once"], r"prompts\[0\]: b'Once' must be a text"),
+        (["Once", "half \ud800"], r"prompts\[1\]: .* half of a surrogate pair"),
     ],
 )
 def test_a_wrong_prompt_is_named(llm, prompts, words) -> None:
@@ -154,6 +157,7 @@ def test_a_wrong_prompt_is_named(llm, prompts, words) -> None:
         ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url"),
         ([*HELLO, "and"], r"messages\[1\]"),
         ([HELLO, [{"role": "", "content": ""}]], r"conversation 1: messages\[0\].role"),
+        ([{"role": "user", "content": "half \ud800"}], "messages: .* half of a surrogate pair"),
     ],
 )
 def test_wrong_messages_are_named(llm, messages, words) -> None:
@@ -178,6 +182,17 @@ def test_wrong_sampling_params_are_named(llm) -> None:
         llm.generate("x", {"temperature": 0}, use_tqdm=False)
     with pytest.raises(ValueError, match="2 for 1 prompts"):
         llm.generate("x", [FEW, FEW], use_tqdm=False)
+    for priority in (1 << 31, "high"):
+        with pytest.raises(ValueError, match=r"priority: .* must be an integer"):
+            llm.generate("x", FEW, use_tqdm=False, priority=priority)
+
+
+def test_the_progress_bar_is_not_in_a_program_s_output(llm, capfd) -> None:
+    llm.generate(["x", "y"], FEW)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "Generating" in err
+    assert "2/2" in err
 
 
 # -- restarts

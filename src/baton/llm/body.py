@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 from msgspec.structs import replace
 
+from baton.gateway.api.fields import INT32
 from baton.gateway.api.messages import ContentFormat
 from baton.gateway.api.schemas import ChatRequest
 from baton.gateway.api.tools import Tools
@@ -31,6 +32,7 @@ from baton.gateway.reading.judging import activated, checked, judging, scorer_of
 from baton.gateway.reading.pooled import prompts_of
 from baton.gateway.reading.structured import CheckedGrammars, asked_for, described
 from baton.gateway.text.chat_template import no_template
+from baton.gateway.text.encoding import NotText
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.launch.arguments import choose_arguments, takes_arguments_of
 from baton.launch.background import Background
@@ -64,6 +66,11 @@ class Prepared:
     chat: bool = False
     short_ids: bool = False
     """Of calls: see `api.calls.call_id`."""
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError`."""
+        if not isinstance(self.priority, int) or abs(self.priority) > INT32:
+            raise ValueError(f"priority: {self.priority!r} must be an integer from {-INT32} to {INT32}")
 
 
 class Body:
@@ -161,8 +168,12 @@ class Body:
         )
         parsing = self._parsing(formats, found)
         calling = formats.calling
+        try:
+            ids = tokenizer.encode(text, add_special_tokens=False)
+        except NotText as error:
+            raise ValueError(f"messages: {error}") from None
         return Prepared(
-            ids=tokenizer.encode(text, add_special_tokens=False),
+            ids=ids,
             text=text,
             params=params,
             grammar=self._bound(params, found.tools, lambda: found.thinking, chat=True),
@@ -264,7 +275,10 @@ class Body:
                 raise ValueError(f'{where}: a mapping needs "prompt", a text, or "prompt_token_ids"')
             prompt = prompt["prompt"]
         if isinstance(prompt, str):
-            return prompt, self._background.tokenizer.encode(prompt)
+            try:
+                return prompt, self._background.tokenizer.encode(prompt)
+            except NotText as error:
+                raise ValueError(f"{where}: {error}") from None
         return None, token_ids(prompt, where)
 
     @property

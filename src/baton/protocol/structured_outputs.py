@@ -13,6 +13,19 @@ from typing import Any
 import msgspec
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_NEEDS = {
+    "json": "a JSON schema, an object or its text",
+    "regex": "a text",
+    "choice": "a list of texts, with at least one",
+    "grammar": "a text",
+    "json_object": "true",
+    "structural_tag": "an object, or its text",
+}
+
+
+def asks_nothing(value: object) -> bool:
+    """None or False.  (0 equals False, and is a wrong value.)"""
+    return value is None or value is False
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, frozen=True):
@@ -35,7 +48,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, frozen=True):
     @property
     def kinds(self) -> tuple[str, ...]:
         """Those that were given."""
-        return tuple(name for name in KINDS if getattr(self, name) not in (None, False))
+        return tuple(name for name in KINDS if not asks_nothing(getattr(self, name)))
 
     def problem(self) -> str | None:
         """What is wrong with it at first sight."""
@@ -53,4 +66,4 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, frozen=True):
                 fits = value is True
             case _:
                 fits = isinstance(value, str | bool | Mapping)
-        return None if fits else f"{kinds[0]}: {str(value)[:100]!r} is not what it takes"
+        return None if fits else f"{kinds[0]}: {repr(value)[:100]} must be {_NEEDS[kinds[0]]}"

@@ -80,6 +80,8 @@ def check_error(response: httpx.Response, status: int, param: str | None) -> dic
         ("stream", "yes"),
         ("stream_options", {"include_usage": True}),
         ("guided_json", {"not": {}}),
+        ("guided_json", 0),  # (which equals False, and asks for something all the same)
+        ("structural_tag", 0),
         ("guided_regex", "("),
         ("guided_choice", []),
         ("guided_grammar", 5),

@@ -176,8 +176,9 @@ def test_the_last_message_is_continued(tokenizer: Tokenizer):
     options = {"continue_final_message": True, "add_generation_prompt": False}
     text = tokenizer.render_chat(messages, **options)
     assert text == "<|start|>user\nhi<|end|><|start|>assistant\nwell, "
-    with pytest.raises(ChatTemplateError, match="add_generation_prompt"):
+    with pytest.raises(ChatTemplateError, match="add_generation_prompt") as refused:
         tokenizer.render_chat(messages, continue_final_message=True)
+    assert refused.value.param == "continue_final_message"
     with pytest.raises(ChatTemplateError, match="no text"):
         tokenizer.render_chat([{"role": "assistant", "content": None}], **options)
 

@@ -27,7 +27,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     prompts = _plain(prompts)
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Iterable):
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
         raise ValueError(f"prompts: {prompts!r} must be a text, token ids, or a list of such")
     items: list[Any] = [item if type(item) in (list, str) else _plain(item) for item in prompts]
     if not items:
@@ -39,7 +39,7 @@ def token_ids(value: Any, where: str) -> list[int]:
     value = _plain(value)
     if type(value) is list and set(map(type, value)) <= {int}:
         return value.copy()
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
         raise ValueError(f"{where}: {value!r} must be a text or a list of token ids")
     ids = [_plain(item) for item in value]
     if not all(map(_is_id, ids)):

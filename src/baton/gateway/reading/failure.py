@@ -18,7 +18,7 @@ class Failure(msgspec.Struct, array_like=True, frozen=True):
     @classmethod
     def of(cls, error: BadRequest | ChatTemplateError) -> Failure:
         if isinstance(error, ChatTemplateError):
-            return cls(str(error), "messages", None)
+            return cls(str(error), error.param, None)
         return cls(error.message, error.param, error.code)
 
     def error(self) -> BadRequest:

@@ -30,7 +30,7 @@ from baton.grammar.description import (
     Tagged,
 )
 from baton.grammar.limits import MAX_DESCRIPTION_BYTES
-from baton.protocol.structured_outputs import StructuredOutputs
+from baton.protocol.structured_outputs import StructuredOutputs, asks_nothing
 
 _KEPT = 256
 _OBJECT = Json({"type": "object"})
@@ -71,7 +71,7 @@ def asked_by(request: SamplingFields) -> Asked | None:
             "guided_grammar",
             "guided_json_object",
         )
-        if getattr(request, name) not in (None, False)
+        if not asks_nothing(getattr(request, name))
     ]
     if request.response_format is not None and request.response_format.type == "text":
         fields.remove("response_format")

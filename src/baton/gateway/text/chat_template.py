@@ -37,7 +37,11 @@ _CONTINUE_MARK = "\ue0ff\uf8d1continue here\uf8d1\ue0ff"
 
 
 class ChatTemplateError(ValueError):
-    """The template could not be compiled, or refused these messages."""
+    """The template could not be compiled, or refused these messages.  `param`: the field to change."""
+
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 def no_template() -> ChatTemplateError:
@@ -80,15 +84,22 @@ class ChatTemplate:
         """
         if continue_final_message and add_generation_prompt:
             raise ChatTemplateError(
-                "continue_final_message: cannot go with add_generation_prompt; set that to false"
+                "continue_final_message: cannot go with add_generation_prompt; set that to false",
+                "continue_final_message",
             )
         for name in variables or ():
             if name in RESERVED_VARIABLES:
-                raise ChatTemplateError(f"chat_template_kwargs: {name!r} is set by the server; leave it out")
+                raise ChatTemplateError(
+                    f"chat_template_kwargs: {name!r} is set by the server; leave it out",
+                    "chat_template_kwargs",
+                )
         conversation = [self._prepare(message) for message in messages]
         if continue_final_message:
             if not messages or not messages[-1].get("content"):
-                raise ChatTemplateError("continue_final_message: the last message has no text to continue")
+                raise ChatTemplateError(
+                    "continue_final_message: the last message has no text to continue",
+                    "continue_final_message",
+                )
             content = conversation[-1]["content"]
             if isinstance(content, str):
                 conversation[-1]["content"] = content + _CONTINUE_MARK

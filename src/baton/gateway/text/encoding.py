@@ -48,6 +48,16 @@ class Source(msgspec.Struct, frozen=True):
     prefix: list[int] = []
 
 
+class NotText(ValueError):
+    """A string of Python's that is no text."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a text has half of a surrogate pair, which is no character "
+            "(\\ud800 to \\udfff without its other half); leave it out"
+        )
+
+
 class Encoding:
     """Safe from any thread."""
 
@@ -67,9 +77,12 @@ class Encoding:
         return Source(self._backend.to_str(), self._prefix)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens (a BOS, say) as the model's tokenizer adds them."""
-        # (The one that computes no offsets.)
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        """Token ids of `text`; special tokens (a BOS, say) as the model's tokenizer adds them.  Raises
+        `NotText`."""
+        try:  # (The one that computes no offsets.)
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except TypeError:  # (all that it says of such a text)
+            raise NotText from None
         ids: list[int] = encoding.ids
         return self._prefix + ids if add_special_tokens and self._prefix else ids
 
