@@ -349,6 +349,7 @@ REFUSED = [
     ({"truncation": "x"}, "truncation", "truncation: 'x'"),
     ({"max_output_tokens": 5000}, "max_output_tokens", "max_output_tokens may be at most"),
     ({"metadata": {str(i): "x" for i in range(17)}}, "metadata", "at most 16"),
+    ({"metadata": {"k" * 65: "x"}}, "metadata", "metadata: a key must be of at most 64 characters"),
     ({"model": "other"}, "model", "is not served here"),
     ({"previous_response_id": "resp_x"}, "previous_response_id", "there is no answer 'resp_x'"),
     ({"input": [{"id": "msg_x"}]}, "input", "there is no item 'msg_x'"),

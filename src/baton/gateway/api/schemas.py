@@ -193,7 +193,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
-_PATH = re.compile(r" - at `\$\.?(.*?)`$")
+_PATH = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>.*?)`$")
 _LIMIT = re.compile(r"Expected `(\w+)` (of length )?(>=|<=|>|<) (\S+)$")
 _SIGNS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 _NUMBER_BYTES = 32  # no integer of a request is written longer
@@ -265,9 +265,9 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
         decoded: T = reader.decoder.decode(msgspec.json.encode(fields) if changed else body)
     except msgspec.ValidationError as error:
         message = str(error)
-        path = _PATH.search(message)
-        name = path[1].replace("[...]", "") if path else ""
-        text = _reworded(_PATH.sub("", message))
+        where = _PATH.search(message)
+        name = where["path"].replace("[...]", "") if where else ""
+        text = ("a key " if where and where["key"] else "") + _reworded(_PATH.sub("", message))
         field = re.split(r"[.\[]", name)[0]
         if field in ("query", "queries", "documents", "text_1", "text_2"):
             refuse_parts(bytes(fields[field]), field)
