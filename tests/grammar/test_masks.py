@@ -327,6 +327,26 @@ def test_no_request_fails_because_others_have_filled_its_lexer(threads, beside, 
         site.masks.close()
 
 
+class Failed:
+    """A matcher that says so."""
+
+    def __init__(self, error: str) -> None:
+        self.error = error
+
+    def is_error(self) -> bool:
+        return True
+
+    def get_error(self) -> str:
+        return self.error
+
+
+@pytest.mark.parametrize("state", ["", "\n<state>\nrows: 5\n</state>", "\n<non-verbose/>"])
+def test_an_error_says_what_is_wrong_and_no_more(state):
+    with pytest.raises(compiled.MatchingError) as raised:
+        compiled.check_matcher(Failed(f"lexer error: too many states{state}"))
+    assert str(raised.value) == "lexer error: too many states"
+
+
 def test_who_fails_with_a_lexer_of_its_own_fails(monkeypatch):
     monkeypatch.setattr(compiled, "parser_limits", lambda: few_states(60))
     site = Site()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -31,6 +32,8 @@ _MANY = 8
 """Requests that have shared a lexer before the grammar gets another one."""
 _NICE = 5
 """By so much the thread that compiles gives way."""
+_STATE = re.compile(r"<state>|<non-verbose/>")
+"""Behind what is wrong llguidance writes its state, or that it does not."""
 
 
 class MatchingError(RuntimeError):
@@ -182,7 +185,7 @@ def _having_read(matcher: LLMatcher, tokens: list[int]) -> LLMatcher:
 def check_matcher(matcher: LLMatcher) -> None:
     """Raises `MatchingError`."""
     if matcher.is_error():
-        raise MatchingError(" ".join(matcher.get_error().split("<state>")[0].split()))
+        raise MatchingError(" ".join(_STATE.split(matcher.get_error())[0].split()))
 
 
 def _give_way() -> None:
