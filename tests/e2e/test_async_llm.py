@@ -168,6 +168,8 @@ async def test_wrong_requests_are_named(slow: AsyncLLM) -> None:
         (slow.generate([5], LONG, "a b"), "request_id: .* must be"),
         (slow.generate([7] * 2048), "leaves no room"),
         (slow.generate({"text": "x"}), 'prompt: a mapping needs "prompt"'),
+        (slow.generate([5], {"max_tokens": 5}), "sampling_params: .* must be SamplingParams"),
+        (slow.chat([{"role": "user", "content": "x"}], {"max_tokens": 5}), "must be SamplingParams"),
         (slow.chat([{"role": "user"}]), r"messages\[0\]"),
         (slow.generate([5], SamplingParams(stop_token_ids=[10**6])), "stop_token_ids: token id"),
     ):

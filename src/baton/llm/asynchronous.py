@@ -73,7 +73,8 @@ class AsyncLLM(Body):
         """
         prepare = partial(self._prepare, prompt, "prompt", sampling_params, priority)
         long = isinstance(prompt, str) and len(prompt) >= LONG_TEXT
-        bound = sampling_params is not None and sampling_params.structured_outputs is not None
+        params = sampling_params  # (of another type it is refused when it is prepared)
+        bound = isinstance(params, SamplingParams) and params.structured_outputs is not None
         return self._outputs(prepare, request_id, apart=long or bound or isinstance(prompt, Mapping))
 
     def chat(

@@ -25,7 +25,7 @@ from baton.gateway.generation.outputs import ClassificationRequestOutput, Scorin
 from baton.gateway.generation.outputs import classes_of as _classes_of
 from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.parsing.plan import Parsing
-from baton.gateway.reading.arguments import Prompt, as_list, token_ids
+from baton.gateway.reading.arguments import Prompt, as_list, one_params, token_ids
 from baton.gateway.reading.calling import Function, functions_of, loosened, structure_of
 from baton.gateway.reading.conversations import Conversation, render_conversation
 from baton.gateway.reading.judging import activated, checked, judging, scorer_of, scores_of
@@ -133,7 +133,7 @@ class Body:
 
     def _prepare(self, prompt: Prompt, where: str, params: SamplingParams | None, priority: int) -> Prepared:
         """`where`: the argument that the prompt stands in.  Raises `ValueError`."""
-        params = self.default_sampling_params() if params is None else params
+        params = self.default_sampling_params() if params is None else one_params(params)
         text, ids = self._encode(prompt, where)
         grammar = self._bound(params, Tools(), lambda: self._thinks(text, ids))
         return Prepared(ids=ids, text=text, params=params, grammar=grammar, priority=priority)
@@ -152,8 +152,7 @@ class Body:
     ) -> Prepared:
         """Messages as `arguments.messages_of` gives them.  Raises `ValueError`."""
         served, tokenizer, formats = self._plan.served, self._background.tokenizer, self._formats
-        if params is None:
-            params = make_params(served.defaults, {}, max_tokens=None)
+        params = make_params(served.defaults, {}, max_tokens=None) if params is None else one_params(params)
         request = ChatRequest(
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,

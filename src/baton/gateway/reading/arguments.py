@@ -49,11 +49,13 @@ def token_ids(value: Any, where: str) -> list[int]:
 
 
 def several_params(params: Any) -> list[SamplingParams]:
-    several = list(params) if isinstance(params, Sequence) else [params]
-    for one in several:
-        if not isinstance(one, SamplingParams):
-            raise ValueError(f"sampling_params: {one!r} must be SamplingParams")
-    return several
+    return [one_params(one) for one in (params if isinstance(params, Sequence) else [params])]
+
+
+def one_params(params: Any) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        raise ValueError(f"sampling_params: {params!r} must be SamplingParams")
+    return params
 
 
 def conversations_of(messages: Any, content_format: ContentFormat) -> list[list[dict[str, Any]]]:
