@@ -13,7 +13,6 @@ LONGER = {
     "engine/core.py": 520,  # every message of the engine passes here: gateways, engines, workers, the clock
     "engine/handover/arrivals.py": 520,  # one state machine with its table of states
     "engine/handover/departures.py": 545,  # one state machine with its table of states
-    "engine/scheduling/scheduler.py": 640,  # admission, growth and preemption share one book
     "gateway/cluster/table.py": 480,  # one state machine with its table of states
     "gateway/instances/client.py": 450,  # what the rest of the gateway asks of the instances: one call each
     "worker/slots.py": 565,  # the slots' one owner

@@ -143,7 +143,7 @@ class Node:
         scheduler = self.core.scheduler
         scheduler.ledger.check()
         assert self.core.failure is None
-        assert len(scheduler._free_slots) >= len(scheduler.arriving)
+        assert len(scheduler.room._free_slots) >= len(scheduler.arriving)
 
     def tell(self, message) -> None:
         self.core.on_message(GATEWAY, message, self.cluster.now)

@@ -29,7 +29,7 @@ def refused_page(patch: Patch) -> None:
 
     def wrong(self, request):
         if self.lookahead > max(self.block_size, MIN_LOOKAHEAD) and request.state is State.RUNNING:
-            self._index(request, len(request.tokens))
+            self.admissions.index(request, len(request.tokens))
         progress(self, request)
 
     patch.setattr(Scheduler, "progress", wrong)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from baton.engine.scheduling.admission import Admissions
 from baton.engine.scheduling.in_flight import InFlight
 from baton.engine.scheduling.prefix import extend_keys, root_key
+from baton.engine.scheduling.room import Room
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.states import State
 from tests.simulation.mutations import Patch, mutation
@@ -18,7 +20,7 @@ def shared_too_soon(patch: Patch) -> None:
 @mutation("who follows a request that goes believes that all was computed", "pages", scenario="bursts")
 def believed(patch: Patch) -> None:
     leave = InFlight.leave
-    release = Scheduler.release
+    release = Admissions.release
 
     def wrong_leave(self, request):
         self.believers = leave(self, request)
@@ -28,10 +30,10 @@ def believed(patch: Patch) -> None:
 
     def wrong_release(self, request):
         release(self, request)
-        self._ready += [slot for slot in self._in_flight.believers if slot in self._following]
+        self._ready += [slot for slot in self._in_flight.believers if slot in self.following]
 
     patch.setattr(InFlight, "leave", wrong_leave)
-    patch.setattr(Scheduler, "release", wrong_release)
+    patch.setattr(Admissions, "release", wrong_release)
 
 
 @mutation("who follows a request that goes is forgotten", "follow", "liveness", scenario="bursts")
@@ -55,15 +57,15 @@ def only_the_first(patch: Patch) -> None:
 
 @mutation("what one that follows has is given back twice", "ledger", "crash", scenario="bursts")
 def freed_twice(patch: Patch) -> None:
-    vacate = Scheduler._vacate
+    vacate = Admissions._vacate
 
     def wrong(self, request):
-        table = list(self.ledger.table(request.slot)) if request.slot in self._following else []
+        table = list(self._ledger.table(request.slot)) if request.slot in self.following else []
         orphans = vacate(self, request)
-        self.ledger._let_go(table)
+        self._ledger._let_go(table)
         return orphans
 
-    patch.setattr(Scheduler, "_vacate", wrong)
+    patch.setattr(Admissions, "_vacate", wrong)
 
 
 @mutation(
@@ -75,17 +77,17 @@ def freed_twice(patch: Patch) -> None:
     scenario="bursts",
 )
 def kept(patch: Patch) -> None:
-    vacate = Scheduler._vacate
+    vacate = Admissions._vacate
 
     def wrong(self, request):
-        shared = list(self.ledger.table(request.slot))[: request.indexed]
-        if request.slot in self._following:
-            self.ledger._exported[f"leak {request.name} {request.epoch}"] = shared
+        shared = list(self._ledger.table(request.slot))[: request.indexed]
+        if request.slot in self.following:
+            self._ledger._exported[f"leak {request.name} {request.epoch}"] = shared
             for block in shared:
-                self.ledger._refs[block] += 1
+                self._ledger._refs[block] += 1
         return vacate(self, request)
 
-    patch.setattr(Scheduler, "_vacate", wrong)
+    patch.setattr(Admissions, "_vacate", wrong)
 
 
 @mutation("what is computed for one salt is followed by another", "salt", scenario="bursts")
@@ -105,10 +107,10 @@ def other_salt(patch: Patch) -> None:
 
 @mutation("what those that follow may grow by is not reckoned", "room", scenario="bursts")
 def growth_of_followers(patch: Patch) -> None:
-    growth = Scheduler._growth
+    growth = Room.growth
 
     def wrong(self):
-        hidden = {slot: self.slots[slot] for slot in self._following}
+        hidden = {one.slot: one for one in self.slots if one and one.state is State.FOLLOWING}
         for slot in hidden:
             self.slots[slot] = None
         total = growth(self)
@@ -116,7 +118,7 @@ def growth_of_followers(patch: Patch) -> None:
             self.slots[slot] = request
         return total
 
-    patch.setattr(Scheduler, "_growth", wrong)
+    patch.setattr(Room, "growth", wrong)
 
 
 @mutation("one that follows and is cancelled stays", "follow", "cancel", "end", scenario="bursts")
@@ -124,7 +126,7 @@ def cancelled_follower_stays(patch: Patch) -> None:
     release = Scheduler.release
 
     def wrong(self, request):
-        if not (request.state is State.GONE and request.slot in self._following):
+        if not (request.state is State.GONE and request.slot in self.admissions.following):
             release(self, request)
 
     patch.setattr(Scheduler, "release", wrong)

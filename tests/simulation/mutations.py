@@ -16,6 +16,7 @@ import pytest
 from baton.engine import intake as engine_intake
 from baton.engine.core import EngineCore
 from baton.engine.intake import Intake
+from baton.engine.scheduling.admission import Admissions
 from baton.engine.scheduling.ledger import Ledger
 from baton.engine.scheduling.prefix import PrefixIndex, root_key
 from baton.engine.scheduling.scheduler import Scheduler
@@ -91,7 +92,7 @@ def slot_before_closed(patch: Patch) -> None:
         for victim in decisions.preempted:
             if self.slots[victim.slot] is victim:
                 self.slots[victim.slot] = None
-                self._free_slots.append(victim.slot)
+                self.room._free_slots.append(victim.slot)
 
     patch.setattr(Scheduler, "_give_way", wrong)
 
@@ -110,20 +111,20 @@ def stale_epoch_in_engine(patch: Patch) -> None:
 
 @mutation("prefix blocks are indexed before they are computed", "closing-5", "pages")
 def indexed_before_computed(patch: Patch) -> None:
-    seat = Scheduler._seat
+    seat = Admissions._seat
 
     def wrong(self, request, shared, fresh):
         admission = seat(self, request, shared, fresh)
-        self._index(request, len(request.tokens) - 1)
+        self.index(request, len(request.tokens) - 1)
         return admission
 
-    patch.setattr(Scheduler, "_seat", wrong)
+    patch.setattr(Admissions, "_seat", wrong)
 
 
 @mutation("a block is indexed one token too early", "closing-5", "pages")
 def indexed_one_token_early(patch: Patch) -> None:
-    index = Scheduler._index
-    patch.setattr(Scheduler, "_index", lambda self, request, computed: index(self, request, computed + 1))
+    index = Admissions.index
+    patch.setattr(Admissions, "index", lambda self, request, computed: index(self, request, computed + 1))
 
 
 @mutation("a cancel is lost while the request is queued", "cancel")
@@ -199,13 +200,13 @@ def salt_ignored(patch: Patch) -> None:
 
 @mutation("epochs do not grow when a slot is reused", "epoch")
 def epochs_repeat(patch: Patch) -> None:
-    seat = Scheduler._seat
+    seat = Admissions._seat
 
     def wrong(self, request, shared, fresh):
-        self._epochs[self._free_slots[-1]] = 0
+        self._room._epochs[self._room._free_slots[-1]] = 0
         return seat(self, request, shared, fresh)
 
-    patch.setattr(Scheduler, "_seat", wrong)
+    patch.setattr(Admissions, "_seat", wrong)
 
 
 @mutation("the queue's bound is ignored", "queue")
@@ -220,7 +221,7 @@ def queue_bound_ignored(patch: Patch) -> None:
 
 @mutation("a request behind a cancelled head is not looked at", "liveness", "end")
 def lost_wake_up(patch: Patch) -> None:
-    withdraw, admit, hiding = Scheduler.withdraw, Scheduler._admit, set()
+    withdraw, admit, hiding = Admissions.withdraw, Admissions._admit, set()
 
     def wrong_withdraw(self, request):  # (as if it stayed the head until somebody is looked at)
         withdraw(self, request)
@@ -232,11 +233,11 @@ def lost_wake_up(patch: Patch) -> None:
 
     def wrong_enqueue(self, request):
         self.line.push(request)
-        self._stale = self._stale or (self.line.head() is request and self not in hiding)
+        self.due = self.due or (self.line.head() is request and self not in hiding)
 
-    patch.setattr(Scheduler, "withdraw", wrong_withdraw)
-    patch.setattr(Scheduler, "_admit", wrong_admit)
-    patch.setattr(Scheduler, "enqueue", wrong_enqueue)
+    patch.setattr(Admissions, "withdraw", wrong_withdraw)
+    patch.setattr(Admissions, "_admit", wrong_admit)
+    patch.setattr(Admissions, "enqueue", wrong_enqueue)
 
 
 @mutation("Finished is sent twice", "answer")

@@ -18,7 +18,9 @@ from baton.engine.handover.credits import Credits
 from baton.engine.handover.records import Phase
 from baton.engine.handover.reservation import Checker, Refusal
 from baton.engine.intake import Intake
+from baton.engine.scheduling.admission import Admissions
 from baton.engine.scheduling.backlog import Backlog
+from baton.engine.scheduling.room import Room
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.workers.steps import StepReader
 from baton.gateway.cluster.member import Member
@@ -108,7 +110,7 @@ def reservation_of_a_cancelled(patch: Patch) -> None:
 
 @mutation("what arrives is not reckoned to grow", "room", scenario="alike")
 def arriving_do_not_grow(patch: Patch) -> None:
-    growth = Scheduler._growth
+    growth = Room.growth
 
     def wrong(self):
         arriving, self.arriving = self.arriving, {}
@@ -117,25 +119,30 @@ def arriving_do_not_grow(patch: Patch) -> None:
         finally:
             self.arriving = arriving
 
-    patch.setattr(Scheduler, "_growth", wrong)
+    patch.setattr(Room, "growth", wrong)
 
 
 @mutation("one block too many is reckoned where all that wait are alike", "room", scenario="alike")
 def a_block_too_many(patch: Patch) -> None:
-    available = Scheduler._available
+    made, available = Admissions.__init__, Room.available
+
+    def knowing(self, room, *others):
+        made(self, room, *others)
+        room.line = self.line
 
     def wrong(self, shared):
-        waiting = list(self.waiting_requests())
+        waiting = list(self.line)
         alike = len(waiting) > 1 and len({(r.rank[0], len(r.tokens), r.tokens[0]) for r in waiting}) == 1
         return available(self, shared) + (1 if alike and shared else 0)
 
-    patch.setattr(Scheduler, "_available", wrong)
+    patch.setattr(Admissions, "__init__", knowing)
+    patch.setattr(Room, "available", wrong)
 
 
 @mutation("the growth of a newcomer is not added for the next one", "room", scenario="alike")
 def growth_not_added(patch: Patch) -> None:
-    cost = Scheduler._cost
-    patch.setattr(Scheduler, "_cost", lambda self, request, shared: (cost(self, request, shared)[0], 0))
+    cost = Room.cost
+    patch.setattr(Room, "cost", lambda self, request, shared: (cost(self, request, shared)[0], 0))
 
 
 # -- order

@@ -14,6 +14,7 @@ import pytest
 from baton.engine.dispatch import Dispatcher
 from baton.engine.endings import finish
 from baton.engine.intake import Intake
+from baton.engine.scheduling.admission import Admissions
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.states import State
 from baton.protocol.codec import pack_int32
@@ -175,14 +176,14 @@ def cancel_lost_while_preempting(patch):
 
 
 def indexed_before_computed(patch):
-    original = Scheduler._seat
+    original = Admissions._seat
 
     def seat(self, request, shared, fresh):
         admission = original(self, request, shared, fresh)
-        self._index(request, len(request.tokens))
+        self.index(request, len(request.tokens))
         return admission
 
-    patch.setattr(Scheduler, "_seat", seat)
+    patch.setattr(Admissions, "_seat", seat)
 
 
 def generated_tokens_forgotten(patch):

@@ -18,7 +18,8 @@ from baton.engine.handover.handovers import Handovers
 from baton.engine.loads import Turnover
 from baton.engine.request import Request
 from baton.engine.scheduling.backlog import Backlog
-from baton.engine.scheduling.scheduler import Admission, Scheduler
+from baton.engine.scheduling.decisions import Admission
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.workers.step_cost import StepCosts
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Admit, Command, CommandBatch, Grow, Preempt, Reprioritize

@@ -184,7 +184,7 @@ class Request:
 
     def let_pass(self, count: int) -> None:
         """Of its priority, the next `count` requests that come are served before this one, which is not in a
-        queue; and it leaves the scheduler's `kept_slots` to them."""
+        queue; and it leaves `Room.kept_slots` to them."""
         self.rank = (self.rank[0], self.number + count + 0.5)
         self.lets_pass = True
 

@@ -31,6 +31,7 @@ from baton.engine.recording.recorder import (
 )
 from baton.engine.recording.replay import describe, find_recordings, replay
 from baton.engine.recording.tape import MAGIC, DamagedRecording, TapeReader, TapeWriter, segment
+from baton.engine.scheduling.room import Room
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.workers.handshake import DYING_S
 from baton.launch.instance_config import instance_config
@@ -129,8 +130,8 @@ def test_a_recording_is_for_its_owner_only(recording):
 
 
 def test_a_command_that_differs_is_shown_with_its_place(recording, monkeypatch):
-    original = Scheduler._target
-    monkeypatch.setattr(Scheduler, "_target", lambda self, request: original(self, request) + 1)
+    original = Room.target
+    monkeypatch.setattr(Room, "target", lambda self, request: original(self, request) + 1)
     result = replay(recording)
     assert not result.identical
     difference = result.difference

@@ -113,7 +113,7 @@ def test_the_same_prompt_eight_times_is_computed_once():
     assert all(bench.table(other)[:8] == shared for other in others)
     assert len(bench.table(first)) == 10, "33 tokens, and 7 that follow"
     assert bench.ledger.num_held == 10 + 7 * 2
-    assert bench.scheduler._uncomputed == 33 + 7 * 1
+    assert bench.scheduler.admissions._uncomputed == 33 + 7 * 1
     bench.computed(first, 31)
     assert bench.admits() == {}
     bench.computed(first, 33)
@@ -440,7 +440,7 @@ def hungry() -> tuple[Bench, Request, Request, Request]:
 
 def test_one_that_follows_gives_way_at_once():
     bench, old, dear, cheap = hungry()
-    while bench.scheduler.line.head() is None:
+    while bench.scheduler.admissions.line.head() is None:
         bench.grow(old, 1)
         decisions = bench.decide()
     assert decisions.gave_up == [cheap]

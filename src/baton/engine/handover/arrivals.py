@@ -50,7 +50,8 @@ from baton.engine.handover.reservation import Checker, Refusal
 from baton.engine.noting import note
 from baton.engine.outbox import Outboxes
 from baton.engine.request import Outbox, Request
-from baton.engine.scheduling.scheduler import Admission, Scheduler
+from baton.engine.scheduling.decisions import Admission
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.states import Event
 from baton.engine.validation import Limits
 from baton.protocol.codec import MalformedMessage, unpack_int32
@@ -81,8 +82,7 @@ log = logging.getLogger(__name__)
 
 class Arrivals:
     """Those of one engine with `num_ranks` ranks.  `number()` counts requests of the engine; `source()` says
-    where its own pages are; `violation(sender, what)` counts and logs what no correct sender would
-    send."""
+    where its own pages are; `violation(sender, what)` counts and logs what no correct sender would send."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Headroom H: the tokens by which each running request can still grow after an admission.
 
-Theory (`scheduler.py` says what it is for).  The best H depends on the traffic: on which part of `max_tokens`
+Theory (`admission.py` says what it is for).  The best H depends on the traffic: on which part of `max_tokens`
 requests use, and on whether they end together.  It is learnt from events, never from calls or clocks:
 
 * a preemption doubles H, but at most once between two admissions: what follows from one mistake is one

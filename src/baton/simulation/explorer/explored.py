@@ -55,7 +55,7 @@ class Engine:
         self.core.on_report(0, ready, NOW)
         # Production looks further ahead, so that a fast worker never waits; a pool of a few tokens would have
         # no room for that.
-        self.core.scheduler.lookahead = lookahead
+        self.core.scheduler.room.lookahead = lookahead
 
     def message(self, data: bytes) -> None:
         message = TO_ENGINE.decode(data)

@@ -57,7 +57,7 @@ class RoomWatch:
         if not core.ready or core.failure is not None:
             return
         scheduler, counted = core.scheduler, core.counters.handovers
-        given = sum(scheduler._epochs) - counted.seated + counted.arrivals + counted.credits_given
+        given = sum(scheduler.room._epochs) - counted.seated + counted.arrivals + counted.credits_given
         books = self._books(engine.instance)
         if given == books.given:
             return
@@ -92,10 +92,11 @@ class RoomWatch:
         if promised:
             self._check_promises(engine, books, now)
         blocks = sum(entry.blocks for entry in promised.values())
-        if (scheduler._promised_slots, scheduler._promised_blocks) != (len(promised), blocks):
+        kept = scheduler.room._promised_slots, scheduler.room._promised_blocks
+        if kept != (len(promised), blocks):
             raise Violation(
                 "promise",
-                f"{name} keeps {scheduler._promised_slots} slots and {scheduler._promised_blocks} blocks for "
+                f"{name} keeps {kept[0]} slots and {kept[1]} blocks for "
                 f"credits that promise {len(promised)} and {blocks}",
             )
         taken = sum(request is not None for request in scheduler.slots) + len(scheduler.arriving)
