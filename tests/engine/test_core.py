@@ -840,7 +840,7 @@ def test_the_worker_is_told_what_steps_take_and_composes_by_it():
     told = [command for command in given if isinstance(command, Pace)]
     assert told[-1].with_prompts(5, 0, 0, 0) == pytest.approx(0.015, rel=0.3)
     assert told[-1].shortest == pytest.approx(0.0115, rel=0.1)
-    assert world.slots._composition.pace == told[-1]
+    assert world.slots.table.composition.pace == told[-1]
     assert all(client.finished.reason == "length" for client in (*streams, late))
     stats = world.core.stats(world.now)
     assert set(stats["step_cost"]) == set(Pace.__struct_fields__)
@@ -854,7 +854,7 @@ def test_with_a_number_nobody_is_told():
     world.drain()
     assert not any(isinstance(command, Pace) for command in given)
     assert world.core.stats(world.now)["step_cost"] == {}
-    assert world.slots._composition is None
+    assert world.slots.table.composition is None
 
 
 def test_the_worker_knows_priorities_and_how_long_one_has_waited():

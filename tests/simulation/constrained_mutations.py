@@ -9,7 +9,7 @@ from baton.engine.handover import reservation
 from baton.engine.handover.reservation import Request as ReservedRequest
 from baton.gateway.cluster.request import EngineRequest
 from baton.protocol.sampling import Sampling
-from baton.worker import slots as worker_slots
+from baton.worker import commit as worker_commit
 from baton.worker.slots import Slots
 from tests.simulation.mutations import Patch, mutation
 
@@ -78,4 +78,4 @@ def goes_on_forgotten(patch: Patch) -> None:
 
 @mutation("the token of a late row counts", "tokens", "crash", "failure", scenario="constrained")
 def late_token(patch: Patch) -> None:
-    patch.setattr(worker_slots, "without_late", lambda batch, result: (batch, result))
+    patch.setattr(worker_commit, "without_late", lambda batch, result: (batch, result))

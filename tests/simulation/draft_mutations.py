@@ -12,14 +12,17 @@ from baton.executor.drafts.runs import Places
 from baton.executor.drafts.speculating import Speculator
 from baton.protocol.rules.prefix_keys import root_key
 from baton.worker import batches
+from baton.worker import commit as worker_commit
 from baton.worker import slots as worker_slots
+from baton.worker.commit import Commit
+from baton.worker.slot_table import SlotTable
 from baton.worker.slots import Slots
 from tests.simulation.mutations import Patch, mutation
 
 
 @mutation("a draft counts as computed", "tokens", "crash", "failure", "closing-5", "owner")
 def drafts_count(patch: Patch) -> None:
-    patch.setattr(worker_slots, "confirmed_counts", lambda batch, result: batch.counts)
+    patch.setattr(worker_commit, "confirmed_counts", lambda batch, result: batch.counts)
 
 
 @mutation("the page behind a run is offered to others", "closing-5", "pages")
@@ -58,7 +61,7 @@ def stop_overlooked(patch: Patch) -> None:
         return fitting(slots, drafts, room, spare, NoStops)
 
     patch.setattr(worker_slots, "fitting", wrong)
-    patch.setattr(Slots, "_take_runs", _unchecked)
+    patch.setattr(Commit, "_take_runs", _unchecked)
 
 
 def _unchecked(self, batch, runs, outcome):
@@ -68,25 +71,25 @@ def _unchecked(self, batch, runs, outcome):
 
 @mutation("drafts of an epoch that is over are computed", "drafts")
 def drafts_of_another_epoch(patch: Patch) -> None:
-    close = Slots._close
+    close = SlotTable.close
 
     def wrong(self, slot, *rest):
-        kept = self._drafts.get(slot)
+        kept = self.drafts.get(slot)
         closed = close(self, slot, *rest)
         if kept is not None:
-            self._drafts[slot] = kept
+            self.drafts[slot] = kept
         return closed
 
     commit = Slots.commit
 
     def keeping(self, batch, result):
-        before = dict(self._drafts)
+        before = dict(self.table.drafts)
         outcome = commit(self, batch, result)
         for slot, drafts in before.items():
-            self._drafts.setdefault(slot, drafts)
+            self.table.drafts.setdefault(slot, drafts)
         return outcome
 
-    patch.setattr(Slots, "_close", wrong)
+    patch.setattr(SlotTable, "close", wrong)
     patch.setattr(Slots, "commit", keeping)
 
 

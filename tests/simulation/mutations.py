@@ -403,7 +403,7 @@ def min_tokens_ignored(patch: Patch) -> None:
 
     def wrong(self, command):
         effect = admit(self, command)
-        self._unstoppable[command.slot] = 0
+        self.table.unstoppable[command.slot] = 0
         return effect
 
     patch.setattr(Slots, "_admit", wrong)
@@ -416,7 +416,7 @@ def max_tokens_anew(patch: Patch) -> None:
     def wrong(self, command):
         effect = admit(self, command)
         if not isinstance(effect, Closed):
-            self._left[command.slot] = command.stopping.max_tokens
+            self.table.left[command.slot] = command.stopping.max_tokens
         return effect
 
     patch.setattr(Slots, "_admit", wrong)

@@ -36,6 +36,7 @@ def prompts_alone(patch: Patch) -> None:
             samples=batch.samples[none],
             num_decodes=0,
             drafts=None,
+            plain=False,
         )
         return with_prompts(self, alone, chosen)
 

@@ -26,7 +26,8 @@ from baton.simulation.explorer.explored_world import SmallWorld
 from baton.simulation.explorer.explorer import ExploreResult, _Search, explore, run_explore
 from baton.simulation.explorer.scenarios import SCENARIOS, Scenario
 from baton.worker.loop import WorkerLoop
-from baton.worker.slots import DECODE, FREE, Slots
+from baton.worker.slot_table import DECODE, FREE
+from baton.worker.slots import Slots
 
 CONTAINS = {
     "queue": ("Closed(length)",),
@@ -206,8 +207,8 @@ def preempted_twice(patch):
     original = Slots._is_open
 
     def is_open(self, command):
-        if isinstance(command, Preempt) and self._phase[command.slot] == FREE:
-            self._phase[command.slot] = DECODE
+        if isinstance(command, Preempt) and self.table.phase[command.slot] == FREE:
+            self.table.phase[command.slot] = DECODE
             return True
         return original(self, command)
 

@@ -15,7 +15,8 @@ from baton.protocol.reports import Closed, CloseReason
 from baton.protocol.sampling import Sampling, TokenLogprobs
 from baton.worker.decode_set import LEFT, DecodeSet
 from baton.worker.outcome import Admitted
-from baton.worker.slots import DECODE, Slots
+from baton.worker.slot_table import DECODE
+from baton.worker.slots import Slots
 from baton.worker.stop_tokens import MAX_TOKEN, NO_STOP
 from baton.worker.violations import ProtocolViolation
 
@@ -52,22 +53,22 @@ def check_batch(batch, rows, step, num_decodes=None):
 
 def check_decode_set(slots):
     """What is kept from step to step is what a set made of nothing would be."""
-    kept, n = slots._decode, len(slots._decode.slots)
-    assert sorted(kept.slots.tolist()) == (slots._phase == DECODE).nonzero()[0].tolist()
+    kept, n = slots.table.decode, len(slots.table.decode.slots)
+    assert sorted(kept.slots.tolist()) == (slots.table.phase == DECODE).nonzero()[0].tolist()
     assert kept.row_of[kept.slots].tolist() == list(range(n))
     assert (kept.row_of >= 0).sum() == n
-    assert kept.counters.tolist() == slots._counters[kept.slots].tolist()
-    assert kept.starts.tolist() == slots._computed[kept.slots].tolist()
-    assert kept.epochs.tolist() == slots._epoch[kept.slots].tolist()
-    assert kept.stops.tolist() == slots._stops.columns[kept.slots][:, : kept.stops.shape[1]].tolist()
-    assert (slots._stops.columns[kept.slots][:, kept.stops.shape[1] :] == NO_STOP).all()
+    assert kept.counters.tolist() == slots.table.counters[kept.slots].tolist()
+    assert kept.starts.tolist() == slots.table.computed[kept.slots].tolist()
+    assert kept.epochs.tolist() == slots.table.epoch[kept.slots].tolist()
+    assert kept.stops.tolist() == slots.table.stops.columns[kept.slots][:, : kept.stops.shape[1]].tolist()
+    assert (slots.table.stops.columns[kept.slots][:, kept.stops.shape[1] :] == NO_STOP).all()
     assert kept.longest == kept.starts.max(initial=0)
     assert kept.left == kept.counters[:, LEFT].min(initial=MAX_TOKEN)
-    room = int((slots._capacity[kept.slots] - kept.starts).min(initial=MAX_TOKEN))
+    room = int((slots.table.capacity[kept.slots] - kept.starts).min(initial=MAX_TOKEN))
     assert kept.room <= max(room, 0)
     for row, slot in enumerate(kept.slots.tolist()):
-        blocks = slots._capacity[slot] // BLOCK
-        assert kept.tables[row, :blocks].tolist() == slots._tables[slot, :blocks].tolist()
+        blocks = slots.table.capacity[slot] // BLOCK
+        assert kept.tables[row, :blocks].tolist() == slots.table.blocks[slot, :blocks].tolist()
 
 
 class Script:
@@ -463,7 +464,7 @@ def test_a_step_with_a_piece_of_a_prompt_touches_no_row_that_decodes(monkeypatch
     for number in range(3, 7):  # 4 tokens a step, and the fifth piece is the last
         batch, _ = step(slots, [2] * count, number)
         assert batch.num_decodes == count
-        assert np.shares_memory(batch.block_tables, slots._decode.tables)
+        assert np.shares_memory(batch.block_tables, slots.table.decode.tables)
         assert work.take() == (1, 0, 0)
     step(slots, [2] * (count + 1), 7)
     assert work.take() == (1, 0, 0)
@@ -493,10 +494,10 @@ def test_a_slot_that_grows_lays_no_table_anew_and_the_others_are_not_asked(monke
     step(slots, [1] * 3)
     step(slots, [1] * 3, 2)
     work.take()
-    room = slots._decode.room
+    room = slots.table.decode.room
     slots.apply(Grow(1, 0, pack_int32([30, 31])))
-    assert slots._decode.room == room > 0
-    assert slots._decode.tables[1, :4].tolist() == [1, 11, 30, 31]
+    assert slots.table.decode.room == room > 0
+    assert slots.table.decode.tables[1, :4].tolist() == [1, 11, 30, 31]
     check_decode_set(slots)
     for number in range(3, 3 + room):
         batch, _ = step(slots, [1] * 3, number)

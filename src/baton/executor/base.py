@@ -99,6 +99,9 @@ class StepBatch:
     """[R] rows whose query token is the one that the step before samples for the same slot, which the device
     has and the host has not: `tokens` is -1 there.  They are among the first `num_decodes`.  None: no row;
     always so with an executor that is not one step late."""
+    plain: bool = False
+    """One token for each slot that decodes, in the order of the worker's decode set, and nothing else.  For
+    the worker, which takes in the results of such a step at once; executors need not look."""
 
     @property
     def first_prompt(self) -> int:

@@ -81,7 +81,6 @@ def with_drafts(batch: StepBatch, drafts: Fitting, tables: Int32Array, block_siz
         tokens.append(newest[row])
         tokens += drafts.tokens[first : first + drafts.counts[row]]
         first += drafts.counts[row]
-    # Copies, always: by the decode set's own array `Slots` knows a step without drafts.
     slots, starts = batch.slots[order], batch.starts[order]
     if without:
         tables = tables[order]
@@ -140,7 +139,7 @@ def without_late(batch: StepBatch, result: StepResult) -> tuple[StepBatch, StepR
     places = (np.cumsum(batch.samples) - 1)[result.late]
     tokens = np.delete(result.tokens, places if runs is None else (np.cumsum(runs) - 1)[places])
     return (
-        replace(batch, slots=batch.slots.copy(), counts=counts, samples=samples),
+        replace(batch, counts=counts, samples=samples, plain=False),
         replace(result, tokens=tokens, runs=None if runs is None else np.delete(runs, places)),
     )
 

@@ -25,7 +25,7 @@ _DECODED: Int32Array = np.array([1, -1, -1], np.int32)
 
 
 class DecodeSet:
-    """Rows of decoding slots.  The arrays given belong to `Slots`, with an entry for every slot there is."""
+    """Rows of decoding slots.  The arrays given belong to `SlotTable`, with an entry for every slot."""
 
     def __init__(
         self,

@@ -38,10 +38,11 @@ from baton.protocol.sampling import Sampling, Stopping
 from baton.worker.composition import Prompt
 from baton.worker.decode_set import COMPUTED, LEFT, UNSTOPPABLE
 from baton.worker.outcome import Admitted, StepOutcome
-from baton.worker.slots import DECODE, PREFILL, Slots
+from baton.worker.slot_table import DECODE, PREFILL
+from baton.worker.slots import Slots
 
 HELD = 3
-"""A phase beside those of `slots.py`."""
+"""A phase beside those of `slot_table.py`."""
 _UNKNOWN = -1
 """In place of a token that the host has not read."""
 _SAMPLED: Int32Array = np.array([0, -1, -1], np.int32)
@@ -119,10 +120,11 @@ class LateSlots(Slots):
 
     def launched(self, batch: StepBatch) -> None:
         """The executor has begun this batch, which was composed last: counts what it will have done."""
-        decode = self._decode
-        plain = batch.slots is decode.slots
+        table = self.table
+        decode = table.decode
+        plain = batch.plain
         sampled: Int32Array = batch.slots if plain else batch.slots[batch.samples]
-        self._last[sampled] = _UNKNOWN
+        table.last[sampled] = _UNKNOWN
         nothing: Int32Array = np.empty(0, np.int32)
         if plain:
             outcome = StepOutcome(
@@ -130,22 +132,22 @@ class LateSlots(Slots):
             )
             decode.advance()
             counters = decode.counters
-            self._counters[sampled] = counters
+            table.counters[sampled] = counters
             stops = decode.stops
             plain = bool(decode.left)
         else:
             decodes = batch.num_decodes
             outcome = StepOutcome(
                 sampled,
-                self._epoch[sampled],
+                table.epoch[sampled],
                 nothing,
                 context=int(batch.starts[:decodes].sum()),
-                patient=bool(self._patient[batch.slots].all()),
+                patient=bool(table.patient[batch.slots].all()),
             )
-            self._counters[batch.slots, COMPUTED] += batch.counts
-            self._counters[sampled] += _SAMPLED
-            counters = self._counters[sampled]
-            stops = self._stops.columns[sampled]
+            table.counters[batch.slots, COMPUTED] += batch.counts
+            table.counters[sampled] += _SAMPLED
+            counters = table.counters[sampled]
+            stops = table.stops.columns[sampled]
             if decodes < len(decode.slots):
                 decode.advance_some(batch.slots[:decodes], np.ones(decodes, np.int32))
             elif decodes:
@@ -158,8 +160,8 @@ class LateSlots(Slots):
             plain = plain and not held.any()
             for slot in sampled[held].tolist():
                 self._hold(slot)
-            if self._handovers:
-                for slot in self._handovers.intersection(sampled.tolist()):
+            if table.handovers:
+                for slot in table.handovers.intersection(sampled.tolist()):
                     self._hold(slot)
         self._flights.append(
             _Flight(batch, outcome, sampled, ends, stoppable, stops, plain and not stops.shape[1])
@@ -167,25 +169,25 @@ class LateSlots(Slots):
 
     def _launch_prompts(self, batch: StepBatch, outcome: StepOutcome) -> None:
         """Those that this step computes to their end decode from now on."""
+        table = self.table
         first = batch.num_decodes
-        if self._composition is not None and first < len(batch.slots):
+        if table.composition is not None and first < len(batch.slots):
             pieces = list(zip(batch.slots[first:].tolist(), batch.counts[first:].tolist(), strict=True))
-            self._composition.computed(pieces, first, outcome.context)
+            table.composition.computed(pieces, first, outcome.context)
         for row in range(first, len(batch.slots)):
             slot = int(batch.slots[row])
-            outcome.prefill.append((slot, int(self._epoch[slot]), int(self._computed[slot])))
+            outcome.prefill.append((slot, int(table.epoch[slot]), int(table.computed[slot])))
             if batch.samples[row]:
                 if self._waits[slot]:
-                    prompt = None if self._composition is None else self._composition.prompts[slot]
-                    self._aside[slot] = _Aside(self._tokens[slot], self._scored.get(slot), prompt)
-                self._leave_prefill(slot)
-                self._phase[slot] = DECODE
-                self._decode.enter(slot)
+                    prompt = None if table.composition is None else table.composition.prompts[slot]
+                    self._aside[slot] = _Aside(table.tokens[slot], table.scored.get(slot), prompt)
+                table.decodes(slot)
             elif batch.pooled.get(row):
                 self._hold(slot)
 
     def commit(self, batch: StepBatch, result: StepResult) -> StepOutcome:
         """Takes in what the oldest step that was launched, and not committed, gave."""
+        table = self.table
         if not self._flights or self._flights[0].batch is not batch:
             raise RuntimeError(f"step {batch.step} is not the oldest one in flight")
         flight = self._flights[0]
@@ -200,16 +202,16 @@ class LateSlots(Slots):
         later = self._flights[-1].sampled if self._flights else None
         outcome, sampled = flight.outcome, flight.sampled
         outcome.tokens, outcome.expert_tokens = result.tokens, result.expert_tokens
-        self._last[sampled] = result.tokens
+        table.last[sampled] = result.tokens
         if later is not None:
-            self._last[later] = _UNKNOWN
+            table.last[later] = _UNKNOWN
         over, self._over = self._over, {}
         if over:
             for row in np.flatnonzero(np.isin(batch.slots, list(over))).tolist():
                 result.routes.pop(row, None)
                 result.failed.pop(row, None)
         if result.logprobs or result.prompt_logprobs or result.routes:
-            outcome.take(batch, result, self._epoch)
+            outcome.take(batch, result, table.epoch)
         if flight.plain and not (over or self._asked or result.failed):
             return outcome
         self._end(flight, result, over, set() if later is None else set(later.tolist()))
@@ -224,6 +226,7 @@ class LateSlots(Slots):
     ) -> None:
         """Closes what ends with this step, and lets go on what was held.  `over`: whose row means nothing.
         `later`: slots that the next step in flight has rows of."""
+        table = self.table
         batch, outcome, sampled = flight.batch, flight.outcome, flight.sampled
         asked, self._asked = self._asked, {}
         place_of = np.cumsum(batch.samples) - 1
@@ -231,9 +234,9 @@ class LateSlots(Slots):
         late = {int(batch.slots[row]) for row in result.late}
         stopped: BoolArray = np.zeros(len(sampled), np.bool_)
         if flight.stops.shape[1]:
-            stopped = self._stops.among(sampled, result.tokens, flight.stops) & flight.stoppable
+            stopped = table.stops.among(sampled, result.tokens, flight.stops) & flight.stoppable
         without = set(failed)
-        odd = stopped | flight.ends | (self._phase[sampled] == HELD)
+        odd = stopped | flight.ends | (table.phase[sampled] == HELD)
         odd[list(failed)] = True
         if over:
             odd |= np.isin(sampled, list(over))
@@ -256,7 +259,7 @@ class LateSlots(Slots):
                 found = CloseReason.STOP
             elif flight.ends[index]:
                 found = CloseReason.LENGTH
-            elif slot in self._handovers:
+            elif slot in table.handovers:
                 found = CloseReason.HANDED_OVER
             elif slot in asked:
                 found = asked[slot]
@@ -284,37 +287,39 @@ class LateSlots(Slots):
 
     def _hold(self, slot: int) -> None:
         """No row of it is composed until `_go_on`, or ever."""
-        if self._phase[slot] == DECODE:
-            self._decode.leave(slot)
-        elif self._phase[slot] == PREFILL:
-            self._leave_prefill(slot)
-        self._phase[slot] = HELD
+        table = self.table
+        if table.phase[slot] == DECODE:
+            table.decode.leave(slot)
+        elif table.phase[slot] == PREFILL:
+            table.leave_prefill(slot)
+        table.phase[slot] = HELD
 
     def _go_on(self, slot: int) -> None:
-        if self._phase[slot] == HELD:
-            self._phase[slot] = DECODE
-            self._decode.enter(slot)
+        if self.table.phase[slot] == HELD:
+            self.table.phase[slot] = DECODE
+            self.table.decode.enter(slot)
 
     def _again(self, slot: int, batch: StepBatch, outcome: StepOutcome) -> None:
         """No token could be chosen for it yet: the last one before is computed again."""
+        table = self.table
         row = batch.slots.tolist().index(slot)
-        self._counters[slot] += _NOT_SAMPLED
+        table.counters[slot] += _NOT_SAMPLED
         aside = self._aside.pop(slot, None)
         if aside is None:
-            self._last[slot] = batch.tokens[int(batch.counts[: row + 1].sum()) - 1]
+            table.last[slot] = batch.tokens[int(batch.counts[: row + 1].sum()) - 1]
             self._go_on(slot)
             return
-        self._phase[slot] = PREFILL
-        self._prefilling.insert(0, slot)
-        self._tokens[slot] = aside.tokens
+        table.phase[slot] = PREFILL
+        table.prefilling.insert(0, slot)
+        table.tokens[slot] = aside.tokens
         if aside.scored is not None:
-            self._scored[slot] = aside.scored
-        if self._composition is not None and aside.prompt is not None:
-            self._composition.back(aside.prompt)
-            self._composition.again(slot)
-        if slot in self._handovers:
-            self._repeated.add(slot)
-        epoch, computed = int(self._epoch[slot]), int(self._computed[slot])
+            table.scored[slot] = aside.scored
+        if table.composition is not None and aside.prompt is not None:
+            table.composition.back(aside.prompt)
+            table.composition.again(slot)
+        if slot in table.handovers:
+            table.repeated.add(slot)
+        epoch, computed = int(table.epoch[slot]), int(table.computed[slot])
         outcome.prefill = [(slot, epoch, computed) if one[0] == slot else one for one in outcome.prefill]
 
     def _close(self, slot: int, reason: CloseReason, message: str = "") -> Closed:

@@ -338,11 +338,11 @@ def check_pair(engine: Engine, worker: Worker) -> None:
         if request is None or request.epoch != epoch or request.state is State.GONE:
             raise Broken(f"closing-4: slot {slot} was freed while epoch {epoch} is open in the worker")
         held = list(scheduler.ledger.table(slot))
-        capacity = int(worker.slots._capacity[slot]) // size
-        table = worker.slots._tables[slot, :capacity].tolist()
+        capacity = int(worker.slots.table.capacity[slot]) // size
+        table = worker.slots.table.blocks[slot, :capacity].tolist()
         if table != held[:capacity]:
             raise Broken(f"owner: the worker uses blocks {table} for {request.name}, whose blocks are {held}")
-        writes = int(worker.slots._computed[slot]) // size
+        writes = int(worker.slots.table.computed[slot]) // size
         for block in table[writes:]:
             if refs[block] - followed.count(block) != 1:
                 raise Broken(f"owner: {request.name} is to write block {block}, which others hold")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -379,8 +379,8 @@ class RankProcess(Party):
 
     def describe(self) -> str:
         """For people: what it does now."""
-        slots: Any = self.slots
-        open_slots = ", ".join(f"{slot} (epoch {slots._epoch[slot]})" for slot in self.slots.open_slots())
+        epochs = self.slots.table.epoch
+        open_slots = ", ".join(f"{slot} (epoch {epochs[slot]})" for slot in self.slots.open_slots())
         waits = "paused" if self.slots.paused else "running" if self._scheduled else "asleep"
         return (
             f"{self.name}: {waits}, log applied up to {self.log.applied}, open slots: {open_slots or 'none'}"

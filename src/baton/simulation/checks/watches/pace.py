@@ -7,12 +7,12 @@ later, from the batches alone, and asks of each batch whether streams wait for n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from baton.executor.base import StepBatch
 from baton.simulation.checks.books import Violation
 from baton.worker.composition import BESIDE_ROWS, BESIDE_STREAMS, LEAST, SLACK, UNNOTICED_S
-from baton.worker.slots import DECODE, PREFILL
+from baton.worker.slot_table import DECODE, PREFILL
 
 if TYPE_CHECKING:
     from baton.simulation.parties.worker import RankProcess
@@ -39,8 +39,7 @@ class PaceWatch:
         self._seen: dict[int, _Seen] = {}
 
     def before_step(self, rank: RankProcess, batch: StepBatch) -> None:
-        slots: Any = rank.slots
-        if slots._composition is None:
+        if rank.slots.table.composition is None:
             return
         self._check_streams(rank, batch)
         self._check_passed(rank, batch)
@@ -48,19 +47,19 @@ class PaceWatch:
     def _check_streams(self, rank: RankProcess, batch: StepBatch) -> None:
         """All that decodes and has a block for its token is in the step, and the step is not longer than the
         targets allow."""
-        slots: Any = rank.slots
+        slots, table = rank.slots, cast(Any, rank.slots.table)
         first = batch.first_prompt
         rows = set(batch.slots[:first].tolist())
         for slot in slots.open_slots():
-            ready = slots._phase[slot] == DECODE and slots._computed[slot] < slots._capacity[slot]
+            ready = table.phase[slot] == DECODE and table.computed[slot] < table.capacity[slot]
             if ready and slot not in rows and len(rows) < slots.max_num_batched_tokens:
                 raise Violation("streams", f"step {batch.step} leaves slot {slot} out, which could decode")
-        composition = slots._composition
+        composition = table.composition
         pace, target = composition.pace, composition._itl_target
         prompts = range(first, len(batch.slots))
         tokens = int(batch.counts[first:].sum())
         late = composition._ttft_target is not None
-        if not rows or not prompts or pace is None or late or slots._patient[list(rows)].all():
+        if not rows or not prompts or pace is None or late or table.patient[list(rows)].all():
             return
         context = int(batch.starts[:first].sum())
         start = int(batch.starts[first])
@@ -79,15 +78,15 @@ class PaceWatch:
             )
 
     def _check_passed(self, rank: RankProcess, batch: StepBatch) -> None:
-        slots: Any = rank.slots
-        prompts = slots._composition.prompts
-        for slot in [slot for slot in self._seen if slots._phase[slot] != PREFILL]:
+        table: Any = rank.slots.table
+        prompts = table.composition.prompts
+        for slot in [slot for slot in self._seen if table.phase[slot] != PREFILL]:
             del self._seen[slot]
         for slot, prompt in prompts.items():
-            epoch = int(slots._epoch[slot])
+            epoch = int(table.epoch[slot])
             seen = self._seen.get(slot)
             if seen is None or seen.epoch != epoch:
-                size = len(slots._tokens[slot]) - int(slots._computed[slot])
+                size = len(table.tokens[slot]) - int(table.computed[slot])
                 self._seen[slot] = _Seen(epoch, prompt.number, prompt.priority, prompt.resumed, size)
         taken = dict(zip(batch.slots.tolist(), batch.counts.tolist(), strict=True))
         pieces = {slot: taken[slot] for slot in self._seen if slot in taken}

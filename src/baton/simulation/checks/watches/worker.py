@@ -80,7 +80,7 @@ class WorkerWatch:
     def _check_owners(self, rank: RankProcess, batch: StepBatch, books: Books) -> None:
         scheduler: Any = rank.instance.engine.core.scheduler
         size = scheduler.block_size
-        refs, epochs = scheduler.ledger._refs, rank.slots._epoch
+        refs, epochs = scheduler.ledger._refs, rank.slots.table.epoch
         # Who follows has not been told to the worker, and reads nothing of what is computed for it.
         follows = [
             set(scheduler.ledger.table(slot))
@@ -113,7 +113,7 @@ class WorkerWatch:
 
     def _check_drafts(self, rank: RankProcess, batch: StepBatch) -> None:
         """They are those that the step before proposed, for this epoch, from the first on."""
-        epochs: Any = rank.slots._epoch
+        epochs: Any = rank.slots.table.epoch
         ends = batch.counts.cumsum().tolist()
         proposed, of_epochs = rank.executor.proposed, rank.drafted_for
         for row, count in enumerate(() if batch.drafts is None else batch.drafts.tolist()):
