@@ -135,13 +135,21 @@ def measure_core(slots: int, steps: int) -> dict[str, float]:
 class Constant:
     """An executor that returns the same token for every row, at once or after the pause of its cost model."""
 
+    one_step_late = False
+
     def __init__(self, config: InstanceConfig) -> None:
         self.info = ExecutorInfo(config.num_blocks or 0, BLOCK, "none", 1, VOCAB, "constant")
         self._tokens = np.full(config.max_num_seqs, 7, np.int32)
         self._pace_s = config.simulated_cost.base
 
     def admit(
-        self, slot: int, tokens: Int32Array, num_prompt: int, sampling: Sampling, stopping: Stopping
+        self,
+        slot: int,
+        tokens: Int32Array,
+        num_prompt: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        salt: bytes = b"",
     ) -> None:
         pass
 
