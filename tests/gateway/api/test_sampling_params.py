@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from baton.protocol.requests import TO_ENGINE, Submit
+from baton.protocol.rules.seeds import choice_seed
 from baton.protocol.sampling import LogitBias
 from baton.protocol.sampling_params import (
     InvalidParameter,
     SamplingParams,
-    choice_seed,
     make_params,
     resolve,
 )

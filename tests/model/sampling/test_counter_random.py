@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from baton.model.sampling.counter_random import GOLDEN, mix, stream_starts, uniforms
-from baton.protocol.sampling_params import choice_seed
+from baton.protocol.rules.seeds import choice_seed
 
 MASK = (1 << 64) - 1
 

@@ -14,7 +14,7 @@ from baton.executor.base import Int32Array
 from baton.executor.simulated.pool import TokenPool
 from baton.executor.simulated.results import powers
 from baton.model.sampling.counter_random import mix
-from baton.protocol.sampling_params import mix_one
+from baton.protocol.rules.seeds import mix_one
 
 UInt64Array = npt.NDArray[np.uint64]
 

@@ -40,8 +40,9 @@ from baton.observe.tracing.tracer import Tracer
 from baton.protocol.codec import pack_int32
 from baton.protocol.pooling import Pooling
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
+from baton.protocol.rules.seeds import choice_seed, draw_seed
 from baton.protocol.sampling import Sampling, Stopping
-from baton.protocol.sampling_params import SamplingParams, choice_seed, draw_seed, resolve
+from baton.protocol.sampling_params import SamplingParams, resolve
 
 log = logging.getLogger(__name__)
 
