@@ -278,6 +278,17 @@ def test_a_prompt_that_somebody_waits_for_is_told_of_at_once():
     check_decode_set(slots)
 
 
+def test_a_new_patience_counts_whoever_leaves_before_the_next_step():
+    slots = make()
+    slots.apply(admit(0, 1, [1, 2], [5], max_tokens=9, patient=True))
+    step(slots, [9])
+    slots.apply(admit(1, 1, [1, 2], [6], max_tokens=9, patient=True))
+    assert step(slots, [9, 9], 2)[1].patient
+    slots.apply(Reprioritize(0, 1, 0, patient=False))
+    slots.apply(Abort(1, 1))  # it has decoded in no step yet
+    assert not step(slots, [9], 3)[1].patient
+
+
 def test_closings_do_not_need_a_step():
     slots = make()
     for slot in range(4):

@@ -39,6 +39,8 @@ class DecodeSet:
         self._tables_of_slots = tables
         self._entering: list[int] = []
         self._leaving: list[int] = []
+        self._reread = False
+        """Whether numbers of its slots are others than it has."""
         self.changed = False
         """Whether `settle` has anything to do."""
         self.row_of: Int32Array = np.full(len(tables), -1, np.int32)
@@ -57,7 +59,11 @@ class DecodeSet:
             self._entering.remove(slot)
         else:
             self._leaving.append(slot)
-        self.changed = bool(self._entering or self._leaving)
+        self.changed = self._reread or bool(self._entering or self._leaving)
+
+    def reread(self) -> None:
+        """What the arrays say of a slot has changed."""
+        self._reread = self.changed = True
 
     def grow(self, slot: int, first: int, blocks: Int32Array) -> None:
         """Its table has these blocks, from column `first` on.  (`room` is still true: at least so much.)"""
@@ -83,7 +89,7 @@ class DecodeSet:
             self._entering.clear()
         self.row_of[slots] = np.arange(len(slots))
         self._gather(slots)
-        self.changed = False
+        self.changed = self._reread = False
 
     def _move_up(self, first: int, kept: BoolArray, columns: int) -> None:
         """From the row `first` on only these are kept."""

@@ -108,7 +108,8 @@ class Slots:
                     self._grow(command)
             case Reprioritize():
                 if self._is_open(command):
-                    table.patient[command.slot], table.decode.changed = command.patient, True
+                    table.patient[command.slot] = command.patient
+                    table.decode.reread()
                     if table.composition:
                         table.composition.reprioritize(command)
             case Preempt() | Abort():
