@@ -30,8 +30,8 @@ MAX_BAD_WORD_LENGTH = 256
 MAX_LOGPROB_TOKEN_IDS = 128
 _UINT64 = (1 << 64) - 1
 _INT32 = (1 << 31) - 1
-_LEAST_SINGLE, _MOST_SINGLE = 2.0**-126, 2.0**127
-"""Of normal numbers in float32, up to a power of two."""
+LEAST_FACTOR, MOST_FACTOR = 1e-30, 1e30
+"""Of what logits are multiplied or divided by, which so stay finite.  (Temperatures near to 0 count as 0.)"""
 
 
 class InvalidParameter(ValueError):
@@ -111,15 +111,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
 
     def __post_init__(self) -> None:
         _int("n", self.n, 1, MAX_CHOICES)
-        _float("temperature", self.temperature, 0.0, None)
+        _float("temperature", self.temperature, 0.0, MOST_FACTOR)
         _float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _int("top_k", self.top_k, -1, None)
         _float("min_p", self.min_p, 0.0, 1.0)
         _float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _float("repetition_penalty", self.repetition_penalty, 0.0, None, open_low=True)
-        _single("temperature", self.temperature, 0.0)
-        _single("repetition_penalty", self.repetition_penalty, _LEAST_SINGLE)
+        _float("repetition_penalty", self.repetition_penalty, LEAST_FACTOR, MOST_FACTOR)
         if self.max_tokens is not None:
             _int("max_tokens", self.max_tokens, 1, None)
         _int("min_tokens", self.min_tokens, 0, None)
@@ -326,13 +324,6 @@ def _is_finite(value: float) -> bool:
         return math.isfinite(value)
     except OverflowError:  # (an integer)
         return False
-
-
-def _single(name: str, value: float, low: float) -> None:
-    """Logits are multiplied and divided by it in float32, where it must be a normal number.  (Temperatures
-    near to 0 count as 0.)"""
-    if not low <= value <= _MOST_SINGLE:
-        raise InvalidParameter(name, f"{value} is beyond what 32-bit numbers hold; give one nearer to 1")
 
 
 def _check_range(name: str, value: float, low: float | None, high: float | None, *, open_low: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -301,7 +302,9 @@ LIMITED = sorted(
 def test_limits_are_those_of_the_python_api(name: str, key: str, limit: float) -> None:
     """The body's decoder and `SamplingParams` agree on every limit that is told."""
     step = -1 if key == "minimum" else 1
-    beyond = limit if key == "exclusiveMinimum" else limit + step
+    beyond = math.nextafter(limit, step * math.inf) if isinstance(limit, float) else limit + step
+    if key == "exclusiveMinimum":
+        beyond = limit
     kind = CompletionRequest if name == "logprobs" else ChatRequest
     if (name, key) != ("max_tokens", "minimum"):  # (0 means: score the prompt only)
         within = 0.5 if key == "exclusiveMinimum" else limit

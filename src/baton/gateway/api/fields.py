@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from baton.gateway.api.tools import MAX_TOOLS
 from baton.protocol.sampling_params import (
+    LEAST_FACTOR,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
@@ -21,6 +22,7 @@ from baton.protocol.sampling_params import (
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    MOST_FACTOR,
 )
 
 INT32 = (1 << 31) - 1
@@ -33,12 +35,12 @@ MAX_ROLE = 64
 """Characters.  Which roles there are is the template's to say: some models have roles of their own."""
 
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Answers to each prompt.")]
-Temperature = Annotated[float, Meta(ge=0, description="0: always the most likely token.")]
+Temperature = Annotated[float, Meta(ge=0, le=MOST_FACTOR, description="0: always the most likely token.")]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, description="0 or -1: all tokens.")]
 MinP = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-RepetitionPenalty = Annotated[float, Meta(gt=0)]
+RepetitionPenalty = Annotated[float, Meta(ge=LEAST_FACTOR, le=MOST_FACTOR)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 LogitBias = Annotated[
     dict[str, Bias],
