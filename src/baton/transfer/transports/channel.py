@@ -9,16 +9,19 @@ import errno
 import ipaddress
 import os
 import re
+import select
 import socket
 import time
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from baton.transfer.base import TransferError
-from baton.transfer.tasks import READ, WRITE, Wait
+from baton.transfer.tasks import READ, Wait
 from baton.transfer.transports.page_stream import Closed, Step, send
 
 _LOW_WATER = 512 << 10
+_FIRST_S, _AGAIN_S, _MOST_ATTEMPTS = 0.5, 0.2, 12
+"""Of one connection: until the second attempt, between further ones, and how many are made."""
 _PLACE = re.compile(r"(.+):([0-9]{1,5})(?:\?tls=([0-9a-f]{64}))?\Z", re.ASCII)
 
 
@@ -149,20 +152,44 @@ def expect(connection: socket.socket, size: int, low_water: int) -> int:
 
 
 def connect(place: Place, silence_s: float) -> Step:
-    """Returns the socket."""
+    """Returns the socket.
+
+    A host whose queue of new connections is full, as strangers flood it, drops what asks for another, and the
+    kernel asks again only after 1 s, 3 s and so on.  So further attempts are made beside the first one, and
+    the first to be answered is taken."""
+    attempts: list[socket.socket] = []
+    give_up = time.monotonic() + silence_s
+    due = time.monotonic()
+    with select.epoll() as answers:
+        try:
+            while True:
+                now = time.monotonic()
+                if now >= give_up:
+                    raise TransferError(f"no connection within {silence_s:.1f} s")
+                if now >= due and len(attempts) < _MOST_ATTEMPTS:
+                    due = now + (_AGAIN_S if attempts else _FIRST_S)
+                    attempts.append(_attempt(place))
+                    answers.register(attempts[-1], select.EPOLLOUT)
+                until = min(due, give_up) if len(attempts) < _MOST_ATTEMPTS else give_up
+                yield Wait(answers.fileno(), READ, until - now)  # (woken: there is more to ask for)
+                for number, _ in answers.poll(0):
+                    answered = next(one for one in attempts if one.fileno() == number)
+                    if code := answered.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                        raise OSError(code, os.strerror(code))
+                    attempts.remove(answered)
+                    return answered
+        finally:
+            for one in attempts:
+                one.close()
+
+
+def _attempt(place: Place) -> socket.socket:
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         code = connection.connect_ex(place[:2])
-        if code == errno.EINPROGRESS:
-            give_up = time.monotonic() + silence_s
-            while (resumed := (yield Wait(connection.fileno(), WRITE, give_up - time.monotonic()))) is None:
-                pass  # woken: there is more to ask for
-            if not resumed:
-                raise TransferError(f"no connection within {silence_s:.1f} s")
-            code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
+        if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))
     except BaseException:
         connection.close()

@@ -128,6 +128,12 @@ class PageServer:
             elif error is not None and not isinstance(error, (OSError, Closed, TransferError)):
                 log.error("serving pages failed", exc_info=error)
 
+        try:
+            self._wait_in(self._strangers, visit)
+        except NotAMember as error:  # (of a flood: it costs no task)
+            connection.close()
+            self._refusals.stranger(address, str(error))
+            return
         self._visits.add(visit)
         visit.task = self._tasks.start(self._serve(visit), ended)
 
@@ -157,7 +163,6 @@ class PageServer:
         with contextlib.closing(connection):
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._wait_in(self._strangers, visit)
             channel = yield from self._open(visit)
             while channel is not None:
                 header = yield from self._header(visit, channel)
