@@ -4,7 +4,6 @@ and pages in both mirrors before anybody is told of them."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from baton.executor.torch_late import LateTorchExecutor
 from baton.executor.weights.forms import ExecutorError
 from baton.launch.instance_config import instance_config
 from tests.executor.delayed import DelayedQueue, on_a_delayed_device
+from tests.executor.rank_processes import told_by_ranks
 from tests.model.checkpoints import make_checkpoint
 from tests.worker.late_torch import (
     DRAWN,
@@ -32,7 +32,6 @@ from tests.worker.late_torch import (
 )
 from tests.worker.lateness import BLOCK
 
-ROOT = Path(__file__).parents[2]
 RANKS, COUNT = 2, 9
 WISHES = [(4, PLAIN), (3, DRAWN), (2, PENALIZED), (1, SCORED)]
 """In the same steps, which wait for those that are penalized or scored."""
@@ -110,26 +109,9 @@ def main(directory: Path, rank: int, graphs: bool) -> None:
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 def test_two_ranks_that_overlap_give_the_tokens_of_one_that_waits(graphs: bool, tmp_path: Path):
     make_checkpoint(tmp_path, "llama3")
-    command = [sys.executable, "-m", "tests.executor.test_late_parallel", str(tmp_path)]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), "graphs" if graphs else ""],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        found = []
-        for process in processes:
-            out, errors = process.communicate(timeout=250)
-            assert process.returncode == 0, errors
-            found.append(json.loads(out.splitlines()[-1]))
-    finally:
-        for process in processes:
-            process.kill()
+    module = "tests.executor.test_late_parallel"
+    arguments = [[str(tmp_path), str(rank), "graphs" if graphs else ""] for rank in range(RANKS)]
+    found = told_by_ranks(module, arguments, 250)
     waiting = Waiting(tmp_path)
     expected = {
         (slot, epoch): waiting.answer(tuple(PROMPTS[number]), sampling, 0, (), COUNT)

@@ -8,7 +8,6 @@ that what is here can be tried where there is no GPU.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,12 @@ from baton.executor.torch_executor import TorchExecutor
 from baton.protocol.config import Speculation
 from baton.protocol.sampling import Sampling, Stopping
 from tests.executor.delayed import DelayedQueue, on_a_delayed_device
+from tests.executor.rank_processes import told_by_ranks
 from tests.executor.serving import Request, Serving, plant
 from tests.gpu.test_steps import DRAWN, GREEDY, config_of, prompt_of
 from tests.model.checkpoints import VOCAB, make_checkpoint
 from tests.model.cuda.where import ON_CPU, ON_DEVICE
 
-ROOT = Path(__file__).parents[2]
 DRAFTS, ROWS, ENDS_S = 3, 5, 200.0
 PENALIZED = Sampling(seed=3, temperature=0.8, repetition_penalty=1.4, frequency_penalty=0.3)
 
@@ -88,26 +87,8 @@ def test_replayed_steps_of_two_ranks_give_the_tokens_of_eager_ones(tmp_path: Pat
     if torch.cuda.device_count() < 2:
         pytest.skip(f"there is {torch.cuda.device_count()} GPU, and two are needed")
     make_checkpoint(tmp_path, "qwen3")
-    command = [sys.executable, "-m", "tests.gpu.test_ranks", str(tmp_path)]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), "cannot" if cannot else ""],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        found = []
-        for process in processes:
-            out, errors = process.communicate(timeout=ENDS_S)
-            assert process.returncode == 0, errors
-            found.append(json.loads(out.splitlines()[-1]))
-    finally:
-        for process in processes:
-            process.kill()
+    arguments = [[str(tmp_path), str(rank), "cannot" if cannot else ""] for rank in range(2)]
+    found = told_by_ranks("tests.gpu.test_ranks", arguments, ENDS_S)
     assert found[0] == found[1]
     (eager, plain, drafted), drafts, right, sizes = found[0]
     assert eager == plain == drafted

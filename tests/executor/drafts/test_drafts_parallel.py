@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,12 +12,12 @@ import pytest
 from baton.executor.loading import create_executor
 from baton.protocol.config import Speculation
 from baton.protocol.sampling import Sampling, Stopping
+from tests.executor.rank_processes import told_by_ranks
 from tests.executor.serving import Request, Serving
 from tests.executor.test_torch_parity import config_for
 from tests.model.checkpoints import make_checkpoint
 from tests.model.mtp_checkpoints import make_agreeing
 
-ROOT = Path(__file__).parents[3]
 NGRAM = Speculation(method="ngram", num_speculative_tokens=4)
 
 
@@ -67,18 +66,8 @@ def test_ranks_give_the_answers_of_one_without_drafts(method: str, tmp_path: Pat
     alone = create_executor(config_for(tmp_path), 0, "")
     expected = play(alone)
     alone.close()
-    command = [sys.executable, "-m", "tests.executor.drafts.test_drafts_parallel"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path), method], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        found = [json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
+    module = "tests.executor.drafts.test_drafts_parallel"
+    found = told_by_ranks(module, [[str(rank), str(tmp_path), method] for rank in range(2)], 300)
     assert found[0] == found[1]
     assert found[0]["tokens"] == expected["tokens"]
     assert 0 < found[0]["right"] < found[0]["drafts"]

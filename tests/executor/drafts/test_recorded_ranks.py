@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from baton.protocol.sampling import Sampling, Stopping
 from tests.executor.delayed import DelayedQueue, on_a_delayed_device
 from tests.executor.drafts.test_drafts import LONGEST, SPECIAL, wishes
 from tests.executor.driver import Driver
+from tests.executor.rank_processes import told_by_ranks
 from tests.executor.serving import Serving, plant
 from tests.model.checkpoints import VOCAB, make_checkpoint
 
-ROOT = Path(__file__).parents[3]
 RANKS, DRAFTS = 2, 4
 SEEDS = {0: (3, 16), 5: (6, 64)}
 """Of requests, some of which are drawn, penalized, bound to a grammar, or want log-probabilities: slots and
@@ -102,22 +101,8 @@ def unable(record: Any) -> Any:
 def test_two_ranks_that_replay_give_the_answers_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make_checkpoint(tmp_path, "llama3", num_hidden_layers=2)
     (tmp_path / "vocabulary").write_bytes(Vocabulary([bytes([n]) for n in range(VOCAB)], SPECIAL).encode())
-    command = [sys.executable, "-m", "tests.executor.drafts.test_recorded_ranks", str(tmp_path)]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        found = []
-        for process in processes:
-            out, errors = process.communicate(timeout=250)
-            assert process.returncode == 0, errors
-            found.append(json.loads(out.splitlines()[-1]))
-    finally:
-        for process in processes:
-            process.kill()
+    module = "tests.executor.drafts.test_recorded_ranks"
+    found = told_by_ranks(module, [[str(tmp_path), str(rank)] for rank in range(RANKS)], 250)
     alone = executor_of(monkeypatch, tmp_path, 0, 1)
     alone._graphs = None
     for seed, *of_ranks in zip(SEEDS, *(told for told, _, _ in found), strict=True):
