@@ -167,12 +167,8 @@ class Body:
         )
         parsing = self._parsing(formats, found)
         calling = formats.calling
-        try:
-            ids = tokenizer.encode(text, add_special_tokens=False)
-        except NotText as error:
-            raise ValueError(f"messages: {error}") from None
         return Prepared(
-            ids=ids,
+            ids=self._tokens(text, "messages", add_special_tokens=False),
             text=text,
             params=params,
             grammar=self._bound(params, found.tools, lambda: found.thinking, chat=True),
@@ -274,11 +270,14 @@ class Body:
                 raise ValueError(f'{where}: a mapping needs "prompt", a text, or "prompt_token_ids"')
             prompt = prompt["prompt"]
         if isinstance(prompt, str):
-            try:
-                return prompt, self._background.tokenizer.encode(prompt)
-            except NotText as error:
-                raise ValueError(f"{where}: {error}") from None
+            return prompt, self._tokens(prompt, where)
         return None, token_ids(prompt, where)
+
+    def _tokens(self, text: str, where: str, *, add_special_tokens: bool = True) -> list[int]:
+        try:
+            return self._background.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except NotText as error:
+            raise ValueError(f"{where}: {error}") from None
 
     @property
     def _content_format(self) -> ContentFormat:

@@ -34,12 +34,9 @@ from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
 from baton.executor.drafts.runs import confirmed_counts
 from baton.protocol.reports import CloseReason
 from baton.worker.batches import speculation, without_late
-from baton.worker.decode_set import LEFT, UNSTOPPABLE
+from baton.worker.decode_set import LEFT, SAMPLED, UNSTOPPABLE
 from baton.worker.outcome import StepOutcome
 from baton.worker.slot_table import SlotTable
-
-_SAMPLED: Int32Array = np.array([0, -1, -1], np.int32)
-"""What a sampled token adds to the counters, beside what was computed."""
 
 
 class Commit:
@@ -97,7 +94,7 @@ class Commit:
             self._take_runs(batch, runs, outcome)
         table.computed[batch.slots] += runs if whole else confirmed_counts(batch, result)
         counters: Int32Array = table.counters[sampled]
-        counters += runs[:, None] * _SAMPLED
+        counters += runs[:, None] * SAMPLED
         if decodes < len(decode.slots) or result.late or batch.drafts is not None:
             going = sampled if whole else batch.slots[:decodes][batch.samples[:decodes]]
             decode.advance_some(going, runs[: len(going)])

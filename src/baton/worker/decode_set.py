@@ -20,6 +20,8 @@ from baton.worker.stop_tokens import MAX_TOKEN, NO_STOP
 
 COMPUTED, LEFT, UNSTOPPABLE = 0, 1, 2
 """Columns of the counters of slots."""
+SAMPLED: Int32Array = np.array([0, -1, -1], np.int32)
+"""What a sampled token adds to them, beside what was computed."""
 _DECODED: Int32Array = np.array([1, -1, -1], np.int32)
 """What a decode step adds to them."""
 

@@ -36,7 +36,7 @@ from baton.protocol.commands import Abort, Admit, Command, Preempt
 from baton.protocol.reports import Closed, CloseReason
 from baton.protocol.sampling import Sampling, Stopping
 from baton.worker.composition import Prompt
-from baton.worker.decode_set import COMPUTED, LEFT, UNSTOPPABLE
+from baton.worker.decode_set import COMPUTED, LEFT, SAMPLED, UNSTOPPABLE
 from baton.worker.outcome import Admitted, StepOutcome
 from baton.worker.slot_table import DECODE, PREFILL
 from baton.worker.slots import Slots
@@ -45,7 +45,6 @@ HELD = 3
 """A phase beside those of `slot_table.py`."""
 _UNKNOWN = -1
 """In place of a token that the host has not read."""
-_SAMPLED: Int32Array = np.array([0, -1, -1], np.int32)
 _NOT_SAMPLED: Int32Array = np.array([-1, 1, 1], np.int32)
 
 
@@ -145,7 +144,7 @@ class LateSlots(Slots):
                 patient=bool(table.patient[batch.slots].all()),
             )
             table.counters[batch.slots, COMPUTED] += batch.counts
-            table.counters[sampled] += _SAMPLED
+            table.counters[sampled] += SAMPLED
             counters = table.counters[sampled]
             stops = table.stops.columns[sampled]
             if decodes < len(decode.slots):

@@ -92,7 +92,11 @@ class _Meeting:
     def agreed(self, reason: str) -> bool:
         """Whether no rank has a reason against it."""
         shared = torch.tensor([int(not reason)], device=self._device)
-        self.run(lambda: _nothing(self._parallel.lowest(shared)))
+
+        def meet() -> None:
+            self._parallel.lowest(shared)
+
+        self.run(meet)
         return bool(shared.item())
 
 
@@ -149,7 +153,3 @@ def _found(meeting: _Meeting, trial: Trial, run: Callable[[], None]) -> list[Ten
 
     meeting.run(work)
     return kept
-
-
-def _nothing(_: Tensor) -> None:
-    """(What is given to a queue returns nothing.)"""

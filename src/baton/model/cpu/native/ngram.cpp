@@ -24,7 +24,7 @@ struct Options {
 };
 
 struct Learnt {
-    const int32_t* level_of;  // [2, longest + 1] by length of match, and by tokens since one that differed
+    const int32_t* level_of;  // [longest + 1] by length of match, then [longest] by tokens since one that differed
     const float* prior;       // by level: how probable a guess is
     float* all;               // [levels, 2], as `judged`, of all requests
     float prior_weight, all_weight, keep, keep_all;
