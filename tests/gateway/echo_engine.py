@@ -85,6 +85,8 @@ class Behaviour:
     """What a query of this kind is answered with, instead of its own kind and argument."""
     room: int | None = None
     """Refuses with `queue_full` what comes while so many run, once each of those has sent a token."""
+    when_full: Callable[[], None] | None = None
+    """Called when it refuses one for that."""
     max_running: int = 0
     """The most that ever ran; the engine counts."""
 
@@ -222,6 +224,8 @@ class EchoEngine:
                 self._step(socket)
             if room is not None and len(self._running) >= room:
                 reject = Finished(0, "rejected", "queue_full", "there is no room")
+                if self.behaviour.when_full is not None:
+                    self.behaviour.when_full()
             if reject is not None:
                 end = msgspec.structs.replace(reject, id=message.id)
                 socket.send_multipart([identity, FROM_ENGINE.encode(Outputs(finished=[end]))])

@@ -51,10 +51,14 @@ def test_a_queue_that_fills_up_later_costs_no_work(server: GatewayServer, room):
     server.engine.behaviour.step_s = 0.005
     crowded = threading.Event()
 
+    def goes_on():
+        server.engine.behaviour.hold_after = None
+
     def answer(prompt):
         if prompt[0] == 70:  # of the second window: from here on there is less room
             server.engine.behaviour.room = room
-            server.engine.behaviour.step_s = 0.05  # (none ends before the gateway sends the next)
+            server.engine.behaviour.hold_after = 1  # (none ends before the gateway has sent the next)
+            server.engine.behaviour.when_full = goes_on
             crowded.set()
         return lambda i: prompt[0]
 
