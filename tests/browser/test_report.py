@@ -21,7 +21,7 @@ def report(split: Server) -> Path:
     command = [
         python,
         "-m",
-        "baton.cli.main",
+        "baton",
         "bench",
         "serve",
         "--base-url",

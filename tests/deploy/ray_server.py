@@ -63,7 +63,7 @@ class Server:
         self.port = free_ports(1)[0] if port is None else port
         folder.mkdir(exist_ok=True)
         self.log = folder / f"log-{time.monotonic_ns()}"
-        command = [sys.executable, "-m", "baton.cli.main", "serve", "--port", str(self.port)]
+        command = [sys.executable, "-m", "baton", "serve", "--port", str(self.port)]
         command += ["--ray", address, "--instance-cpus", "1", "--kv-cache-memory-bytes", "64MB"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)

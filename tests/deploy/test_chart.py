@@ -190,7 +190,7 @@ def pods(tmp_path: Path) -> Iterator[Callable[[str, list[str], dict[str, str]], 
         inside = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "TMPDIR": str(tmp)}
         inside |= {key: value for key, value in variables.items() if value}
         inside |= {"XDG_CACHE_HOME": str(tmp / "cache"), "HF_HOME": str(tmp / "cache")}
-        command = [sys.executable, "-m", "baton.cli.main", *args]
+        command = [sys.executable, "-m", "baton", *args]
         with (tmp / "log").open("wb") as log:
             process = subprocess.Popen(command, env=inside, cwd="/", stdout=log, stderr=log)
         started.append(process)
@@ -214,7 +214,7 @@ def test_the_pods_of_a_release_are_a_cluster(pods: Any, tmp_path: Path, nodes: i
         "instances": {"mixed": spread},
         "instanceDefaults": {"shutdownTimeout": 5},
     }
-    command = [sys.executable, "-m", "baton.cli.main", "cluster", "secret"]
+    command = [sys.executable, "-m", "baton", "cluster", "secret"]
     (tmp_path / "cluster-secret").write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
     (tmp_path / "cluster-secret").chmod(0o440)
     running: dict[str, subprocess.Popen[bytes]] = {}

@@ -224,7 +224,7 @@ def test_an_instance_that_ends_is_started_again(serve: Callable[..., Server]) ->
 
 def test_ray_that_is_not_there_is_said(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "baton.cli.main", "serve", "--port", str(port), "--mixed", "1"]
+    command = [sys.executable, "-m", "baton", "serve", "--port", str(port), "--mixed", "1"]
     environment = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "1"}
     ended = subprocess.run(
         [*command, "--ray", f"127.0.0.1:{free_ports(1)[0]}"],

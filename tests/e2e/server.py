@@ -30,7 +30,7 @@ class Server:
         handle, self._log_path = tempfile.mkstemp(prefix="baton-test-", suffix=".log")
         self.log_file = os.fdopen(handle, "wb")
         python = os.environ.get("BATON_PYTHON", sys.executable)  # (`make clients`: tests have another one)
-        command = [python, "-m", "baton.cli.main", "serve", *([model] if model else [])]
+        command = [python, "-m", "baton", "serve", *([model] if model else [])]
         self.process = subprocess.Popen(
             [*command, "--port", "0", *flags],
             stdout=subprocess.PIPE,

@@ -23,7 +23,7 @@ from tests.e2e.server import child_pids, is_engine
 
 def baton(*arguments: str, stdin: str = "", timeout: float = 180) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "baton.cli.main", *arguments],
+        [sys.executable, "-m", "baton", *arguments],
         input=stdin,
         capture_output=True,
         text=True,
@@ -39,7 +39,7 @@ class Terminal:
     def __init__(self, *arguments: str) -> None:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "baton.cli.main", *arguments],
+            [sys.executable, "-m", "baton", *arguments],
             stdin=slave,
             stdout=slave,
             stderr=subprocess.PIPE,

@@ -102,7 +102,7 @@ class Joined:
     def __init__(self, server: Server | None, *flags: str) -> None:
         handle, self._log_path = tempfile.mkstemp(prefix="baton-test-", suffix=".log")
         self._log = os.fdopen(handle, "wb")
-        serve = [sys.executable, "-m", "baton.cli.main", "serve", "--instance"]
+        serve = [sys.executable, "-m", "baton", "serve", "--instance"]
         joined = [] if server is None else ["--join", server.url.removeprefix("http://")]
         self.process = subprocess.Popen(
             [*self.prefix(), *serve, *joined, *flags],

@@ -136,7 +136,7 @@ def filled_in(words: tuple[str, ...], place: Path) -> list[str]:
 
 
 def run(words: list[str], place: Path, stdin: str = "") -> str:
-    command = [sys.executable, "-m", "baton.cli.main", *words[1:]] if words[0] == "baton" else words
+    command = [sys.executable, "-m", "baton", *words[1:]] if words[0] == "baton" else words
     done = subprocess.run(
         command,
         input=stdin,
@@ -199,7 +199,7 @@ def joined(cluster: Server, place: Path) -> Iterator[subprocess.Popen[bytes]]:
     words[words.index("--join") + 1] = cluster.url.removeprefix("http://")
     with (place / "joined.txt").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "baton.cli.main", *words[1:]], stdout=log, stderr=log, cwd=place
+            [sys.executable, "-m", "baton", *words[1:]], stdout=log, stderr=log, cwd=place
         )
     try:
         until_there(cluster, "extra")

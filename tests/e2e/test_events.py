@@ -186,7 +186,7 @@ def test_nothing_is_noted_if_nothing_is_kept() -> None:
 def test_the_command_line_writes_the_trace(cluster: Server, tmp_path: Path) -> None:
     complete(cluster, "written", 5)
     file = tmp_path / "trace.json"
-    command = [sys.executable, "-m", "baton.cli.main", "timeline", cluster.url, "--id", "written"]
+    command = [sys.executable, "-m", "baton", "timeline", cluster.url, "--id", "written"]
     done = subprocess.run([*command, "-o", str(file)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     check_trace(json.loads(file.read_text())["traceEvents"])
@@ -217,7 +217,7 @@ def test_a_recording_tells_it_as_well(tmp_path: Path) -> None:
         whole = logged(server, "whole").trails or []
 
     file = tmp_path / "trace.json"
-    command = [sys.executable, "-m", "baton.cli.main", "timeline", "--recording"]
+    command = [sys.executable, "-m", "baton", "timeline", "--recording"]
     done = subprocess.run(
         [*command, str(recording), "-o", str(file)], capture_output=True, text=True, timeout=200
     )

@@ -53,7 +53,7 @@ def start(limit: int | None = None, **environment: str) -> subprocess.CompletedP
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
     return subprocess.run(
-        [sys.executable, "-m", "baton.cli.main", "serve", "--port", "0", *SIMULATED],
+        [sys.executable, "-m", "baton", "serve", "--port", "0", *SIMULATED],
         capture_output=True,
         text=True,
         timeout=120,

@@ -131,7 +131,7 @@ def test_new_weights_a_kill_and_a_recording(
         belongings.look([two.process.pid, *two.children()["engine"], *two.children()["worker"]])
     assert belongings.left() == []
     replayed = subprocess.run(
-        [sys.executable, "-m", "baton.cli.main", "replay", str(tmp_path)],
+        [sys.executable, "-m", "baton", "replay", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,

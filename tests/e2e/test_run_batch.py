@@ -36,7 +36,7 @@ def line(custom_id: str, prompt: str, url: str = "/v1/completions", **fields: An
 
 
 def command(source: Path, target: Path, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "baton.cli.main", "run-batch", "-i", str(source), "-o", str(target), *flags]
+    return [sys.executable, "-m", "baton", "run-batch", "-i", str(source), "-o", str(target), *flags]
 
 
 def run(source: Path, target: Path, *flags: str, code: int = 0) -> str:

@@ -19,7 +19,7 @@ from tests.e2e.server import Server
 from tests.e2e.test_auto_labels import FLAGS, load
 from tests.e2e.test_cluster import instances
 
-BATON = (sys.executable, "-m", "baton.cli.main", "scale")
+BATON = (sys.executable, "-m", "baton", "scale")
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class Screen:
 
     def __init__(self, *arguments: str) -> None:
         self._master, slave = pty.openpty()
-        command = [sys.executable, "-m", "baton.cli.main", *arguments]
+        command = [sys.executable, "-m", "baton", *arguments]
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
         self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
         os.close(slave)
@@ -115,7 +115,7 @@ def test_top_shows_a_server_and_finds_it_again() -> None:
         with pytest.raises(Refused, match="no Baton server"):
             ask(f"{server.url}/docs", "sesame")
         once = subprocess.run(
-            [sys.executable, "-m", "baton.cli.main", "top", server.url],
+            [sys.executable, "-m", "baton", "top", server.url],
             env={**os.environ, "BATON_TOP_KEY": "sesame"},
             capture_output=True,
             text=True,

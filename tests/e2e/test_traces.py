@@ -231,7 +231,7 @@ def test_without_the_extra_the_flag_says_what_to_install(tmp_path: Path) -> None
     command = [
         sys.executable,
         "-m",
-        "baton.cli.main",
+        "baton",
         "serve",
         "--otlp-traces-endpoint",
         "http://127.0.0.1:1",

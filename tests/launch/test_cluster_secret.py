@@ -30,7 +30,7 @@ def test_the_command_makes_a_file_for_its_user_alone(tmp_path: Path):
     for _ in range(2):
         with path.open("wb") as file:
             subprocess.run(
-                [sys.executable, "-m", "baton.cli.main", "cluster", "secret"],
+                [sys.executable, "-m", "baton", "cluster", "secret"],
                 stdout=file,
                 check=True,
                 umask=0o022,

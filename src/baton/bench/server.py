@@ -26,7 +26,7 @@ def own_server(model: str | None, flags: Sequence[str]) -> Iterator[tuple[str, f
 
     What it logs, warnings and errors, goes to stderr.  Raises `ServerFailed`.
     """
-    command = [sys.executable, "-m", "baton.cli.main", "serve", *([model] if model else [])]
+    command = [sys.executable, "-m", "baton", "serve", *([model] if model else [])]
     start = time.monotonic()
     process = subprocess.Popen(
         [*command, "--port", "0", "--log-level", "warning", *flags],

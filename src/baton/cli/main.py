@@ -62,6 +62,3 @@ app.command("model-dir")(model_dir.model_dir)
 app.command("replay")(replay.replay)
 app.command("top")(top.top)
 app.command("timeline")(timeline.timeline)
-
-if __name__ == "__main__":
-    app()

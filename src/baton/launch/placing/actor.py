@@ -56,7 +56,7 @@ class InstanceActor:
         parent = os.getpid()
         files = [_without_name(secret) for secret in secrets]
         given = [word for file in files for word in ("--cluster-secret", f"/proc/self/fd/{file}")]
-        command = [sys.executable, "-m", "baton.cli.main", "serve", "--instance", *arguments, "--host", host]
+        command = [sys.executable, "-m", "baton", "serve", "--instance", *arguments, "--host", host]
         self._process = subprocess.Popen(
             [*command, *given],
             pass_fds=files,
