@@ -90,6 +90,7 @@ def test_where_no_token_is_left_the_request_fails_alone(server: Server, tokenize
     answer = server.http.post("/v1/completions", json=body, timeout=120)
     assert answer.status_code == 400
     assert "they leave no token that may follow" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "allowed_token_ids"
     digit = tokenizer.encode("7", add_special_tokens=False)
     if len(digit) == 1:
         body |= {"allowed_token_ids": digit, "max_tokens": 2}

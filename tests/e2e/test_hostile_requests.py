@@ -90,8 +90,22 @@ def test_a_grammar_that_a_worker_cannot_follow_is_its_senders_error(server: Serv
     answer = server.http.post(CHAT, json=body)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
-    assert error["param"] == "structured_outputs"
+    assert error["param"] == "response_format.json_schema.schema"
+    assert error["message"].startswith("response_format.json_schema.schema: the grammar cannot be followed")
     assert "2000" in error["message"]
     last = [line for line in server.http.post(CHAT, json=body | {"stream": True}).text.splitlines() if line]
     assert any('"invalid_request_error"' in line for line in last[-2:]), last[-3:]
+    form = {"type": "json_schema", "name": "n", "schema": schema}
+    theirs = {
+        "/v1/responses": ({"input": "hello", "text": {"format": form}}, "text.format.schema"),
+        "/v1/messages": (
+            {"messages": body["messages"], "max_tokens": 300, "output_config": {"format": form}},
+            "output_config.format.schema",
+        ),
+        "/v1/completions": ({"prompt": "hello", "max_tokens": 300, "guided_json": schema}, "guided_json"),
+    }
+    for path, (request, field) in theirs.items():
+        answer = server.http.post(path, json=request | {"temperature": 0})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"].startswith(f"{field}: the grammar cannot"), answer.text
     check_log(server)

@@ -34,7 +34,7 @@ from baton.grammar.ahead import Ahead
 from baton.grammar.compiled import Grammars, MatchingError, Promise, check_matcher
 from baton.grammar.filling import Asked, Bits, Filling, allows
 from baton.grammar.spelling import Spelling
-from baton.protocol.sampling import UNFOLLOWABLE, Constraint, Stopping
+from baton.protocol.sampling import ASKS_FOR_GRAMMAR, UNFOLLOWABLE, Constraint, Stopping
 
 _PATIENCE_S = 0.01
 """So long a step waits for a matcher where nobody else gets a token of it."""
@@ -152,7 +152,7 @@ class Masks:
         late = self._unfilled(left, failed)
         now = self._clock()
         for slot in [slot for slot in late if now - self._requests[slot].since > _GIVE_UP_S]:
-            failed[slot] = f"structured_outputs: the grammar was not compiled within {_GIVE_UP_S:g} s"
+            failed[slot] = f"{ASKS_FOR_GRAMMAR}: the grammar was not compiled within {_GIVE_UP_S:g} s"
             late.remove(slot)
         self._without = {*failed, *late}
         return Ready(failed, late)
@@ -254,7 +254,7 @@ class Masks:
                     failed[slot] = _why(error)
                     continue
                 except Exception as error:  # (what the vocabulary could not be made of)
-                    failed[slot] = f"structured_outputs: {error}"[:_LONGEST_MESSAGE]
+                    failed[slot] = f"{ASKS_FOR_GRAMMAR}: {error}"[:_LONGEST_MESSAGE]
                     continue
             self._read_new(request)  # (microseconds; threads would take longer to begin)
             found.append(request.asked(request.matcher, slot))

@@ -19,7 +19,9 @@ from baton.protocol.pooling import Pooling
 
 MAX_GRAMMAR_BYTES = 512 << 10
 """Of a constraint: it travels with each sequence of a request."""
-UNFOLLOWABLE = "structured_outputs: the grammar cannot be followed any more: "
+ASKS_FOR_GRAMMAR = "structured_outputs"
+"""A worker's name for the field that asked for a grammar, whichever it was: the gateway knows it."""
+UNFOLLOWABLE = f"{ASKS_FOR_GRAMMAR}: the grammar cannot be followed any more: "
 """So the message of a closing begins whose request asked for what cannot be kept: its client's to change."""
 NOTHING_LEFT = (
     "allowed_token_ids, bad_words: with what else binds the answer they leave no token that may follow"

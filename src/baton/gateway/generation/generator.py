@@ -149,13 +149,14 @@ class Generator:
         field: str = "prompt",
         parsing: Parsing | None = None,
         grammar: str = "",
+        grammar_field: str = "",
         timed: bool = False,
         trace: Trace | None = None,
     ) -> Generation:
         """Submits prompts × `params.n` sequences.
 
         `grammar`: what binds the answers, checked (`grammar/checking.py`); `params.structured_outputs`
-        alone does not.
+        alone does not.  `grammar_field`: which field asked for it, for errors.
 
         `pooling`: this is wanted of each prompt, and no tokens (`Sequence.pooled`).  `field`: where the
         prompts stood, for errors.  `drop_output`: only the prompt is of interest.  `patient`: only the end of
@@ -289,6 +290,7 @@ class Generator:
             self.served.eos_token_ids,
             drop_output=drop_output,
             parsing=parsing,
+            grammar_field=grammar_field,
         )
         for index in range(count):
             generation.add(Sequence(index, prompts[index // params.n], shared))

@@ -21,7 +21,7 @@ from baton.gateway.text.detokenizer import Detokenizer, StopStrings, StopTables
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.protocol.requests import Finished
 from baton.protocol.routes import Routes
-from baton.protocol.sampling import UNFOLLOWABLE, TokenLogprobs
+from baton.protocol.sampling import ASKS_FOR_GRAMMAR, NOTHING_LEFT, TokenLogprobs
 from baton.protocol.sampling_params import SamplingParams
 
 EndReason = Literal["stop", "length", "abort", "repetition"]
@@ -84,7 +84,17 @@ _END_REASONS: dict[str, EndReason] = {
 class Shared:
     """What the sequences of one request have in common: made once, however many they are."""
 
-    __slots__ = ("drop_output", "eos", "params", "parsing", "shown", "stop_ids", "stops", "tokenizer")
+    __slots__ = (
+        "drop_output",
+        "eos",
+        "grammar_field",
+        "params",
+        "parsing",
+        "shown",
+        "stop_ids",
+        "stops",
+        "tokenizer",
+    )
 
     def __init__(
         self,
@@ -95,7 +105,9 @@ class Shared:
         *,
         drop_output: bool = False,
         parsing: Parsing | None = None,
+        grammar_field: str = "",
     ) -> None:
+        self.grammar_field = grammar_field or ASKS_FOR_GRAMMAR
         self.parsing = parsing
         self.shown = frozenset[int]() if parsing is None else tokenizer.special_of(parsing.formats.markers)
         self.params = params
@@ -216,7 +228,7 @@ class Sequence:
         if chunk.error is not None:
             raise chunk.error
         if chunk.finished is not None:
-            error = _failure(chunk.finished)
+            error = _failure(chunk.finished, self._shared)
             if error is not None:
                 raise error
             assert self.request is not None  # (something came for it)
@@ -381,17 +393,22 @@ def _ids(tokens: tuple[int, ...]) -> frozenset[int]:
     return frozenset(tokens)
 
 
-def _failure(finished: Finished) -> ApiError | None:
+def _failure(finished: Finished, shared: Shared) -> ApiError | None:
     """The error that an end of the engine stands for, None for a good end."""
     if finished.reason in _END_REASONS:
         return None
     message = finished.message or f"the instance ended the request: {finished.code or finished.reason}"
+    field = None
+    if message.startswith(f"{ASKS_FOR_GRAMMAR}: "):
+        field = shared.grammar_field
+        message = field + message.removeprefix(ASKS_FOR_GRAMMAR)
+    elif message.startswith(NOTHING_LEFT):
+        field = "bad_words" if shared.params.allowed_token_ids is None else "allowed_token_ids"
     match finished.code:
         case "queue_full":
             return Overloaded(message, code="queue_full", retry_after_s=retry_after(finished.retry_after_s))
         case "never_fits" | "bad_request":
-            field = "structured_outputs" if message.startswith(UNFOLLOWABLE) else None
             return BadRequest(message, param=field, code=finished.code)
         case "shutting_down":
             return InstanceUnavailable(message, code="shutting_down", retry_after_s=5)
-    return InternalError(message, code=finished.code or finished.reason)
+    return InternalError(message, param=field, code=finished.code or finished.reason)

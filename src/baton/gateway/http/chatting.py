@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 
 from baton.gateway.api.schemas import ChatRequest
-from baton.gateway.errors import BadRequest
+from baton.gateway.errors import ApiError, BadRequest
 from baton.gateway.generation.costs import fill_logprobs
 from baton.gateway.generation.generation import Generation
 from baton.gateway.http.context import Gateway, check_room, check_whole, identity
@@ -21,6 +21,8 @@ from baton.gateway.reading.prompts import Prompt, encode
 from baton.gateway.reading.reader import Found
 from baton.gateway.reading.truncation import truncated
 from baton.protocol.sampling_params import SamplingParams, make_params
+
+_CHAT_NAMES: Mapping[str, str] = {}
 
 
 async def start_chat(
@@ -34,20 +36,23 @@ async def start_chat(
     source: str = "messages",
     shorten: bool = False,
     drop_output: bool = False,
+    names: Mapping[str, str] = _CHAT_NAMES,
 ) -> Generation:
     """Submits it.  The caller answers with the generation, and closes it (`GenerationResponse` does).
 
     `arrived`: `time.monotonic()` when the request came.  `limit`, `source`: the API's own names of the field
     that bounds the answer, if chat's have others, and of the one that the prompt comes from.  `shorten`: an
     answer for which the context has no room ends with the context, and is not refused.  `drop_output`: only
-    the prompt is to be computed.
+    the prompt is to be computed.  `names`: of a chat's fields in the API, for errors of a generation that
+    runs.
 
     Raises `ApiError`, `InvalidParameter`.
     """
     who = identity(gateway, request, body)
     params = chat_params(gateway, body)
     gateway.client.check_ready()
-    grammar = await gateway.grammar(found)
+    grammar, field = await gateway.grammar(found)
+    named = _named(field, names)
     prompt = chat_prompt(gateway, body, found, limit=limit, source=source, shorten=shorten)
     return await gateway.start(
         [prompt.ids],
@@ -57,6 +62,7 @@ async def start_chat(
         arrived=arrived,
         parsing=_parsing(gateway, body, found),
         grammar=grammar,
+        grammar_field=field if named is None else named[1],
         drop_output=drop_output,
         shorten=shorten,
         timed=bool(body.timings),
@@ -105,16 +111,22 @@ def chat_prompt(
     return prompt
 
 
-def renamed(error: BadRequest, names: Mapping[str, str]) -> BadRequest:
-    """An error about a chat's field in the words of an API that has other names: chat's name → its own."""
-    param = error.param or ""
-    for name, own in names.items():
-        if param == name or param.startswith(f"{name}."):
-            message = error.message
-            if message.startswith(name):
-                message = own + message[len(name) :]
-            return BadRequest(message, param=own + param[len(name) :], code=error.code)
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """The same error, with an API's names of a chat's fields: chat's name → its own."""
+    found = _named(error.param or "", names)
+    if found is not None:
+        name, error.param = found
+        if error.message.startswith(name):
+            error.message = names[name] + error.message[len(name) :]
     return error
+
+
+def _named(field: str, names: Mapping[str, str]) -> tuple[str, str] | None:
+    """(which of the names the field has or begins with, the field by its own name)."""
+    for name, own in names.items():
+        if field == name or field.startswith((f"{name}.", f"{name}[")):
+            return name, own + field[len(name) :]
+    return None
 
 
 def has_short_ids(gateway: Gateway) -> bool:

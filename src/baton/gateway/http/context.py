@@ -197,15 +197,17 @@ class Gateway:
         self._unknown.warn(unknown)
         return decoded, found
 
-    async def grammar(self, found: Found) -> str:
-        """What binds the answers, checked in a helper; "": nothing.  What was checked lately is kept.  Raises
-        `BadRequest`, or what `Helpers.answer` does."""
+    async def grammar(self, found: Found) -> tuple[str, str]:
+        """What binds the answers, checked in a helper, and the field that asks for it; "": nothing.  What was
+        checked lately is kept.  Raises `BadRequest`, or what `Helpers.answer` does."""
         for binding in found.bindings[:-1]:
             try:
-                return await self.grammars.of(binding)
+                return await self.grammars.of(binding), binding.field
             except BadRequest:  # what it asks may be more than can be kept
                 continue
-        return await self.grammars.of(found.bindings[-1]) if found.bindings else ""
+        if not found.bindings:
+            return "", ""
+        return await self.grammars.of(found.bindings[-1]), found.bindings[-1].field
 
     @property
     def max_body_bytes(self) -> int:

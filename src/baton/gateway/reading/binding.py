@@ -25,12 +25,14 @@ class Binding(msgspec.Struct, array_like=True, frozen=True):
 
     asked: bytes = b""
     """An encoded `Asked`; none: the answers are free."""
+    field: str = ""
+    """The one that asked for it, in a chat's names."""
     failure: Failure | None = None
     """Why there is none."""
 
     @classmethod
     def of(cls, asked: Asked | None) -> Binding:
-        return cls(b"" if asked is None else msgspec.msgpack.encode(asked))
+        return cls() if asked is None else cls(msgspec.msgpack.encode(asked), asked.field)
 
 
 def text_bindings(request: SamplingFields) -> list[Binding]:

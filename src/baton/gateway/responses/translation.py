@@ -10,7 +10,7 @@ import msgspec
 
 from baton.gateway.api.formats import JsonSchemaFormat, ResponseFormat
 from baton.gateway.api.schemas import ChatRequest
-from baton.gateway.errors import ApiError, BadRequest
+from baton.gateway.errors import BadRequest
 from baton.gateway.responses.items import Turns, is_reference, references
 from baton.gateway.responses.schemas import (
     ENCRYPTED,
@@ -49,14 +49,14 @@ _SAME = (
     "request_id",
 )
 """Fields that a chat has under the same names."""
-_NAMES = {
+NAMES = {
     "messages": "input",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
 }
-"""A chat's fields, and what they are here."""
+"""Fields of a chat by the names that they have here: for errors."""
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 """Of items' ids."""
 
@@ -142,18 +142,6 @@ def with_instructions(instructions: str | None, messages: list[dict[str, Any]]) 
         texts.append(message["content"])
         count += 1
     return [{"role": "system", "content": "\n\n".join(texts)}, *messages[count:]]
-
-
-def renamed(error: ApiError) -> ApiError:
-    """The same error, with this API's names of a chat's fields."""
-    param = error.param or ""
-    for ours, theirs in _NAMES.items():
-        if param == ours or param.startswith((ours + ".", ours + "[")):
-            error.param = theirs + param[len(ours) :]
-            if error.message.startswith(ours):
-                error.message = theirs + error.message[len(ours) :]
-            break
-    return error
 
 
 def _user(text: str) -> dict[str, Any]:

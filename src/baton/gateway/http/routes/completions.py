@@ -34,7 +34,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
         _check(body)
         params = _params(gateway, body)
         gateway.client.check_ready()
-        grammar = await gateway.grammar(found)
+        grammar, field = await gateway.grammar(found)
         prompts = encode(
             found,
             gateway.tokenizer,
@@ -53,6 +53,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
             patient=not body.stream,
             arrived=arrived,
             grammar=grammar,
+            grammar_field=field,
             timed=bool(body.timings),
         )
         shape = CompletionOptions(

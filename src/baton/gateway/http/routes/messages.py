@@ -37,6 +37,7 @@ def message_routes(gateway: Gateway) -> list[Route]:
                 arrived=arrived,
                 shorten=True,
                 drop_output=not body.max_tokens,  # (0: the prefix cache is to be filled)
+                names=NAMES,
             )
         except BadRequest as error:
             raise renamed(error, NAMES) from None

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from baton.gateway.errors import ApiError, BadRequest, NotFound
 from baton.gateway.generation.generation import Generation
-from baton.gateway.http.chatting import chat_params, has_short_ids, start_chat
+from baton.gateway.http.chatting import chat_params, has_short_ids, renamed, start_chat
 from baton.gateway.http.context import Gateway
 from baton.gateway.http.responses import GenerationResponse
 from baton.gateway.reading.jobs import Translated
@@ -23,7 +23,7 @@ from baton.gateway.reading.reader import Found
 from baton.gateway.rendering.formats import TokenNames, in_turns
 from baton.gateway.rendering.responses import Keep, ResponsesOptions, ResponsesRenderer
 from baton.gateway.responses.store import Kept, Run
-from baton.gateway.responses.translation import Known, ReadResponses, renamed
+from baton.gateway.responses.translation import NAMES, Known, ReadResponses
 
 _PAGE = 20
 _MAX_PAGE = 100
@@ -40,10 +40,17 @@ def responses_routes(gateway: Gateway) -> list[Route]:
             model = gateway.model_name(chat.model)
             params = chat_params(gateway, chat)
             generation = await start_chat(
-                gateway, request, chat, found, arrived=arrived, limit="max_output_tokens", source="input"
+                gateway,
+                request,
+                chat,
+                found,
+                arrived=arrived,
+                limit="max_output_tokens",
+                source="input",
+                names=NAMES,
             )
         except ApiError as error:
-            raise renamed(error) from None
+            raise renamed(error, NAMES) from None
         options = ResponsesOptions(
             token=secrets.token_hex(16),
             model=model,
@@ -67,7 +74,7 @@ def responses_routes(gateway: Gateway) -> list[Route]:
             gateway.model_name(chat.model)
             (prompt,) = encode(found, gateway.tokenizer, add_special_tokens=False)
         except ApiError as error:
-            raise renamed(error) from None
+            raise renamed(error, NAMES) from None
         return _json({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
     async def retrieve(request: Request) -> Response:
