@@ -236,6 +236,10 @@ def test_the_command_ends_with_one_line(tmp_path, monkeypatch):
         (["--config", path], f"error: {path}: max-num-seqs 0: give sequences from 1 to 65536\n"),
         (["--max-num-seqs", "x"], "error: --max-num-seqs x: give sequences from 1 to 65536, an integer\n"),
         (
+            ["--min-priority", "x"],
+            "error: --min-priority x: give an integer from -2147483648 to 2147483647\n",
+        ),
+        (
             ["--api-key", ""],
             "error: --api-key: an empty key would let everybody in; leave it out or give a real one\n",
         ),

@@ -38,6 +38,9 @@ def test_paths_that_are_not_there_are_not_asked_of_the_hub(
     file.write_bytes(b"")
     with pytest.raises(ModelNotFound, match="is a file"):
         resolve_model(str(file))
+    for name in ("", " "):
+        with pytest.raises(ModelNotFound, match="name is empty: leave it out for the embedded model"):
+            resolve_model(name)
 
 
 def test_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

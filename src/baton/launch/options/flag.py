@@ -211,8 +211,10 @@ class Flag:
 
     def _wrong(self, text: str) -> OptionError:
         text = HIDDEN if self.declared.secret else shortened(text)
-        kind = ", an integer" if int in self.kinds and not self.declared.size else ""
-        return OptionError(f"{self.option} {text}: give {self.expected()}{kind}")
+        expected = self.expected()
+        if int in self.kinds and not self.declared.size and "an integer" not in expected:
+            expected += ", an integer"
+        return OptionError(f"{self.option} {text}: give {expected}")
 
     def _range(self) -> str:
         declared = self.declared

@@ -49,6 +49,11 @@ def resolve_model(name_or_path: str | None, revision: str | None = None) -> Path
     """
     if name_or_path is None or name_or_path == EMBEDDED_MODEL:
         return _checked(_EMBEDDED_DIRECTORY)
+    if not name_or_path.strip():
+        raise ModelNotFound(
+            "the model's name is empty: leave it out for the embedded model, or give a directory, a GGUF "
+            "file, or a name on the hub"
+        )
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return _checked(path)
