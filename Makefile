@@ -113,9 +113,10 @@ $(VENV)/bin/python:
 	  || { echo "Baton needs Python 3.11 to 3.13; set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# What contributors and wheels need is compiled for every CPU, this for the one that is here.
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
 	@echo "Installing into $(VENV): some minutes the first time"
-	$(PIP) install --quiet -c constraints.txt -e .
+	BATON_NATIVE=cpu $(PIP) install --quiet -c constraints.txt -e .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)

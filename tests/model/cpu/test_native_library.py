@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from baton.model.cpu import library as kernels
 from baton.model.cpu.library import LIBRARY, SOURCES, check_sources, instruction_sets, load, native
 from baton.model.cpu.openmp import openmp
 
@@ -116,6 +117,34 @@ def test_a_wheel_for_others_has_every_part_of_the_library(
         hook.initialize("standard", {"artifacts": [], "pure_python": True})
 
 
+def test_for_this_cpu_alone(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make serve` sets BATON_NATIVE=cpu: what this CPU uses is compiled, and nothing that it cannot run."""
+    if build.find_compiler() is None or len(instruction_sets()) < 2:
+        pytest.skip("no compiler, or no choice")
+    usable = instruction_sets()
+    monkeypatch.setenv("BATON_NATIVE", "cpu")
+    assert build.build()
+    library = ctypes.CDLL(str(build.LIBRARY))
+    library.baton_instruction_sets.restype = ctypes.c_char_p
+    made = library.baton_instruction_sets().decode().split(",")
+    assert made == usable[: 2 if usable[0] == "amx" else 1]
+    assert not list(build.OBJECTS.glob("*.so"))
+
+
+def test_a_cpu_that_cannot_be_asked_gets_all(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if build.find_compiler() is None:
+        pytest.skip("no compiler")
+    monkeypatch.setenv("BATON_NATIVE", "cpu")
+    monkeypatch.setattr(build, "INSTRUCTION_SETS", {build.platform.machine(): {"plain": [], "other": []}})
+    (build.SOURCES / "dispatch.cpp").write_text("this is not C++\n")
+    assert not build.build()
+    first, last = capsys.readouterr().out.splitlines()
+    assert "built for every CPU, this one cannot be asked" in first
+    assert "not built" in last
+
+
 @BUILT
 def test_the_library_loads_beside_an_old_glibc() -> None:
     """A wheel with it is tagged manylinux_2_28; see glibc.h, where a function may be missing."""
@@ -147,6 +176,29 @@ def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
         fresh()
     monkeypatch.setenv("BATON_NATIVE", "0")
     assert fresh() is None
+
+
+@BUILT
+@pytest.mark.parametrize("built", [[], ["plain"], None])
+def test_kernels_of_another_cpu_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, built: list[str] | None
+) -> None:
+    best, *others = instruction_sets()
+    if not others:
+        pytest.skip("this CPU has no choice")
+    built = instruction_sets() if built is None else built
+    monkeypatch.delenv("BATON_CPU_ISA", raising=False)
+    monkeypatch.setattr(kernels, "instruction_sets", lambda: built)
+    with caplog.at_level("INFO", kernels.__name__):
+        found = native.__wrapped__()
+    assert (found is None) == (not built)
+    told = [record.getMessage() for record in caplog.records]
+    if best in built:
+        assert told == []
+    else:
+        (line,) = told
+        assert line.startswith(f"this CPU has {best}, for which the kernels were not compiled here")
+        assert caplog.records[0].levelname == ("INFO" if built else "WARNING")
 
 
 @BUILT

@@ -22,7 +22,8 @@ Source = Literal["default", "config file", "environment", "command line", "argum
 
 PREFIX = "BATON_"
 OTHER_VARIABLES = {
-    "BATON_NATIVE": "`0`: the compiled kernels are neither built nor used; `1`: no wheel without them.",
+    "BATON_NATIVE": "`0`: the compiled kernels are neither built nor used; `1`: no wheel without them; "
+    "`cpu`: built for this machine's CPU alone, as `make serve` does.",
     "BATON_CPU_ISA": "Use the kernels of this instruction set, for tests: `amx`, `avx512bf16`, `avx2`, …",
     "BATON_SPIN_US": "Microseconds that a compute thread looks for more work before it sleeps.",
     "BATON_INSTANCE_SECRET": "Set by the supervisor for the instances that it starts.",

@@ -11,12 +11,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from baton.model.cpu.openmp import openmp
+
+log = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).with_name("_native.so")
 SOURCES = Path(__file__).with_name("native")
@@ -26,6 +29,7 @@ POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 """The types of arguments: addresses (`tensor.data_ptr()`), int64_t, float."""
 
 
+# Best first.
 _LANES = {"amx": 16, "avx512bf16": 16, "avx512vnni": 16, "avx512": 16, "avx2vnni": 8, "avx2": 8}
 
 
@@ -61,11 +65,15 @@ def native() -> Native | None:
     if os.environ.get("BATON_NATIVE") == "0":
         return None
     usable = instruction_sets()
+    _tell_what_is_missing(usable)
     if not usable:
         return None
     wanted = os.environ.get("BATON_CPU_ISA")
     if wanted and wanted not in usable:
-        raise ValueError(f"BATON_CPU_ISA={wanted}: this CPU and build have {', '.join(usable)}")
+        raise ValueError(
+            f"BATON_CPU_ISA={wanted}: this CPU and build have {', '.join(usable)} "
+            "(`python hatch_build.py` builds for every CPU)"
+        )
     return load(wanted or usable[0])
 
 
@@ -87,6 +95,22 @@ def instruction_sets() -> list[str]:
     library.baton_instruction_sets.restype = ctypes.c_char_p
     names: list[str] = library.baton_instruction_sets().decode().split(",")
     return [name for name in names if library.baton_cpu_has(name.encode())]
+
+
+def _tell_what_is_missing(usable: list[str]) -> None:
+    """A library that was compiled on another machine may have nothing for this CPU, or not the best."""
+    library = _open()
+    if library is None:
+        return
+    best = next((name for name in _LANES if library.baton_cpu_has(name.encode())), "")
+    if best and best not in usable:
+        log.log(
+            logging.INFO if usable else logging.WARNING,
+            "this CPU has %s, for which the kernels were not compiled here: %s is used; "
+            "`python hatch_build.py` compiles them",
+            best,
+            usable[0] if usable else "numba",
+        )
 
 
 def made_of() -> str:
