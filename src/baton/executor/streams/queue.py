@@ -14,7 +14,7 @@ the work and does it as late as may be shows whoever confuses the two kinds: `te
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -89,7 +89,9 @@ class CudaEvent:
 
 
 class CudaQueue:
-    """A stream.  `stream` None: the device's current one."""
+    """A stream.  `stream` None: the device's current one, of the thread that computes steps.  A thread of its
+    own begins with the first device of the process, and PyTorch gives it back after each use of a stream: on
+    another rank's device that would make a context, of some 500 MB.  So a thread is told its device."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self._device = device
@@ -99,6 +101,7 @@ class CudaQueue:
         if self._stream is None:
             work()
         else:
+            torch.cuda.set_device(self._device)
             within: AbstractContextManager[object] = torch.cuda.stream(self._stream)
             with within:
                 work()
@@ -117,8 +120,10 @@ class CudaQueue:
     def pin(self, memory: Tensor) -> str:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call,unused-ignore]
         with torch.cuda.device(self._device):
-            status = runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE)
-        return "" if int(status) == 0 else f"cudaHostRegister gives {int(status)}"
+            status = int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE))
+            if status:
+                _take_error(self._device)
+        return "" if status == 0 else f"cudaHostRegister gives {status}"
 
     def unpin(self, memory: Tensor, stretch: int) -> None:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call,unused-ignore]
@@ -127,6 +132,13 @@ class CudaQueue:
 
     def beside(self) -> CudaQueue:
         return CudaQueue(self._device, torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def _take_error(device: torch.device) -> None:
+    """CUDA keeps a thread's last error until somebody asks for it, and PyTorch asks behind each kernel that
+    it starts.  So one is started here: else the next one would fail for what has been dealt with."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device=device).add_(1)
 
 
 def device_queue(device: torch.device) -> DeviceQueue:
