@@ -177,6 +177,8 @@ def _replayed(executor: LateTorchExecutor, rows: int, device: Device) -> str:
     graphs = getattr(executor, "_graphs", None)
     if graphs is None or device.device.type != "cuda":
         return "no graph"
+    if graphs.why_no_more:
+        return f"no graph: {graphs.why_no_more}"
     recorded = [graph for key, graph in graphs._graphs.items() if key[0] == rows and graph.replay is not None]
     if not recorded:
         return "no graph"

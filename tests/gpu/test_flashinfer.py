@@ -64,6 +64,7 @@ def test_graphs_compute_what_eager_steps_do(tmp_path: Path):
             assert same > 1, "the first token"
             assert (found[:same] - expected[:same]).abs().mean() < 0.05
     assert recorded._graphs._graphs, "no step was recorded"
+    assert recorded._graphs.why_no_more == ""
     for executor in (recorded, eager):
         executor.close()
 

@@ -60,6 +60,7 @@ def test_answers_are_those_of_a_cpu(flags: tuple[str, ...], expected: list[str])
         assert answers(server) == expected
         assert answers(server) == expected  # (with prefixes that are there)
         assert "attention by Triton" in server.log()
+        assert "of further sizes are launched eagerly" not in server.log()
 
 
 @ON_DEVICE

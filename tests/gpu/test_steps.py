@@ -70,6 +70,7 @@ def test_graphs_give_the_tokens_of_eager_steps(tmp_path: Path, dtype: str, kv: s
     for rows in (1, 2, 3, 5, 8, 11) if dtype == "float32" else (1, 2, 4, 8):
         assert answers(recorded, rows, 20) == answers(eager, rows, 20), f"{rows} rows"
     assert recorded._graphs._graphs, "no step was recorded"
+    assert recorded._graphs.why_no_more == ""
     for executor in (recorded, eager):
         executor.close()
 
@@ -97,6 +98,7 @@ def test_graphs_are_recorded_again_for_new_weights(tmp_path: Path):
     assert answers(executor, 3, 12) == before
     assert executor._graphs is not None
     assert executor._graphs._graphs
+    assert executor._graphs.why_no_more == ""
     executor.close()
 
 
@@ -123,6 +125,7 @@ def test_graphs_of_steps_with_drafts_give_the_tokens_of_eager_steps_without(tmp_
         answers = [request.answer for request in requests]
     assert 0 < serving.right < serving.drafts
     assert graphs._graphs, "no step was recorded"
+    assert graphs.why_no_more == ""
     executor.close()
 
 

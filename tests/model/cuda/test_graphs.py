@@ -54,6 +54,9 @@ class Again:
 
         return replay
 
+    def lent(self, left: torch.Tensor) -> torch.Tensor:
+        return left
+
 
 def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)

@@ -19,13 +19,18 @@ many decode rows as it has tokens (`as_decodes`), which the same graphs take: ea
 table of its request, and its result is what a step of its own would give.
 
 What depends on more than (seed, position) is not recorded: rows with penalties, bans or masks are sampled
-from the graph's logits, launched one by one.
+from the graph's logits, launched one by one.  Logits are read before the next replay, and all graphs may have
+them at one place (`Recorder.lent`): with 256 rows those of 35 sizes would come to more than a gigabyte.
+
+What cannot be recorded, for want of memory perhaps, is launched one operation after the other, and so is what
+is not recorded by then.
 
 *Ranks.*  What several ranks send each other is in the graph: sums, the logits' way to rank 0, and the
 tokens' way back, so that each rank has them in `newest`.  All must record a step together and all replay it
 (`graph_check.py`, which tries it at the start).  So which graph a batch has (`key_of`) follows from the batch
 and the configuration alone.  To run for practice is an eager step on all ranks; to record sends nothing; then
-they agree that all have recorded, or all fail, and nobody waits in a graph for who has none.
+they agree that all have recorded, or all fail, and nobody waits in a graph for who has none (of a group that
+could not be recorded nobody knows whether it still works).
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -165,12 +171,14 @@ class DecodeGraphs:
         self._row_sizes = sizes_of_rows(most_tokens or max_num_seqs)
         self._widths = table_widths(max_model_len, shape.block_size)
         self._graphs: dict[tuple[int, int], _Graph] = {}
+        self.why_no_more = ""
+        """Why a step could not be recorded, and so nothing more is."""
         self.forget(model)
 
     def forget(self, model: AnyDecoder) -> None:
         """Weights have changed, or the model: what was recorded has addresses of the old ones."""
         assert isinstance(model, Decoder)
-        self._model = model
+        self._model, self.why_no_more = model, ""
         self._drop()
         for rotary in model.rotaries:
             rotary.reach(self._longest)  # the tables of angles must stay where they are
@@ -244,22 +252,30 @@ class DecodeGraphs:
         return replay
 
     def _record(self, graph: _Graph) -> Callable[[], None]:
-        """To record runs the step, so what it carries on is put back: tokens, and what experts took.  Raises
-        `NotRecorded` on all ranks if one could not."""
+        """To record runs the step, so what it carries on is put back: tokens, and what experts took.  Of
+        several ranks all raise `NotRecorded` if one could not."""
+        launched = partial(self._step, graph)
+        if self.why_no_more:
+            return launched
         carried = [self.newest, *(mixture.tokens for mixture in self._model.mixtures)]
         before = [tensor.clone() for tensor in carried]
         replay: Callable[[], None] | None = None
         failure = NotRecorded("another rank could not record this step as a CUDA graph; its log says why")
         try:
-            replay = self._recorder.record(lambda: self._step(graph))
+            replay = self._recorder.record(launched)
         except NotRecorded as error:
             failure = error
         agreed = self._parallel.minimum(int(replay is not None), self._device.type)
-        if replay is None or not agreed:
-            raise failure
         for tensor, was in zip(carried, before, strict=True):
             tensor.copy_(was)
-        return replay
+        if replay is not None and agreed:
+            graph.logits = None if graph.logits is None else self._recorder.lent(graph.logits)
+            return replay
+        if self._parallel.size > 1:
+            raise failure
+        self.why_no_more = str(failure)
+        logger.warning("decode steps of further sizes are launched eagerly, which is slower: %s", failure)
+        return launched
 
     def tokens(self, key: tuple[int, int], count: int) -> Tensor:
         """int32 [count] of the step that ran last, on the device."""
