@@ -98,3 +98,26 @@ def test_why_kernels_do_not_serve(version: str, capability: tuple[int, int], rea
     found = triton.why_not(version, capability)
     assert reason in found
     assert bool(found) == bool(reason)
+
+
+def test_kernels_do_not_serve_where_triton_cannot_start_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """As here, where there is no driver; elsewhere a C compiler may be missing."""
+    from triton.runtime import driver
+
+    class Driver:
+        @property
+        def active(self) -> Any:
+            raise RuntimeError("Failed to find C compiler.\nPlease specify")
+
+    monkeypatch.setattr("triton.runtime.driver", Driver())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    there = torch.device("cuda", 63)
+    triton._told.cache_clear()
+    assert not triton.serve(there)
+    assert not triton.serve(there)
+    assert caplog.text.count("it needs a C compiler") == 1
+    assert "RuntimeError: Failed to find C compiler. Please specify" in caplog.text
+    monkeypatch.setattr("triton.runtime.driver", driver)
+    triton._told.cache_clear()
