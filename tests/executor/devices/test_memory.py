@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.executor.devices.memory import Taken, check_free, chunks_of, kv_budget, largest_step
+from baton.executor.devices import memory
+from baton.executor.devices.memory import (
+    Taken,
+    check_free,
+    chunks_of,
+    kv_budget,
+    largest_step,
+    taken_at_start,
+)
 from baton.executor.devices.sizes import num_blocks_of, sizes_itself
 from baton.executor.torch_executor import TorchExecutor
 from baton.executor.weights.forms import ExecutorError
@@ -28,6 +36,27 @@ def test_a_share_that_is_not_free_is_refused():
     check_free(config, 40 * GB, 80 * GB)
     with pytest.raises(ExecutorError, match=r"gpu_memory_utilization 0.5: that is 40.0 GB, but only 39.0 GB"):
         check_free(config, 41 * GB, 80 * GB)
+
+
+def test_a_share_that_a_killed_process_still_has_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    config = instance_config(model="m", max_model_len=64, gpu_memory_utilization=0.9, device="cuda")
+    device, now, free = torch.device("cuda", 1), [0.0], {0.0: 3 * GB, 0.5: 40 * GB, 1.2: 79 * GB}
+    used = []
+
+    def info(of: torch.device) -> tuple[int, int]:
+        assert used == [of] == [device]
+        return free[max(at for at in free if at <= now[0])], 80 * GB
+
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", info)
+    monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(memory.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    assert taken_at_start(config, device) == 1 * GB
+    assert 1.2 <= now[0] < 1.4
+    free[1.2], now[0], used[:] = 71 * GB, 0.0, []
+    with pytest.raises(ExecutorError, match=r"only 71.0 GB of the device are free"):
+        taken_at_start(config, device)
+    assert 10 <= now[0] < 11
 
 
 def test_the_largest_step_has_all_rows_and_all_tokens():

@@ -6,12 +6,15 @@ nobody reads.  PyTorch then says how much it held at the most (weights and activ
 is taken beside it (contexts, cuBLAS, NCCL).  What is left of the share is the pool's.
 
 Memory that was taken before this process began is not the instance's: it must only leave the share free.
+(An instance is started again as soon as it is killed, and a driver takes a moment to free what its workers
+had.)
 Where several instances start on one device at a time, what the driver says is of all of them, so each
 reckons `_BESIDE` in its place.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +29,9 @@ from baton.model.loader import AnyDecoder
 from baton.protocol.config import InstanceConfig
 
 _BESIDE = 1 << 30
+_FREED_S = 10.0
+"""So long it is waited for a share that is not free."""
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -53,14 +59,22 @@ def kv_budget(taken: Taken, utilization: float, shares: int) -> int:
 def taken_at_start(config: InstanceConfig, device: torch.device) -> int:
     """Bytes of a CUDA device that are not free; it becomes the process's device.  Elsewhere 0.
 
-    Raises `ExecutorError` if the instance's share is not free."""
+    Raises `ExecutorError` if the instance's share is not free, and does not get free in a moment."""
     if device.type != "cuda":
         return 0
     torch.cuda.set_device(device)
-    free, total = torch.cuda.mem_get_info(device)
-    if sizes_itself(config):
-        check_free(config, total - free, total)
-    return total - free
+    until = time.monotonic() + _FREED_S
+    while True:
+        free, total = torch.cuda.mem_get_info(device)
+        if not sizes_itself(config):
+            return total - free
+        try:
+            check_free(config, total - free, total)
+            return total - free
+        except ExecutorError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_LOOK_S)
 
 
 def check_free(config: InstanceConfig, taken: int, total: int) -> None:
@@ -105,9 +119,11 @@ def measured_budget(config: InstanceConfig, model: AnyDecoder, before: int) -> i
     device = model.backend.shape.device
     if device.type != "cuda" or not sizes_itself(config):
         return None
-    if isinstance(model, Decoder):  # (what stacks experts takes more memory than it keeps)
+    if isinstance(model, Decoder):
         for mixture in model.mixtures:
-            mixture.on_device()
+            mixture.on_device()  # (to stack experts takes more memory than is kept)
+        for rotary in model.rotaries:
+            rotary.reach(config.max_model_len)  # (as graphs have it)
     torch.cuda.reset_peak_memory_stats(device)
     largest_step(config, model)
     torch.cuda.synchronize(device)
