@@ -5,8 +5,8 @@ It needs Triton and no device: ptxas is in its wheel, and so is cuobjdump, which
 stack of what it made.  The launches are made by the wrappers, so arguments, constants and warps are those
 of a step.
 
-Triton specializes a kernel by whether a pointer or an
-integer is a multiple of 16 and whether an integer is 1; that is done here by the same rules.
+Triton specializes a kernel by whether a pointer or an integer is a multiple of 16 and whether an integer is
+1, but for arguments of which the kernel says that it must not; that is done here by the same rules.
 """
 
 from __future__ import annotations
@@ -233,17 +233,18 @@ def compile_for(launch: Launch, target: int) -> Any:
     values: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
     assert set(names) == set(launch.arguments), set(names) ^ set(launch.arguments)
-    for index, name in enumerate(names):
-        value = launch.arguments[name]
-        if name in constants or value is None or (isinstance(value, int) and value == 1):
+    for index, (name, param) in enumerate(zip(names, launch.kernel.params, strict=True)):
+        value, special = launch.arguments[name], not param.do_not_specialize
+        if name in constants or value is None or (isinstance(value, int) and value == 1 and special):
             signature[name] = "constexpr"
             values[(index,)] = value
         elif isinstance(value, Tensor):
             signature[name] = _TYPES[value.dtype]
-            attributes[(index,)] = [["tt.divisibility", 16]]
+            if not param.do_not_specialize_on_alignment:
+                attributes[(index,)] = [["tt.divisibility", 16]]
         elif isinstance(value, int):
             signature[name] = "i32"
-            if value % 16 == 0:
+            if value % 16 == 0 and special:
                 attributes[(index,)] = [["tt.divisibility", 16]]
         else:
             assert isinstance(value, float)

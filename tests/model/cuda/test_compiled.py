@@ -47,3 +47,20 @@ def test_the_document_has_the_table(compiled: dict):
     if PINNED is None or importlib.metadata.version("triton") != PINNED[1]:
         pytest.skip("another version of Triton than the pinned one: it takes other registers")
     assert compiled["table"] in (ROOT / "docs" / "cuda.md").read_text()
+
+
+def test_no_batch_has_a_kernel_compiled_for_itself():
+    """One variant for all numbers of rows, contexts and tables: another one is compiled for seconds, while
+    requests wait."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.model.cuda.variants"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    variants = json.loads(done.stdout)
+    assert len(variants) > 12
+    assert {name: count for name, count in variants.items() if count != 1} == {}

@@ -39,7 +39,7 @@ MERGED: Final = 16
 """Splits that are merged at a time."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("table_stride", "splits"))
 def attend_kernel(
     queries: tl.tensor,
     out: tl.tensor,
@@ -190,7 +190,7 @@ def with_sinks(
     return largest, total * shrunk + tl.exp2(sink - largest), o * shrunk[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("splits",))
 def merge_kernel(
     out: tl.tensor,
     sums: tl.tensor,

@@ -157,7 +157,7 @@ def chunk_masses(
     return masses
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("slots", "positions"))
 def choose_kernel(
     logits: tl.tensor,
     slots: tl.tensor,
@@ -281,7 +281,7 @@ def choose_kernel(
     tl.store(tokens + row, token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("total",))
 def edit_kernel(
     logits: tl.tensor,
     rows: tl.tensor,

@@ -81,7 +81,7 @@ def uniform(stream: tl.tensor, position: tl.tensor) -> tl.tensor:
     return (x >> 11).to(tl.float64) * _TO_UNIT
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("slots",))
 def maxima_kernel(
     logits: tl.tensor,
     slots: tl.tensor,
@@ -103,7 +103,7 @@ def maxima_kernel(
     tl.store(maxima + row * chunks + chunk, tl.max(values, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("slots",))
 def masses_kernel(
     logits: tl.tensor,
     slots: tl.tensor,

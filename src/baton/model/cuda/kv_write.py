@@ -104,7 +104,7 @@ def keep(
         tl.store(to + at[:, None] + DIM // 2 + columns[None, :], b, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("positions",))
 def turn_and_store_kernel(
     queries: tl.tensor,
     keys: tl.tensor,

@@ -4,6 +4,10 @@ Theory.  A wrapper checks its arguments and makes a `Launch`, which `run` starts
 kernels without a device (tests/model/cuda/compiled.py) take the arguments, constants and numbers of warps
 from the same place as a step does: what is compiled there is what would run.
 
+Triton compiles a kernel anew where a number becomes 1 or (no longer) a multiple of 16, and where a tensor
+begins at a multiple of 16 bytes or not: at the first such batch, while requests wait.  So each kernel names
+what differs from batch to batch (`do_not_specialize`, `…_on_alignment`), of which nothing else depends.
+
 Triton fuses a * b + c unless it is told not to, and what it does by default changes with its version (3.10).
 So each launch says it.
 """

@@ -24,7 +24,7 @@ _ROUNDING: Final = tl.constexpr(12582912.0)
 """1.5 * 2^23: a float32 of at most 2^22 is rounded to an integer, ties to even, by adding it."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def int8_kernel(
     x: tl.tensor,
     x_scales: tl.tensor,

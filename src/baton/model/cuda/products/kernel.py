@@ -54,7 +54,7 @@ def of_nibbles(nibbles: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
         return tl.where(nibbles > 7, -twice, twice)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def product_kernel(
     x: tl.tensor,
     codes: tl.tensor,
@@ -196,7 +196,7 @@ def with_step(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def merge_kernel(
     parts: tl.tensor,
     bias: tl.tensor,

@@ -30,7 +30,7 @@ _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _STRETCH: Final = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("pairs", "slots"))
 def sort_kernel(
     ids: tl.tensor,
     present: tl.tensor,
