@@ -27,14 +27,13 @@ class Server:
 
     def __init__(self, *flags: str, model: str | None = None) -> None:
         self.flags = flags
-        handle, self._log_path = tempfile.mkstemp(prefix="baton-test-", suffix=".log")
-        self.log_file = os.fdopen(handle, "wb")
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (tests read it when the server is gone, too)
         python = os.environ.get("BATON_PYTHON", sys.executable)  # (`make clients`: tests have another one)
         command = [python, "-m", "baton", "serve", *([model] if model else [])]
         self.process = subprocess.Popen(
             [*command, "--port", "0", *flags],
             stdout=subprocess.PIPE,
-            stderr=self.log_file,
+            stderr=self._log,
             stdin=subprocess.DEVNULL,
         )
         try:
@@ -82,7 +81,8 @@ class Server:
         return self.process.returncode
 
     def log(self) -> str:
-        return Path(self._log_path).read_text(errors="replace")
+        handle = self._log.fileno()  # (to seek in it would move the server's own place)
+        return os.pread(handle, os.fstat(handle).st_size, 0).decode(errors="replace")
 
     def warnings(self) -> list[str]:
         """Log lines of level WARNING or worse."""
