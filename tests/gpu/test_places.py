@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from baton.executor.base import StepBatch
 from baton.executor.streams.staging import Staging
 from baton.executor.torch_late import LateTorchExecutor
+from baton.model.attention import AttentionStep
+from baton.model.ops import triton
 from baton.protocol.sampling import Sampling, Stopping
-from tests.gpu.fake_device import executor_of_two, executor_there, fake_device, ints
+from tests.gpu.fake_device import DEVICE, executor_of_two, executor_there, fake_device, ints
 from tests.model.checkpoints import make_checkpoint
 from tests.model.cuda.where import ON_CPU, THERE
 
@@ -90,6 +93,26 @@ def test_everything_is_where_it_belongs(
         )
 
 
+@pytest.mark.parametrize("variant", ["llama3", "gemma2-odd", "qwen2"])
+def test_pytorchs_operators_have_everything_there(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Where Triton does not serve.  (Such a device samples with numbers, which this one has not.)"""
+    make_checkpoint(tmp_path, variant)
+    with fake_device(monkeypatch) as launched:
+        monkeypatch.setattr(triton, "serve", lambda device: False)
+        executor = executor_there(tmp_path)
+        assert executor.why_waits == "PyTorch samples"
+        for starts, counts in (((0, 0), (9, 4)), ((9, 4), (1, 3)), ((10, 7), (1, 1)), ((11, 40), (1, 1))):
+            decodes, tokens = sum(count == 1 for count in counts), np.full(sum(counts), 5, np.int32)
+            step = AttentionStep(ints(*starts), ints(*counts), TABLES, decodes)
+            with torch.inference_mode():
+                _, logits = executor._model(tokens, step, np.cumsum(counts) - 1)
+            assert logits is not None
+            assert logits.device == DEVICE
+    assert launched == []
+
+
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 def test_two_ranks_send_the_same_in_the_same_order(
     enforce_eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -116,8 +139,6 @@ def test_two_ranks_send_the_same_in_the_same_order(
 
 def test_what_stays_on_the_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Positions that are not brought to the device."""
-    import torch
-
     make_checkpoint(tmp_path, "llama3")
 
     def put(staging: Staging, array: np.ndarray) -> torch.Tensor:

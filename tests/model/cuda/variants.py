@@ -23,14 +23,14 @@ from baton.model.cuda.kv_write import Turns, store_launch
 from baton.model.cuda.launch import Launch
 from baton.model.cuda.products import layout
 from baton.model.cuda.products.int8 import int8_launch
-from baton.model.cuda.products.pairs import Sorted, sort_launch
+from baton.model.cuda.products.pairs import Sorted, sort_kernel, sort_launch
 from baton.model.cuda.products.tiles import product_launches
 from baton.model.cuda.rows import add_norm_launch, gated_mul_launch
 from baton.model.cuda.sampling import Edits, Wishes, edit_launch, sample_launches
 from baton.model.weights.quantized import Quantized
 from tests.model.cuda.compiled import BF16, pages, weight_of
 
-ROWS = (1, 2, 3, 4, 16, 17, 32)
+ROWS = (1, 2, 3, 4, 16, 17, 32, 48)
 WIDTHS = (1, 3, 16)
 LONGEST = (100, 300, 4096, 5000)
 VOCAB = 4096
@@ -83,6 +83,8 @@ def main() -> None:
         )
         constants = [launch.arguments[param.name] for param in kernel.params if param.is_constexpr]
         found[f"{kernel.__name__} {constants} {launch.warps}"].add(str(special))
+    widths = {kernel for kernel in found if kernel.startswith(sort_kernel.__name__)}
+    assert len(widths) == 2, "few pairs and many"
     print(json.dumps({name: len(variants) for name, variants in found.items()}))
 
 

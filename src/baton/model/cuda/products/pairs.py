@@ -23,11 +23,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.model.cuda.launch import Launch, check, next_power
+from baton.model.cuda.launch import Launch, check
 from baton.model.ops.routing import Routed
 
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _STRETCH: Final = 1024
+_FEW: Final = 256
+"""Pairs, up to which a program looks at no more at a time.  (Each width is compiled for itself.)"""
 
 
 @triton.jit(do_not_specialize=("pairs", "slots"))
@@ -168,7 +170,7 @@ def sort_launch(ids: Tensor, present: Tensor | None, found: Sorted, counts: Tens
         experts=len(counts),
         CHOSEN=chosen,
         ROWS=rows,
-        WIDTH=min(_STRETCH, next_power(ids.numel(), 64)),
+        WIDTH=_FEW if ids.numel() <= _FEW else _STRETCH,
     )
     return Launch(sort_kernel, (len(counts),), arguments)
 
