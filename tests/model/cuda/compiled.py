@@ -36,7 +36,7 @@ from baton.model.cuda.products import layout
 from baton.model.cuda.products.int8 import int8_launch, quantize_launch
 from baton.model.cuda.products.pairs import Sorted, combine_launch, sort_launch
 from baton.model.cuda.products.tiles import expert_launch, expert_tile, product_launches
-from baton.model.cuda.rows import add_norm_launch, gated_mul_launch
+from baton.model.cuda.rows import add_norm_launch, gated_mul_launch, row_sums_launch
 from baton.model.cuda.sampling import Edits, Wishes, edit_launch, sample_launches
 from baton.model.ops.routing import Routed
 from baton.model.weights.quantized import Quantized
@@ -118,6 +118,7 @@ def launches() -> Iterator[tuple[str, Launch]]:
     for size in (4096, 16384):
         x = torch.zeros(TOKENS, size, dtype=BF16)
         yield f"add and norm, {size}", add_norm_launch(x, x, torch.zeros(size, dtype=BF16), x, 1e-6, 0.0, 1.0)
+    yield "sums of rows, 128", row_sums_launch(torch.zeros(TOKENS, 128), torch.zeros(TOKENS, 1))
     gate, out = torch.zeros(TOKENS, 2 * 14336, dtype=BF16), torch.zeros(TOKENS, 14336, dtype=BF16)
     yield "SwiGLU", gated_mul_launch(gate, out, "silu")
 

@@ -13,7 +13,7 @@ from baton.model.attention.torch_backend import TorchAttention
 from baton.model.cpu.kernels import HeadNorms
 from baton.model.cuda.attending import Pages
 from baton.model.cuda.kv_write import Turns, turn_and_store
-from baton.model.cuda.rows import add_norm, gated_mul
+from baton.model.cuda.rows import add_norm, gated_mul, row_sums
 from baton.model.layers.rotary import rotate
 from baton.model.ops.fused import FusedOps
 from tests.model.attention_cases import LAYER, LAYERS, Case
@@ -30,6 +30,16 @@ DTYPES = pytest.mark.parametrize(
 def rows_apart(rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
     """[rows, size], of which every row is followed by what must not change."""
     return torch.randn(rows, size + 5).to(DEVICE, dtype)[:, :size]
+
+
+@pytest.mark.parametrize("size", [1, 8, 70, 515])
+def test_sums_of_rows(size: int):
+    torch.manual_seed(size)
+    x = rows_apart(5, size, torch.float32)
+    found = row_sums(x)
+    torch.testing.assert_close(found, x.sum(1, keepdim=True), atol=1e-5, rtol=1e-5)
+    for row in range(5):
+        assert torch.equal(row_sums(x[row : row + 1]), found[row : row + 1])
 
 
 @DTYPES

@@ -25,7 +25,7 @@ from baton.model.cuda.products import layout
 from baton.model.cuda.products.int8 import int8_launch
 from baton.model.cuda.products.pairs import Sorted, sort_kernel, sort_launch
 from baton.model.cuda.products.tiles import product_launches
-from baton.model.cuda.rows import add_norm_launch, gated_mul_launch
+from baton.model.cuda.rows import add_norm_launch, gated_mul_launch, row_sums_launch
 from baton.model.cuda.sampling import Edits, Wishes, edit_launch, sample_launches
 from baton.model.weights.quantized import Quantized
 from tests.model.cuda.compiled import BF16, pages, weight_of
@@ -70,6 +70,7 @@ def launches() -> Iterator[Launch]:
         yield sort_launch(ids, None, Sorted(order, order, tiles), torch.zeros(64, dtype=torch.int64), 16)
         yield add_norm_launch(x, x, torch.zeros(1024, dtype=BF16), x, 1e-6, 0.0, 1.0)
         yield gated_mul_launch(x, wide, "silu")
+        yield row_sums_launch(torch.zeros(rows, 64), torch.zeros(rows, 1))
 
 
 def main() -> None:

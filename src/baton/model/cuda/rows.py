@@ -1,4 +1,4 @@
-"""What happens to activations between two products, a row at a time: `ops.fused` as kernels.
+"""What happens to activations between two products, a row at a time: `ops.fused` as kernels, and sums.
 
 Theory.  All of it is bound by memory, so each reads its operands once and writes its result once: a program
 holds a row (`add_norm`) or a stretch of it (`gated_mul`) in registers.  Arithmetic is float32.  x is
@@ -93,6 +93,17 @@ def gated_mul_kernel(
     tl.store(out + row * size + columns, (active * up).to(values.dtype), mask=used)
 
 
+@triton.jit
+def row_sums_kernel(
+    x: tl.tensor, out: tl.tensor, stride: tl.tensor, SIZE: tl.constexpr, WIDTH: tl.constexpr
+) -> None:
+    """One program a row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, WIDTH)
+    values = tl.load(x + row * stride + columns, mask=columns < SIZE, other=0.0)
+    tl.store(out + row, tl.sum(values, 0))
+
+
 def add_norm(
     x: Tensor,
     y: Tensor | None,
@@ -171,3 +182,19 @@ def gated_mul_launch(gate_up: Tensor, out: Tensor, activation: Activation) -> La
         WIDTH=_STRETCH,
     )
     return Launch(gated_mul_kernel, (tokens, -(-both // 2 // _STRETCH)), arguments)
+
+
+def row_sums(x: Tensor) -> Tensor:
+    """Float32 [T, n] → [T, 1]; rows may be apart."""
+    out = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
+    row_sums_launch(x, out).run()
+    return out
+
+
+def row_sums_launch(x: Tensor, out: Tensor) -> Launch:
+    check("x", x, (None, None), torch.float32)
+    tokens, size = x.shape
+    check("out", out, (tokens, 1), torch.float32)
+    width = next_power(size)
+    arguments = dict(x=x, out=out, stride=x.stride(0), SIZE=size, WIDTH=width)
+    return Launch(row_sums_kernel, (tokens,), arguments, warps=min(32, max(1, width // 512)))

@@ -30,7 +30,7 @@ from baton.model.layers.piece import Piece
 from baton.model.layers.placement import Placement, Product
 from baton.model.ops.device import DeviceExperts, DeviceKernels, DevicePlain
 from baton.model.ops.fused import PLAIN, Activations, Form, Result
-from baton.model.ops.routing import Routed, route, sigmoid
+from baton.model.ops.routing import Routed, in_order, route, sigmoid
 from baton.model.weights.group_rows import GroupRows
 from baton.model.weights.grouped import InGroups
 from baton.model.weights.quantized import Quantized
@@ -111,6 +111,8 @@ class Router(Layer):
             self.pieces.append(Piece(source, (1, hidden), "shared_gate"))
         self.product: Product | None = None
         """Float32: logits of the experts, then the shared ones' gate."""
+        kernels = placement.kernels
+        self._row_sums = in_order if kernels is None else kernels.row_sums
 
     def close(self, filled: dict[str, Tensor | InGroups]) -> None:
         self.attach()
@@ -132,8 +134,8 @@ class Router(Layer):
         found = self.product.multiply(x.float())
         assert isinstance(found, Tensor)
         if self.shared_gate is None:
-            return route(found, self.bias, self.config)
-        routed = route(found[:, :-1], self.bias, self.config)
+            return route(found, self.bias, self.config, self._row_sums)
+        routed = route(found[:, :-1], self.bias, self.config, self._row_sums)
         return Routed(routed.ids, routed.weights, sigmoid(found[:, -1]))
 
 

@@ -83,6 +83,10 @@ class DeviceKernels(ABC):
         """Quantizes a weight on the CPU; results are of its dtype."""
 
     @abstractmethod
+    def row_sums(self, rows: Tensor) -> Tensor:
+        """A `routing.RowSums`."""
+
+    @abstractmethod
     def experts(
         self, gate_up: Sequence[object], down: Sequence[object], activation: Activation
     ) -> DeviceExperts | None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.model.cuda.products.experts import TritonExperts, experts_of
 from baton.model.cuda.products.linear import TritonGroups, TritonInt8, TritonPlain
+from baton.model.cuda.rows import row_sums
 from baton.model.description.model import Activation
 from baton.model.ops.device import DeviceKernels
 from baton.model.weights.grouped import InGroups
@@ -28,6 +29,9 @@ class TritonKernels(DeviceKernels):
 
     def int8(self, weight: Tensor, bias: Tensor | None) -> TritonInt8:
         return TritonInt8(weight, bias, self._device)
+
+    def row_sums(self, rows: Tensor) -> Tensor:
+        return row_sums(rows)
 
     def experts(
         self, gate_up: Sequence[object], down: Sequence[object], activation: Activation
