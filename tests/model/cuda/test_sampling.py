@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.sampling import KernelSampling, SlotParameters, native_kernel
-from baton.model.cuda.sampling import Wishes, sample
+from baton.model.cuda.sampling import CHUNK, Wishes, sample, sample_launches
 from baton.model.cuda.slot_sampling import TritonSampling
 from baton.model.sampling.counter_random import stream_starts
 from baton.model.sampling.edits import SlotEdits, edit_entries, edit_logits, leave_out
@@ -149,6 +149,40 @@ def test_a_row_depends_on_nothing_else():
         one, nine = (torch.tensor([number], dtype=torch.int32, device=DEVICE) for number in (row, 9))
         alone = sample(logits[row : row + 1].to(DEVICE), one, nine, wishes)
         assert alone.tolist() == [together[row]]
+
+
+@pytest.mark.parametrize(
+    ("wish", "best"),
+    [
+        ({"temperature": 1.5, "top_k": 3}, (28.0, 29.5, 31.25)),
+        ({"temperature": 0.4, "top_p": 0.97}, (30.1, 31.0, 31.25)),
+    ],
+    ids=["top-k", "top-p"],
+)
+def test_chunks_that_decide_nothing_are_not_read(wish: dict[str, float], best: tuple[float, ...]):
+    """One program chooses a row's token, so what it reads is what it takes.  Of twelve chunks three have the
+    best tokens: what the others hold once their maxima and masses are known does not matter."""
+    vocab, places = 12 * CHUNK, [1, 4, 10]
+    logits = torch.rand(1, vocab, generator=torch.Generator().manual_seed(4)) + 25
+    for logit, chunk in zip(best, places, strict=True):
+        logits[0, chunk * CHUNK + 17] = logit
+    spoiled = logits.clone()
+    for chunk in set(range(12)).difference(places):
+        spoiled[0, chunk * CHUNK : (chunk + 1) * CHUNK] = 31.2
+    wishes = Wishes.of(parameters([wish], vocab), DEVICE)
+    logits, spoiled = logits.to(DEVICE), spoiled.to(DEVICE)
+    slot = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    found = torch.empty_like(slot)
+    for number in (5, 6, 15):  # (draws that tell how much is kept)
+        position = torch.full_like(slot, number)
+        expected = sample(logits, slot, position, wishes).tolist()
+        there = logits.clone()
+        *measuring, choosing = sample_launches(there, slot, position, wishes, found)
+        for launch in measuring:
+            launch.run()
+        there.copy_(spoiled)
+        choosing.run()
+        assert found.tolist() == expected
 
 
 def test_the_same_edits_as_pytorchs():

@@ -13,8 +13,10 @@ and a token by that chance.
 is searched among the logits' bits, which are ordered like logits once those of negative ones are turned
 (`ordered`). With eight pivots a pass, the number or mass of what lies above each tells which eighth of the
 range to look at next, so eleven passes find it among 2^32.  Chunks whose largest logit is below all pivots
-are not read, and after a few passes these are nearly all.  Of logits that equal the last one, the smallest
-ids are kept.
+are not read.  One program reads a row's chunks one after the other, a microsecond each, so these are nearly
+all from the start: k tokens are above what the maxima of k chunks are above, and what weighs less than the
+mass that top-p leaves out, over the vocabulary's size, is left out whatever there is of it.  Of logits that
+equal the last one, the smallest ids are kept.
 
 *The draw.*  u is a function of the request's stream and the position (`sampling.counter_random`); the token
 is the first in vocabulary order with which the sum of kept weights exceeds u * total.
