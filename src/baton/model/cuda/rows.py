@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.model.cuda.arithmetic import tanh
 from baton.model.cuda.launch import Launch, check, next_power
 from baton.model.description.model import Activation
 
@@ -53,6 +52,8 @@ def add_norm_kernel(
     used = columns < SIZE
     values = tl.load(x + row * x_stride + columns, mask=used, other=0.0)
     exact = values.to(tl.float32)
+    if weight is not None:  # (asked for with the row: behind the sum it would be another wait for memory)
+        grown = tl.load(weight + columns, mask=used, other=0.0).to(tl.float32) + plus
     if y is not None:
         more = tl.load(y + row * y_stride + columns, mask=used, other=0.0).to(tl.float32)
         values = (exact + more * factor).to(values.dtype)
@@ -60,7 +61,6 @@ def add_norm_kernel(
         exact = values.to(tl.float32)
     if weight is not None:
         inverse = 1.0 / tl.sqrt(tl.sum(exact * exact, 0) / SIZE + eps)
-        grown = tl.load(weight + columns, mask=used, other=0.0).to(tl.float32) + plus
         tl.store(out + row * out_stride + columns, (exact * inverse * grown).to(values.dtype), mask=used)
 
 
@@ -83,8 +83,9 @@ def gated_mul_kernel(
     if ACTIVATION == _SILU:
         active = gate / (1.0 + tl.exp(-gate))
     elif ACTIVATION == _GELU:
-        bent = tanh((gate + 0.044715 * gate * gate * gate) * 0.7978845608028654)
-        active = 0.5 * gate * (1.0 + bent)
+        # (1 + tanh(x)) / 2 = 1 / (1 + exp(-2 x)), in which nothing cancels.
+        twice = (gate + 0.044715 * gate * gate * gate) * 1.5957691216057308
+        active = gate / (1.0 + tl.exp(-twice))
     else:
         tl.static_assert(ACTIVATION == _OAI)
         gate = tl.minimum(gate, 7.0)
