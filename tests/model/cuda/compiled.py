@@ -58,6 +58,10 @@ class Used(NamedTuple):
     """bytes"""
     spilled: int
     """bytes of the stack a thread: registers that there was no room for"""
+    fused: int
+    """multiply-adds of float32 that round once"""
+    rounds_fused: int
+    """of these, such that round to an integer a product that has not been rounded"""
 
 
 def pages(kv_heads: int, dim: int, dtype: torch.dtype, block: int = 16) -> Pages:
@@ -267,7 +271,9 @@ def used(name: str, launch: Launch, target: int) -> Used:
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(code)]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, stack = (int(re.search(rf"{what}:(\d+)", said).group(1)) for what in ("REG", "STACK"))
-    return Used(name, target, launch.warps, registers, found.metadata.shared, stack)
+    added = re.findall(r"fma\.rn\.f32 [^;]*, (\S+);", found.asm["ptx"])
+    rounds = added.count("0f4B400000")  # 1.5 * 2^23
+    return Used(name, target, launch.warps, registers, found.metadata.shared, stack, len(added), rounds)
 
 
 def table(rows: list[Used]) -> str:

@@ -42,6 +42,16 @@ def test_nothing_spills(compiled: dict):
     assert [row for row in compiled["rows"] if row["spilled"]] == []
 
 
+def test_what_a_cpu_rounds_twice_is_rounded_twice(compiled: dict):
+    """What is stored is turned and quantized as by PyTorch: products that are fused with sums gave another
+    byte in a thousand.  Queries likewise: none becomes an integer before it is rounded to float32."""
+    fused = {row["kernel"] for row in compiled["rows"] if row["fused"]}
+    assert not {name for name in fused if "store" in name or "activations" in name}
+    assert fused
+    rounds = {row["kernel"] for row in compiled["rows"] if row["rounds_fused"]}
+    assert rounds == {"sampling: masses of chunks", "sampling: choice"}  # (as the CPU's exponential)
+
+
 def test_the_document_has_the_table(compiled: dict):
     """`python -m tests.model.cuda.compiled` prints it anew."""
     if PINNED is None or importlib.metadata.version("triton") != PINNED[1]:

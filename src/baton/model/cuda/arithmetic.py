@@ -61,9 +61,12 @@ def is_broken(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def to_integers(x: tl.tensor, factor: tl.tensor, broken: tl.tensor) -> tl.tensor:
-    """Heads [n, d] of float32 → integers, as float32, by `byte_scales`."""
-    whole = (tl.where(broken[:, None], 0.0, x * factor[:, None]) + _ROUNDING) - _ROUNDING
-    return tl.minimum(tl.maximum(whole, -_LARGEST), _LARGEST)
+    """Heads [n, d] of float32 → integers, as float32, by `byte_scales`.
+
+    What is rounded to an integer is the product as float32 has it, as on a CPU.  The bounds stand between it
+    and the addition, so that no compiler makes one instruction of both, which would not round the product."""
+    exact = tl.where(broken[:, None], 0.0, x * factor[:, None])
+    return (tl.minimum(tl.maximum(exact, -_LARGEST), _LARGEST) + _ROUNDING) - _ROUNDING
 
 
 @triton.jit

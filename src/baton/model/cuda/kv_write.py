@@ -303,4 +303,5 @@ def store_launch(
         INT8=int8,
     )
     parts = -(-query_heads // _HEADS) + 2 * -(-kv_heads // _HEADS)
-    return Launch(turn_and_store_kernel, (tokens, parts), arguments)
+    # (Products and sums are rounded each, as where PyTorch turns heads.)
+    return Launch(turn_and_store_kernel, (tokens, parts), arguments, fused=False)
