@@ -13,11 +13,11 @@ import pytest
 
 from baton.simulation import world
 from baton.simulation.checks.watches.engine import EngineWatch
-from baton.simulation.checks.watches.fairness import FairnessWatch
-from baton.simulation.checks.watches.following import FollowWatch
 from baton.simulation.checks.watches.gateway import GatewayWatch
-from baton.simulation.checks.watches.order import OrderWatch
-from baton.simulation.checks.watches.room import RoomWatch
+from baton.simulation.checks.watches.scheduling.fairness import FairnessWatch
+from baton.simulation.checks.watches.scheduling.following import FollowWatch
+from baton.simulation.checks.watches.scheduling.order import OrderWatch
+from baton.simulation.checks.watches.scheduling.room import RoomWatch
 from baton.simulation.checks.watches.strangers import GrantWatch, LinkWatch, TicketWatch
 from baton.simulation.parties import gateway
 from tests.simulation.mutations import MUTATIONS, Mutation

@@ -19,7 +19,7 @@ larger than g's, and since then f was charged for that one request's prompt and 
 have generated: together X_f.  Tags of shares that wait never fall, so tag(f) - tag(g) <= X_f / weight(f),
 and the same the other way round.  So over any time in which both wait the tokens served differ, each divided
 by its weight, by at most X_f / weight(f) + X_g / weight(g), where X is one prompt and the answers of what
-one share runs at once.  (`simulation/checks/watches/fairness.py` checks that.)
+one share runs at once.  (`simulation/checks/watches/scheduling/fairness.py` checks that.)
 
 **Bounded.**  Shares that wait or run are no more than the requests that do.  Of the others a share is
 forgotten when it has no lead over the clock, when nobody waits or runs beside it, and else when

@@ -79,13 +79,13 @@ from baton.simulation.checks.watches.arranging import ArrangingWatch
 from baton.simulation.checks.watches.clients import ClientWatch
 from baton.simulation.checks.watches.coming import ComingWatch
 from baton.simulation.checks.watches.engine import EngineWatch
-from baton.simulation.checks.watches.fairness import FairnessWatch
-from baton.simulation.checks.watches.following import FollowWatch
 from baton.simulation.checks.watches.gateway import GatewayWatch
 from baton.simulation.checks.watches.handover import HandoverWatch
-from baton.simulation.checks.watches.order import OrderWatch
 from baton.simulation.checks.watches.relay import RelayWatch
-from baton.simulation.checks.watches.room import RoomWatch
+from baton.simulation.checks.watches.scheduling.fairness import FairnessWatch
+from baton.simulation.checks.watches.scheduling.following import FollowWatch
+from baton.simulation.checks.watches.scheduling.order import OrderWatch
+from baton.simulation.checks.watches.scheduling.room import RoomWatch
 from baton.simulation.checks.watches.standing import StandingWatch
 from baton.simulation.checks.watches.strangers import StrangerWatch
 from baton.simulation.checks.watches.worker import WorkerWatch

@@ -13,7 +13,7 @@ from baton.protocol.commands import Admit
 from baton.protocol.reports import Report, StepReport
 from baton.simulation import describe
 from baton.simulation.checks.books import Books, Violation
-from baton.simulation.checks.watches.pace import PaceWatch
+from baton.simulation.checks.watches.scheduling.pace import PaceWatch
 from baton.simulation.plans.drafts import most_drafts
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class WorkerWatch:
-    """The rules `owner`, `agreement`, `drafts` and `closing-1` to `-3`; those of `pace.py` are asked here."""
+    """The rules `owner`, `agreement`, `drafts` and `closing-1` to `-3`; those of `scheduling/pace.py` are
+    asked here."""
 
     def __init__(self, world: World, books: Callable[[Instance], Books]) -> None:
         self._world = world
