@@ -31,8 +31,8 @@ from baton.ipc.memory import SharedMemory, create_memory
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Admit
 from baton.protocol.sampling import Sampling, Stopping
-from baton.worker.outcome import Admitted
-from baton.worker.slots import Slots
+from baton.worker.slots.outcome import Admitted
+from baton.worker.slots.slots import Slots
 
 AUTHKEY = b"benchmark"
 IDLE_SLEEP_S = 0.001

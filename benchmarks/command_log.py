@@ -45,7 +45,7 @@ from baton.protocol.config import CostModel
 from baton.protocol.sampling import Sampling, Stopping
 from baton.worker.command_log import CommandLog
 from baton.worker.rounds import SPIN_S
-from baton.worker.slots import Slots
+from baton.worker.slots.slots import Slots
 from baton.worker.wiring import GroupWiring, WorkerWiring
 
 PROMPT = 1280

@@ -68,8 +68,8 @@ from baton.protocol.commands import Admit
 from baton.protocol.config import Speculation
 from baton.protocol.rules.prefix_keys import root_key
 from baton.protocol.sampling import Constraint, Sampling, Stopping
-from baton.worker.outcome import Admitted
-from baton.worker.slots import Slots
+from baton.worker.slots.outcome import Admitted
+from baton.worker.slots.slots import Slots
 
 BLOCK = 64
 MOST_DRAFTS = Speculation(method="auto").num_speculative_tokens

@@ -24,8 +24,8 @@ from baton.protocol.reports import ControlDone, Fetched, LayersDone, StepReport,
 from baton.protocol.requests import Cancel, Finished, Hello, Load, Outputs, Query, QueryReply, Submit, Target
 from baton.protocol.sampling import Sampling, Stopping
 from baton.transfer.layout import plan
-from baton.worker.outcome import Admitted
-from baton.worker.slots import Slots
+from baton.worker.slots.outcome import Admitted
+from baton.worker.slots.slots import Slots
 
 from .introductions import introduce
 

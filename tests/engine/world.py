@@ -31,9 +31,9 @@ from baton.protocol.requests import (
     Welcome,
 )
 from baton.protocol.sampling import Sampling, Stopping
-from baton.worker.composition import composition_of
-from baton.worker.outcome import Admitted
-from baton.worker.slots import Slots
+from baton.worker.slots.composition import composition_of
+from baton.worker.slots.outcome import Admitted
+from baton.worker.slots.slots import Slots
 
 
 @dataclass

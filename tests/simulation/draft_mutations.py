@@ -11,12 +11,12 @@ from baton.engine.workers.rows import Rows
 from baton.executor.drafts.runs import Places
 from baton.executor.drafts.speculating import Speculator
 from baton.protocol.rules.prefix_keys import root_key
-from baton.worker import batches
-from baton.worker import commit as worker_commit
-from baton.worker import slots as worker_slots
-from baton.worker.commit import Commit
-from baton.worker.slot_table import SlotTable
-from baton.worker.slots import Slots
+from baton.worker.slots import batches
+from baton.worker.slots import commit as worker_commit
+from baton.worker.slots import slots as worker_slots
+from baton.worker.slots.commit import Commit
+from baton.worker.slots.slot_table import SlotTable
+from baton.worker.slots.slots import Slots
 from tests.simulation.mutations import Patch, mutation
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from baton.executor.simulated.late import LateSimulatedExecutor
-from baton.worker.late_slots import LateSlots
-from baton.worker.outcome import StepOutcome
-from baton.worker.slots import Slots
+from baton.worker.slots.late_slots import LateSlots
+from baton.worker.slots.outcome import StepOutcome
+from baton.worker.slots.slots import Slots
 from tests.simulation.mutations import Patch, mutation
 
 

@@ -38,7 +38,7 @@ from baton.simulation.wires.rings import WatchedReports
 from baton.simulation.world import World
 from baton.worker.loop import WorkerLoop
 from baton.worker.rounds import FollowerRounds, LeaderRounds
-from baton.worker.slots import Slots
+from baton.worker.slots.slots import Slots
 
 Patch = pytest.MonkeyPatch
 

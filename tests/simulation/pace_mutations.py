@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.worker.composition import Composition, Prompt
-from baton.worker.slots import Slots
+from baton.worker.slots.composition import Composition, Prompt
+from baton.worker.slots.slots import Slots
 from tests.simulation.mutations import Patch, mutation
 
 

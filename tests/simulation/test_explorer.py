@@ -26,8 +26,8 @@ from baton.simulation.explorer.explored_world import SmallWorld
 from baton.simulation.explorer.explorer import ExploreResult, _Search, explore, run_explore
 from baton.simulation.explorer.scenarios import SCENARIOS, Scenario
 from baton.worker.loop import WorkerLoop
-from baton.worker.slot_table import DECODE, FREE
-from baton.worker.slots import Slots
+from baton.worker.slots.slot_table import DECODE, FREE
+from baton.worker.slots.slots import Slots
 
 CONTAINS = {
     "queue": ("Closed(length)",),

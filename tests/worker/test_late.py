@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.worker.composition import Composition
+from baton.worker.slots.composition import Composition
 
 from .lateness import Script, simulated_engine
 

@@ -22,7 +22,7 @@ from baton.worker.command_log import CommandLog, CommandLogBroken
 from baton.worker.loop import WorkerLoop, flush_reports
 from baton.worker.ran import StepTimes
 from baton.worker.rounds import FollowerRounds, LeaderRounds
-from baton.worker.slots import Slots
+from baton.worker.slots.slots import Slots
 
 from .group import VOCAB, oracle
 from .model import admit

@@ -117,7 +117,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     auto_step_tokens: bool
     """How many tokens of whose prompts a step computes is chosen by what steps take
-    (`worker/composition.py`), up to `max_num_batched_tokens`; else as many as fit."""
+    (`worker/slots/composition.py`), up to `max_num_batched_tokens`; else as many as fit."""
     itl_target_s: float | None = None
     """The time to the next token of a stream that a step with prompts keeps to, if chosen so; None: by the
     time of steps without."""

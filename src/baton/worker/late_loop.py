@@ -10,7 +10,8 @@ that the round before has launched; the device goes on with the new one meanwhil
 Commands are applied with one step in flight, which is then before them: its tokens count.  A round that has
 nothing to launch collects what is in flight, and what that frees or makes known is composed in the next one.
 So after a round that launched or collected there is always another one, and a loop that sleeps has nothing in
-flight.  Every rank does the same in round k, as its slots (`late_slots.py`) and the tokens are the same.
+flight.  Every rank does the same in round k, as its slots (`slots/late_slots.py`) and the tokens are the
+same.
 
 The seconds of a step are those that the device had for it: from its launch, or from the end of the step
 before if that was later, to the end of its `collect`.
@@ -21,10 +22,10 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 from baton.executor.base import Executor, LateExecutor, StepBatch
-from baton.worker.composition import Composition
-from baton.worker.late_slots import LateSlots
 from baton.worker.loop import WorkerLoop
-from baton.worker.slots import Slots
+from baton.worker.slots.composition import Composition
+from baton.worker.slots.late_slots import LateSlots
+from baton.worker.slots.slots import Slots
 
 
 class _Flight(NamedTuple):

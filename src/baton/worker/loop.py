@@ -45,10 +45,10 @@ from baton.protocol.reports import (
     StepRoutes,
 )
 from baton.worker.command_log import CommandLog
-from baton.worker.outcome import Admitted
 from baton.worker.ran import StepTimes
 from baton.worker.rounds import Rounds
-from baton.worker.slots import Slots
+from baton.worker.slots.outcome import Admitted
+from baton.worker.slots.slots import Slots
 
 log = logging.getLogger(__name__)
 

@@ -37,10 +37,10 @@ from baton.protocol.reports import REPORTS, ControlDone, Fetched, StrangersRefus
 from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets
 from baton.transfer.service import TransferService
 from baton.worker.command_log import CommandLog
-from baton.worker.composition import composition_of
 from baton.worker.late_loop import loop_of, slots_of
 from baton.worker.loop import Observer, WorkerLoop, flush_reports
 from baton.worker.rounds import FollowerRounds, LeaderRounds, Rounds
+from baton.worker.slots.composition import composition_of
 from baton.worker.wiring import WorkerWiring, rendezvous_of
 
 log = logging.getLogger(__name__)

@@ -31,10 +31,10 @@ from baton.simulation.explorer.explored_gateway import NOW
 from baton.simulation.explorer.machines import Broken
 from baton.simulation.wires.transfers import describe_pool
 from baton.worker.command_log import CommandLog
-from baton.worker.composition import composition_of
 from baton.worker.loop import WorkerLoop
 from baton.worker.rounds import Rounds
-from baton.worker.slots import Slots
+from baton.worker.slots.composition import composition_of
+from baton.worker.slots.slots import Slots
 
 GATEWAY = b"gateway"
 

@@ -33,9 +33,9 @@ from baton.simulation.wires.network import Delays
 from baton.simulation.wires.rings import Bell, Blocked, Leader, LogEnd, ReportEnd, TicketEnd, WatchedReports
 from baton.simulation.wires.transfers import VirtualTransfers
 from baton.worker.command_log import CommandLog
-from baton.worker.composition import composition_of
 from baton.worker.late_loop import LateLoop, loop_of, slots_of
 from baton.worker.rounds import FollowerRounds, LeaderRounds
+from baton.worker.slots.composition import composition_of
 
 if TYPE_CHECKING:
     from baton.simulation.parties.hosts import NodeRings

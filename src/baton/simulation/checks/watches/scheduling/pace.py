@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from baton.executor.base import StepBatch
 from baton.simulation.checks.books import Violation
-from baton.worker.composition import BESIDE_ROWS, BESIDE_STREAMS, LEAST, SLACK, UNNOTICED_S
-from baton.worker.slot_table import DECODE, PREFILL
+from baton.worker.slots.composition import BESIDE_ROWS, BESIDE_STREAMS, LEAST, SLACK, UNNOTICED_S
+from baton.worker.slots.slot_table import DECODE, PREFILL
 
 if TYPE_CHECKING:
     from baton.simulation.parties.worker import RankProcess

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from baton.executor.base import BoolArray, Int32Array
-from baton.worker.stop_tokens import MAX_TOKEN, NO_STOP
+from baton.worker.slots.stop_tokens import MAX_TOKEN, NO_STOP
 
 COMPUTED, LEFT, UNSTOPPABLE = 0, 1, 2
 """Columns of the counters of slots."""

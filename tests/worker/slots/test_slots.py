@@ -13,14 +13,13 @@ from baton.protocol.commands import Abort, Control, Grow, Preempt, Reprioritize
 from baton.protocol.pooling import Pooling
 from baton.protocol.reports import Closed, CloseReason
 from baton.protocol.sampling import Sampling, TokenLogprobs
-from baton.worker.decode_set import LEFT, DecodeSet
-from baton.worker.outcome import Admitted
-from baton.worker.slot_table import DECODE
-from baton.worker.slots import Slots
-from baton.worker.stop_tokens import MAX_TOKEN, NO_STOP
-from baton.worker.violations import ProtocolViolation
-
-from .model import VOCAB, Model, admit, result_of, sample
+from baton.worker.slots.decode_set import LEFT, DecodeSet
+from baton.worker.slots.outcome import Admitted
+from baton.worker.slots.slot_table import DECODE
+from baton.worker.slots.slots import Slots
+from baton.worker.slots.stop_tokens import MAX_TOKEN, NO_STOP
+from baton.worker.slots.violations import ProtocolViolation
+from tests.worker.model import VOCAB, Model, admit, result_of, sample
 
 BLOCK, LENGTH, POOL = 4, 40, 64
 
@@ -352,7 +351,7 @@ def test_logprobs_travel_with_their_tokens():
 
 
 def test_few_tokens_a_step_where_many_log_probabilities_of_each_are_wanted(monkeypatch):
-    monkeypatch.setattr("baton.worker.composition.LOGPROBS_A_STEP", 600)
+    monkeypatch.setattr("baton.worker.slots.composition.LOGPROBS_A_STEP", 600)
     slots = make()
     for slot, wanted in enumerate((300, 1000, None)):
         sampling = Sampling(seed=0, prompt_logprobs=wanted)

@@ -13,9 +13,8 @@ from baton.protocol.commands import Abort, Preempt
 from baton.protocol.pooling import Pooling
 from baton.protocol.reports import Closed, CloseReason
 from baton.protocol.sampling import Sampling, TokenLogprobs
-
-from .model import VOCAB, admit
-from .test_slots import Script, check_batch, check_decode_set, make
+from tests.worker.model import VOCAB, admit
+from tests.worker.slots.test_slots import Script, check_batch, check_decode_set, make
 
 
 def ints(*values):

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baton.executor.base import Int32Array, StepBatch, StepResult
-from baton.worker.stop_tokens import StopTokens
+from baton.worker.slots.stop_tokens import StopTokens
 
 
 class Piece(NamedTuple):

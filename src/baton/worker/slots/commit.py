@@ -33,10 +33,10 @@ import numpy as np
 from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
 from baton.executor.drafts.runs import confirmed_counts
 from baton.protocol.reports import CloseReason
-from baton.worker.batches import speculation, without_late
-from baton.worker.decode_set import LEFT, SAMPLED, UNSTOPPABLE
-from baton.worker.outcome import StepOutcome
-from baton.worker.slot_table import SlotTable
+from baton.worker.slots.batches import speculation, without_late
+from baton.worker.slots.decode_set import LEFT, SAMPLED, UNSTOPPABLE
+from baton.worker.slots.outcome import StepOutcome
+from baton.worker.slots.slot_table import SlotTable
 
 
 class Commit:

@@ -48,13 +48,13 @@ import numpy as np
 from baton.executor.base import Int32Array, StepBatch, StepResult
 from baton.protocol.commands import Abort, Admit, Command, Control, Grow, Pace, Preempt, Reprioritize
 from baton.protocol.reports import Closed, CloseReason
-from baton.worker.batches import Piece, fitting, with_drafts, with_pieces
-from baton.worker.commit import Commit
-from baton.worker.composition import Composition, affordable
-from baton.worker.outcome import Admitted, StepOutcome
-from baton.worker.slot_table import FREE, SlotTable
-from baton.worker.stop_tokens import MAX_TOKEN
-from baton.worker.violations import OfSlot, ProtocolViolation, describe, unpack
+from baton.worker.slots.batches import Piece, fitting, with_drafts, with_pieces
+from baton.worker.slots.commit import Commit
+from baton.worker.slots.composition import Composition, affordable
+from baton.worker.slots.outcome import Admitted, StepOutcome
+from baton.worker.slots.slot_table import FREE, SlotTable
+from baton.worker.slots.stop_tokens import MAX_TOKEN
+from baton.worker.slots.violations import OfSlot, ProtocolViolation, describe, unpack
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.protocol.commands import Pace, Reprioritize
-from baton.worker.composition import LEAST, Composition, Prompt
+from baton.worker.slots.composition import LEAST, Composition, Prompt
 
 PACE = Pace(
     base=0.0025, token=0.0006, pair=1e-7, row=0.001, read=1e-6, alone=0.010, alone_row=0.0006, shortest=0.0106

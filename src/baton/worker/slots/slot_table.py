@@ -22,9 +22,9 @@ import numpy.typing as npt
 from baton.executor.base import BoolArray, Int32Array
 from baton.protocol.commands import Admit
 from baton.protocol.reports import Closed, CloseReason
-from baton.worker.composition import Composition, Prompt
-from baton.worker.decode_set import COMPUTED, LEFT, UNSTOPPABLE, DecodeSet
-from baton.worker.stop_tokens import StopTokens
+from baton.worker.slots.composition import Composition, Prompt
+from baton.worker.slots.decode_set import COMPUTED, LEFT, UNSTOPPABLE, DecodeSet
+from baton.worker.slots.stop_tokens import StopTokens
 
 FREE, PREFILL, DECODE = 0, 1, 2
 

@@ -35,11 +35,11 @@ from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
 from baton.protocol.commands import Abort, Admit, Command, Preempt
 from baton.protocol.reports import Closed, CloseReason
 from baton.protocol.sampling import Sampling, Stopping
-from baton.worker.composition import Prompt
-from baton.worker.decode_set import COMPUTED, LEFT, SAMPLED, UNSTOPPABLE
-from baton.worker.outcome import Admitted, StepOutcome
-from baton.worker.slot_table import DECODE, PREFILL
-from baton.worker.slots import Slots
+from baton.worker.slots.composition import Prompt
+from baton.worker.slots.decode_set import COMPUTED, LEFT, SAMPLED, UNSTOPPABLE
+from baton.worker.slots.outcome import Admitted, StepOutcome
+from baton.worker.slots.slot_table import DECODE, PREFILL
+from baton.worker.slots.slots import Slots
 
 HELD = 3
 """A phase beside those of `slot_table.py`."""
