@@ -20,10 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from baton.ipc.curve import Encryption, leader_keys
 from baton.ipc.doorbell import Doorbell
-from baton.ipc.process import Waiter, die_with_parent
+from baton.ipc.processes.process import Waiter, die_with_parent
 from baton.ipc.ring import RingWriter
+from baton.ipc.sockets.curve import Encryption, leader_keys
 from baton.ipc.ticket import TicketReader, TicketWriter
 from baton.launch.instance_config import instance_config
 from baton.protocol.config import InstanceConfig, Nodes

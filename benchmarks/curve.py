@@ -28,8 +28,8 @@ from typing import Any
 import zmq
 
 from _common import Table, machine, print_machine, write_json
-from baton.ipc.curve import Doorkeeper, Encryption, protect
-from baton.ipc.zeromq import terminate
+from baton.ipc.sockets.curve import Doorkeeper, Encryption, protect
+from baton.ipc.sockets.zeromq import terminate
 from baton.protocol.rules.cluster_secret import ClusterSecret, Secrets
 
 KINDS = ("unix", "tcp", "curve")

@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from _attacks import Attack
-from baton.ipc.process import die_with_parent
+from baton.ipc.processes.process import die_with_parent
 
 _DROPPED = 4 << 20
 """Bytes: of a long body."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.ipc.half_open import MAX_HALF_OPEN
+from baton.ipc.sockets.half_open import MAX_HALF_OPEN
 from baton.protocol.codec import pack_int32
 from baton.protocol.rules.cluster_secret import ClusterSecret
 from tests.e2e.server import Server, child_pids, is_engine

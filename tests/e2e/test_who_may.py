@@ -23,8 +23,8 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from baton.ipc.curve import Encryption, Place
-from baton.ipc.zeromq import terminate
+from baton.ipc.sockets.curve import Encryption, Place
+from baton.ipc.sockets.zeromq import terminate
 from baton.launch.cluster_secret import read_secrets
 from baton.protocol.codec import pack_int32
 from baton.protocol.handover import PEER, Handoff

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.ipc.cores import usable_cores
+from baton.ipc.processes.cores import usable_cores
 
 
 @pytest.fixture

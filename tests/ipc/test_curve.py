@@ -12,9 +12,9 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from baton.ipc.curve import Doorkeeper, Encryption, Place, Unprotected, protect
-from baton.ipc.half_open import MAX_HALF_OPEN, _borrowed, passed
-from baton.ipc.zeromq import terminate
+from baton.ipc.sockets.curve import Doorkeeper, Encryption, Place, Unprotected, protect
+from baton.ipc.sockets.half_open import MAX_HALF_OPEN, _borrowed, passed
+from baton.ipc.sockets.zeromq import terminate
 from baton.protocol.rules.cluster_secret import ClusterSecret, Secrets
 from tests.conftest import GENEROUS_S
 

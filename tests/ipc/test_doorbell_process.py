@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from baton.ipc.doorbell import Doorbell
-from baton.ipc.process import ParentGone, Waiter, die_with_parent, open_pidfd, wait_any
+from baton.ipc.processes.process import ParentGone, Waiter, die_with_parent, open_pidfd, wait_any
 
 
 def test_rings_until_drained():
@@ -60,7 +60,9 @@ def test_pidfd_tells_of_a_death():
 
 def test_wrong_parent_is_refused():
     code = (
-        "from baton.ipc.process import *\ntry: die_with_parent(1 << 22)\nexcept ParentGone: print('refused')"
+        "from baton.ipc.processes.process import *\n"
+        "try: die_with_parent(1 << 22)\n"
+        "except ParentGone: print('refused')"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"refused\n"
     assert issubclass(ParentGone, RuntimeError)
@@ -69,7 +71,7 @@ def test_wrong_parent_is_refused():
 
 def test_child_dies_with_its_parent():
     grandchild = (
-        "import os, time; from baton.ipc.process import die_with_parent; "
+        "import os, time; from baton.ipc.processes.process import die_with_parent; "
         "die_with_parent(os.getppid()); print(os.getpid(), flush=True); time.sleep(60)"
     )
     middle = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"

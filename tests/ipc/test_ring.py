@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.ipc.doorbell import Doorbell
-from baton.ipc.process import wait_any
+from baton.ipc.processes.process import wait_any
 from baton.ipc.ring import PUBLISHED_WORD, RETRY_S, RingCorrupted, RingReader, RingWriter, create_ring
 
 
@@ -206,7 +206,7 @@ def test_misuse_is_refused():
 CHILD = """
 import sys
 from baton.ipc.doorbell import Doorbell
-from baton.ipc.process import wait_any
+from baton.ipc.processes.process import wait_any
 from baton.ipc.ring import RETRY_S, RingWriter
 ring, mine, theirs, total = map(int, sys.argv[1:])
 bell = Doorbell(mine)

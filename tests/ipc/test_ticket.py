@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from baton.ipc.doorbell import Doorbell
-from baton.ipc.process import open_pidfd
+from baton.ipc.processes.process import open_pidfd
 from baton.ipc.ticket import MAX_SEQUENCE, PeerDied, TicketReader, TicketTimeout, TicketWriter, create_tickets
 
 

@@ -1,6 +1,6 @@
 """Who gives way when too many connections wait that nobody has authenticated."""
 
-from baton.ipc.waiting import Waiting, _network
+from baton.ipc.sockets.waiting import Waiting, _network
 
 
 def filled(most=4, talking=()):

@@ -2,7 +2,7 @@ import time
 
 import zmq
 
-from baton.ipc.zeromq import terminate
+from baton.ipc.sockets.zeromq import terminate
 from tests.conftest import GENEROUS_S
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from baton.ipc.process import die_with_parent
+from baton.ipc.processes.process import die_with_parent
 
 
 def found() -> dict[str, object]:

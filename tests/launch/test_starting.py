@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.ipc.children import Child
+from baton.ipc.processes.children import Child
 from baton.launch.instances import starting
 from baton.launch.instances.starting import Starter
 from tests.conftest import GENEROUS_S

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton.ipc import waiting
+from baton.ipc.sockets import waiting
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Fetch, Grant
 from baton.protocol.handover import InstanceSource

@@ -6,7 +6,7 @@ import time
 from array import array
 
 from baton.executor.simulated.executor import simulated_tokens
-from baton.ipc.process import wait_any
+from baton.ipc.processes.process import wait_any
 from baton.ipc.ring import RETRY_S
 from baton.launch.instance_config import instance_config
 from baton.protocol.commands import COMMANDS, TRANSFERS, CommandBatch, Control, TransferBatch

@@ -12,7 +12,7 @@ import pytest
 
 from baton.executor.simulated.executor import SimulatedExecutor
 from baton.ipc.doorbell import Doorbell
-from baton.ipc.process import open_pidfd, wait_any
+from baton.ipc.processes.process import open_pidfd, wait_any
 from baton.ipc.ring import RingReader, RingWriter, create_ring
 from baton.ipc.ticket import PeerDied, TicketReader, TicketTimeout, TicketWriter, create_tickets
 from baton.protocol.codec import pack_int32

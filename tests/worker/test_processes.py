@@ -10,7 +10,7 @@ import time
 import msgspec
 import pytest
 
-from baton.ipc.process import open_pidfd, wait_any
+from baton.ipc.processes.process import open_pidfd, wait_any
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import COMMANDS, Abort, CommandBatch, Control, Grow, Preempt
 from baton.protocol.config import CostModel

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.memory import SharedMemory, create_memory
-from baton.ipc.process import Waiter
+from baton.ipc.processes.process import Waiter
 from baton.protocol.rules.silence import Silence
 
 ENTRIES = 64

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from baton.gateway.cluster.member import Label
-from baton.ipc.cores import usable_cores
+from baton.ipc.processes.cores import usable_cores
 from baton.launch.limits import OptionError
 from baton.launch.options import ClusterOptions
 from baton.launch.plan import ServerPlan

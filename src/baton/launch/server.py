@@ -29,8 +29,8 @@ import uvloop
 from baton.gateway.access import Access
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.sharing import SharingOptions, WeightsError, read_weights
-from baton.ipc.curve import Encryption
-from baton.ipc.process import process_age_s
+from baton.ipc.processes.process import process_age_s
+from baton.ipc.sockets.curve import Encryption
 from baton.launch import status
 from baton.launch.announce import announce
 from baton.launch.arranging import check_autoscale, make_arranger, promised

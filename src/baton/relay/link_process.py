@@ -25,12 +25,12 @@ import msgspec
 import zmq
 
 from baton.engine.shell.sockets import listen
-from baton.ipc.curve import Doorkeeper, Encryption
 from baton.ipc.doorbell import Doorbell
-from baton.ipc.process import ParentGone, Waiter, die_with_parent
+from baton.ipc.processes.process import ParentGone, Waiter, die_with_parent
 from baton.ipc.ring import RETRY_S, RingReader, RingWriter
+from baton.ipc.sockets.curve import Doorkeeper, Encryption
+from baton.ipc.sockets.zeromq import has_messages, terminate
 from baton.ipc.ticket import TicketReader
-from baton.ipc.zeromq import has_messages, terminate
 from baton.observe.logs import configure_logging
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.nodes import FROM_LEADER, FROM_NODE

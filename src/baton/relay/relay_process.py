@@ -19,12 +19,12 @@ from types import FrameType
 import zmq
 
 from baton.engine.shell.sockets import set_tcp_options
-from baton.ipc.children import Process
-from baton.ipc.curve import Encryption, Place
-from baton.ipc.process import Waiter, describe_exit, open_pidfd
+from baton.ipc.processes.children import Process
+from baton.ipc.processes.process import Waiter, describe_exit, open_pidfd
 from baton.ipc.ring import RETRY_S
+from baton.ipc.sockets.curve import Encryption, Place
+from baton.ipc.sockets.zeromq import has_messages, terminate
 from baton.ipc.ticket import TicketWriter
-from baton.ipc.zeromq import has_messages, terminate
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.config import InstanceConfig
 from baton.protocol.nodes import FROM_LEADER, FROM_NODE
@@ -58,7 +58,7 @@ class RelayProcess:
         encryption: Encryption | None,
         key: bytes,
     ) -> None:
-        """`key`: of the leader (`ipc/curve.py`); empty without encryption."""
+        """`key`: of the leader (`ipc/sockets/curve.py`); empty without encryption."""
         self._node = node
         self._group = group
         self._ticket_writer = tickets

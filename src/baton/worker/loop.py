@@ -30,7 +30,7 @@ from typing import Protocol
 
 from baton.executor.base import ControlRefused, Executor, OnLayers, StepBatch, StepResult
 from baton.ipc.doorbell import Doorbell
-from baton.ipc.process import wait_any
+from baton.ipc.processes.process import wait_any
 from baton.ipc.ring import RETRY_S, RingWriter
 from baton.observe.logs import unless_shown
 from baton.protocol.commands import Admit, Command, Control, DropFetch, Fetch

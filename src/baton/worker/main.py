@@ -29,7 +29,7 @@ from baton.executor.base import Executor
 from baton.executor.loading import create_executor, import_executor
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.locked import LockedRingWriter
-from baton.ipc.process import ParentGone, die_with_parent, open_pidfd, process_age_s
+from baton.ipc.processes.process import ParentGone, die_with_parent, open_pidfd, process_age_s
 from baton.ipc.ring import RingReader
 from baton.ipc.ticket import PeerDied, TicketReader, TicketWriter
 from baton.observe.logs import configure_logging, unless_shown

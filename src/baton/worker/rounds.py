@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 
 from baton.ipc.doorbell import Doorbell
-from baton.ipc.process import Waiter
+from baton.ipc.processes.process import Waiter
 from baton.ipc.ring import RETRY_S, RingWriter
 from baton.ipc.ticket import RETRY_S as TICKET_RETRY_S
 from baton.ipc.ticket import PeerDied, TicketReader, TicketTimeout, TicketWriter

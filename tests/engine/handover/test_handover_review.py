@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from baton.engine.shell.peers import Peers
-from baton.ipc.zeromq import terminate
+from baton.ipc.sockets.zeromq import terminate
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Admit, Control
 from baton.protocol.handover import (

@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from baton.gateway.instances.channel import EngineChannel
-from baton.ipc.curve import Encryption, Unprotected
-from baton.ipc.zeromq import terminate
+from baton.ipc.sockets.curve import Encryption, Unprotected
+from baton.ipc.sockets.zeromq import terminate
 from baton.protocol.rules.cluster_secret import ClusterSecret, Secrets
 from tests.conftest import GENEROUS_S
 from tests.ipc.test_curve import Listener

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from baton.ipc.process import describe_exit
+from baton.ipc.processes.process import describe_exit
 
 
 def describe_deaths(

@@ -28,8 +28,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from baton.engine.shell.sockets import Socket
-from baton.ipc.curve import Doorkeeper
-from baton.ipc.zeromq import has_messages
+from baton.ipc.sockets.curve import Doorkeeper
+from baton.ipc.sockets.zeromq import has_messages
 from baton.protocol.requests import FromEngine, Outputs
 
 HEARTBEAT_S = 3.0

@@ -53,11 +53,11 @@ from baton.engine.shell.leavers import Leavers, keep_asking
 from baton.engine.shell.peers import Peers
 from baton.engine.shell.signals import stopped_by_sigterm
 from baton.engine.shell.sockets import Socket, bound_endpoint, listen
-from baton.ipc.curve import Doorkeeper, Encryption
 from baton.ipc.doorbell import Doorbell
-from baton.ipc.process import Waiter, open_pidfd
+from baton.ipc.processes.process import Waiter, open_pidfd
 from baton.ipc.ring import RETRY_S, RingCorrupted, RingReader, RingWriter
-from baton.ipc.zeromq import has_messages, terminate
+from baton.ipc.sockets.curve import Doorkeeper, Encryption
+from baton.ipc.sockets.zeromq import has_messages, terminate
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import PeerMessage

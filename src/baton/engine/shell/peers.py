@@ -52,8 +52,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from baton.engine.handover.callers import Callers
 from baton.engine.shell.sockets import Context, Socket, bound_endpoint, listen, set_tcp_options
-from baton.ipc.curve import Doorkeeper, Place, Unprotected, protect
-from baton.ipc.zeromq import has_messages
+from baton.ipc.sockets.curve import Doorkeeper, Place, Unprotected, protect
+from baton.ipc.sockets.zeromq import has_messages
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.handover import PEER, PeerMessage
 from baton.protocol.requests import Target

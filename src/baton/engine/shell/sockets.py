@@ -8,7 +8,7 @@ from typing import cast
 
 import zmq
 
-from baton.ipc.curve import HANDSHAKE_S, Doorkeeper
+from baton.ipc.sockets.curve import HANDSHAKE_S, Doorkeeper
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]

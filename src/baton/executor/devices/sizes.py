@@ -6,7 +6,7 @@ import torch
 
 from baton.executor.kv_pool import available_memory
 from baton.executor.weights.forms import ExecutorError
-from baton.ipc.cores import usable_cores
+from baton.ipc.processes.cores import usable_cores
 from baton.model.attention import AttentionBackend, AttentionShape
 from baton.model.checkpoint.config import ModelConfig
 from baton.protocol.config import InstanceConfig

@@ -23,7 +23,7 @@ import msgspec
 from baton.gateway.helpers.child import Helper
 from baton.gateway.reading.reader import Reader, Settings
 from baton.gateway.text.encoding import Encoding
-from baton.ipc.process import ParentGone, die_with_parent
+from baton.ipc.processes.process import ParentGone, die_with_parent
 
 _CONVERSATION = b'{"messages": [{"role": "user", "content": "hello"}]}'
 

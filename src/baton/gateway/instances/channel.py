@@ -20,8 +20,8 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from baton.ipc.curve import Encryption, Unprotected, protect
-from baton.ipc.zeromq import has_messages
+from baton.ipc.sockets.curve import Encryption, Unprotected, protect
+from baton.ipc.sockets.zeromq import has_messages
 
 log = logging.getLogger(__name__)
 

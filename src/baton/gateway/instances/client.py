@@ -32,8 +32,8 @@ from baton.gateway.instances.connection import InstanceClient
 from baton.gateway.instances.inbox import Inbox, Turn
 from baton.gateway.instances.limits import Limits, check_size, limits_of
 from baton.gateway.instances.orders import Answers, ask_each, checked, merge
-from baton.ipc.curve import Encryption, Place
-from baton.ipc.zeromq import terminate
+from baton.ipc.sockets.curve import Encryption, Place
+from baton.ipc.sockets.zeromq import terminate
 from baton.protocol.codec import pack_int32
 from baton.protocol.requests import QueryKind, Welcome
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow

@@ -5,8 +5,8 @@ a sender could reach hosts through it that it cannot reach itself: the loopback 
 what is behind its firewall (server-side request forgery).  So the gateway takes only:
 
 * `tcp://ADDRESS:PORT`, in numbers, as names may mean something else a moment later; `?curve=KEY` says that
-  it is encrypted (`ipc/curve.py`).  Loopback only for a peer on this machine; other addresses for members
-  that have the cluster's secret, as everybody on the network reaches what listens there.  With
+  it is encrypted (`ipc/sockets/curve.py`).  Loopback only for a peer on this machine; other addresses for
+  members that have the cluster's secret, as everybody on the network reaches what listens there.  With
   `--insecure-cluster` no secret is needed: then a peer with an admin key may name any address, another one
   those of this machine.
 * `ipc:///PATH`, of a peer on this machine, of a socket that this server's user owns in a directory where
@@ -22,7 +22,7 @@ import socket
 import stat
 
 from baton.gateway.errors import BadRequest
-from baton.ipc.curve import Place
+from baton.ipc.sockets.curve import Place
 
 _TCP = re.compile(r"tcp://(?:\[([0-9a-fA-F:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})\Z")
 _IPC = re.compile(r"ipc://(/[\x21-\x7e]{1,106})\Z")

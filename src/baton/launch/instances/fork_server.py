@@ -7,10 +7,10 @@ imports it once, makes no thread (it looks, and leaves with `CANNOT` if a librar
 sockets or memory of an instance, and waits.  A request comes over the control socket as one byte and
 descriptors: a memfd with a `Request`, the child's end of an answering socket, then the child's own.
 
-The child is forked as a child of the *server's parent* (`ipc/forking.py`), which waits for it and with which
-it dies.  It says its process id over the answering socket and begins when it gets a byte back; if that socket
-is closed instead, its parent has given it up, and it ends.  So when this process dies in the middle, or is
-too slow, and the parent starts the instance in another way, it is never started twice.
+The child is forked as a child of the *server's parent* (`ipc/processes/forking.py`), which waits for it and
+with which it dies.  It says its process id over the answering socket and begins when it gets a byte back; if
+that socket is closed instead, its parent has given it up, and it ends.  So when this process dies in the
+middle, or is too slow, and the parent starts the instance in another way, it is never started twice.
 
 ROOM is there to be overwritten: a forked process shows its own command line in `ps`.
 """
@@ -28,7 +28,7 @@ from typing import NoReturn
 
 import msgspec
 
-from baton.ipc.forking import (
+from baton.ipc.processes.forking import (
     become,
     fork_for_parent,
     leave,
@@ -37,7 +37,7 @@ from baton.ipc.forking import (
     place_descriptors,
     set_command_line,
 )
-from baton.ipc.process import ParentGone, die_with_parent
+from baton.ipc.processes.process import ParentGone, die_with_parent
 from baton.observe.logs import configure_logging
 
 log = logging.getLogger(__name__)

@@ -48,7 +48,7 @@ from baton.gateway.cluster.member import INSTANCE_NAME
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.connection import InstanceClient
-from baton.ipc.curve import Place
+from baton.ipc.sockets.curve import Place
 from baton.launch.announce import say
 from baton.launch.cluster_options import (
     bracketed,

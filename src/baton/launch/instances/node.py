@@ -30,9 +30,9 @@ import uvloop
 import zmq
 
 from baton.engine.shell.sockets import set_tcp_options
-from baton.ipc.children import Process
-from baton.ipc.curve import Encryption, leader_keys
-from baton.ipc.zeromq import has_messages, terminate
+from baton.ipc.processes.children import Process
+from baton.ipc.sockets.curve import Encryption, leader_keys
+from baton.ipc.sockets.zeromq import has_messages, terminate
 from baton.launch.announce import say
 from baton.launch.cluster_options import bracketed, check_reachable, is_loopback
 from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from baton.ipc.children import Process
-from baton.ipc.process import ParentGone, die_with_parent
+from baton.ipc.processes.children import Process
+from baton.ipc.processes.process import ParentGone, die_with_parent
 from baton.launch.instances.workers import end_workers, start_link, start_worker
 from baton.observe.logs import configure_logging
 from baton.protocol.config import InstanceConfig
@@ -69,7 +69,7 @@ def run_instance(launch: InstanceLaunch, *, forked: bool = False) -> int:
             workers.append(start_link(group.link(launch.incarnation), forked, secrets))
         group.close_worker_ends()
         from baton.engine.shell.loop import EngineLoop  # (now, while the workers import theirs)
-        from baton.ipc.curve import Encryption
+        from baton.ipc.sockets.curve import Encryption
 
         loop = EngineLoop(
             config,

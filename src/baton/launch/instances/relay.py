@@ -17,8 +17,8 @@ import time
 
 import msgspec
 
-from baton.ipc.children import Process
-from baton.ipc.process import ParentGone, die_with_parent
+from baton.ipc.processes.children import Process
+from baton.ipc.processes.process import ParentGone, die_with_parent
 from baton.launch.instances.workers import end_workers, start_worker
 from baton.observe.logs import configure_logging
 from baton.protocol.config import InstanceConfig
@@ -55,7 +55,7 @@ def run_relay(launch: RelayLaunch, *, forked: bool = False) -> int:
             one = start_worker(group.worker(rank, os.getpid()), forked, of_pages)
             workers.append(one)
         group.close_worker_ends()
-        from baton.ipc.curve import Encryption  # (now, while the workers import theirs)
+        from baton.ipc.sockets.curve import Encryption  # (now, while the workers import theirs)
         from baton.relay.relay_process import RelayProcess
 
         node = Node(

@@ -32,8 +32,8 @@ from pathlib import Path
 
 import msgspec
 
-from baton.ipc.children import Child, Process
-from baton.ipc.forking import can_fork_for_parent
+from baton.ipc.processes.children import Child, Process
+from baton.ipc.processes.forking import can_fork_for_parent
 from baton.launch.instances.environment import worker_environment
 from baton.launch.instances.fork_server import CANNOT, ROOM, Request
 

@@ -42,7 +42,7 @@ import msgspec
 from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.instances.connection import HEARTBEAT_S, SILENT_S, InstanceClient
 from baton.gateway.instances.patience import any_within
-from baton.ipc.children import Process
+from baton.ipc.processes.children import Process
 from baton.launch.instances.environment import engine_environment
 from baton.launch.instances.image_server import image_server, loading
 from baton.launch.instances.process import InstanceLaunch

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 import ray
 
-from baton.ipc.process import die_with_parent
+from baton.ipc.processes.process import die_with_parent
 from baton.launch.cluster_options import bracketed
 
 _SOON_S = 30.0

@@ -5,8 +5,8 @@ the secret and the purpose's name; so no key tells anything about another one or
 
 | purpose | what for | who uses it |
 | --- | --- | --- |
-| `CURVE_CLIENT` | the key pair of every ZeroMQ socket that connects to another host | `ipc/curve.py` |
-| `CURVE_LEADER` | the key pair with which an instance's leader listens for its other hosts | `ipc/curve.py` |
+| `CURVE_CLIENT` | the key pair of every socket that connects to another host | `ipc/sockets/curve.py` |
+| `CURVE_LEADER` | the key pair with which a leader listens for its other hosts | `ipc/sockets/curve.py` |
 | `PAGE_MEMBERS` | signs the keys of all that serve or fetch KV pages | `transfer/transports/encryption.py` |
 | `PAGE_KNOCKS` | with what connections to page servers begin | `knock.py` |
 | `SIGNATURES` | HMAC of requests of members to a gateway, and of its answers | `signing.py` |

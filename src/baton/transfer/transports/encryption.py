@@ -10,8 +10,8 @@ mean nothing.  Both ends of a connection show theirs:
   is a member; and it is known by the SHA-256 of its certificate too, which each grant names (`grants.py`).
   So no member reads what was granted to another one.
 
-Both travel only over the engines' encrypted connections (`ipc/curve.py`).  While one secret is exchanged for
-another a server accepts two, and a reader signs with the first.
+Both travel only over the engines' encrypted connections (`ipc/sockets/curve.py`).  While one secret is
+exchanged for another a server accepts two, and a reader signs with the first.
 
 Keys are drawn for each connection, so who learns the secret later cannot read what was recorded.
 

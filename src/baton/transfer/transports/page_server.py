@@ -7,11 +7,11 @@ Strangers.  A connection has `AUTH_S` seconds and `AUTH_BYTES` bytes to show tha
 one of `_MAX_MEMBERS`, and closed when it has been idle for `_IDLE_S`.  In clear a grant that stands shows it;
 where connections are encrypted a member knocks with its first packet, and its handshake follows.
 
-At most 64 connections wait to do so, and one more takes the place of another one (`ipc/waiting.py`), those
-that have knocked apart from those that have not.  So a client that opens connections keeps no reader away:
-who says nothing gives way to who says something, who says what no member says is sent away in the next turn,
-and a reader knows how to knock.  The thread takes a few dozen connections in a turn, fewer than may wait, so
-each that has spoken has its turn before those behind it can push it out.
+At most 64 connections wait to do so, and one more takes the place of another one (`ipc/sockets/waiting.py`),
+those that have knocked apart from those that have not.  So a client that opens connections keeps no reader
+away: who says nothing gives way to who says something, who says what no member says is sent away in the next
+turn, and a reader knows how to knock.  The thread takes a few dozen connections in a turn, fewer than may
+wait, so each that has spoken has its turn before those behind it can push it out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.ipc.waiting import Waiting
+from baton.ipc.sockets.waiting import Waiting
 from baton.transfer.base import Int32Array, PoolView, TransferError
 from baton.transfer.grants import EARLY, GrantBook
 from baton.transfer.layout import Part, runs

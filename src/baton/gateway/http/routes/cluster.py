@@ -32,7 +32,7 @@ from baton.gateway.http.context import Gateway
 from baton.gateway.http.rights import is_local
 from baton.gateway.instances.endpoints import check_endpoint
 from baton.gateway.rendering.formats import encode
-from baton.ipc.curve import Place
+from baton.ipc.sockets.curve import Place
 from baton.protocol.rules.cluster_secret import REGISTRATION
 from baton.protocol.rules.proof import MAX_SECRET, MIN_SECRET, SECRET_VARIABLE
 from baton.protocol.rules.signing import Signed

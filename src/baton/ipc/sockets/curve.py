@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils import z85
 
-from baton.ipc.half_open import HalfOpen
-from baton.ipc.zeromq import has_messages
+from baton.ipc.sockets.half_open import HalfOpen
+from baton.ipc.sockets.zeromq import has_messages
 from baton.protocol.rules.cluster_secret import CURVE_CLIENT, CURVE_LEADER, Secrets
 
 log = logging.getLogger(__name__)

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from baton.ipc.waiting import MOST, Waiting
-from baton.ipc.zeromq import has_messages
+from baton.ipc.sockets.waiting import MOST, Waiting
+from baton.ipc.sockets.zeromq import has_messages
 
 log = logging.getLogger(__name__)
 

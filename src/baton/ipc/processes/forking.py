@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from baton.ipc.children import Child
+from baton.ipc.processes.children import Child
 
 _CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220, "ppc64le": 120}
 """Numbers of clone(2) where its flags are the first argument."""
