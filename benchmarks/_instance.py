@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import msgspec
 import zmq
 
-from baton.launch.instances.process import InstanceLaunch
+from baton.launch.instances.processes.instance import InstanceLaunch
 from baton.protocol.config import InstanceConfig
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, Welcome
 
@@ -24,7 +24,12 @@ def instance(config: InstanceConfig, deadline_s: float) -> Iterator[tuple[int, z
         endpoint = f"ipc://{directory}/engine.sock"
         told, tell = os.pipe()
         launch = InstanceLaunch(config, "bench", endpoint, directory, os.getpid(), tell)
-        argv = [sys.executable, "-m", "baton.launch.instances.process", msgspec.json.encode(launch).decode()]
+        argv = [
+            sys.executable,
+            "-m",
+            "baton.launch.instances.processes.instance",
+            msgspec.json.encode(launch).decode(),
+        ]
         engine = subprocess.Popen(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, pass_fds=[tell])
         os.close(tell)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

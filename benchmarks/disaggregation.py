@@ -213,8 +213,8 @@ def engine_pid(server: Server, name: str) -> int:
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
     for pid in children:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"baton.launch.instances.process" in words:
-            launch = json.loads(words[words.index(b"baton.launch.instances.process") + 1])
+        if b"baton.launch.instances.processes.instance" in words:
+            launch = json.loads(words[words.index(b"baton.launch.instances.processes.instance") + 1])
             if launch["config"]["name"] == name:
                 return int(pid)
     raise LookupError(f"the server has no instance {name!r}")

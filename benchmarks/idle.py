@@ -54,7 +54,8 @@ def engines(server: int) -> list[int]:
     return [
         pid
         for pid in children(server)
-        if b"baton.launch.instances.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"baton.launch.instances.processes.instance"
+        in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     ]
 
 

@@ -257,9 +257,11 @@ def processes(server: Server) -> dict[str, int]:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"baton.launch.instances.process" not in words:
+        if b"baton.launch.instances.processes.instance" not in words:
             continue
-        name = json.loads(words[words.index(b"baton.launch.instances.process") + 1])["config"]["name"]
+        name = json.loads(words[words.index(b"baton.launch.instances.processes.instance") + 1])["config"][
+            "name"
+        ]
         found[f"{name} engine"] = pid
         found |= {f"{name} rank {rank}": child for rank, child in enumerate(_children(pid))}
     return found

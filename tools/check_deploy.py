@@ -33,7 +33,7 @@ import kubernetes_validate
 import yaml
 
 from baton.cli.main import app
-from baton.launch.instances import joined
+from baton.launch.instances.joining import joined
 from baton.launch.node_options import check_nodes
 from baton.launch.options import ServeOptions
 from baton.protocol.rules.cluster_secret import NO_SECRETS
@@ -217,7 +217,7 @@ def _nothing_runs() -> Iterator[list[Any]]:
         mock.patch("baton.launch.server.run_server", ran.append),
         mock.patch.object(joined, "run_joined", lambda options: ran.append(_check_joined(options))),
         mock.patch("baton.launch.instances.node.run_node", ran.append),
-        mock.patch("baton.launch.instances.starting.begin"),
+        mock.patch("baton.launch.instances.processes.starting.begin"),
     ):
         yield ran
 

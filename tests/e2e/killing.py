@@ -185,7 +185,7 @@ def engines(server: Server) -> dict[str, int]:
     found = {}
     for pid in child_pids(server.process.pid):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"baton.launch.instances.process" in words:
-            launch = json.loads(words[words.index(b"baton.launch.instances.process") + 1])
+        if b"baton.launch.instances.processes.instance" in words:
+            launch = json.loads(words[words.index(b"baton.launch.instances.processes.instance") + 1])
             found[launch["config"]["name"]] = pid
     return found

@@ -141,7 +141,7 @@ def child_pids(pid: int) -> list[int]:
 
 def is_engine(pid: int) -> bool:
     try:
-        return b"baton.launch.instances.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"baton.launch.instances.processes.instance" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

@@ -96,7 +96,7 @@ def victim(what: str, launcher: int, worker: int) -> int:
         return next(
             pid
             for pid in child_pids(launcher)
-            if b"baton.launch.instances.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"baton.launch.instances.processes.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
     return launcher
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from baton.launch.instances.environment import engine_environment, worker_environment
+from baton.launch.instances.processes.environment import engine_environment, worker_environment
 from baton.model.layers.meeting import MeetingStore
 from baton.protocol.rules.cluster_secret import SECRETS_VARIABLE, ClusterSecret, Secrets
 

@@ -36,7 +36,7 @@ def test_a_number_is_refused_by_name_or_taken(flag: str, values: list[str], monk
         raise Reached
 
     monkeypatch.setattr("baton.launch.server.listen", listen)
-    monkeypatch.setattr("baton.launch.instances.joined.run_joined", listen)
+    monkeypatch.setattr("baton.launch.instances.joining.joined.run_joined", listen)
     join = ["--instance", "--join", "127.0.0.1:1"] if flag == "--probe-port" else []
     taken = 0
     for value in values:

@@ -179,7 +179,7 @@ async def test_an_engine_that_says_nothing_and_stays_is_ended(monkeypatch):
     async def start(self, module, argument, environment, fds):
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
-    monkeypatch.setattr("baton.launch.instances.starting.Starter.start", start)
+    monkeypatch.setattr("baton.launch.instances.processes.starting.Starter.start", start)
     async with Running(plan("a")) as running:
         with pytest.raises(InstanceFailed, match="without saying where it listens"):
             await asyncio.wait_for(running.task, DEADLINE_S)
@@ -189,7 +189,7 @@ async def test_loading_has_its_own_deadline(monkeypatch):
     async def start(self, module, argument, environment, fds):
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=fds)
 
-    monkeypatch.setattr("baton.launch.instances.starting.Starter.start", start)
+    monkeypatch.setattr("baton.launch.instances.processes.starting.Starter.start", start)
     far = {"a": "41 % (model.layers.3.mlp.down_proj.weight)"}
     monkeypatch.setattr("baton.launch.instances.supervisor.loading", far.get)
     async with Running(plan("a", startup_timeout_s=0.2)) as running:

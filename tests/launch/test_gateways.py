@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from baton.launch.instances import gateways as module
-from baton.launch.instances.asking import Refused, Server
-from baton.launch.instances.gateways import Gateways, resolve
-from baton.launch.instances.registration import Registrar, Registration
+from baton.launch.instances.joining import gateways as module
+from baton.launch.instances.joining.asking import Refused, Server
+from baton.launch.instances.joining.gateways import Gateways, resolve
+from baton.launch.instances.joining.registration import Registrar, Registration
 from tests.launch.scripted import Scripted
 
 ME = Registration("abc", "tcp://127.0.0.1:1", "decode", "tiny")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from baton.launch.instances.asking import Refused, Server, ServerAway
-from baton.launch.instances.registration import Registrar, Registration
+from baton.launch.instances.joining.asking import Refused, Server, ServerAway
+from baton.launch.instances.joining.registration import Registrar, Registration
 from baton.launch.limits import OptionError
 from baton.protocol.weights import Weights
 from tests.launch.scripted import Scripted

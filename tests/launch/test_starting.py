@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from baton.ipc.processes.children import Child
-from baton.launch.instances import starting
-from baton.launch.instances.starting import Starter
+from baton.launch.instances.processes import starting
+from baton.launch.instances.processes.starting import Starter
 from tests.conftest import GENEROUS_S
 from tests.e2e.server import alive, child_pids
 
@@ -251,7 +251,7 @@ def test_all_of_it_dies_with_the_parent(tmp_path):
     """`kill -9` of a program in the middle of it all."""
     script = f"""
 import asyncio, os, time
-from baton.launch.instances import starting
+from baton.launch.instances.processes import starting
 async def main():
     one = starting.Starter("json")
     process = await one.start({HERE!r}, "1 wait", dict(os.environ))

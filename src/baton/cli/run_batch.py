@@ -163,7 +163,7 @@ class _Visit:
 def _serve(chosen: Chosen[ServeOptions], visit: _Visit) -> None:
     """Serves the model on a socket of its own, for this run."""
     from baton.batch.client import Address
-    from baton.launch.instances import starting
+    from baton.launch.instances.processes import starting
     from baton.launch.instances.runtime_dir import RuntimeDirectory
     from baton.launch.server import run_server
 

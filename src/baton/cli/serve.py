@@ -26,7 +26,7 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
     (`--config serve.yaml` with a line `max-num-seqs: 64`).
     """
     from baton.launch import status
-    from baton.launch.instances import starting
+    from baton.launch.instances.processes import starting
 
     options = chosen.options
     for one in flags_of(ServeOptions):
@@ -44,7 +44,7 @@ def serve(chosen: Chosen[ServeOptions]) -> None:
                 f"--port {options.port}: an instance that joins a server has no HTTP of its own; leave it out"
             )
         starting.begin(options.executor, options.log_format)
-        from baton.launch.instances.joined import run_joined
+        from baton.launch.instances.joining.joined import run_joined
 
         run_joined(options)
         return

@@ -1,6 +1,6 @@
 """The process on a host that is not the leader's, the parent of the ranks there: the shell around `Node`.
 
-    python -m baton.launch.instances.relay LAUNCH
+    python -m baton.launch.instances.processes.relay LAUNCH
 
 It sleeps on its doorbell (rung by its ranks), its socket and its ranks' pidfds.  While nothing runs it wakes
 a few times within `--node-timeout`, to say that it is there.

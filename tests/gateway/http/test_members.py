@@ -17,7 +17,7 @@ from baton.gateway.access import Access
 from baton.gateway.errors import ApiError
 from baton.gateway.http.members import Unheard
 from baton.gateway.http.rights import RIGHTS, Guard
-from baton.launch.instances.asking import Refused, Server, ServerAway
+from baton.launch.instances.joining.asking import Refused, Server, ServerAway
 from baton.protocol.rules.cluster_secret import REGISTRATION, ClusterSecret, Secrets
 from baton.protocol.rules.signing import ANSWER_HEADER, MAX_BODY, Question, check_answer, sign_request
 from tests.gateway.conftest import END

@@ -177,7 +177,7 @@ def test_proofs():
 
 
 def test_the_secret_is_in_no_argument():
-    """Those of a process are readable for everybody on the machine; see `launch.instances.starting`."""
-    from baton.launch.instances.process import InstanceLaunch
+    """Those of a process are readable for everybody on the machine; see `processes.starting`."""
+    from baton.launch.instances.processes.instance import InstanceLaunch
 
     assert "secret" not in InstanceLaunch.__struct_fields__

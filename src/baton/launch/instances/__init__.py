@@ -1,1 +1,4 @@
-"""The processes of instances: how one runs, who starts it again, and how one joins another server."""
+"""The instances of a server: who starts them again, the keeper of their weights' images, what probes see.
+
+`processes/` has the processes that one consists of, `joining/` how one takes part in another server.
+"""

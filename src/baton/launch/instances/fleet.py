@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from baton.gateway.instances.client import ClusterClient
 from baton.launch.cluster_options import InstancePlan
-from baton.launch.instances.starting import Starter
+from baton.launch.instances.processes.starting import Starter
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
 from baton.observe.memory import child_processes
 from baton.protocol.rules.cluster_secret import Secrets

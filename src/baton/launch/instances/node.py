@@ -1,10 +1,10 @@
 """`baton serve --instance --node 1 --leader HOST:PORT`: one more host of an instance.
 
-Theory.  The process asks the leader what is to be computed, starts a relay (`relay.py`) with the ranks of
-this host, forked from a fork server as engines are, and when it has ended asks again: whatever ends one
-incarnation, this host takes part in the next.  While the leader is away it tries to connect, once a second at
-most.  It has no HTTP but `--probe-port`, no model in its own memory, and decides nothing; weight images live
-in it, so ranks that start again map what others have packed.
+Theory.  The process asks the leader what is to be computed, starts a relay (`processes/relay.py`) with
+the ranks of this host, forked from a fork server as engines are, and when it has ended asks again: whatever
+ends one incarnation, this host takes part in the next.  While the leader is away it tries to connect, once a
+second at most.  It has no HTTP but `--probe-port`, no model in its own memory, and decides nothing; weight
+images live in it, so ranks that start again map what others have packed.
 
 | what happens | what the process does |
 | --- | --- |
@@ -36,11 +36,11 @@ from baton.ipc.sockets.zeromq import has_messages, terminate
 from baton.launch.announce import say
 from baton.launch.cluster_options import bracketed, check_reachable, is_loopback
 from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
-from baton.launch.instances.environment import engine_environment
 from baton.launch.instances.image_server import image_server
 from baton.launch.instances.probes import Probes
-from baton.launch.instances.relay import RelayLaunch
-from baton.launch.instances.starting import Starter, exit_of
+from baton.launch.instances.processes.environment import engine_environment
+from baton.launch.instances.processes.relay import RelayLaunch
+from baton.launch.instances.processes.starting import Starter, exit_of
 from baton.launch.instances.supervisor import InstanceFailed
 from baton.launch.limits import OptionError
 from baton.launch.node_options import leader_address, own_address
@@ -56,7 +56,7 @@ from baton.version import __version__
 
 log = logging.getLogger(__name__)
 
-_MODULE = "baton.launch.instances.relay"
+_MODULE = "baton.launch.instances.processes.relay"
 _RECONNECT_MS, _RECONNECT_MAX_MS, _CONNECT_MS = 100, 1000, 2000
 _ASK_AGAIN_S = 3.0
 """A question without an answer is asked on another connection, with the next secret."""

@@ -1,9 +1,10 @@
 """Keeps one instance running: starts it, watches it, answers for it when it dies, starts it again.
 
-An instance is one engine process, which is the parent of its worker ranks (`launch/instances/process.py`).
-The supervisor lives on the event loop of the process that holds the gateway, and watches the engine through
-a pidfd, so a death is noticed when it happens, not at the next poll.  What was in flight is answered by
-the gateway (`InstanceClient.lost`): it goes on at another instance, or at the next incarnation.
+An instance is one engine process, which is the parent of its worker ranks
+(`launch/instances/processes/instance.py`).  The supervisor lives on the event loop of the process that holds
+the gateway, and watches the engine through a pidfd, so a death is noticed when it happens, not at the next
+poll.  What was in flight is answered by the gateway (`InstanceClient.lost`): it goes on at another instance,
+or at the next incarnation.
 
 A process can also be alive and do nothing (stopped, swapped out, stuck in the kernel).  The engine's loop
 never blocks, so while requests are in flight it is asked for its statistics every few seconds; when such a
@@ -43,11 +44,11 @@ from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.instances.connection import HEARTBEAT_S, SILENT_S, InstanceClient
 from baton.gateway.instances.patience import any_within
 from baton.ipc.processes.children import Process
-from baton.launch.instances.environment import engine_environment
 from baton.launch.instances.image_server import image_server, loading
-from baton.launch.instances.process import InstanceLaunch
+from baton.launch.instances.processes.environment import engine_environment
+from baton.launch.instances.processes.instance import InstanceLaunch
+from baton.launch.instances.processes.starting import Starter, exit_of
 from baton.launch.instances.runtime_dir import RuntimeDirectory
-from baton.launch.instances.starting import Starter, exit_of
 from baton.launch.instances.vocabulary import write_vocabulary
 from baton.protocol.config import InstanceConfig
 from baton.protocol.rules.cluster_secret import NO_SECRETS, SECRETS_VARIABLE, Secrets
@@ -57,7 +58,7 @@ from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)
 
-_MODULE = "baton.launch.instances.process"
+_MODULE = "baton.launch.instances.processes.instance"
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _HEALTHY_AFTER_S = 60.0

@@ -1,6 +1,7 @@
 """`baton serve --ray`: Ray chooses where instances run, starts them there, and again when a node is lost.
 
-Ray carries nothing of a request: it starts processes that join the server (`launch/instances/joined.py`).
+Ray carries nothing of a request: it starts processes that join the server
+(`launch/instances/joining/joined.py`).
 
 | file | where it runs |
 | --- | --- |

@@ -1,8 +1,8 @@
 """How instances stay registered: a renewal to each gateway each third of the time to live, over HTTP.
 
-Theory.  What `launch/instances/joined.py` does, in virtual time.  A renewal travels, lies in the gateway's
-socket until the gateway reads it, and is answered; the next one follows a third of the time to live after
-that.  A gateway that stands still reads nothing, and when it goes on its timer runs before it reads, as
+Theory.  What `launch/instances/joining/joined.py` does, in virtual time.  A renewal travels, lies in the
+gateway's socket until the gateway reads it, and is answered; the next one follows a third of the time to live
+after that.  A gateway that stands still reads nothing, and when it goes on its timer runs before it reads, as
 with uvloop.  A registrar that is frozen with its instance says nothing.
 
 The rule `verdict` is checked here, by somebody who sees both sides: a gateway gives an instance up for its

@@ -1,6 +1,6 @@
 """The process of one instance: starts its workers, then is the engine.
 
-    python -m baton.launch.instances.process '<InstanceLaunch as JSON>'
+    python -m baton.launch.instances.processes.instance '<InstanceLaunch as JSON>'
 
 or a fork of the fork server (`fork_server.py`), which has imported everything; then its workers are forks of
 itself, made before it has threads.
@@ -23,7 +23,7 @@ import msgspec
 
 from baton.ipc.processes.children import Process
 from baton.ipc.processes.process import ParentGone, die_with_parent
-from baton.launch.instances.workers import end_workers, start_link, start_worker
+from baton.launch.instances.processes.workers import end_workers, start_link, start_worker
 from baton.observe.logs import configure_logging
 from baton.protocol.config import InstanceConfig
 from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets

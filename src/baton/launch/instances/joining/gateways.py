@@ -25,8 +25,8 @@ from contextlib import suppress
 from typing import Any
 
 from baton.launch.cluster_options import is_loopback
-from baton.launch.instances.asking import Refused, Server, ServerAway
-from baton.launch.instances.registration import Registrar, Registration
+from baton.launch.instances.joining.asking import Refused, Server, ServerAway
+from baton.launch.instances.joining.registration import Registrar, Registration
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)

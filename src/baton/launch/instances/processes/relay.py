@@ -1,8 +1,8 @@
 """The process of a relay: starts the ranks of its host, then passes on between them and the leader.
 
-    python -m baton.launch.instances.relay '<RelayLaunch as JSON>'
+    python -m baton.launch.instances.processes.relay '<RelayLaunch as JSON>'
 
-As an engine's process (`process.py`) it is the parent of its workers, watches them, and outlives nobody.
+As an engine's process (`instance.py`) it is the parent of its workers, watches them, and outlives nobody.
 Exit code 0 when the leader has ended the incarnation, 1 when it was lost.
 """
 
@@ -19,7 +19,7 @@ import msgspec
 
 from baton.ipc.processes.children import Process
 from baton.ipc.processes.process import ParentGone, die_with_parent
-from baton.launch.instances.workers import end_workers, start_worker
+from baton.launch.instances.processes.workers import end_workers, start_worker
 from baton.observe.logs import configure_logging
 from baton.protocol.config import InstanceConfig
 from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets

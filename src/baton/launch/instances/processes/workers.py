@@ -9,7 +9,7 @@ from functools import partial
 
 from baton.ipc.processes.children import Process
 from baton.ipc.processes.forking import fork_child, num_threads
-from baton.launch.instances.environment import worker_environment
+from baton.launch.instances.processes.environment import worker_environment
 from baton.protocol.rules.cluster_secret import Secrets
 from baton.worker.wiring import LinkWiring, WorkerWiring, link_argv, worker_argv
 

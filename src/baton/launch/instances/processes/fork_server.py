@@ -1,6 +1,6 @@
 """The fork server: a process that has imported what instances need, and forks them on request.
 
-    python -P -m baton.launch.instances.fork_server CONTROL_FD PARENT_PID EXECUTOR ROOM
+    python -P -m baton.launch.instances.processes.fork_server CONTROL_FD PARENT_PID EXECUTOR ROOM
 
 What an instance's restart takes is mostly importing PyTorch, by processes that all import the same.  This one
 imports it once, makes no thread (it looks, and leaves with `CANNOT` if a library has made one), has no locks,
@@ -49,7 +49,7 @@ MOST_DESCRIPTORS = 200
 ROOM = 32 << 10
 PRELOAD = {
     "torch": (
-        "baton.launch.instances.process",
+        "baton.launch.instances.processes.instance",
         "baton.engine.shell.loop",
         "baton.worker.main",
         "baton.relay.link_process",
@@ -57,7 +57,7 @@ PRELOAD = {
         "baton.executor.torch_executor",
     ),
     "simulated": (
-        "baton.launch.instances.process",
+        "baton.launch.instances.processes.instance",
         "baton.engine.shell.loop",
         "baton.worker.main",
         "baton.relay.link_process",
@@ -134,7 +134,9 @@ def main() -> int:
         die_with_parent(parent)
     except ParentGone:
         return 1
-    set_command_line([sys.executable, "-P", "-m", "baton.launch.instances.fork_server", *sys.argv[1:5]])
+    set_command_line(
+        [sys.executable, "-P", "-m", "baton.launch.instances.processes.fork_server", *sys.argv[1:5]]
+    )
     for module in PRELOAD.get(executor) or executor.split(","):
         importlib.import_module(module)
     threads = num_threads()

@@ -58,10 +58,10 @@ from baton.launch.cluster_options import (
     is_loopback,
 )
 from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
-from baton.launch.instances.asking import Refused, Server
-from baton.launch.instances.gateways import Gateways
+from baton.launch.instances.joining.asking import Refused, Server
+from baton.launch.instances.joining.gateways import Gateways
+from baton.launch.instances.joining.registration import Registrar, Registration
 from baton.launch.instances.probes import Probes
-from baton.launch.instances.registration import Registrar, Registration
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
 from baton.launch.limits import OptionError
 from baton.launch.node_options import check_nodes, over_hosts

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from baton.gateway.cluster.member import Label
-from baton.launch.instances.asking import Refused, Server, ServerAway
+from baton.launch.instances.joining.asking import Refused, Server, ServerAway
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)

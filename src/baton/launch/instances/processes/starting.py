@@ -34,8 +34,8 @@ import msgspec
 
 from baton.ipc.processes.children import Child, Process
 from baton.ipc.processes.forking import can_fork_for_parent
-from baton.launch.instances.environment import worker_environment
-from baton.launch.instances.fork_server import CANNOT, ROOM, Request
+from baton.launch.instances.processes.environment import worker_environment
+from baton.launch.instances.processes.fork_server import CANNOT, ROOM, Request
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class _Server:
         self.watch: asyncio.Task[None] | None = None
         self._control, theirs = socket.socketpair()
         with theirs:
-            command = _command("baton.launch.instances.fork_server", str(theirs.fileno()))
+            command = _command("baton.launch.instances.processes.fork_server", str(theirs.fileno()))
             try:
                 self.process = subprocess.Popen(
                     [*command, str(os.getpid()), executor, log_format, " " * ROOM],
