@@ -25,7 +25,7 @@ from baton.ipc.processes.process import Waiter, die_with_parent
 from baton.ipc.ring import RingWriter
 from baton.ipc.sockets.curve import Encryption, leader_keys
 from baton.ipc.ticket import TicketReader, TicketWriter
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.config import InstanceConfig, Nodes
 from baton.protocol.rules.cluster_secret import SECRETS_VARIABLE, Secrets
 from baton.relay.node import Node

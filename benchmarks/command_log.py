@@ -38,7 +38,7 @@ from baton.executor.simulated.executor import SimulatedExecutor
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader, create_ring
 from baton.ipc.ticket import TicketReader, TicketWriter, create_tickets
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import COMMANDS, Admit, CommandBatch, Control
 from baton.protocol.config import CostModel

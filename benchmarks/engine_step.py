@@ -36,7 +36,7 @@ from _common import Table, machine, percentile, print_machine, write_json
 from baton.engine.core import EngineCore
 from baton.engine.shell.loop import EngineLoop
 from baton.executor.base import ExecutorInfo, Int32Array, StepBatch, StepResult
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import COMMANDS, Admit
 from baton.protocol.config import CostModel, InstanceConfig

@@ -28,7 +28,7 @@ from baton.engine.core import EngineCore
 from baton.gateway.cluster.cluster import Cluster
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.instances.inbox import Inbox
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, pack_int64
 from baton.protocol.commands import Admit
 from baton.protocol.handover import InstanceSource

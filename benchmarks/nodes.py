@@ -47,7 +47,7 @@ import httpx
 
 from _common import Table, machine, print_machine, summary, write_json
 from _tickets import local_tickets, round_trips, tickets_across
-from baton.launch.cluster_secret import read_secrets
+from baton.launch.planning.cluster_secret import read_secrets
 from baton.protocol.rules.cluster_secret import NO_SECRETS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

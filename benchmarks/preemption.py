@@ -22,7 +22,7 @@ import msgspec
 from _common import Table, machine, percentile, print_machine, write_json
 from _instance import instance
 from baton.executor.simulated.executor import simulated_next_token
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.config import CostModel
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Failing, Outputs, Query, QueryReply, Submit

@@ -27,7 +27,7 @@ from _llama_cpp import LlamaCpp
 from baton.bench.perplexity import Ids, Perplexity, Predictor, Scorer, measure_perplexity
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.launch.arguments import choose_arguments
-from baton.launch.plan import ServerPlan, make_plan
+from baton.launch.planning.plan import ServerPlan, make_plan
 
 _ROWS = 64
 _OURS: dict[str, dict[str, Any]] = {

@@ -30,7 +30,7 @@ from baton import LLM, SamplingParams
 from baton.bench.answers import AnswersCompared, compare_answers
 from baton.executor.scoring import TextScorer
 from baton.launch.arguments import choose_arguments
-from baton.launch.plan import ServerPlan, make_plan
+from baton.launch.planning.plan import ServerPlan, make_plan
 from baton.model.checkpoint.config import ModelConfig
 from baton.protocol.config import InstanceConfig
 

@@ -25,7 +25,7 @@ from _common import Table, machine, percentile, print_machine, write_json
 from _instance import instance
 from baton.engine.recording.recorder import RecordingCore, create_core
 from baton.engine.recording.replay import find_recordings, replay
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import COMMANDS, Admit
 from baton.protocol.config import CostModel, InstanceConfig

@@ -60,7 +60,7 @@ from baton.gateway.text.tokenizer import Tokenizer
 from baton.gateway.text.vocabulary import vocabulary_of
 from baton.grammar.checking import Checker
 from baton.grammar.description import Json, Structure
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.hub import resolve_model
 from baton.protocol.codec import pack_int32

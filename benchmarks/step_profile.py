@@ -30,7 +30,7 @@ import torch
 from _common import Table, bandwidth, machine, print_machine, write_json
 from baton.executor.base import StepBatch
 from baton.executor.torch_executor import TorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cpu.steps import fused_ops
 from baton.model.decoder.blocks import Block

@@ -45,7 +45,7 @@ import numpy as np
 
 from _common import Table, machine, percentile, print_machine, write_json
 from baton.executor.simulated.pool import TokenPool
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import (
     COMMANDS,

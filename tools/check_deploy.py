@@ -34,8 +34,8 @@ import yaml
 
 from baton.cli.main import app
 from baton.launch.instances.joining import joined
-from baton.launch.node_options import check_nodes
 from baton.launch.options import ServeOptions
+from baton.launch.planning.node_options import check_nodes
 from baton.protocol.rules.cluster_secret import NO_SECRETS
 
 Object = dict[str, Any]

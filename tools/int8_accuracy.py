@@ -19,7 +19,7 @@ import torch
 
 import baton
 from baton.executor.torch_executor import TorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.attention import AttentionStep
 from tiny_corpus import short_document
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from baton.executor import torch_executor
 from baton.executor.torch_late import LateTorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.attention import AttentionBackend
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.decoder.decoder import Decoder

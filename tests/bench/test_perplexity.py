@@ -14,7 +14,7 @@ from baton.bench.perplexity import Perplexity, Scorer, measure_perplexity, windo
 from baton.cli.main import app
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.launch.options import EngineOptions
-from baton.launch.plan import make_plan
+from baton.launch.planning.plan import make_plan
 from baton.llm import LLM, SamplingParams
 from baton.model.checkpoint.hub import resolve_model
 

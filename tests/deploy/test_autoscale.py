@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from baton.launch.arranging import check_autoscale, make_arranger
 from baton.launch.limits import OptionError
 from baton.launch.options import ServeOptions
 from baton.launch.placing.placement import Placement, make_placing
 from baton.launch.placing.spec import Placed
+from baton.launch.planning.arranging import check_autoscale, make_arranger
 from baton.protocol.rules.cluster_secret import NO_SECRETS
 
 PROMISE = ("--slo", "ttft:2000 itl:400")

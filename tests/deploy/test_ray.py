@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from baton.launch.limits import OptionError
-from baton.launch.node_options import check_nodes
 from baton.launch.options import ServeOptions
 from baton.launch.placing import placement
 from baton.launch.placing.placement import Placement, arguments_of, check_ray, make_placing
 from baton.launch.placing.spec import Placed, Report, Standing
+from baton.launch.planning.node_options import check_nodes
 from baton.protocol.rules.cluster_secret import NO_SECRETS
 from tests.deploy.started import free_ports
 

@@ -17,7 +17,7 @@ import pytest
 
 from baton import LLM, SamplingParams, __version__
 from baton.launch.options import ServeOptions
-from baton.launch.plan import make_plan
+from baton.launch.planning.plan import make_plan
 from tests.e2e.server import child_pids, is_engine
 
 

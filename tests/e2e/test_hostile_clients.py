@@ -13,8 +13,8 @@ import sys
 import pytest
 
 from baton.gateway.instances.client import ClusterClient
-from baton.launch.instance_config import instance_config
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
+from baton.launch.planning.instance_config import instance_config
 from tests.e2e.server import Server
 
 SIMULATED = ("--executor", "simulated", "--max-model-len", "512")

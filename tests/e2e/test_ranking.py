@@ -18,7 +18,7 @@ from baton import LLM
 from baton.gateway.served_model import QWEN3_RERANKER
 from baton.launch.limits import OptionError
 from baton.launch.options import EngineOptions
-from baton.launch.plan import make_plan
+from baton.launch.planning.plan import make_plan
 from baton.model.checkpoint.hub import resolve_model
 from tests.e2e.server import Server
 

@@ -25,7 +25,7 @@ from zmq.utils import z85
 
 from baton.ipc.sockets.curve import Encryption, Place
 from baton.ipc.sockets.zeromq import terminate
-from baton.launch.cluster_secret import read_secrets
+from baton.launch.planning.cluster_secret import read_secrets
 from baton.protocol.codec import pack_int32
 from baton.protocol.handover import PEER, Handoff
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, Submit, Welcome

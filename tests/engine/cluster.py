@@ -16,7 +16,7 @@ import numpy as np
 
 from baton.engine.core import EngineCore
 from baton.executor.simulated.executor import SimulatedExecutor, simulated_next_token
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import CommandBatch, Control, DropFetch, Fetch
 from baton.protocol.handover import PEER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from baton.engine.core import EngineCore
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import Admit, Command
 from baton.protocol.handover import InstanceSource, PeerMessage, PoolSource, Reserve

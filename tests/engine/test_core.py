@@ -11,7 +11,7 @@ from baton.engine.core import EngineCore
 from baton.engine.standing import UNHEARD_S
 from baton.engine.states import TRANSITIONS, Event, IllegalTransition, State
 from baton.engine.workers.handshake import DYING_S
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import Abort, Admit, Control, Grow, Pace, Preempt
 from baton.protocol.config import CostModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.engine.core import EngineCore
 from baton.engine.loads import Speeds
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int64
 from baton.protocol.handover import Reserved
 from baton.protocol.reports import CloseReason, WorkerReady

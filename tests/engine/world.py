@@ -14,7 +14,7 @@ from baton.engine.request import Request
 from baton.engine.scheduling.scheduler import Decisions
 from baton.engine.states import State
 from baton.executor.simulated.executor import SimulatedExecutor, simulated_next_token
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import CommandBatch
 from baton.protocol.config import CostModel

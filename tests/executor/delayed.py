@@ -33,7 +33,7 @@ from baton.executor.devices.graphs import DecodeGraphs, graphs_of
 from baton.executor.results import constraints
 from baton.executor.streams import queue as queues
 from baton.executor.torch_late import LateTorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.attention import AttentionStep
 from baton.model.attention.torch_tiles import TorchTiles
 from baton.model.cpu.sampling import KernelSampling, SlotParameters, sampling_kernel

@@ -21,7 +21,7 @@ from baton.executor.base import StepBatch, StepResult
 from baton.executor.streams.mirror import shown_by
 from baton.executor.torch_executor import TorchExecutor
 from baton.executor.torch_late import LateTorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.attention import AttentionShape, CpuAttention, TorchAttention
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import DropFetch, Fetch, Grant

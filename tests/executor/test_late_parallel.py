@@ -15,7 +15,7 @@ from baton.executor.base import StepBatch
 from baton.executor.devices.sizes import device_of
 from baton.executor.torch_late import LateTorchExecutor
 from baton.executor.weights.forms import ExecutorError
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from tests.executor.delayed import DelayedQueue, on_a_delayed_device
 from tests.executor.rank_processes import told_by_ranks
 from tests.model.checkpoints import make_checkpoint

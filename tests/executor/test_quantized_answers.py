@@ -16,7 +16,7 @@ from baton.executor.scoring import TextScorer
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.limits import OptionError
 from baton.launch.options import EngineOptions
-from baton.launch.plan import make_plan
+from baton.launch.planning.plan import make_plan
 from baton.model.checkpoint.hub import resolve_model
 from baton.model.layers.grouped import GroupedProduct
 from tests.executor.driver import Driver

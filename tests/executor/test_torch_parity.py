@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from baton.executor.torch_executor import TorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.config import InstanceConfig
 from baton.protocol.sampling import Sampling, TokenLogprobs
 from tests.executor.driver import Driver, Request

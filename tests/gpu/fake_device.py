@@ -28,7 +28,7 @@ from baton.executor import torch_executor
 from baton.executor.devices import graphs
 from baton.executor.streams import queue as queues
 from baton.executor.torch_late import LateTorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.cuda.launch import Launch
 from baton.model.layers import placement
 from baton.model.layers.parallel import TensorParallel

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from baton.executor.torch_executor import TorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.sampling import Sampling, TokenLogprobs
 from tests.executor.driver import Driver
 from tests.model.checkpoints import VOCAB, make_checkpoint

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from baton.executor.base import StepBatch
 from baton.executor.torch_executor import TorchExecutor
 from baton.executor.torch_late import LateTorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.attention.base import AttentionStep
 from baton.model.attention.torch_backend import TorchAttention
 from baton.protocol.config import Speculation

@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from baton.launch.cluster_options import plan_instances
 from baton.launch.limits import OptionError
 from baton.launch.options import ClusterOptions, ServeOptions
-from baton.launch.plan import make_plan
+from baton.launch.planning.cluster_options import plan_instances
+from baton.launch.planning.plan import make_plan
 
 
 def names(**options) -> list[str]:

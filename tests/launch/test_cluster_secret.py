@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from baton.launch.cluster_secret import check_open, listens_openly, read_secrets, warn_if_open
 from baton.launch.limits import OptionError
 from baton.launch.options import ServeOptions
 from baton.launch.options.sources import choose
+from baton.launch.planning.cluster_secret import check_open, listens_openly, read_secrets, warn_if_open
 from baton.protocol.rules.cluster_secret import ClusterSecret
 
 A, B = (ClusterSecret.make(bytes([number] * 32)) for number in range(2))

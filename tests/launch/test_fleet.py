@@ -14,10 +14,10 @@ import pytest
 import uvloop
 
 from baton.gateway.instances.client import ClusterClient
-from baton.launch.cluster_options import InstancePlan
-from baton.launch.instance_config import instance_config
 from baton.launch.instances.fleet import Fleet
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor, _backoff
+from baton.launch.planning.cluster_options import InstancePlan
+from baton.launch.planning.instance_config import instance_config
 
 CONFIG = instance_config(
     model="", executor="simulated", vocab_size=100, max_model_len=64, num_blocks=9, peer_endpoint="ipc://*"

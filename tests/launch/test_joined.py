@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from baton.launch.cluster_options import is_loopback
 from baton.launch.instances.joining import joined
 from baton.launch.instances.joining.joined import run_joined
 from baton.launch.options import ServeOptions
+from baton.launch.planning.cluster_options import is_loopback
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from baton.launch.cluster_secret import check_open
 from baton.launch.limits import OptionError
-from baton.launch.node_options import DEFAULT_PORT, check_nodes, over_hosts
 from baton.launch.options import ServeOptions
-from baton.launch.plan import make_plan
+from baton.launch.planning.cluster_secret import check_open
+from baton.launch.planning.node_options import DEFAULT_PORT, check_nodes, over_hosts
+from baton.launch.planning.plan import make_plan
 from baton.protocol.config import ONE_HOST, Nodes
 
 FAR = "10.1.2.3:8009"

@@ -20,7 +20,6 @@ from baton.gateway.access import Access
 from baton.gateway.http.bodies import DEFAULT_LIMIT_BYTES
 from baton.gateway.sharing import SharingOptions
 from baton.launch.arguments import choose_arguments
-from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
 from baton.launch.options import (
     EngineOptions,
@@ -33,7 +32,8 @@ from baton.launch.options import (
 from baton.launch.options.document import COMMAND, document
 from baton.launch.options.flag import HIDDEN
 from baton.launch.options.sources import Chosen, choose
-from baton.launch.plan import make_plan
+from baton.launch.planning.instance_config import instance_config
+from baton.launch.planning.plan import make_plan
 from baton.launch.server import make_access, make_sharing
 from baton.model.checkpoint.hub import resolve_model
 from baton.protocol.config import InstanceConfig, Speculation
@@ -406,7 +406,7 @@ def test_steps_overlap_on_a_gpu_and_have_no_drafts_then(options, overlaps):
 
 def test_a_device_that_was_found_overlaps_steps_as_one_that_was_asked_for(monkeypatch):
     assert not make_plan(EngineOptions()).instance.overlap_steps
-    monkeypatch.setattr("baton.launch.plan._device", lambda options: "cuda")
+    monkeypatch.setattr("baton.launch.planning.plan._device", lambda options: "cuda")
     found = make_plan(EngineOptions()).instance
     assert (found.device, found.overlap_steps, found.speculation) == ("cuda", True, None)
     assert not make_plan(EngineOptions(speculation="ngram")).instance.overlap_steps

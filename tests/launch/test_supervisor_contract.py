@@ -21,8 +21,8 @@ from baton.gateway.cluster.cluster import Cluster
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.inbox import Inbox
-from baton.launch.instance_config import instance_config
 from baton.launch.instances.supervisor import Supervisor
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.config import CostModel
 from baton.protocol.sampling import Sampling, Stopping

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from baton.ipc.memory import create_memory
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import DropFetch, Fetch, Grant
 from baton.protocol.handover import InstanceSource

@@ -8,7 +8,7 @@ from array import array
 from baton.executor.simulated.executor import simulated_tokens
 from baton.ipc.processes.process import wait_any
 from baton.ipc.ring import RETRY_S
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.commands import COMMANDS, TRANSFERS, CommandBatch, Control, TransferBatch
 from baton.protocol.reports import REPORTS, ControlDone, StepReport, WorkerFailed, WorkerReady
 from baton.worker.wiring import GroupWiring, worker_argv

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton.executor.streams import queue as queues
 from baton.executor.torch_executor import TorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.commands import Abort, Preempt
 from baton.protocol.pooling import Pooling
 from baton.protocol.sampling import Sampling, Stopping

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.bench.workload import Request, random_requests
-from baton.launch.plan import ServerPlan
+from baton.launch.planning.plan import ServerPlan
 from baton.llm import LLM, SamplingParams
 
 _WARM_UP_OUTPUT = 8

@@ -68,7 +68,7 @@ def throughput(
     from baton.bench.machine import machine
     from baton.bench.throughput import measure_throughput
     from baton.bench.workload import random_requests
-    from baton.launch.plan import make_plan
+    from baton.launch.planning.plan import make_plan
 
     plan = make_plan(chosen.options)
     limit = plan.served.max_model_len

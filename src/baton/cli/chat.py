@@ -41,7 +41,7 @@ def chat(
     seed: flags.Seed = None,
 ) -> None:
     """Chat with MODEL in the terminal."""
-    from baton.launch.plan import make_plan
+    from baton.launch.planning.plan import make_plan
     from baton.llm import LLM
     from baton.observe.logs import configure_logging
 

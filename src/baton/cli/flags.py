@@ -30,7 +30,7 @@ from baton.launch.options.sources import choose
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from baton.launch.plan import ServerPlan
+    from baton.launch.planning.plan import ServerPlan
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 

@@ -48,7 +48,7 @@ def generate(
 
     Example: `baton generate --chat "What colour is the sky?"`
     """
-    from baton.launch.plan import make_plan
+    from baton.launch.planning.plan import make_plan
     from baton.llm import LLM
     from baton.observe.logs import configure_logging
 

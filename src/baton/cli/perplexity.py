@@ -14,7 +14,7 @@ from baton.launch.options import EngineOptions
 from baton.launch.options.sources import Chosen
 
 if TYPE_CHECKING:
-    from baton.launch.plan import ServerPlan
+    from baton.launch.planning.plan import ServerPlan
 
 _TEXT = "Text"
 _REFERENCE = "Reference"
@@ -90,7 +90,7 @@ def perplexity(
     from baton.bench.machine import machine
     from baton.bench.perplexity import Scorer, measure_perplexity
     from baton.gateway.text.tokenizer import Tokenizer
-    from baton.launch.plan import make_plan
+    from baton.launch.planning.plan import make_plan
     from baton.observe.logs import configure_logging
 
     options = chosen.options
@@ -148,7 +148,7 @@ def perplexity(
 
 
 def _plan(options: EngineOptions) -> ServerPlan:
-    from baton.launch.plan import make_plan
+    from baton.launch.planning.plan import make_plan
 
     if options.executor != "torch" or options.tensor_parallel_size != 1:
         raise ValueError("perplexity is measured with --executor torch and --tensor-parallel-size 1")

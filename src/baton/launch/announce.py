@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from baton.gateway.errors import ApiError
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.connection import InstanceClient
-from baton.launch.plan import ServerPlan
+from baton.launch.planning.plan import ServerPlan
 from baton.observe.logs import erasing
 from baton.observe.memory import Memory, memory_of_all, sum_of
 from baton.version import __version__

@@ -32,7 +32,7 @@ from baton.gateway.generation.generator import Generator
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
-from baton.launch.plan import ServerPlan
+from baton.launch.planning.plan import ServerPlan
 
 log = logging.getLogger(__name__)
 

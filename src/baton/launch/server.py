@@ -33,22 +33,22 @@ from baton.ipc.processes.process import process_age_s
 from baton.ipc.sockets.curve import Encryption
 from baton.launch import status
 from baton.launch.announce import announce
-from baton.launch.arranging import check_autoscale, make_arranger, promised
-from baton.launch.cluster_options import InstancePlan, bracketed, check_cluster, plan_instances
-from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
 from baton.launch.descriptors import raise_descriptor_limit
 from baton.launch.http.listening import listen, listen_unix
 from baton.launch.http.tls import tls_context
 from baton.launch.instances.fleet import Fleet
 from baton.launch.instances.supervisor import InstanceFailed
 from baton.launch.limits import OptionError
-from baton.launch.node_options import check_nodes, over_hosts
 from baton.launch.options import ClusterOptions, RightsOptions, ServeOptions, UserOptions
 from baton.launch.options.sources import Chosen
 from baton.launch.placing.placement import Placement, check_ray, make_placing
 from baton.launch.placing.scaling import begin_scaling
 from baton.launch.placing.spec import Placed
-from baton.launch.plan import ServerPlan, make_plan
+from baton.launch.planning.arranging import check_autoscale, make_arranger, promised
+from baton.launch.planning.cluster_options import InstancePlan, bracketed, check_cluster, plan_instances
+from baton.launch.planning.cluster_secret import check_open, read_secrets, warn_if_open
+from baton.launch.planning.node_options import check_nodes, over_hosts
+from baton.launch.planning.plan import ServerPlan, make_plan
 from baton.observe.logs import configure_logging
 from baton.protocol.rules.cluster_secret import NO_SECRETS
 

@@ -24,7 +24,7 @@ from baton.gateway.generation.outputs import (
 )
 from baton.gateway.reading.arguments import Prompt, as_list, messages_of
 from baton.gateway.text.encoding import LONG_TEXT
-from baton.launch.plan import ServerPlan
+from baton.launch.planning.plan import ServerPlan
 from baton.llm.body import Body, Message, Prepared, Tool
 from baton.llm.hops import Hop
 from baton.llm.streams import Stream, Streams

@@ -37,7 +37,7 @@ from baton.gateway.text.tokenizer import Tokenizer
 from baton.launch.arguments import choose_arguments, takes_arguments_of
 from baton.launch.background import Background
 from baton.launch.options import EngineOptions
-from baton.launch.plan import ServerPlan, make_plan
+from baton.launch.planning.plan import ServerPlan, make_plan
 from baton.observe.logs import log_somewhere
 from baton.protocol.pooling import SCORES, Pooling, unpack_vector
 from baton.protocol.sampling_params import NO_TOKENS, SamplingParams, make_params

@@ -77,7 +77,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Sizes are in tokens unless the name says bytes or blocks.  What a flag sets has no default here but None,
     "not given": the default of a flag stands with the flag (`launch/options/`), and
-    `launch/instance_config.py` makes a configuration from flags.
+    `launch/planning/instance_config.py` makes a configuration from flags.
     """
 
     model: str

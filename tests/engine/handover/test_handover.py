@@ -13,7 +13,7 @@ from baton.engine.handover.courier import Courier
 from baton.engine.recording.recorder import RecordingCore
 from baton.engine.recording.replay import replay_all
 from baton.executor.simulated.executor import simulated_next_token
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.handover import Handoff, Progress, Reserve, Reserved, Taken
 from baton.protocol.reports import WorkerReady

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from baton.executor.simulated.executor import simulated_tokens
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.config import CostModel
 from baton.protocol.requests import Outputs, Query, QueryReply, Submit, Target, Welcome

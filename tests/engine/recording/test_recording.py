@@ -34,7 +34,7 @@ from baton.engine.recording.tape import MAGIC, DamagedRecording, TapeReader, Tap
 from baton.engine.scheduling.room import Room
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.workers.handshake import DYING_S
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.handover import Taken
 from baton.protocol.reports import StepReport, WorkerFailed, WorkerReady

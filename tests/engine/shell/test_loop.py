@@ -16,7 +16,7 @@ from baton.engine.shell.loop import EngineLoop
 from baton.executor.simulated.executor import simulated_tokens
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader, RingWriter, create_ring
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import COMMANDS
 from baton.protocol.reports import REPORTS, StepReport, WorkerReady
@@ -454,7 +454,7 @@ def test_sigterm_ends_the_process_with_0(tmp_path):
     program = f"""
 import subprocess, sys
 from baton.engine.shell.loop import EngineLoop
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.worker.wiring import GroupWiring, worker_argv
 config = instance_config(model="", executor="simulated", vocab_size=9, max_model_len=64, num_blocks=9)
 group = GroupWiring(config, "{tmp_path}/r")

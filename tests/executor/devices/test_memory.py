@@ -17,7 +17,7 @@ from baton.executor.devices.memory import (
 from baton.executor.devices.sizes import num_blocks_of, sizes_itself
 from baton.executor.torch_executor import TorchExecutor
 from baton.executor.weights.forms import ExecutorError
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.checkpoint.hub import EMBEDDED_MODEL, resolve_model
 
 GB = 10**9

@@ -6,7 +6,7 @@ import torch
 from baton.executor.base import StepBatch, StepResult
 from baton.executor.results.constraints import FAILED, LATE, ConstrainedSampler
 from baton.grammar.masks import Ready
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.sampling import Constraint, Sampling, Stopping
 
 VOCAB = 40

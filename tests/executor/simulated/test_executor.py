@@ -17,7 +17,7 @@ from baton.executor.simulated.executor import (
     simulated_next_token,
     simulated_tokens,
 )
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.config import CostModel
 from baton.protocol.sampling import Constraint, Sampling, Stopping
 

@@ -9,7 +9,7 @@ import pytest
 from baton.executor.loading import create_executor
 from baton.executor.simulated.executor import SimulatedExecutor, simulated_tokens
 from baton.executor.simulated.pool import TokenPool
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.config import CostModel
 from tests.executor.driver import Driver
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.launch.limits import OptionError
-from baton.launch.templates import read_template, read_template_defaults
+from baton.launch.planning.templates import read_template, read_template_defaults
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer
 

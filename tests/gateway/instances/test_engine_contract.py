@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.config import CostModel
 from baton.protocol.requests import Cancel, Finished, Outputs, Query, QueryReply, Submit, Welcome

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from baton.launch.limits import OptionError
 from baton.launch.options import ServeOptions
-from baton.launch.plan import make_plan
+from baton.launch.planning.plan import make_plan
 from baton.model.checkpoint.files import INDEX, LoadError, check_files, has_tokenizer
 
 TENSORS = {

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.options import EngineOptions
-from baton.launch.plan import make_plan
+from baton.launch.planning.plan import make_plan
 from baton.model.checkpoint.config import UnsupportedModel
 from baton.model.checkpoint.hub import resolve_model
 from baton.model.checkpoint.sentence_files import (

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from baton.executor.devices.kernels import kernels_of
 from baton.executor.torch_executor import TorchExecutor
 from baton.executor.weights.forms import ExecutorError
-from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions
-from baton.launch.plan import make_plan
+from baton.launch.planning.instance_config import instance_config
+from baton.launch.planning.plan import make_plan
 from baton.model.attention import AttentionStep
 from baton.model.cuda.products.linear import TritonPlain
 from baton.model.layers.layers import Matrix, VocabParallelEmbedding

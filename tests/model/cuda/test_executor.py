@@ -11,7 +11,7 @@ import torch
 
 from baton.executor.devices.kernels import device_sampling, ops_of
 from baton.executor.torch_executor import TorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.ops import triton
 from baton.protocol.sampling import LogitBias, Sampling
 from tests.executor.driver import Driver

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.executor.torch_executor import TorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.cuda.products import pairs
 from baton.model.cuda.products.experts import experts_of
 from baton.model.cuda.products.layout import INT4

@@ -23,10 +23,10 @@ from baton.executor.streams import queue as queues
 from baton.executor.torch_executor import TorchExecutor
 from baton.executor.torch_late import LateTorchExecutor
 from baton.executor.weights.forms import ExecutorError
-from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions
-from baton.launch.plan import make_plan
+from baton.launch.planning.instance_config import instance_config
+from baton.launch.planning.plan import make_plan
 from baton.model.attention import flashinfer_backend
 from baton.model.attention.base import AttentionStep
 from baton.model.attention.flashinfer_backend import FlashInferAttention, page_lists

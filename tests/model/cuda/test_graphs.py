@@ -20,7 +20,7 @@ from baton.executor.devices.graphs import (
 )
 from baton.executor.streams.staging import Staging
 from baton.executor.torch_executor import TorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.cuda.slot_sampling import TritonSampling
 from baton.model.layers.parallel import TensorParallel
 from baton.model.ops import triton

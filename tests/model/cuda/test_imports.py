@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 WORKER = """
 import sys
 from baton.executor.torch_executor import TorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.checkpoint.hub import EMBEDDED_MODEL, resolve_model
 from baton.protocol.sampling import Sampling
 import baton.worker.main, baton.engine.shell.loop, baton.launch.server

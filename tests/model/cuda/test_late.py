@@ -19,7 +19,7 @@ from baton.executor.results import expert_load
 from baton.executor.streams import queue as queues
 from baton.executor.torch_executor import TorchExecutor
 from baton.executor.torch_late import LateTorchExecutor
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from tests.executor.delayed import DelayedQueue, Recorded
 from tests.executor.driver import Driver
 from tests.model.checkpoints import make_checkpoint

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from baton.executor.torch_executor import TorchExecutor
 from baton.executor.weights.forms import ExecutorError, groups_of, weights_form
-from baton.launch.instance_config import instance_config
+from baton.launch.planning.instance_config import instance_config
 from baton.model.attention import AttentionStep
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.cuda.products.layout import INT4, INT8

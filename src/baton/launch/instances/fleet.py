@@ -13,9 +13,9 @@ import os
 from collections.abc import Sequence
 
 from baton.gateway.instances.client import ClusterClient
-from baton.launch.cluster_options import InstancePlan
 from baton.launch.instances.processes.starting import Starter
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
+from baton.launch.planning.cluster_options import InstancePlan
 from baton.observe.memory import child_processes
 from baton.protocol.rules.cluster_secret import Secrets
 from baton.protocol.weights import Weights

@@ -34,8 +34,6 @@ from baton.ipc.processes.children import Process
 from baton.ipc.sockets.curve import Encryption, leader_keys
 from baton.ipc.sockets.zeromq import has_messages, terminate
 from baton.launch.announce import say
-from baton.launch.cluster_options import bracketed, check_reachable, is_loopback
-from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
 from baton.launch.instances.image_server import image_server
 from baton.launch.instances.probes import Probes
 from baton.launch.instances.processes.environment import engine_environment
@@ -43,8 +41,10 @@ from baton.launch.instances.processes.relay import RelayLaunch
 from baton.launch.instances.processes.starting import Starter, exit_of
 from baton.launch.instances.supervisor import InstanceFailed
 from baton.launch.limits import OptionError
-from baton.launch.node_options import leader_address, own_address
 from baton.launch.options import ServeOptions
+from baton.launch.planning.cluster_options import bracketed, check_reachable, is_loopback
+from baton.launch.planning.cluster_secret import check_open, read_secrets, warn_if_open
+from baton.launch.planning.node_options import leader_address, own_address
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.checkpoint.hub import resolve_model
 from baton.observe.logs import configure_logging

@@ -21,7 +21,7 @@ from contextlib import suppress
 import ray
 
 from baton.ipc.processes.process import die_with_parent
-from baton.launch.cluster_options import bracketed
+from baton.launch.planning.cluster_options import bracketed
 
 _SOON_S = 30.0
 _PAUSE_S = 5.0

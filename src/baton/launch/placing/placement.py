@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 
 from baton.gateway.cluster.member import Label
-from baton.launch.cluster_options import is_loopback
 from baton.launch.instances.supervisor import InstanceFailed
 from baton.launch.limits import OptionError
 from baton.launch.options import EngineOptions, ServeOptions, flags_of
 from baton.launch.placing.spec import Placed, Placing, Report, Standing
+from baton.launch.planning.cluster_options import is_loopback
 from baton.protocol.rules.cluster_secret import Secrets
 
 log = logging.getLogger(__name__)

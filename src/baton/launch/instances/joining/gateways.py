@@ -24,9 +24,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from baton.launch.cluster_options import is_loopback
 from baton.launch.instances.joining.asking import Refused, Server, ServerAway
 from baton.launch.instances.joining.registration import Registrar, Registration
+from baton.launch.planning.cluster_options import is_loopback
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)

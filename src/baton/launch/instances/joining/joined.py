@@ -50,23 +50,23 @@ from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.connection import InstanceClient
 from baton.ipc.sockets.curve import Place
 from baton.launch.announce import say
-from baton.launch.cluster_options import (
-    bracketed,
-    check_cluster,
-    check_reachable,
-    configure,
-    is_loopback,
-)
-from baton.launch.cluster_secret import check_open, read_secrets, warn_if_open
 from baton.launch.instances.joining.asking import Refused, Server
 from baton.launch.instances.joining.gateways import Gateways
 from baton.launch.instances.joining.registration import Registrar, Registration
 from baton.launch.instances.probes import Probes
 from baton.launch.instances.supervisor import InstanceFailed, Supervisor
 from baton.launch.limits import OptionError
-from baton.launch.node_options import check_nodes, over_hosts
 from baton.launch.options import ServeOptions
-from baton.launch.plan import ServerPlan, make_plan
+from baton.launch.planning.cluster_options import (
+    bracketed,
+    check_cluster,
+    check_reachable,
+    configure,
+    is_loopback,
+)
+from baton.launch.planning.cluster_secret import check_open, read_secrets, warn_if_open
+from baton.launch.planning.node_options import check_nodes, over_hosts
+from baton.launch.planning.plan import ServerPlan, make_plan
 from baton.observe.logs import configure_logging
 from baton.protocol.rules.cluster_secret import REGISTRATION, Secrets
 from baton.protocol.weights import Weights

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from baton.gateway.served_model import PAIR, QWEN3_RERANKER, Judge, Routing, ServedModel, Task
-from baton.launch.draft_model import check_mtp, with_draft_model
-from baton.launch.instance_config import instance_config
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions
-from baton.launch.templates import read_template, read_template_defaults
+from baton.launch.planning.draft_model import check_mtp, with_draft_model
+from baton.launch.planning.instance_config import instance_config
+from baton.launch.planning.templates import read_template, read_template_defaults
 from baton.model.architectures.adapted import installed
 from baton.model.checkpoint.config import ModelConfig, UnsupportedModel
 from baton.model.checkpoint.files import check_files, has_tokenizer

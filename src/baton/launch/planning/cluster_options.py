@@ -17,7 +17,7 @@ from baton.gateway.cluster.member import Label
 from baton.ipc.processes.cores import usable_cores
 from baton.launch.limits import OptionError
 from baton.launch.options import ClusterOptions
-from baton.launch.plan import ServerPlan
+from baton.launch.planning.plan import ServerPlan
 from baton.protocol.config import InstanceConfig
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import msgspec
 
-from baton.launch.cluster_options import bracketed, check_reachable, is_loopback
 from baton.launch.limits import OptionError
 from baton.launch.options import ServeOptions
-from baton.launch.plan import ServerPlan
+from baton.launch.planning.cluster_options import bracketed, check_reachable, is_loopback
+from baton.launch.planning.plan import ServerPlan
 from baton.protocol.config import Nodes
 
 DEFAULT_PORT = 8009

@@ -7,10 +7,10 @@ import os
 import stat
 from collections.abc import Sequence
 
-from baton.launch.cluster_options import is_loopback
 from baton.launch.limits import OptionError
-from baton.launch.node_options import leader_address
 from baton.launch.options import ServeOptions
+from baton.launch.planning.cluster_options import is_loopback
+from baton.launch.planning.node_options import leader_address
 from baton.protocol.rules.cluster_secret import ClusterSecret, Secrets
 
 log = logging.getLogger(__name__)
