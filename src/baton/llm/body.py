@@ -26,11 +26,11 @@ from baton.gateway.generation.outputs import classes_of as _classes_of
 from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.parsing.plan import Parsing
 from baton.gateway.reading.arguments import Prompt, as_list, one_params, token_ids
-from baton.gateway.reading.calling import Function, functions_of, loosened, structure_of
+from baton.gateway.reading.constraints.calling import Function, functions_of, loosened, structure_of
+from baton.gateway.reading.constraints.structured import CheckedGrammars, asked_for, described
 from baton.gateway.reading.conversations import Conversation, render_conversation
 from baton.gateway.reading.judging import activated, checked, judging, scorer_of, scores_of
 from baton.gateway.reading.pooled import prompts_of
-from baton.gateway.reading.structured import CheckedGrammars, asked_for, described
 from baton.gateway.text.chat_template import no_template
 from baton.gateway.text.encoding import NotText
 from baton.gateway.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from baton.gateway.reading.structural import structural_tag
+from baton.gateway.reading.constraints.structural import structural_tag
 from baton.grammar.checking import Checker
 from baton.grammar.description import GrammarError, Structure
 from baton.grammar.vocabulary import matching_tokenizer

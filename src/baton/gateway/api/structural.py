@@ -1,7 +1,7 @@
 """`{"type": "structural_tag", "format": …}`: what an answer must be, as a tree of formats.
 
 The form of xgrammar and vLLM (xgrammar 0.2: docs/structural_tag).  What it means is translated in
-`reading/structural.py`; an option that is not here is refused by its name.
+`reading/constraints/structural.py`; an option that is not here is refused by its name.
 """
 
 from __future__ import annotations

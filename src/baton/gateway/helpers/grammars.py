@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from baton.gateway.errors import BadRequest
 from baton.gateway.helpers.pool import Helpers
-from baton.gateway.reading.binding import Binding
+from baton.gateway.reading.constraints.binding import Binding
 from baton.gateway.reading.reader import decode_grammar
 
 _KEPT_BYTES = 16 << 20

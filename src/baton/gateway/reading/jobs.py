@@ -42,7 +42,7 @@ KINDS: dict[Job, type[msgspec.Struct]] = {
     "count_tokens": CountTokensRequest,
 }
 JOBS: tuple[Job, ...] = (*KINDS, "structure")
-"""`structure`: what an answer must be, and no body of a client's (`structured.py`)."""
+"""`structure`: what an answer must be, and no body of a client's (`constraints/structured.py`)."""
 
 
 class Beside(NamedTuple):

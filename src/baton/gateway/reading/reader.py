@@ -21,14 +21,14 @@ from baton.gateway.api.schemas import ChatFields, ChatRequest, decode_body, deco
 from baton.gateway.api.tools import Tools, read_tools
 from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.parsing.choice import Formats
-from baton.gateway.reading.binding import Binding, chat_bindings, text_bindings
 from baton.gateway.reading.checks import check_ids, check_not_empty, check_prompt, text_too_long
+from baton.gateway.reading.constraints.binding import Binding, chat_bindings, text_bindings
+from baton.gateway.reading.constraints.structured import Asked
 from baton.gateway.reading.conversations import echo_of, render_conversation
 from baton.gateway.reading.failure import Failure
 from baton.gateway.reading.fitting import fitting
 from baton.gateway.reading.jobs import APART, KINDS, MORE, TRANSLATIONS, Beside, Job, Translated
 from baton.gateway.reading.pooled import inputs_of, pairs_of, prompts_of
-from baton.gateway.reading.structured import Asked
 from baton.gateway.responses.translation import ReadResponses
 from baton.gateway.served_model import Judge
 from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError, no_template
@@ -97,7 +97,7 @@ class Found(msgspec.Struct, array_like=True):
     echo: str = ""
     """Of a conversation: the last message's text, with which the answer is to begin."""
     bindings: list[Binding] = []
-    """What binds the answers: the first that can be kept does (`binding.py`); none: nothing."""
+    """What binds the answers: the first that can be kept does (`constraints/binding.py`); none: nothing."""
 
     @property
     def is_long(self) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from baton.gateway.api.formats import ResponseFormat
 from baton.gateway.api.schemas import SamplingFields
 from baton.gateway.errors import BadRequest
-from baton.gateway.reading.structural import structural_tag
+from baton.gateway.reading.constraints.structural import structural_tag
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.grammar.checking import Checker
 from baton.grammar.description import (

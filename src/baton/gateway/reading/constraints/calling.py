@@ -15,7 +15,7 @@ from baton.gateway.api.tools import Tools
 from baton.gateway.errors import BadRequest
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.parsing.formats import Think
-from baton.gateway.reading.template_calls import written
+from baton.gateway.reading.constraints.template_calls import written
 from baton.grammar.description import (
     AnyText,
     Choice,
