@@ -102,6 +102,13 @@ def storing(heads: int, kv_heads: int, dim: int, kept: torch.dtype, norms: bool)
     return store_launch(k, v, pages(kv_heads, dim, kept), places, q, torch.zeros_like(q), positions, turns)
 
 
+def storing_alone(kv_heads: int, dim: int, kept: torch.dtype) -> Launch:
+    """Of models that transformers computes."""
+    k, v = (torch.zeros(TOKENS, kv_heads, dim, dtype=BF16) for _ in range(2))
+    places = torch.zeros(TOKENS, dtype=torch.int64)
+    return store_launch(k, v, pages(kv_heads, dim, kept), places, None, None, None, None)
+
+
 def launches() -> Iterator[tuple[str, Launch]]:
     """By names for people: what models of each shape launch."""
     decode, merge = attending(32, 8, 128, decode=True)
@@ -119,6 +126,8 @@ def launches() -> Iterator[tuple[str, Launch]]:
     yield "chunk, float32, heads of 256", attending(8, 2, 256, decode=False, dtype=F32)[0]
     yield "rotate and store, head norms", storing(32, 8, 128, BF16, norms=True)
     yield "rotate and store, KV in 8 bits", storing(32, 8, 128, torch.uint8, norms=False)
+    yield "store", storing_alone(8, 128, BF16)
+    yield "store, KV in 8 bits", storing_alone(8, 128, torch.uint8)
     for size in (4096, 16384):
         x = torch.zeros(TOKENS, size, dtype=BF16)
         yield f"add and norm, {size}", add_norm_launch(x, x, torch.zeros(size, dtype=BF16), x, 1e-6, 0.0, 1.0)
