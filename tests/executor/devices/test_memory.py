@@ -59,6 +59,23 @@ def test_a_share_that_a_killed_process_still_has_is_waited_for(monkeypatch: pyte
     assert 10 <= now[0] < 11
 
 
+def test_products_of_float32_are_not_those_of_tf32(monkeypatch: pytest.MonkeyPatch):
+    """Which the environment of NVIDIA's containers makes of them."""
+    config = instance_config(model="m", max_model_len=64, device="cuda", num_blocks=4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (79 * GB, 80 * GB))
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        taken_at_start(config, torch.device("cpu"))
+        assert torch.get_float32_matmul_precision() == "high"
+        taken_at_start(config, torch.device("cuda", 0))
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_the_largest_step_has_all_rows_and_all_tokens():
     config = instance_config(model="m", max_model_len=64, max_num_seqs=3, max_num_batched_tokens=100)
     assert chunks_of(config).tolist() == [34, 33, 33]

@@ -57,12 +57,15 @@ def kv_budget(taken: Taken, utilization: float, shares: int) -> int:
 
 
 def taken_at_start(config: InstanceConfig, device: torch.device) -> int:
-    """Bytes of a CUDA device that are not free; it becomes the process's device.  Elsewhere 0.
+    """Bytes of a CUDA device that are not free; it becomes the process's device, and its products of float32
+    are of float32.  Elsewhere 0.
 
     Raises `ExecutorError` if the instance's share is not free, and does not get free in a moment."""
     if device.type != "cuda":
         return 0
     torch.cuda.set_device(device)
+    # (NVIDIA's containers set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE: 10 bits, of a router's logits too.)
+    torch.set_float32_matmul_precision("highest")
     until = time.monotonic() + _FREED_S
     while True:
         free, total = torch.cuda.mem_get_info(device)
