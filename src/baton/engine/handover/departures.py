@@ -489,12 +489,7 @@ class Departures:
         """It is not known whether D has the request: the gateway must see."""
         request = attempt.departure.request
         about = {"request_id": request.name or request.id}
-        log.warning(
-            "request %s was handed over, then %s: its gateway has it go on elsewhere",
-            about["request_id"],
-            why,
-            extra=about,
-        )
+        log.warning("%s was handed over, then %s: goes on elsewhere", about["request_id"], why, extra=about)
         self._counters.lost += 1
         request.advance(Event.LOST)
         finish(self._outboxes, self._all_counters, request, "lost", f"handed over, then {why}")

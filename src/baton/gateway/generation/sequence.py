@@ -10,22 +10,17 @@ from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
 
 from baton.gateway.cluster.request import Chunk, EngineRequest
-from baton.gateway.errors import ApiError, BadRequest, InstanceUnavailable, InternalError, Overloaded
+from baton.gateway.generation.failure import END_REASONS, EndReason, failure_of
 from baton.gateway.parsing.deltas import Delta, Parsed
 from baton.gateway.parsing.plan import AnswerParser, Parsing
-from baton.gateway.sharing import retry_after
 from baton.gateway.text.detokenizer import Detokenizer, StopStrings, StopTables
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.protocol.requests import Finished
 from baton.protocol.routes import Routes
-from baton.protocol.sampling import ASKS_FOR_GRAMMAR, NOTHING_LEFT, TokenLogprobs
+from baton.protocol.sampling import ASKS_FOR_GRAMMAR, TokenLogprobs
 from baton.protocol.sampling_params import SamplingParams
-
-EndReason = Literal["stop", "length", "abort", "repetition"]
-"""`abort`: the server ended it; see `pausing.py`."""
 
 
 @dataclass(slots=True)
@@ -70,15 +65,6 @@ class Completion:
         if len(self.pieces) > 1:
             self.pieces[:] = ["".join(self.pieces)]
         return self.pieces[0] if self.pieces else ""
-
-
-_END_REASONS: dict[str, EndReason] = {
-    "stop": "stop",
-    "length": "length",
-    "pooled": "stop",
-    "aborted": "abort",
-}
-"""Of good ends.  `aborted` is what this side ended (`Generation.abort`); what it cancels tells it nothing."""
 
 
 class Shared:
@@ -228,7 +214,7 @@ class Sequence:
         if chunk.error is not None:
             raise chunk.error
         if chunk.finished is not None:
-            error = _failure(chunk.finished, self._shared)
+            error = failure_of(chunk.finished, self._params, self._shared.grammar_field)
             if error is not None:
                 raise error
             assert self.request is not None  # (something came for it)
@@ -362,7 +348,7 @@ class Sequence:
 
     def _end(self, finished: Finished, update: Update) -> None:
         """The engine says that it is over: gives the reason, and what was held back."""
-        update.finish_reason = _END_REASONS[finished.reason]
+        update.finish_reason = END_REASONS[finished.reason]
         if finished.reason == "stop" and (self._params.ignore_eos or self._last_token not in self._eos):
             update.stop_reason = self._last_token
         self._flush(update)
@@ -391,24 +377,3 @@ class Sequence:
 def _ids(tokens: tuple[int, ...]) -> frozenset[int]:
     """One set for all sequences with the same ids: what many streams look at stays in the cache."""
     return frozenset(tokens)
-
-
-def _failure(finished: Finished, shared: Shared) -> ApiError | None:
-    """The error that an end of the engine stands for, None for a good end."""
-    if finished.reason in _END_REASONS:
-        return None
-    message = finished.message or f"the instance ended the request: {finished.code or finished.reason}"
-    field = None
-    if message.startswith(f"{ASKS_FOR_GRAMMAR}: "):
-        field = shared.grammar_field
-        message = field + message.removeprefix(ASKS_FOR_GRAMMAR)
-    elif message.startswith(NOTHING_LEFT):
-        field = "bad_words" if shared.params.allowed_token_ids is None else "allowed_token_ids"
-    match finished.code:
-        case "queue_full":
-            return Overloaded(message, code="queue_full", retry_after_s=retry_after(finished.retry_after_s))
-        case "never_fits" | "bad_request":
-            return BadRequest(message, param=field, code=finished.code)
-        case "shutting_down":
-            return InstanceUnavailable(message, code="shutting_down", retry_after_s=5)
-    return InternalError(message, param=field, code=finished.code or finished.reason)
