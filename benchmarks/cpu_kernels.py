@@ -49,7 +49,7 @@ from baton.model.sampling.sampler import Sampler
 from baton.model.weights.group_rows import quantize_in_blocks
 from baton.model.weights.grouped import Grouped
 from baton.model.weights.quantized import quantize_activations
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 SHAPES = {"ernie-0.3b": (16, 2, 128), "qwen3-0.6b": (16, 8, 128)}
 """Query heads, KV heads, head_dim."""

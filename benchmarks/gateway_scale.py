@@ -32,9 +32,9 @@ from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, pack_int64
 from baton.protocol.commands import Admit
 from baton.protocol.handover import InstanceSource
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.protocol.reports import StepReport, WorkerReady
 from baton.protocol.requests import Cancel, Hello, Load, Outputs, Submit, Welcome
-from baton.protocol.sampling import Sampling, Stopping
 
 BLOCK = 32
 VOCAB = 50_000

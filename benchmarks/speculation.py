@@ -66,8 +66,8 @@ from baton.model.checkpoint.hub import resolve_model
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Admit
 from baton.protocol.config import Speculation
+from baton.protocol.params.sampling import Constraint, Sampling, Stopping
 from baton.protocol.rules.prefix_keys import root_key
-from baton.protocol.sampling import Constraint, Sampling, Stopping
 from baton.worker.slots.outcome import Admitted
 from baton.worker.slots.slots import Slots
 

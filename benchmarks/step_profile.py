@@ -40,7 +40,7 @@ from baton.model.layers.layers import Matrix
 from baton.model.layers.packed import Weights, best_form
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.placement import Placement
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 BLOCK = 64
 REST = "the rest of Python"

@@ -59,9 +59,9 @@ from baton.protocol.commands import (
 )
 from baton.protocol.config import CostModel, InstanceConfig
 from baton.protocol.handover import InstanceSource, PoolSource
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.protocol.reports import REPORTS, Fetched, StepReport, StrangersRefused, WorkerReady
 from baton.protocol.rules.cluster_secret import NO_SECRETS, SECRETS_VARIABLE, ClusterSecret, Secrets
-from baton.protocol.sampling import Sampling, Stopping
 from baton.transfer.service import TransferService
 from baton.transfer.transports.sealing import HEAD_BYTES, RECORD_BYTES, TAG_BYTES, Seal
 from baton.worker.wiring import GroupWiring, worker_argv

@@ -19,7 +19,7 @@ from _gpu.measuring import Device
 from _gpu.models import Sizes, random_executor, shape_of, sizes_of
 from baton.executor.base import StepBatch
 from baton.executor.torch_late import LateTorchExecutor
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 GOALS = {"qwen3-0.6b": 700.0}
 """Tokens a second of one request."""

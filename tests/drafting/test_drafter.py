@@ -14,7 +14,7 @@ from baton.drafting.ngram import NgramGuesses
 from baton.model.cpu.ngram import ngram_kernel
 from baton.model.cpu.suffix import suffix_kernel
 from baton.protocol.config import Speculation
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 SAMPLING, STOPPING = Sampling(seed=1), Stopping(max_tokens=100)
 

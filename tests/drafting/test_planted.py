@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from baton.drafting.planted import PlantedDrafter
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 VOCAB = 50
 

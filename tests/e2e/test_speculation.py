@@ -10,7 +10,7 @@ import pytest
 from baton import LLM, SamplingParams
 from baton.launch.limits import OptionError
 from baton.model.checkpoint.hub import EMBEDDED_MODEL, resolve_model
-from baton.protocol.structured_outputs import StructuredOutputs
+from baton.protocol.params.structured_outputs import StructuredOutputs
 from tests.e2e.mixed_requests import make_asks
 from tests.e2e.server import Server
 from tests.e2e.test_disaggregation import CLUSTER, ask_all, clean_ledgers, learn_from

@@ -28,6 +28,7 @@ from baton.ipc.sockets.zeromq import terminate
 from baton.launch.planning.cluster_secret import read_secrets
 from baton.protocol.codec import pack_int32
 from baton.protocol.handover import PEER, Handoff
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, Submit, Welcome
 from baton.protocol.rules.cluster_secret import (
     CURVE_CLIENT,
@@ -39,7 +40,6 @@ from baton.protocol.rules.cluster_secret import (
     Secrets,
 )
 from baton.protocol.rules.proof import answer, claim
-from baton.protocol.sampling import Sampling, Stopping
 from baton.transfer.transports.page_stream import MAGIC, REQUEST
 from tests.e2e.server import Server, child_pids, is_engine
 from tests.e2e.test_cluster import DEADLINE_S, complete, handed_over, until

@@ -18,6 +18,7 @@ from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.commands import CommandBatch
 from baton.protocol.config import CostModel
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.protocol.reports import StepReport, WorkerReady
 from baton.protocol.requests import (
     Cancel,
@@ -30,7 +31,6 @@ from baton.protocol.requests import (
     Submit,
     Welcome,
 )
-from baton.protocol.sampling import Sampling, Stopping
 from baton.worker.slots.composition import composition_of
 from baton.worker.slots.outcome import Admitted
 from baton.worker.slots.slots import Slots

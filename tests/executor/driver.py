@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton.executor.base import Executor, StepBatch
+from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.routes import Routes
-from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
 GREEDY = Sampling(seed=0, temperature=0.0)
 

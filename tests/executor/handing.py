@@ -10,8 +10,8 @@ from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Fetch
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import InstanceSource
+from baton.protocol.params.sampling import Sampling
 from baton.protocol.reports import Fetched
-from baton.protocol.sampling import Sampling
 from baton.transfer.service import TransferService
 from tests.executor.driver import Driver, Request
 

@@ -27,8 +27,8 @@ from baton.protocol.codec import pack_int32
 from baton.protocol.commands import DropFetch, Fetch, Grant
 from baton.protocol.config import InstanceConfig
 from baton.protocol.handover import InstanceSource, PoolSource
+from baton.protocol.params.sampling import Sampling
 from baton.protocol.reports import Fetched
-from baton.protocol.sampling import Sampling
 from baton.transfer import fetcher
 from baton.transfer.service import TransferService
 from tests.conftest import GENEROUS_S

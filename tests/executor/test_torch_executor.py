@@ -20,7 +20,7 @@ from baton.executor.results import prompt_logprobs
 from baton.executor.streams import queue as queues
 from baton.executor.torch_executor import ExecutorError, TorchExecutor
 from baton.model.checkpoint.config import ModelNotFound, UnsupportedModel
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import BLOCK, config_for, prompt_of, same_in_a_crowd
 from tests.model.checkpoints import VOCAB, make_checkpoint

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from baton.executor.loading import create_executor
-from baton.protocol.pooling import unpack_vector
-from baton.protocol.sampling import Sampling
+from baton.protocol.params.pooling import unpack_vector
+from baton.protocol.params.sampling import Sampling
 from tests.executor.driver import Driver
 from tests.executor.results.test_pooling import KINDS, pooled
 from tests.executor.test_torch_parity import config_for, prompt_of

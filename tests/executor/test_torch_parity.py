@@ -13,7 +13,7 @@ import torch
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.config import InstanceConfig
-from baton.protocol.sampling import Sampling, TokenLogprobs
+from baton.protocol.params.sampling import Sampling, TokenLogprobs
 from tests.executor.driver import Driver, Request
 from tests.executor.handing import handed_over
 from tests.model.checkpoints import (

@@ -20,7 +20,8 @@ import msgspec
 import zmq
 
 from baton.protocol.codec import pack_int32, pack_int64, unpack_int32
-from baton.protocol.pooling import Pooling, pack_vector
+from baton.protocol.params.pooling import Pooling, pack_vector
+from baton.protocol.params.sampling import LISTED_LOGPROBS, TokenLogprobs
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import (
     FROM_ENGINE,
@@ -37,7 +38,6 @@ from baton.protocol.requests import (
     Welcome,
 )
 from baton.protocol.rules.proof import answer as prove
-from baton.protocol.sampling import LISTED_LOGPROBS, TokenLogprobs
 from baton.protocol.standing import Stand, Standing, changed
 from baton.protocol.weights import Weights
 

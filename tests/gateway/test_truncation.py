@@ -15,7 +15,7 @@ from baton.gateway.reading.prompts import Prompt
 from baton.gateway.reading.truncation import Side, truncate
 from baton.gateway.served_model import PAIR, QWEN3_RERANKER, ServedModel
 from baton.gateway.text.tokenizer import Tokenizer
-from baton.protocol.pooling import pack_vector
+from baton.protocol.params.pooling import pack_vector
 
 BEGIN, END = 1000, 2000
 SERVED = ServedModel(names=("m",), tokenizer=Path(), max_model_len=8, eos_token_ids=())

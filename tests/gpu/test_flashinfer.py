@@ -12,7 +12,7 @@ import torch
 from baton.executor.torch_executor import TorchExecutor
 from baton.executor.torch_late import LateTorchExecutor
 from baton.model.ops import flashinfer
-from baton.protocol.sampling import Sampling
+from baton.protocol.params.sampling import Sampling
 from tests.executor.driver import Driver, Request
 from tests.gpu.test_parity import distributions, executor_of, prompt_of, vector
 from tests.gpu.test_steps import config_of, overlapped

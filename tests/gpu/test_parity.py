@@ -13,7 +13,7 @@ import torch
 
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.planning.instance_config import instance_config
-from baton.protocol.sampling import Sampling, TokenLogprobs
+from baton.protocol.params.sampling import Sampling, TokenLogprobs
 from tests.executor.driver import Driver
 from tests.model.checkpoints import VOCAB, make_checkpoint
 from tests.model.cuda.where import DEVICE, ON_CPU, ON_DEVICE, THERE, serve

@@ -15,7 +15,7 @@ from baton.executor.streams.staging import Staging
 from baton.executor.torch_late import LateTorchExecutor
 from baton.model.attention import AttentionStep
 from baton.model.ops import triton
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 from tests.gpu.fake_device import DEVICE, executor_of_two, executor_there, fake_device, ints
 from tests.model.checkpoints import make_checkpoint
 from tests.model.cuda.where import ON_CPU, THERE

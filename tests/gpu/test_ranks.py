@@ -20,7 +20,7 @@ from baton.executor.devices import graphs
 from baton.executor.devices.recorder import CudaRecorder, NotRecorded
 from baton.executor.torch_executor import TorchExecutor
 from baton.protocol.config import Speculation
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 from tests.executor.delayed import DelayedQueue, on_a_delayed_device
 from tests.executor.rank_processes import told_by_ranks
 from tests.executor.serving import Request, Serving, plant

@@ -20,7 +20,7 @@ from baton.launch.planning.instance_config import instance_config
 from baton.model.attention.base import AttentionStep
 from baton.model.attention.torch_backend import TorchAttention
 from baton.protocol.config import Speculation
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 from tests.executor.delayed import DelayedQueue, on_a_delayed_device
 from tests.executor.driver import Driver, Request
 from tests.executor.serving import Request as Asked

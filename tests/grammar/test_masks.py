@@ -28,7 +28,7 @@ from baton.grammar.description import (
 )
 from baton.grammar.masks import Masks
 from baton.grammar.vocabulary import Vocabulary, matching_tokenizer
-from baton.protocol.sampling import Constraint, Stopping
+from baton.protocol.params.sampling import Constraint, Stopping
 
 WORDS = ['{"', '":', '", "', '"}', "true", "null", "12", "é", "😀", "a b", "\\n", "},{", "name", "e5", '"']
 TOKENS = [bytes([byte]) for byte in range(256)] + [word.encode() for word in WORDS]

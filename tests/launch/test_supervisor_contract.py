@@ -25,7 +25,7 @@ from baton.launch.instances.supervisor import Supervisor
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
 from baton.protocol.config import CostModel
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.simulation.plans.draw import draw_plan
 from baton.simulation.plans.scenarios import SCENARIOS
 from baton.simulation.world import Crashed, World

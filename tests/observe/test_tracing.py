@@ -19,7 +19,7 @@ from baton.observe.tracing.collector import GRPC, HTTP, check_endpoint, protocol
 from baton.observe.tracing.traced import Traced, traced
 from baton.observe.tracing.tracer import Tracer
 from baton.protocol.notes import Note
-from baton.protocol.sampling_params import SamplingParams
+from baton.protocol.params.sampling_params import SamplingParams
 from tests.observe.test_events import planted
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

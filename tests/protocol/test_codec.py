@@ -8,9 +8,9 @@ import pytest
 
 from baton.protocol.codec import Codec, MalformedMessage
 from baton.protocol.commands import COMMANDS, Abort, CommandBatch, Control
+from baton.protocol.params.sampling import LogitBias, Sampling, Stopping, TokenLogprobs
 from baton.protocol.reports import REPORTS, Closed, CloseReason, StepReport
 from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Finished, Hello, Outputs, Submit
-from baton.protocol.sampling import LogitBias, Sampling, Stopping, TokenLogprobs
 
 MESSAGES = [
     (

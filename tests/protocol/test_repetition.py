@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.protocol.repetition import RepetitionDetection
+from baton.protocol.params.repetition import RepetitionDetection
 
 
 @given(

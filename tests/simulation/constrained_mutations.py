@@ -8,7 +8,7 @@ from baton.engine import dispatch
 from baton.engine.handover import reservation
 from baton.engine.handover.reservation import Request as ReservedRequest
 from baton.gateway.cluster.request import EngineRequest
-from baton.protocol.sampling import Sampling
+from baton.protocol.params.sampling import Sampling
 from baton.worker.slots import commit as worker_commit
 from baton.worker.slots.slots import Slots
 from tests.simulation.mutations import Patch, mutation

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from baton.executor.simulated.executor import simulated_tokens
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.simulation.checks.oracle import expected_tokens
 from baton.simulation.events import Events, Party
 from baton.simulation.plans.draw import draw_plan

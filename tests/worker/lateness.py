@@ -13,9 +13,9 @@ from baton.executor.simulated.executor import SimulatedExecutor, simulated_token
 from baton.executor.simulated.late import LateSimulatedExecutor
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Abort, Control, Grow, Preempt
-from baton.protocol.pooling import Pooling
+from baton.protocol.params.pooling import Pooling
+from baton.protocol.params.sampling import Constraint, Sampling
 from baton.protocol.reports import REPORTS, LayersDone, StepReport
-from baton.protocol.sampling import Constraint, Sampling
 from baton.worker.late_loop import loop_of, slots_of
 
 from .model import VOCAB, admit

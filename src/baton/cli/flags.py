@@ -161,7 +161,7 @@ def write_json(path: Path, result: dict[str, Any]) -> None:
 
 def check_before_loading(plan: ServerPlan, sampling: Mapping[str, Any]) -> None:
     """Raises `ValueError` for what would only be found after a model is loaded."""
-    from baton.protocol.sampling_params import make_params
+    from baton.protocol.params.sampling_params import make_params
 
     make_params({}, sampling)
     limit = plan.served.max_model_len

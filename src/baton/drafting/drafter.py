@@ -22,7 +22,7 @@ from baton.drafting.base import Int32Array
 from baton.drafting.choice import choose
 from baton.drafting.cost import StepCost
 from baton.drafting.guesses import Guesses, Source
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 _PATIENCE = 16
 """Steps without a draft, after which guesses are made less often."""

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 
 from baton.drafting.base import Int32Array
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 Answer = Callable[[int, Sequence[int], int], Sequence[int]]
 """(slot, its tokens so far, a number) → up to so many tokens that follow them, as the model will say."""

@@ -11,11 +11,11 @@ from array import array
 from baton.engine.states import TRANSITIONS, Event, IllegalTransition, State
 from baton.protocol.codec import INT32, INT64, pack_int32, pack_int64
 from baton.protocol.notes import Notes
+from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.requests import Finished, Outputs
 from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow, Share
-from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
 _FLOW_BYTES = 6
 NEVER = 1 << 62
@@ -195,7 +195,7 @@ class Request:
 
     @property
     def pools(self) -> bool:
-        """It wants a result of its prompt (`protocol/pooling.py`), and no token."""
+        """It wants a result of its prompt (`protocol/params/pooling.py`), and no token."""
         return self.sampling.pooling is not None
 
     @property

@@ -37,8 +37,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.routes import Routes
-from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.transfer.base import PoolView
 
 OnLayers = Callable[[int], None]

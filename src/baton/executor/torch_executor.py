@@ -57,7 +57,7 @@ from baton.model.layers.placement import Placement
 from baton.model.loader import AnyDecoder, check_numbers, check_weights, load_model, load_weights
 from baton.observe.logs import unless_shown
 from baton.protocol.config import InstanceConfig
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.transfer.base import PoolView
 
 logger = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ from baton.executor.streams.staging import Staging
 from baton.executor.torch_executor import TorchExecutor
 from baton.model.attention import AttentionStep
 from baton.model.decoder.decoder import Decoder
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from baton.protocol.limits import MAX_LOGPROBS
-from baton.protocol.pooling import Pooling
+from baton.protocol.params.limits import MAX_LOGPROBS
+from baton.protocol.params.pooling import Pooling
 from baton.protocol.routes import id_width
 
 _PLACES = re.compile(r"(\{(?:instruction|query|document)\})")

@@ -36,7 +36,7 @@ from baton.grammar.description import (
     Until,
 )
 from baton.grammar.json_schema import prepared
-from baton.protocol.sampling import MAX_GRAMMAR_BYTES
+from baton.protocol.params.sampling import MAX_GRAMMAR_BYTES
 
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 _FREE = r"/(.|\n)*/"

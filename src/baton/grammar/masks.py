@@ -34,7 +34,7 @@ from baton.grammar.ahead import Ahead
 from baton.grammar.compiled import Grammars, MatchingError, Promise, check_matcher
 from baton.grammar.filling import Asked, Bits, Filling, allows
 from baton.grammar.spelling import Spelling
-from baton.protocol.sampling import ASKS_FOR_GRAMMAR, UNFOLLOWABLE, Constraint, Stopping
+from baton.protocol.params.sampling import ASKS_FOR_GRAMMAR, UNFOLLOWABLE, Constraint, Stopping
 
 _PATIENCE_S = 0.01
 """So long a step waits for a matcher where nobody else gets a token of it."""

@@ -19,9 +19,9 @@ from baton.gateway.generation.outputs import (
 )
 from baton.llm.asynchronous import AsyncLLM
 from baton.llm.blocking import LLM
-from baton.protocol.repetition import RepetitionDetection
-from baton.protocol.sampling_params import RequestOutputKind, SamplingParams
-from baton.protocol.structured_outputs import StructuredOutputs
+from baton.protocol.params.repetition import RepetitionDetection
+from baton.protocol.params.sampling_params import RequestOutputKind, SamplingParams
+from baton.protocol.params.structured_outputs import StructuredOutputs
 
 __all__ = [
     "LLM",

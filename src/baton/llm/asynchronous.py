@@ -28,7 +28,7 @@ from baton.launch.planning.plan import ServerPlan
 from baton.llm.body import Body, Message, Prepared, Tool
 from baton.llm.hops import Hop
 from baton.llm.streams import Stream, Streams
-from baton.protocol.sampling_params import RequestOutputKind, SamplingParams
+from baton.protocol.params.sampling_params import RequestOutputKind, SamplingParams
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
 

@@ -30,7 +30,7 @@ from baton.gateway.reading.arguments import (
 )
 from baton.launch.progress import Progress
 from baton.llm.body import Body, Message, Prepared, Tool
-from baton.protocol.sampling_params import SamplingParams
+from baton.protocol.params.sampling_params import SamplingParams
 
 _TOGETHER = 32
 """Prompts that are sent together: enough for a step that is worth its while, not so many that the instance

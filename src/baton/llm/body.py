@@ -39,8 +39,8 @@ from baton.launch.background import Background
 from baton.launch.options import EngineOptions
 from baton.launch.planning.plan import ServerPlan, make_plan
 from baton.observe.logs import log_somewhere
-from baton.protocol.pooling import SCORES, Pooling, unpack_vector
-from baton.protocol.sampling_params import NO_TOKENS, SamplingParams, make_params
+from baton.protocol.params.pooling import SCORES, Pooling, unpack_vector
+from baton.protocol.params.sampling_params import NO_TOKENS, SamplingParams, make_params
 
 log = logging.getLogger(__name__)
 

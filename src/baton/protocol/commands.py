@@ -32,7 +32,7 @@ import msgspec
 
 from baton.protocol.codec import Codec
 from baton.protocol.handover import InstanceSource
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 
 class Admit(msgspec.Struct, tag="admit", array_like=True, frozen=True):

@@ -53,9 +53,9 @@ from typing import Literal
 import msgspec
 
 from baton.protocol.codec import Codec
+from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
-from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
 RefusalCode = Literal[
     "no_room",

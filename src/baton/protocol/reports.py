@@ -23,8 +23,8 @@ import msgspec
 
 from baton.protocol.codec import Codec
 from baton.protocol.handover import PoolSource
+from baton.protocol.params.sampling import TokenLogprobs
 from baton.protocol.routes import Routes
-from baton.protocol.sampling import TokenLogprobs
 
 
 class CloseReason(StrEnum):

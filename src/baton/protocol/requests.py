@@ -31,10 +31,10 @@ import msgspec
 from baton.protocol.codec import Codec
 from baton.protocol.handover import InstanceSource
 from baton.protocol.notes import Note
+from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.reports import PromptLogprobs
 from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
-from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.standing import Stand, Standing
 from baton.protocol.weights import Weights
 

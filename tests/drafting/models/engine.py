@@ -11,7 +11,7 @@ import numpy as np
 
 from baton.drafting.cost import StepCost
 from baton.drafting.models.draft_kv import DraftKv
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 D = TypeVar("D")
 BLOCK, BLOCKS, SLOTS, LONGEST, VOCAB = 4, 60, 4, 96, 50

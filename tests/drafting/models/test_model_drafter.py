@@ -14,7 +14,7 @@ import pytest
 
 from baton.drafting.models.draft_kv import blocks_ahead
 from baton.drafting.models.model_drafter import ModelDrafter
-from baton.protocol.sampling import Stopping
+from baton.protocol.params.sampling import Stopping
 from tests.drafting.models.engine import (
     BLOCK,
     BLOCKS,

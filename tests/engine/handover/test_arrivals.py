@@ -23,11 +23,11 @@ from baton.protocol.handover import (
     Reserved,
     Taken,
 )
+from baton.protocol.params.sampling import Stopping, TokenLogprobs
 from baton.protocol.reports import CloseReason, ControlDone
 from baton.protocol.requests import Cancel as GatewayCancel
 from baton.protocol.requests import Query
 from baton.protocol.rules.fair_queue import Flow
-from baton.protocol.sampling import Stopping, TokenLogprobs
 from tests.engine.peerscript import LEASE_S, PeerScript, instance_source, pool_source, reserve
 
 PAGES = pack_int32([40, 41, 42])

@@ -23,11 +23,11 @@ from baton.protocol.handover import (
     Reserved,
     Taken,
 )
+from baton.protocol.params.sampling import Stopping
 from baton.protocol.reports import CloseReason
 from baton.protocol.requests import Cancel as gateway_cancel
 from baton.protocol.requests import Hello, Submit
 from baton.protocol.rules.passes import gateway_key, pair_key, plan_pass
-from baton.protocol.sampling import Stopping
 from tests.engine.peerscript import LEASE_S, SAMPLING, PeerScript, instance_source, reserve
 from tests.engine.shell.test_peers import side  # noqa: F401 (a fixture)
 

@@ -26,12 +26,12 @@ from baton.protocol.handover import (
     Reserved,
     Taken,
 )
+from baton.protocol.params.sampling import LISTED_LOGPROBS, Sampling
 from baton.protocol.reports import CloseReason, ControlDone
 from baton.protocol.requests import Cancel as GatewayCancel
 from baton.protocol.requests import Query
 from baton.protocol.rules.fair_queue import Flow
 from baton.protocol.rules.silence import LOOKS, MAX_VOIDS
-from baton.protocol.sampling import LISTED_LOGPROBS, Sampling
 from tests.engine.peerscript import LEASE_S, PeerScript
 
 

@@ -23,9 +23,9 @@ from baton.protocol.handover import (
     Reserved,
     Taken,
 )
+from baton.protocol.params.sampling import TokenLogprobs
 from baton.protocol.reports import CloseReason, ControlDone
 from baton.protocol.requests import Query, Target
-from baton.protocol.sampling import TokenLogprobs
 from baton.protocol.weights import Weights
 from tests.conftest import GENEROUS_S
 from tests.engine.handover.test_arrivals import PAGES, handed, reserved

@@ -4,8 +4,8 @@ from array import array
 
 from baton.engine.request import Outbox, Request
 from baton.engine.scheduling.backlog import Backlog
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
-from baton.protocol.sampling import Sampling, Stopping
 
 
 class Queue:

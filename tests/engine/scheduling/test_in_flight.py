@@ -10,8 +10,8 @@ from baton.engine.scheduling.ledger import Ledger
 from baton.engine.scheduling.prefix import PrefixIndex, root_key
 from baton.engine.scheduling.scheduler import Decisions, Scheduler
 from baton.engine.states import Event, State
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
-from baton.protocol.sampling import Sampling, Stopping
 
 SYSTEM = range(100, 116)
 """Four blocks."""

@@ -9,8 +9,8 @@ from baton.engine.scheduling.ledger import Ledger
 from baton.engine.scheduling.prefix import PrefixIndex
 from baton.engine.scheduling.scheduler import Decisions, Headroom, Scheduler
 from baton.engine.states import Event, State
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
-from baton.protocol.sampling import Sampling, Stopping
 
 
 class Bench:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.executor.devices.recorder import CudaRecorder, NotRecorded, without_owning
 from baton.executor.torch_late import LateTorchExecutor
-from baton.protocol.sampling import Sampling
+from baton.protocol.params.sampling import Sampling
 from tests.executor.delayed import DelayedQueue, Recorded, on_a_delayed_device
 from tests.executor.driver import Driver
 from tests.model.checkpoints import VOCAB, make_checkpoint

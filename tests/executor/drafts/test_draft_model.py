@@ -19,7 +19,7 @@ from baton.model.layers.int8 import why_not_int8
 from baton.protocol.codec import pack_int32
 from baton.protocol.commands import Admit
 from baton.protocol.config import Speculation
-from baton.protocol.sampling import Constraint, Sampling, Stopping
+from baton.protocol.params.sampling import Constraint, Sampling, Stopping
 from tests.executor.serving import Request, Serving
 from tests.executor.test_torch_parity import config_for
 from tests.model.checkpoints import VOCAB, make_checkpoint, make_classifier

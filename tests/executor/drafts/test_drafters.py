@@ -17,7 +17,7 @@ from baton.grammar.vocabulary import Vocabulary
 from baton.model.cpu.ngram import ngram_kernel
 from baton.model.cpu.suffix import suffix_kernel
 from baton.protocol.config import Speculation
-from baton.protocol.sampling import Constraint, Sampling, Stopping
+from baton.protocol.params.sampling import Constraint, Sampling, Stopping
 from tests.executor.serving import Request, Serving
 from tests.executor.test_torch_parity import config_for
 from tests.model.checkpoints import VOCAB, make_checkpoint

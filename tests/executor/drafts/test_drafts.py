@@ -25,8 +25,8 @@ from baton.model.cpu.sampling import sampling_kernel
 from baton.model.layers.int8 import why_not_int8
 from baton.protocol.codec import pack_int32
 from baton.protocol.config import Speculation
-from baton.protocol.pooling import Pooling
-from baton.protocol.sampling import Constraint, LogitBias, Sampling, Stopping
+from baton.protocol.params.pooling import Pooling
+from baton.protocol.params.sampling import Constraint, LogitBias, Sampling, Stopping
 from tests.executor.serving import Request, Serving, plant
 from tests.executor.test_torch_parity import config_for
 from tests.model.checkpoints import VOCAB, make_checkpoint

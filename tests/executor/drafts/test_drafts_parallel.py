@@ -11,7 +11,7 @@ import pytest
 
 from baton.executor.loading import create_executor
 from baton.protocol.config import Speculation
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 from tests.executor.rank_processes import told_by_ranks
 from tests.executor.serving import Request, Serving
 from tests.executor.test_torch_parity import config_for

@@ -16,7 +16,7 @@ from baton.executor.devices.recorder import NotRecorded
 from baton.executor.torch_late import LateTorchExecutor
 from baton.grammar.vocabulary import Vocabulary
 from baton.protocol.config import Speculation
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 from tests.executor.delayed import DelayedQueue, on_a_delayed_device
 from tests.executor.drafts.test_drafts import LONGEST, SPECIAL, wishes
 from tests.executor.driver import Driver

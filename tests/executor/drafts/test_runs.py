@@ -11,7 +11,7 @@ from baton.executor.base import StepBatch
 from baton.executor.drafts.runs import NOTHING, Places
 from baton.executor.simulated.executor import SimulatedExecutor, simulated_tokens
 from baton.protocol.config import Speculation
-from baton.protocol.sampling import Constraint, Sampling, Stopping
+from baton.protocol.params.sampling import Constraint, Sampling, Stopping
 from tests.executor.serving import Request, Serving, ints
 
 VOCAB, BLOCK = 37, 4

@@ -7,7 +7,7 @@ from baton.executor.base import StepBatch, StepResult
 from baton.executor.results.constraints import FAILED, LATE, ConstrainedSampler
 from baton.grammar.masks import Ready
 from baton.launch.planning.instance_config import instance_config
-from baton.protocol.sampling import Constraint, Sampling, Stopping
+from baton.protocol.params.sampling import Constraint, Sampling, Stopping
 
 VOCAB = 40
 

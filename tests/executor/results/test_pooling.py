@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from baton.executor.base import StepBatch
 from baton.executor.torch_executor import TorchExecutor
 from baton.model.checkpoint.files import LoadError
-from baton.protocol.pooling import SCORES, Pooling, unpack_vector
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.pooling import SCORES, Pooling, unpack_vector
+from baton.protocol.params.sampling import Sampling, Stopping
 from tests.executor.driver import Driver, Request
 from tests.executor.test_torch_parity import config_for, prompt_of
 from tests.model.checkpoints import make_checkpoint, make_classifier

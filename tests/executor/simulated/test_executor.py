@@ -19,7 +19,7 @@ from baton.executor.simulated.executor import (
 )
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.config import CostModel
-from baton.protocol.sampling import Constraint, Sampling, Stopping
+from baton.protocol.params.sampling import Constraint, Sampling, Stopping
 
 VOCAB = 1000
 GREEDY = Sampling(seed=1, temperature=0.0)

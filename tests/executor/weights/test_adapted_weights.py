@@ -16,7 +16,7 @@ from baton.executor.torch_executor import TorchExecutor
 from baton.launch.instances.image_server import image_server
 from baton.model import loader
 from baton.model.checkpoint.files import LoadError
-from baton.protocol.sampling import Sampling
+from baton.protocol.params.sampling import Sampling
 from tests.executor.driver import Driver
 from tests.executor.test_controls import perturbed
 from tests.executor.test_torch_parity import config_for, prompt_of

@@ -25,9 +25,9 @@ from baton.gateway.parsing.choice import Formats
 from baton.gateway.reading.conversations import render_conversation
 from baton.gateway.responses.schemas import ResponsesRequest
 from baton.gateway.text.chat_template import ChatTemplate
-from baton.protocol.repetition import RepetitionDetection
-from baton.protocol.sampling_params import FIELDS, RequestOutputKind, SamplingParams
-from baton.protocol.structured_outputs import StructuredOutputs
+from baton.protocol.params.repetition import RepetitionDetection
+from baton.protocol.params.sampling_params import FIELDS, RequestOutputKind, SamplingParams
+from baton.protocol.params.structured_outputs import StructuredOutputs
 
 TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 KINDS: dict[str, type[msgspec.Struct]] = {

@@ -12,7 +12,7 @@ import pytest
 from baton.gateway.generation import costs
 from baton.gateway.http import context
 from baton.gateway.text.tokenizer import Tokenizer
-from baton.protocol.sampling import LISTED_LOGPROBS
+from baton.protocol.params.sampling import LISTED_LOGPROBS
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from baton.protocol.requests import TO_ENGINE, Submit
-from baton.protocol.rules.seeds import choice_seed
-from baton.protocol.sampling import LogitBias
-from baton.protocol.sampling_params import (
+from baton.protocol.params.sampling import LogitBias
+from baton.protocol.params.sampling_params import (
     InvalidParameter,
     SamplingParams,
     make_params,
     resolve,
 )
+from baton.protocol.requests import TO_ENGINE, Submit
+from baton.protocol.rules.seeds import choice_seed
 
 
 def test_defaults_are_vllms():

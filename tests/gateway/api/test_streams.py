@@ -13,7 +13,7 @@ from baton.gateway.generation.sequence import Update
 from baton.gateway.http import responses
 from baton.gateway.http.stepping import begin
 from baton.gateway.instances.inbox import Inbox, Turn
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.params.sampling import TokenLogprobs
 from tests.gateway.harness import GatewayServer
 
 

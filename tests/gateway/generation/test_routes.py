@@ -13,8 +13,8 @@ from baton.gateway.generation.costs import MAX_ROUTES, check_routes
 from baton.gateway.generation.generation import Generation
 from baton.gateway.generation.routes import routed_experts
 from baton.gateway.served_model import Routing, ServedModel
+from baton.protocol.params.sampling_params import SamplingParams
 from baton.protocol.routes import Routes
-from baton.protocol.sampling_params import SamplingParams
 
 QWEN3_30B = Routing(mixtures=48, chosen=8, experts=128)
 SERVED = ServedModel(

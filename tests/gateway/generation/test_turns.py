@@ -20,8 +20,8 @@ from baton.gateway.rendering.formats import TURN, CompletionLogprobs, Part, chat
 from baton.gateway.rendering.formats import prompt_logprobs as render_prompt_logprobs
 from baton.observe.metrics import Metrics
 from baton.protocol.codec import pack_int32
-from baton.protocol.sampling import LISTED_LOGPROBS, TokenLogprobs
-from baton.protocol.sampling_params import SamplingParams
+from baton.protocol.params.sampling import LISTED_LOGPROBS, TokenLogprobs
+from baton.protocol.params.sampling_params import SamplingParams
 from tests.gateway.harness import GatewayServer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -21,7 +21,7 @@ from baton.gateway.api import answers, states
 from baton.gateway.api.schemas import ChatRequest, CompletionRequest, decode_body
 from baton.gateway.errors import BadRequest
 from baton.gateway.http.openapi import ROUTES, make_document
-from baton.protocol.sampling_params import FIELDS, InvalidParameter, SamplingParams
+from baton.protocol.params.sampling_params import FIELDS, InvalidParameter, SamplingParams
 from tests.gateway.conftest import END
 from tests.gateway.echo_engine import EchoEngine
 from tests.gateway.harness import GatewayServer

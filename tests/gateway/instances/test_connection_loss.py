@@ -13,7 +13,7 @@ from baton.gateway.errors import InstanceUnavailable
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import unpack_int32
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 from tests.gateway.echo_engine import EchoEngine
 
 

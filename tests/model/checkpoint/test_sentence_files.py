@@ -19,7 +19,7 @@ from baton.model.checkpoint.sentence_files import (
     read_pooler_config,
     read_sentence_files,
 )
-from baton.protocol.pooling import Pooling
+from baton.protocol.params.pooling import Pooling
 from tests.executor.results.test_pooling import KINDS, pooled
 from tests.executor.test_torch_parity import config_for, prompt_of
 from tests.model.checkpoints import make_checkpoint

@@ -13,7 +13,7 @@ from baton.executor.devices.kernels import device_sampling, ops_of
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.planning.instance_config import instance_config
 from baton.model.ops import triton
-from baton.protocol.sampling import LogitBias, Sampling
+from baton.protocol.params.sampling import LogitBias, Sampling
 from tests.executor.driver import Driver
 from tests.model.checkpoints import VOCAB, make_checkpoint
 from tests.model.cuda.where import DEVICE, serve

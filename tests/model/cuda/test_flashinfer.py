@@ -33,7 +33,7 @@ from baton.model.attention.flashinfer_backend import FlashInferAttention, page_l
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.attention.torch_pieces import TorchPieces
 from baton.model.ops import flashinfer
-from baton.protocol.sampling import Sampling
+from baton.protocol.params.sampling import Sampling
 from tests.executor.delayed import DelayedQueue, Recorded
 from tests.executor.driver import Driver
 from tests.model.attention_cases import LAYER, Case, Loaded, load, run

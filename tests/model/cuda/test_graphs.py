@@ -25,7 +25,7 @@ from baton.model.cuda.slot_sampling import TritonSampling
 from baton.model.layers.parallel import TensorParallel
 from baton.model.ops import triton
 from baton.protocol.config import Speculation
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 from tests.executor.delayed import DelayedQueue
 from tests.executor.driver import Driver
 from tests.executor.serving import Request as Asked

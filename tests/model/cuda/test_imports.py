@@ -12,7 +12,7 @@ import sys
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.planning.instance_config import instance_config
 from baton.model.checkpoint.hub import EMBEDDED_MODEL, resolve_model
-from baton.protocol.sampling import Sampling
+from baton.protocol.params.sampling import Sampling
 import baton.worker.main, baton.engine.shell.loop, baton.launch.server
 from tests.executor.driver import Driver
 

@@ -14,7 +14,7 @@ from baton.model.cuda.sampling import CHUNK, Wishes, sample, sample_launches
 from baton.model.cuda.slot_sampling import TritonSampling
 from baton.model.sampling.counter_random import stream_starts
 from baton.model.sampling.edits import SlotEdits, edit_entries, edit_logits, leave_out
-from baton.protocol.sampling import LogitBias, Sampling, Stopping
+from baton.protocol.params.sampling import LogitBias, Sampling, Stopping
 from tests.model.cuda.where import DEVICE, ON_DEVICE
 
 FUSED = [name for name in instruction_sets() if name.startswith("avx")]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.sampling.sampler import Sampler
 from baton.protocol.codec import pack_int32
-from baton.protocol.sampling import Constraint, Sampling, Stopping
+from baton.protocol.params.sampling import Constraint, Sampling, Stopping
 
 VOCAB = 97
 KERNELS = [None] if sampling_kernel() is None else [None, sampling_kernel()]

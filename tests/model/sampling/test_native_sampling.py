@@ -10,7 +10,7 @@ from torch import Tensor
 from baton.model.cpu.library import instruction_sets, load
 from baton.model.cpu.sampling import native_kernel
 from baton.model.sampling.sampler import Sampler
-from baton.protocol.sampling import Constraint, LogitBias, Sampling, Stopping
+from baton.protocol.params.sampling import Constraint, LogitBias, Sampling, Stopping
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there is no native library")
 EVERY_BUILD = pytest.mark.parametrize("build", instruction_sets())

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.sampling import sampler as sampler_module
 from baton.model.sampling.counter_random import stream_starts, uniforms
-from baton.protocol.sampling import LISTED_LOGPROBS, LogitBias, Sampling, Stopping
+from baton.protocol.params.sampling import LISTED_LOGPROBS, LogitBias, Sampling, Stopping
 
 VOCAB = 50
 _KERNELS = {"torch": None} if sampling_kernel() is None else {"torch": None, "kernel": sampling_kernel()}

@@ -16,7 +16,7 @@ from baton.model.cpu.linear import NativeInt8Product, serves
 from baton.model.layers.int8 import Int8Product, why_not_int8, why_not_onednn_int8
 from baton.model.ops.fused import FusedOps
 from baton.model.weights.quantized import Quantized, quantize_activations, quantize_rows
-from baton.protocol.sampling import Sampling
+from baton.protocol.params.sampling import Sampling
 from tests.executor.driver import Driver
 from tests.executor.test_torch_parity import config_for, prompt_of, same_in_a_crowd
 from tests.model.checkpoints import make_checkpoint

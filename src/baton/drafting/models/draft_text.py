@@ -6,7 +6,7 @@ import numpy as np
 
 from baton.drafting.base import Int32Array
 from baton.drafting.models.draft_kv import DraftKv, digest_of, digest_of_salt
-from baton.protocol.sampling import Stopping
+from baton.protocol.params.sampling import Stopping
 
 _SPARE = 256
 

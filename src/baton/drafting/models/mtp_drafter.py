@@ -34,7 +34,7 @@ from baton.drafting.cost import StepCost
 from baton.drafting.models.draft_kv import DraftKv
 from baton.drafting.models.draft_text import DraftText
 from baton.drafting.models.how_many import HowMany
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 _MOST_WAITING = 64
 """Tokens whose hidden states wait."""

@@ -75,9 +75,9 @@ from baton.protocol.handover import (
     Routed,
     Taken,
 )
+from baton.protocol.params.sampling import LISTED_LOGPROBS
 from baton.protocol.requests import Target
 from baton.protocol.rules.fair_queue import FairLine
-from baton.protocol.sampling import LISTED_LOGPROBS
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from array import array
 from baton.engine.outbox import Outboxes
 from baton.engine.request import Outbox, Request
 from baton.protocol.codec import INT64
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.params.sampling import TokenLogprobs
 
 
 class _Part:

@@ -11,7 +11,7 @@ import numpy as np
 from baton.drafting.base import Drafter
 from baton.drafting.models.mtp_drafter import MtpDrafter, States
 from baton.executor.base import Int32Array, Int64Array, StepBatch, StepResult
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 _NONE = -1
 """In place of a draft."""

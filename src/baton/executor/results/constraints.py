@@ -23,7 +23,7 @@ from baton.grammar.vocabulary import Vocabulary, matching_tokenizer
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.sampling.sampler import Sampler, SlotSampling
 from baton.protocol.config import InstanceConfig
-from baton.protocol.sampling import NOTHING_LEFT, Sampling, Stopping, TokenLogprobs
+from baton.protocol.params.sampling import NOTHING_LEFT, Sampling, Stopping, TokenLogprobs
 
 FAILED, LATE = -1, -2
 """In place of a token, on its way between ranks: none could be chosen; none can be chosen yet."""

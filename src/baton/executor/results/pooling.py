@@ -1,4 +1,4 @@
-"""What is made of the hidden states of prompts that want a result instead of a token (`protocol/pooling.py`).
+"""What is made of the hidden states of prompts that want a result, no token (`protocol/params/pooling.py`).
 
 Theory.  A prompt may come in several pieces.  `last` and `labels` need its last token alone; of `first` the
 row of the first token is kept, and of `mean` the sum so far: in float64, token after token, so that it does
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from baton.executor.base import StepBatch
-from baton.protocol.pooling import Pooling
+from baton.protocol.params.pooling import Pooling
 
 Float64Array = npt.NDArray[np.float64]
 _NORM_ROWS = 512

@@ -9,7 +9,7 @@ from torch import Tensor
 from baton.executor.base import Int32Array
 from baton.model.loader import AnyDecoder
 from baton.model.sampling.logprobs import token_logprobs
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.params.sampling import TokenLogprobs
 
 _CHUNK_BYTES = 64 << 20
 """Of logits in float32, at a time."""

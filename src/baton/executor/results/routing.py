@@ -10,8 +10,8 @@ from baton.executor.drafts.runs import confirmed_counts
 from baton.executor.results.expert_load import ExpertLoad
 from baton.model.decoder.decoder import Decoder
 from baton.model.loader import AnyDecoder
+from baton.protocol.params.sampling import Sampling
 from baton.protocol.routes import MAX_RUN_BYTES, Routes, id_width
-from baton.protocol.sampling import Sampling
 
 
 class ExpertReports:

@@ -23,7 +23,7 @@ from baton.model.cpu.suffix import suffix_kernel
 from baton.model.layers.parallel import TensorParallel
 from baton.model.sampling.sampler import SlotSampling
 from baton.protocol.config import InstanceConfig
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 
 class StepSampler:

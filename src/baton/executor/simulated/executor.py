@@ -37,8 +37,8 @@ from baton.executor.simulated.hashes import RowHashes, finish_one, salt_of, sum_
 from baton.executor.simulated.pool import TokenPool
 from baton.executor.simulated.results import InventedRoutes, invented_logprobs, simulated_vector
 from baton.protocol.config import CostModel, InstanceConfig, Speculation
-from baton.protocol.pooling import Pooling, pack_vector
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.pooling import Pooling, pack_vector
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.transfer.base import PoolView
 
 UInt64Array = npt.NDArray[np.uint64]

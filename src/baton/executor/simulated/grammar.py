@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.executor.base import Int32Array
-from baton.protocol.sampling import Constraint, Stopping
+from baton.protocol.params.sampling import Constraint, Stopping
 
 _FORM = re.compile(r"residues (\d{1,4}), late (\d{1,4})")
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from baton.executor.base import Int32Array, OnLayers, StepBatch, StepResult, needs_token
 from baton.executor.simulated.executor import SimulatedExecutor
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 IN_FLIGHT = 2
 """Steps that may be launched and not collected."""

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from baton.executor.base import Int32Array, StepBatch, StepResult
 from baton.executor.drafts.runs import confirmed_counts
 from baton.protocol.codec import pack_int32
-from baton.protocol.pooling import Pooling
+from baton.protocol.params.pooling import Pooling
+from baton.protocol.params.sampling import LISTED_LOGPROBS, Sampling, TokenLogprobs
 from baton.protocol.routes import Routes
-from baton.protocol.sampling import LISTED_LOGPROBS, Sampling, TokenLogprobs
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 DIMENSIONS = 8

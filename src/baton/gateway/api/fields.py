@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from baton.gateway.api.tools import MAX_TOOLS
-from baton.protocol.sampling_params import (
+from baton.protocol.params.sampling_params import (
     LEAST_FACTOR,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORD_LENGTH,

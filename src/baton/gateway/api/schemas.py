@@ -24,8 +24,8 @@ from baton.gateway.api.formats import ResponseFormat
 from baton.gateway.api.messages import refuse_parts
 from baton.gateway.api.unknown import MAX_WARNED, UNSUPPORTED, Refusal, is_refused, unknown_in
 from baton.gateway.errors import BadRequest
-from baton.protocol.repetition import RepetitionDetection
-from baton.protocol.structured_outputs import StructuredOutputs
+from baton.protocol.params.repetition import RepetitionDetection
+from baton.protocol.params.structured_outputs import StructuredOutputs
 
 
 class StreamOptions(msgspec.Struct):

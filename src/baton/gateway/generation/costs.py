@@ -9,8 +9,8 @@ import msgspec
 from baton.gateway.api.fields import MAX_SEQUENCES
 from baton.gateway.errors import BadRequest
 from baton.gateway.served_model import ServedModel
-from baton.protocol.sampling import LISTED_LOGPROBS
-from baton.protocol.sampling_params import InvalidParameter, SamplingParams
+from baton.protocol.params.sampling import LISTED_LOGPROBS
+from baton.protocol.params.sampling_params import InvalidParameter, SamplingParams
 
 MAX_PROMPT_TOKENS = 1 << 24
 """Of one request: each prompt's tokens times n.  128 answers to a prompt of 131,072 tokens."""

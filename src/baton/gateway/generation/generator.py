@@ -38,11 +38,11 @@ from baton.observe.events.story import Story
 from baton.observe.metrics import Metrics
 from baton.observe.tracing.tracer import Tracer
 from baton.protocol.codec import pack_int32
-from baton.protocol.pooling import Pooling
+from baton.protocol.params.pooling import Pooling
+from baton.protocol.params.sampling import Sampling, Stopping
+from baton.protocol.params.sampling_params import SamplingParams, resolve
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.rules.seeds import choice_seed, draw_seed
-from baton.protocol.sampling import Sampling, Stopping
-from baton.protocol.sampling_params import SamplingParams, resolve
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.generation.routes import routed_experts
 from baton.gateway.parsing.deltas import Call, Content, Parsed, Reasoning
 from baton.observe.events.views import Timings
-from baton.protocol.pooling import unpack_vector
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.params.pooling import unpack_vector
+from baton.protocol.params.sampling import TokenLogprobs
 
 if TYPE_CHECKING:
     from baton.gateway.generation.routes import Ids

@@ -44,7 +44,7 @@ from baton.gateway.sharing import Sharing, SharingOptions
 from baton.gateway.text.chat_template import ChatTemplateError
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.observe.metrics import Metrics
-from baton.protocol.sampling_params import InvalidParameter
+from baton.protocol.params.sampling_params import InvalidParameter
 
 
 def create_app(

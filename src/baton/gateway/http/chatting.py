@@ -20,7 +20,7 @@ from baton.gateway.parsing.plan import Parsing
 from baton.gateway.reading.prompts import Prompt, encode
 from baton.gateway.reading.reader import Found
 from baton.gateway.reading.truncation import truncated
-from baton.protocol.sampling_params import SamplingParams, make_params
+from baton.protocol.params.sampling_params import SamplingParams, make_params
 
 _CHAT_NAMES: Mapping[str, str] = {}
 

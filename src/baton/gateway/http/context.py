@@ -39,7 +39,7 @@ from baton.gateway.text.tokenizer import Tokenizer
 from baton.observe.events.context import Trace, caller_of
 from baton.observe.metrics import Metrics
 from baton.observe.tracing.tracer import Tracer
-from baton.protocol.sampling_params import SamplingParams
+from baton.protocol.params.sampling_params import SamplingParams
 
 _MIN_BODY_BYTES = 4 << 20
 _MAX_BODY_BYTES = 16 << 20

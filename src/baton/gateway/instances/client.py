@@ -35,9 +35,9 @@ from baton.gateway.instances.orders import Answers, ask_each, checked, merge
 from baton.ipc.sockets.curve import Encryption, Place
 from baton.ipc.sockets.zeromq import terminate
 from baton.protocol.codec import pack_int32
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.protocol.requests import QueryKind, Welcome
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
-from baton.protocol.sampling import Sampling, Stopping
 from baton.protocol.weights import Weights
 
 log = logging.getLogger(__name__)

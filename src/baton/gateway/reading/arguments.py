@@ -7,7 +7,7 @@ from typing import Any
 
 from baton.gateway.api.messages import ContentFormat, read_messages
 from baton.gateway.errors import BadRequest
-from baton.protocol.sampling_params import SamplingParams
+from baton.protocol.params.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids (an array of them too), or {"prompt": text} / {"prompt_token_ids": ids}."""

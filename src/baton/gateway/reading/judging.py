@@ -9,7 +9,7 @@ from operator import mul
 from baton.gateway.errors import BadRequest, InternalError
 from baton.gateway.served_model import Activation, Judge, ServedModel
 from baton.gateway.text.tokenizer import Tokenizer, TokenizerError
-from baton.protocol.pooling import SCORES, Pooling, unpack_vector
+from baton.protocol.params.pooling import SCORES, Pooling, unpack_vector
 
 Scorer = Callable[[list[float]], float]
 """From the model's results for a pair to its score."""

@@ -14,7 +14,7 @@ import msgspec
 from baton.gateway.generation.ending import timings_of
 from baton.gateway.generation.generation import Generation
 from baton.gateway.text.tokenizer import Tokenizer
-from baton.protocol.sampling import LISTED_LOGPROBS, TokenLogprobs
+from baton.protocol.params.sampling import LISTED_LOGPROBS, TokenLogprobs
 
 _LOWEST = -9999.0
 """Instead of minus infinity, which JSON cannot say."""

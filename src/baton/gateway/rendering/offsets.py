@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from baton.gateway.text.tokenizer import Tokenizer
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.params.sampling import TokenLogprobs
 
 
 class TextOffsets:

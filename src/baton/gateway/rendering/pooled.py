@@ -11,7 +11,7 @@ from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.reading.judging import Scorer, activated, checked, scores_of
 from baton.gateway.rendering.formats import Part, encode, usage
 from baton.gateway.served_model import Activation
-from baton.protocol.pooling import unpack_vector
+from baton.protocol.params.pooling import unpack_vector
 
 _WORK = 16
 """Of writing a vector (`formats.TURN`)."""

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from baton.gateway.reading.prompts import Prompt
-from baton.protocol.sampling_params import SamplingParams
+from baton.protocol.params.sampling_params import SamplingParams
 
 
 def rendered(

@@ -17,7 +17,7 @@ from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.parsing.deltas import Content
 from baton.gateway.rendering.formats import Part, TokenNames, encode, logprobs_entry, timings_member
 from baton.gateway.responses.output import Output, event
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.params.sampling import TokenLogprobs
 
 Keep = Callable[[bytes, list[tuple[str, bytes]]], bool]
 """Takes an answer that is complete, as JSON, and its output items.  False: it is not kept."""

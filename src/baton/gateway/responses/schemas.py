@@ -10,8 +10,8 @@ from msgspec import Meta
 from baton.gateway.api import fields as f
 from baton.gateway.api.tools import MAX_TOOLS
 from baton.gateway.api.unknown import Refusal
-from baton.protocol.limits import MAX_LOGPROBS
-from baton.protocol.structured_outputs import StructuredOutputs
+from baton.protocol.params.limits import MAX_LOGPROBS
+from baton.protocol.params.structured_outputs import StructuredOutputs
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"

@@ -11,7 +11,7 @@ from baton.launch.limits import MAX_SECONDS, OptionError
 from baton.launch.options.flag import JsonObject, Options, flag
 from baton.launch.options.record import RecordOptions
 from baton.launch.options.speculation import SpeculationOptions
-from baton.protocol.limits import MAX_LOGPROBS
+from baton.protocol.params.limits import MAX_LOGPROBS
 
 MANY = 1 << 30
 """Of requests: the queue of a program's own instance has no end."""

@@ -32,7 +32,7 @@ from baton.model.checkpoint.sentence_files import (
 )
 from baton.model.description.model import MoeConfig
 from baton.protocol.config import Dtype, InstanceConfig
-from baton.protocol.pooling import Pooling
+from baton.protocol.params.pooling import Pooling
 
 _DTYPES: dict[str, Dtype] = {
     "half": "float16",

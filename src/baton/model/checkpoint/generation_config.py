@@ -1,8 +1,8 @@
 """generation_config.json: what the authors of a checkpoint recommend for generation.
 
 Its values become the defaults of requests, so each is checked here with the limits of a request's own
-(`protocol/sampling_params.py`): a server must not start and then refuse every request for a field that no
-client sent.
+(`protocol/params/sampling_params.py`): a server must not start and then refuse every request for a field that
+no client sent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from baton.model.checkpoint.gguf import is_gguf
 from baton.model.checkpoint.gguf_config import SOURCE, read_generation
 from baton.model.description.fields import Fields, read_json_object
-from baton.protocol.sampling_params import InvalidParameter, make_params
+from baton.protocol.params.sampling_params import InvalidParameter, make_params
 
 FILE = "generation_config.json"
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

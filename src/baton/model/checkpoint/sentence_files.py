@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from baton.model.checkpoint.config import UnsupportedModel
-from baton.protocol.pooling import Pooling, PoolingKind
+from baton.protocol.params.pooling import Pooling, PoolingKind
 
 _MODES: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean", "cls": "first"}
 _FLAGS = {

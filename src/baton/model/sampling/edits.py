@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton.protocol.sampling import Sampling, Stopping
+from baton.protocol.params.sampling import Sampling, Stopping
 
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]

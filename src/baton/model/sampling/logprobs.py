@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from baton.protocol.sampling import LISTED_LOGPROBS, TokenLogprobs
+from baton.protocol.params.sampling import LISTED_LOGPROBS, TokenLogprobs
 
 
 def token_logprobs(

@@ -34,7 +34,7 @@ from baton.model.cpu.sampling import KernelSampling, SampleKernel, SlotParameter
 from baton.model.sampling.counter_random import stream_starts, uniforms
 from baton.model.sampling.edits import SlotEdits, edit_entries, edit_logits, leave_out
 from baton.model.sampling.logprobs import token_logprobs
-from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
+from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]

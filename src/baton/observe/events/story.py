@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.observe.events.context import Trace
 from baton.observe.events.trail import Trail
-from baton.protocol.sampling_params import SamplingParams
+from baton.protocol.params.sampling_params import SamplingParams
 
 MAX_TRAILS = 8
 """Of one request: the first ones.  What is kept is bounded by requests, and one may have 4,096 sequences."""

@@ -11,8 +11,8 @@ import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from baton.protocol.pooling import Pooling
-from baton.protocol.sampling import Constraint, Sampling, Stopping
+from baton.protocol.params.pooling import Pooling
+from baton.protocol.params.sampling import Constraint, Sampling, Stopping
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _LENGTH_MIX = 0xD6E8FEB86659FD93

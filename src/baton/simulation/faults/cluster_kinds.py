@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from baton.engine.handover.records import TRUST, Stage
 from baton.gateway.cluster.member import LABELS
 from baton.protocol.handover import PEER, Cancel, Renew, Reserve
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.protocol.rules.passes import gateway_key, plan_pass
-from baton.protocol.sampling import Sampling, Stopping
 from baton.simulation.checks.looks import arrivals_of, attempts_of, well
 from baton.simulation.faults.kinds import fault, stall
 from baton.simulation.parties.worker import RankProcess

@@ -20,8 +20,8 @@ from baton.gateway.arranging.arranger import Rules
 from baton.gateway.arranging.slo import Slo
 from baton.gateway.cluster.member import Label
 from baton.protocol.config import CostModel, InstanceConfig
-from baton.protocol.pooling import Pooling, PoolingKind
-from baton.protocol.sampling import Constraint, Sampling, Stopping
+from baton.protocol.params.pooling import Pooling, PoolingKind
+from baton.protocol.params.sampling import Constraint, Sampling, Stopping
 from baton.simulation.plans.late import draw_steps
 from baton.simulation.plans.plan import (
     CLUSTER_DRIFT,

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from baton.gateway.arranging.arranger import Rules
 from baton.gateway.cluster.member import Label
 from baton.protocol.config import InstanceConfig
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
-from baton.protocol.sampling import Sampling, Stopping
 
 VOCAB_SIZE = 48
 POISON = VOCAB_SIZE - 1

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 
 from baton.protocol.commands import Pace, Reprioritize
 from baton.protocol.config import InstanceConfig
-from baton.protocol.sampling import LISTED_LOGPROBS
+from baton.protocol.params.sampling import LISTED_LOGPROBS
 
 LOGPROBS_A_STEP = 1 << 17
 """Of prompts' tokens, where many of each are wanted: a vocabulary's."""

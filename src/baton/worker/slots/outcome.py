@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from baton.executor.base import Int32Array, StepBatch, StepResult
+from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.reports import Closed, PromptLogprobs, StepReport
 from baton.protocol.routes import Routes
-from baton.protocol.sampling import Sampling, Stopping, TokenLogprobs
 
 
 class Admitted(NamedTuple):

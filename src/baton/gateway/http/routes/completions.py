@@ -21,7 +21,7 @@ from baton.gateway.rendering.completion import CompletionOptions, CompletionRend
 from baton.gateway.rendering.formats import TokenNames
 from baton.gateway.rendering.formats import encode as encode_json
 from baton.gateway.rendering.prompts import rendered
-from baton.protocol.sampling_params import SamplingParams, make_params
+from baton.protocol.params.sampling_params import SamplingParams, make_params
 
 
 def completion_routes(gateway: Gateway) -> list[Route]:

@@ -23,8 +23,8 @@ from baton.gateway.reading.reader import Found
 from baton.gateway.reading.truncation import Side, truncate
 from baton.gateway.rendering.pooled import ClassifyRenderer, EmbeddingRenderer
 from baton.gateway.served_model import ServedModel, Task
-from baton.protocol.pooling import SCORES, Pooling
-from baton.protocol.sampling_params import NO_TOKENS
+from baton.protocol.params.pooling import SCORES, Pooling
+from baton.protocol.params.sampling_params import NO_TOKENS
 
 
 def embedding_routes(gateway: Gateway) -> list[Route]:

@@ -18,7 +18,7 @@ from baton.gateway.http.routes.embeddings import check_task, ids_of
 from baton.gateway.reading.judging import Scorer, judging, scorer_of
 from baton.gateway.reading.reader import Found
 from baton.gateway.rendering.pooled import RerankRenderer, ScoreRenderer
-from baton.protocol.sampling_params import NO_TOKENS
+from baton.protocol.params.sampling_params import NO_TOKENS
 
 RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
 SCORE = ("/score", "/v1/score")

@@ -30,7 +30,7 @@ from baton.grammar.description import (
     Tagged,
 )
 from baton.grammar.limits import MAX_DESCRIPTION_BYTES
-from baton.protocol.structured_outputs import StructuredOutputs, asks_nothing
+from baton.protocol.params.structured_outputs import StructuredOutputs, asks_nothing
 
 _KEPT = 256
 _OBJECT = Json({"type": "object"})

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from baton.protocol.codec import pack_int32, unpack_int32
-from baton.protocol.pooling import Pooling
+from baton.protocol.params.pooling import Pooling
 
 MAX_GRAMMAR_BYTES = 512 << 10
 """Of a constraint: it travels with each sequence of a request."""
@@ -105,7 +105,7 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True):
     logprob_ids: bytes = b""
     """Packed int32: with `logprobs`, these tokens are reported instead of the most likely ones."""
     routes_from: int | None = None
-    """Not None: the experts that tokens go to are wanted, of positions from here on (`routes.py`)."""
+    """Not None: experts that tokens go to are wanted, of positions from here on (`protocol/routes.py`)."""
 
 
 class Stopping(msgspec.Struct, array_like=True, frozen=True):

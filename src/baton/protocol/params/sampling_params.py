@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from baton.protocol.codec import pack_int32
-from baton.protocol.repetition import RepetitionDetection
-from baton.protocol.sampling import Constraint, LogitBias, Sampling, Stopping
-from baton.protocol.structured_outputs import StructuredOutputs
+from baton.protocol.params.repetition import RepetitionDetection
+from baton.protocol.params.sampling import Constraint, LogitBias, Sampling, Stopping
+from baton.protocol.params.structured_outputs import StructuredOutputs
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
@@ -379,4 +379,4 @@ def _logit_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
 
 
 NO_TOKENS = SamplingParams(max_tokens=1, temperature=0.0, seed=0, detokenize=False)
-"""Of a request that generates nothing (`protocol/pooling.py`)."""
+"""Of a request that generates nothing (`protocol/params/pooling.py`)."""
