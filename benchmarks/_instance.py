@@ -14,7 +14,7 @@ import zmq
 
 from baton.launch.instances.processes.instance import InstanceLaunch
 from baton.protocol.config import InstanceConfig
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, Welcome
+from baton.protocol.messages.requests import FROM_ENGINE, TO_ENGINE, Hello, Welcome
 
 
 @contextmanager

@@ -29,7 +29,7 @@ import numpy as np
 
 from baton.ipc.memory import SharedMemory, create_memory
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Admit
+from baton.protocol.messages.commands import Admit
 from baton.protocol.params.sampling import Sampling, Stopping
 from baton.worker.slots.outcome import Admitted
 from baton.worker.slots.slots import Slots

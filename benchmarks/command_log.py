@@ -40,8 +40,8 @@ from baton.ipc.ring import RingReader, create_ring
 from baton.ipc.ticket import TicketReader, TicketWriter, create_tickets
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import COMMANDS, Admit, CommandBatch, Control
 from baton.protocol.config import CostModel
+from baton.protocol.messages.commands import COMMANDS, Admit, CommandBatch, Control
 from baton.protocol.params.sampling import Sampling, Stopping
 from baton.worker.command_log import CommandLog
 from baton.worker.rounds import SPIN_S

@@ -38,11 +38,11 @@ from baton.engine.shell.loop import EngineLoop
 from baton.executor.base import ExecutorInfo, Int32Array, StepBatch, StepResult
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import COMMANDS, Admit
 from baton.protocol.config import CostModel, InstanceConfig
+from baton.protocol.messages.commands import COMMANDS, Admit
+from baton.protocol.messages.reports import REPORTS, StepReport, WorkerReady
+from baton.protocol.messages.requests import FROM_ENGINE, TO_ENGINE, Hello, Query, QueryReply, Submit
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import REPORTS, StepReport, WorkerReady
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, Query, QueryReply, Submit
 from baton.worker.wiring import GroupWiring, WorkerWiring
 
 VOCAB = 50_000

@@ -30,11 +30,11 @@ from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.instances.inbox import Inbox
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, pack_int64
-from baton.protocol.commands import Admit
-from baton.protocol.handover import InstanceSource
+from baton.protocol.messages.commands import Admit
+from baton.protocol.messages.handover import InstanceSource
+from baton.protocol.messages.reports import StepReport, WorkerReady
+from baton.protocol.messages.requests import Cancel, Hello, Load, Outputs, Submit, Welcome
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import StepReport, WorkerReady
-from baton.protocol.requests import Cancel, Hello, Load, Outputs, Submit, Welcome
 
 BLOCK = 32
 VOCAB = 50_000

@@ -49,9 +49,9 @@ from baton.observe.events.story import Story
 from baton.observe.events.views import timings
 from baton.observe.tracing.collector import HTTP, OtlpCollector
 from baton.observe.tracing.traced import traced
+from baton.protocol.messages.reports import StepReport, StepsRan
+from baton.protocol.messages.requests import FROM_ENGINE, Finished, Load, Outputs
 from baton.protocol.notes import Note, Notes
-from baton.protocol.reports import StepReport, StepsRan
-from baton.protocol.requests import FROM_ENGINE, Finished, Load, Outputs
 from baton.worker.ran import StepTimes
 from idle import cpu_seconds
 

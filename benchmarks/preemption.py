@@ -25,8 +25,16 @@ from baton.executor.simulated.executor import simulated_next_token
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.config import CostModel
+from baton.protocol.messages.requests import (
+    FROM_ENGINE,
+    TO_ENGINE,
+    Failing,
+    Outputs,
+    Query,
+    QueryReply,
+    Submit,
+)
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Failing, Outputs, Query, QueryReply, Submit
 
 VOCAB = 1000
 STOPS = tuple(range(6))

@@ -27,11 +27,11 @@ from baton.engine.recording.recorder import RecordingCore, create_core
 from baton.engine.recording.replay import find_recordings, replay
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import COMMANDS, Admit
 from baton.protocol.config import CostModel, InstanceConfig
+from baton.protocol.messages.commands import COMMANDS, Admit
+from baton.protocol.messages.reports import REPORTS, StepReport, WorkerReady
+from baton.protocol.messages.requests import FROM_ENGINE, TO_ENGINE, Hello, Outputs, Query, QueryReply, Submit
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import REPORTS, StepReport, WorkerReady
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, Outputs, Query, QueryReply, Submit
 
 VOCAB = 50_000
 BLOCK = 32

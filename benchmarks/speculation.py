@@ -64,8 +64,8 @@ from baton.launch.planning.instance_config import instance_config
 from baton.model.checkpoint.config import ModelConfig
 from baton.model.checkpoint.hub import resolve_model
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Admit
 from baton.protocol.config import Speculation
+from baton.protocol.messages.commands import Admit
 from baton.protocol.params.sampling import Constraint, Sampling, Stopping
 from baton.protocol.rules.prefix_keys import root_key
 from baton.worker.slots.outcome import Admitted

@@ -47,7 +47,8 @@ from _common import Table, machine, percentile, print_machine, write_json
 from baton.executor.simulated.pool import TokenPool
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import (
+from baton.protocol.config import CostModel, InstanceConfig
+from baton.protocol.messages.commands import (
     COMMANDS,
     TRANSFERS,
     Admit,
@@ -57,10 +58,9 @@ from baton.protocol.commands import (
     Grant,
     TransferBatch,
 )
-from baton.protocol.config import CostModel, InstanceConfig
-from baton.protocol.handover import InstanceSource, PoolSource
+from baton.protocol.messages.handover import InstanceSource, PoolSource
+from baton.protocol.messages.reports import REPORTS, Fetched, StepReport, StrangersRefused, WorkerReady
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import REPORTS, Fetched, StepReport, StrangersRefused, WorkerReady
 from baton.protocol.rules.cluster_secret import NO_SECRETS, SECRETS_VARIABLE, ClusterSecret, Secrets
 from baton.transfer.service import TransferService
 from baton.transfer.transports.sealing import HEAD_BYTES, RECORD_BYTES, TAG_BYTES, Seal

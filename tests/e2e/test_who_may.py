@@ -27,9 +27,9 @@ from baton.ipc.sockets.curve import Encryption, Place
 from baton.ipc.sockets.zeromq import terminate
 from baton.launch.planning.cluster_secret import read_secrets
 from baton.protocol.codec import pack_int32
-from baton.protocol.handover import PEER, Handoff
+from baton.protocol.messages.handover import PEER, Handoff
+from baton.protocol.messages.requests import FROM_ENGINE, TO_ENGINE, Hello, Submit, Welcome
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, Submit, Welcome
 from baton.protocol.rules.cluster_secret import (
     CURVE_CLIENT,
     CURVE_LEADER,

@@ -18,11 +18,21 @@ from baton.engine.core import EngineCore
 from baton.executor.simulated.executor import SimulatedExecutor, simulated_next_token
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
-from baton.protocol.commands import CommandBatch, Control, DropFetch, Fetch
-from baton.protocol.handover import PEER
+from baton.protocol.messages.commands import CommandBatch, Control, DropFetch, Fetch
+from baton.protocol.messages.handover import PEER
+from baton.protocol.messages.reports import ControlDone, Fetched, LayersDone, StepReport, WorkerReady
+from baton.protocol.messages.requests import (
+    Cancel,
+    Finished,
+    Hello,
+    Load,
+    Outputs,
+    Query,
+    QueryReply,
+    Submit,
+    Target,
+)
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import ControlDone, Fetched, LayersDone, StepReport, WorkerReady
-from baton.protocol.requests import Cancel, Finished, Hello, Load, Outputs, Query, QueryReply, Submit, Target
 from baton.transfer.layout import plan
 from baton.worker.slots.outcome import Admitted
 from baton.worker.slots.slots import Slots

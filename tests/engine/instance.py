@@ -12,7 +12,7 @@ from msgspec import structs
 
 from baton.engine.shell.loop import EngineLoop
 from baton.protocol.config import InstanceConfig
-from baton.protocol.requests import (
+from baton.protocol.messages.requests import (
     FROM_ENGINE,
     TO_ENGINE,
     FromEngine,

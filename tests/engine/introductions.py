@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.protocol.requests import Target
+from baton.protocol.messages.requests import Target
 from baton.protocol.rules.passes import gateway_key, pair_key, plan_pass
 
 

@@ -7,11 +7,11 @@ import msgspec
 from baton.engine.core import EngineCore
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
-from baton.protocol.commands import Admit, Command
-from baton.protocol.handover import InstanceSource, PeerMessage, PoolSource, Reserve
+from baton.protocol.messages.commands import Admit, Command
+from baton.protocol.messages.handover import InstanceSource, PeerMessage, PoolSource, Reserve
+from baton.protocol.messages.reports import Closed, CloseReason, Fetched, LayersDone, StepReport, WorkerReady
+from baton.protocol.messages.requests import Finished, Hello, Outputs, Query, QueryReply, Submit
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import Closed, CloseReason, Fetched, LayersDone, StepReport, WorkerReady
-from baton.protocol.requests import Finished, Hello, Outputs, Query, QueryReply, Submit
 
 from .introductions import introduce
 

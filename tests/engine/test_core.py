@@ -13,12 +13,28 @@ from baton.engine.states import TRANSITIONS, Event, IllegalTransition, State
 from baton.engine.workers.handshake import DYING_S
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
-from baton.protocol.commands import Abort, Admit, Control, Grow, Pace, Preempt
 from baton.protocol.config import CostModel
+from baton.protocol.messages.commands import Abort, Admit, Control, Grow, Pace, Preempt
+from baton.protocol.messages.reports import (
+    Closed,
+    CloseReason,
+    PromptLogprobs,
+    StepReport,
+    WorkerFailed,
+    WorkerReady,
+)
+from baton.protocol.messages.requests import (
+    Cancel,
+    Failing,
+    Hello,
+    Outputs,
+    Query,
+    QueryReply,
+    Submit,
+    Welcome,
+)
 from baton.protocol.params.pooling import Pooling
 from baton.protocol.params.sampling import LogitBias, Sampling, Stopping, TokenLogprobs
-from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport, WorkerFailed, WorkerReady
-from baton.protocol.requests import Cancel, Failing, Hello, Outputs, Query, QueryReply, Submit, Welcome
 from baton.protocol.rules.fair_queue import Flow
 from baton.protocol.rules.silence import LOOKS, MAX_VOIDS
 from tests.engine.world import World

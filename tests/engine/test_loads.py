@@ -6,9 +6,9 @@ from baton.engine.core import EngineCore
 from baton.engine.loads import Speeds
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int64
-from baton.protocol.handover import Reserved
-from baton.protocol.reports import CloseReason, WorkerReady
-from baton.protocol.requests import Hello, Load, Welcome
+from baton.protocol.messages.handover import Reserved
+from baton.protocol.messages.reports import CloseReason, WorkerReady
+from baton.protocol.messages.requests import Hello, Load, Welcome
 from baton.protocol.rules.prefix_keys import short_keys
 from tests.engine.cluster import Cluster
 from tests.engine.peerscript import PeerScript, pool_source

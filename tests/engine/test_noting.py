@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Admit
-from baton.protocol.handover import Handoff, Refused, Reserve, Reserved, Taken
+from baton.protocol.messages.commands import Admit
+from baton.protocol.messages.handover import Handoff, Refused, Reserve, Reserved, Taken
+from baton.protocol.messages.reports import CloseReason
 from baton.protocol.notes import MEANING, Note, described
-from baton.protocol.reports import CloseReason
 from tests.engine.peerscript import PeerScript
 
 

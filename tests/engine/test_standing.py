@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.protocol.requests import Hello, Query, QueryReply, Welcome
+from baton.protocol.messages.requests import Hello, Query, QueryReply, Welcome
 from baton.protocol.standing import Stand, Standing
 from tests.engine.world import World
 

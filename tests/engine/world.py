@@ -16,11 +16,10 @@ from baton.engine.states import State
 from baton.executor.simulated.executor import SimulatedExecutor, simulated_next_token
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
-from baton.protocol.commands import CommandBatch
 from baton.protocol.config import CostModel
-from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import StepReport, WorkerReady
-from baton.protocol.requests import (
+from baton.protocol.messages.commands import CommandBatch
+from baton.protocol.messages.reports import StepReport, WorkerReady
+from baton.protocol.messages.requests import (
     Cancel,
     Finished,
     FromEngine,
@@ -31,6 +30,7 @@ from baton.protocol.requests import (
     Submit,
     Welcome,
 )
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.worker.slots.composition import composition_of
 from baton.worker.slots.outcome import Admitted
 from baton.worker.slots.slots import Slots

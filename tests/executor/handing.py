@@ -7,11 +7,11 @@ from typing import Any
 
 from baton.executor.torch_executor import TorchExecutor
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Fetch
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import InstanceSource
+from baton.protocol.messages.commands import Fetch
+from baton.protocol.messages.handover import InstanceSource
+from baton.protocol.messages.reports import Fetched
 from baton.protocol.params.sampling import Sampling
-from baton.protocol.reports import Fetched
 from baton.transfer.service import TransferService
 from tests.executor.driver import Driver, Request
 

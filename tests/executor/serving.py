@@ -10,7 +10,7 @@ import numpy as np
 from baton.drafting.planted import PlantedDrafter
 from baton.executor.base import Executor
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Admit, Grow, Preempt
+from baton.protocol.messages.commands import Admit, Grow, Preempt
 from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
 from baton.worker.slots.outcome import Admitted
 from baton.worker.slots.slots import Slots

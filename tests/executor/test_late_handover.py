@@ -24,11 +24,11 @@ from baton.executor.torch_late import LateTorchExecutor
 from baton.launch.planning.instance_config import instance_config
 from baton.model.attention import AttentionShape, CpuAttention, TorchAttention
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import DropFetch, Fetch, Grant
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import InstanceSource, PoolSource
+from baton.protocol.messages.commands import DropFetch, Fetch, Grant
+from baton.protocol.messages.handover import InstanceSource, PoolSource
+from baton.protocol.messages.reports import Fetched
 from baton.protocol.params.sampling import Sampling
-from baton.protocol.reports import Fetched
 from baton.transfer import fetcher
 from baton.transfer.service import TransferService
 from tests.conftest import GENEROUS_S

@@ -20,10 +20,8 @@ import msgspec
 import zmq
 
 from baton.protocol.codec import pack_int32, pack_int64, unpack_int32
-from baton.protocol.params.pooling import Pooling, pack_vector
-from baton.protocol.params.sampling import LISTED_LOGPROBS, TokenLogprobs
-from baton.protocol.reports import PromptLogprobs
-from baton.protocol.requests import (
+from baton.protocol.messages.reports import PromptLogprobs
+from baton.protocol.messages.requests import (
     FROM_ENGINE,
     TO_ENGINE,
     Cancel,
@@ -37,6 +35,8 @@ from baton.protocol.requests import (
     Submit,
     Welcome,
 )
+from baton.protocol.params.pooling import Pooling, pack_vector
+from baton.protocol.params.sampling import LISTED_LOGPROBS, TokenLogprobs
 from baton.protocol.rules.proof import answer as prove
 from baton.protocol.standing import Stand, Standing, changed
 from baton.protocol.weights import Weights

@@ -9,9 +9,19 @@ from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import ApiError
 from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import pack_int32, pack_int64
-from baton.protocol.handover import InstanceSource
+from baton.protocol.messages.handover import InstanceSource
+from baton.protocol.messages.requests import (
+    Cancel,
+    Finished,
+    Hello,
+    Load,
+    Outputs,
+    Query,
+    Submit,
+    ToEngine,
+    Welcome,
+)
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.requests import Cancel, Finished, Hello, Load, Outputs, Query, Submit, ToEngine, Welcome
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.standing import Stand
 

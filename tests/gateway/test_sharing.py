@@ -22,7 +22,7 @@ from baton.gateway.sharing import (
 from baton.launch.limits import OptionError
 from baton.launch.options import UserOptions
 from baton.launch.server import make_sharing
-from baton.protocol.requests import Finished
+from baton.protocol.messages.requests import Finished
 from baton.protocol.rules.fair_queue import EVERYBODY, MAX_NAME, check_flow
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from baton.protocol.codec import Codec, MalformedMessage
-from baton.protocol.commands import COMMANDS, Abort, CommandBatch, Control
+from baton.protocol.messages.commands import COMMANDS, Abort, CommandBatch, Control
+from baton.protocol.messages.reports import REPORTS, Closed, CloseReason, StepReport
+from baton.protocol.messages.requests import FROM_ENGINE, TO_ENGINE, Finished, Hello, Outputs, Submit
 from baton.protocol.params.sampling import LogitBias, Sampling, Stopping, TokenLogprobs
-from baton.protocol.reports import REPORTS, Closed, CloseReason, StepReport
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Finished, Hello, Outputs, Submit
 
 MESSAGES = [
     (

@@ -8,7 +8,17 @@ from random import Random
 import pytest
 
 from baton.protocol.config import InstanceConfig, Nodes
-from baton.protocol.nodes import FROM_LEADER, FROM_NODE, VERSION, Bye, Down, Hello, Refused, Up, Welcome
+from baton.protocol.messages.nodes import (
+    FROM_LEADER,
+    FROM_NODE,
+    VERSION,
+    Bye,
+    Down,
+    Hello,
+    Refused,
+    Up,
+    Welcome,
+)
 from baton.relay.link import Link
 from baton.relay.node import Node
 from tests.worker.group import make_config

@@ -28,8 +28,8 @@ from baton.gateway.cluster.cluster import Cluster
 from baton.gateway.cluster.member import lost_error
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.cluster.table import RequestTable
-from baton.protocol.commands import Abort, Preempt
-from baton.protocol.reports import Closed, CloseReason, StepReport
+from baton.protocol.messages.commands import Abort, Preempt
+from baton.protocol.messages.reports import Closed, CloseReason, StepReport
 from baton.protocol.rules import silence
 from baton.protocol.rules.silence import Silence
 from baton.protocol.weights import Weights

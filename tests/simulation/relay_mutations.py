@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.protocol.nodes import Bye, Down, Hello, Up
+from baton.protocol.messages.nodes import Bye, Down, Hello, Up
 from baton.relay.lane import Lane
 from baton.relay.link import Link
 from baton.relay.node import Node

@@ -25,8 +25,8 @@ from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.workers.steps import StepReader
 from baton.gateway.cluster.member import Member
 from baton.gateway.cluster.table import RequestTable
-from baton.protocol.handover import Cancelled, Reserve
-from baton.protocol.reports import CloseReason
+from baton.protocol.messages.handover import Cancelled, Reserve
+from baton.protocol.messages.reports import CloseReason
 from baton.protocol.rules.silence import Silence
 from tests.simulation.mutations import Patch, mutation
 

@@ -13,7 +13,7 @@ from baton.engine.handover.callers import Callers, Heard, Identity
 from baton.engine.handover.records import Phase
 from baton.gateway.cluster import member as gateway_member
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Grant
+from baton.protocol.messages.commands import Grant
 from baton.transfer.grants import GrantBook
 from tests.simulation.mutations import Patch, mutation
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from baton.protocol.codec import pack_int32
-from baton.protocol.handover import Cancelled
-from baton.protocol.reports import REPORTS, LayersDone, StepReport
+from baton.protocol.messages.handover import Cancelled
+from baton.protocol.messages.reports import REPORTS, LayersDone, StepReport
 from baton.simulation.events import Events, Party
 from baton.simulation.plans.draw import draw_plan
 from baton.simulation.plans.scenarios import SCENARIOS

@@ -18,7 +18,7 @@ from baton.engine.scheduling.admission import Admissions
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.states import State
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Preempt
+from baton.protocol.messages.commands import Preempt
 from baton.simulation.explorer.copying import clone, freeze
 from baton.simulation.explorer.explored import Engine, Worker
 from baton.simulation.explorer.explored_gateway import Ask

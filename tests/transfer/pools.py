@@ -17,9 +17,9 @@ import numpy as np
 from baton.ipc.memory import create_memory
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import DropFetch, Fetch, Grant
-from baton.protocol.handover import InstanceSource
-from baton.protocol.reports import Fetched
+from baton.protocol.messages.commands import DropFetch, Fetch, Grant
+from baton.protocol.messages.handover import InstanceSource
+from baton.protocol.messages.reports import Fetched
 from baton.protocol.rules.ranks import heads_of_rank
 from baton.transfer.base import PoolView
 from baton.transfer.service import TransferService

@@ -15,8 +15,8 @@ import pytest
 
 from baton.ipc.sockets import waiting
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Fetch, Grant
-from baton.protocol.handover import InstanceSource
+from baton.protocol.messages.commands import Fetch, Grant
+from baton.protocol.messages.handover import InstanceSource
 from baton.protocol.rules.cluster_secret import NO_SECRETS, ClusterSecret, Secrets
 from baton.transfer.base import TransferError
 from baton.transfer.service import TransferService

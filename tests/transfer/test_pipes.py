@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from baton.protocol.handover import InstanceSource
+from baton.protocol.messages.handover import InstanceSource
 from baton.transfer.base import TransferError
 from baton.transfer.transports import pipes
 from baton.transfer.transports.channel import Place

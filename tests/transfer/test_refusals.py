@@ -9,8 +9,8 @@ import ssl
 import pytest
 
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Revoke
-from baton.protocol.reports import StrangersRefused
+from baton.protocol.messages.commands import Revoke
+from baton.protocol.messages.reports import StrangersRefused
 from baton.protocol.rules.knock import NONCE_BYTES, knock
 from baton.transfer.refusals import Refusals
 from baton.transfer.tasks import Tasks

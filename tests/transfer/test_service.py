@@ -14,8 +14,8 @@ import pytest
 
 from baton.ipc.sockets import waiting
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Extend, Grant, Revoke
-from baton.protocol.handover import InstanceSource
+from baton.protocol.messages.commands import Extend, Grant, Revoke
+from baton.protocol.messages.handover import InstanceSource
 from baton.transfer.grants import EARLY, FOREIGN, OVER, GrantBook
 from baton.transfer.service import TransferFailed, TransferService
 from baton.transfer.transports import page_server

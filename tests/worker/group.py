@@ -9,8 +9,8 @@ from baton.executor.simulated.executor import simulated_tokens
 from baton.ipc.processes.process import wait_any
 from baton.ipc.ring import RETRY_S
 from baton.launch.planning.instance_config import instance_config
-from baton.protocol.commands import COMMANDS, TRANSFERS, CommandBatch, Control, TransferBatch
-from baton.protocol.reports import REPORTS, ControlDone, StepReport, WorkerFailed, WorkerReady
+from baton.protocol.messages.commands import COMMANDS, TRANSFERS, CommandBatch, Control, TransferBatch
+from baton.protocol.messages.reports import REPORTS, ControlDone, StepReport, WorkerFailed, WorkerReady
 from baton.worker.wiring import GroupWiring, worker_argv
 
 VOCAB = 1000

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from baton.executor.streams import queue as queues
 from baton.executor.torch_executor import TorchExecutor
 from baton.launch.planning.instance_config import instance_config
-from baton.protocol.commands import Abort, Preempt
+from baton.protocol.messages.commands import Abort, Preempt
 from baton.protocol.params.pooling import Pooling
 from baton.protocol.params.sampling import Sampling, Stopping
 from tests.executor.delayed import DelayedQueue, on_a_delayed_device

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from baton.executor.simulated.executor import SimulatedExecutor, simulated_tokens
 from baton.executor.simulated.late import LateSimulatedExecutor
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Abort, Control, Grow, Preempt
+from baton.protocol.messages.commands import Abort, Control, Grow, Preempt
+from baton.protocol.messages.reports import REPORTS, LayersDone, StepReport
 from baton.protocol.params.pooling import Pooling
 from baton.protocol.params.sampling import Constraint, Sampling
-from baton.protocol.reports import REPORTS, LayersDone, StepReport
 from baton.worker.late_loop import loop_of, slots_of
 
 from .model import VOCAB, admit

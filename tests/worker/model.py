@@ -7,7 +7,7 @@ import numpy as np
 from baton.executor.base import StepResult
 from baton.executor.simulated.executor import simulated_next_token
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Admit
+from baton.protocol.messages.commands import Admit
 from baton.protocol.params.sampling import Sampling, Stopping
 
 VOCAB = 13

@@ -3,8 +3,8 @@
 import os
 
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Control, Grow, Preempt
-from baton.protocol.reports import ControlDone
+from baton.protocol.messages.commands import Control, Grow, Preempt
+from baton.protocol.messages.reports import ControlDone
 
 from .group import Group, make_config, oracle
 from .model import admit

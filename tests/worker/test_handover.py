@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import DropFetch, Fetch, Grant, Grow
 from baton.protocol.config import CostModel
-from baton.protocol.handover import InstanceSource
-from baton.protocol.reports import Fetched, LayersDone, StepReport, WorkerReady
+from baton.protocol.messages.commands import DropFetch, Fetch, Grant, Grow
+from baton.protocol.messages.handover import InstanceSource
+from baton.protocol.messages.reports import Fetched, LayersDone, StepReport, WorkerReady
 
 from .group import Group, make_config, oracle
 from .model import admit

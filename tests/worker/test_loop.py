@@ -16,8 +16,8 @@ from baton.ipc.processes.process import open_pidfd, wait_any
 from baton.ipc.ring import RingReader, RingWriter, create_ring
 from baton.ipc.ticket import PeerDied, TicketReader, TicketTimeout, TicketWriter, create_tickets
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import COMMANDS, CommandBatch, Control, Grow, Preempt
-from baton.protocol.reports import REPORTS, Closed, CloseReason, StepReport, StepsRan
+from baton.protocol.messages.commands import COMMANDS, CommandBatch, Control, Grow, Preempt
+from baton.protocol.messages.reports import REPORTS, Closed, CloseReason, StepReport, StepsRan
 from baton.worker.command_log import CommandLog, CommandLogBroken
 from baton.worker.loop import WorkerLoop, flush_reports
 from baton.worker.ran import StepTimes

@@ -12,9 +12,9 @@ import pytest
 
 from baton.ipc.processes.process import open_pidfd, wait_any
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import COMMANDS, Abort, CommandBatch, Control, Grow, Preempt
 from baton.protocol.config import CostModel
-from baton.protocol.reports import StepReport, WorkerFailed, WorkerReady
+from baton.protocol.messages.commands import COMMANDS, Abort, CommandBatch, Control, Grow, Preempt
+from baton.protocol.messages.reports import StepReport, WorkerFailed, WorkerReady
 
 from .group import Group, make_config, oracle
 from .model import admit

@@ -45,10 +45,10 @@ from baton.engine.workers.controls import ACTIONS, Controls, OrderFailed, Unexpe
 from baton.engine.workers.handshake import DYING_S, Handshake, HandshakeError
 from baton.engine.workers.steps import UnreadableReport
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.commands import CommandBatch, Control, Grants
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import PeerMessage, Refused, Reserve
-from baton.protocol.reports import (
+from baton.protocol.messages.commands import CommandBatch, Control, Grants
+from baton.protocol.messages.handover import PeerMessage, Refused, Reserve
+from baton.protocol.messages.reports import (
     ControlDone,
     Fetched,
     LayersDone,
@@ -60,7 +60,7 @@ from baton.protocol.reports import (
     WorkerFailed,
     WorkerReady,
 )
-from baton.protocol.requests import (
+from baton.protocol.messages.requests import (
     Cancel,
     Failing,
     FromEngine,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.engine.request import Request
-from baton.protocol.reports import EXPERT_LOADS, StrangersRefused
+from baton.protocol.messages.reports import EXPERT_LOADS, StrangersRefused
 
 REFUSED_AT = ("handshake", "half_open", "peer", "page_connection", "page_grant")
 """Connections without a key of the cluster; those that made room for others, or sent too much before they had

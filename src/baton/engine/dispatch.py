@@ -22,7 +22,7 @@ from baton.engine.scheduling.decisions import Admission
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.workers.step_cost import StepCosts
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Admit, Command, CommandBatch, Grow, Preempt, Reprioritize
+from baton.protocol.messages.commands import Admit, Command, CommandBatch, Grow, Preempt, Reprioritize
 from baton.protocol.rules.prefix_keys import root_key
 
 log = logging.getLogger(__name__)

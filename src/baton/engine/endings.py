@@ -8,8 +8,8 @@ from baton.engine.counters import Counters
 from baton.engine.outbox import Outboxes
 from baton.engine.request import Outbox, Request
 from baton.engine.validation import RejectCode, Rejected
+from baton.protocol.messages.requests import Finished, FinishReason
 from baton.protocol.params.sampling import NOTHING_LEFT, UNFOLLOWABLE
-from baton.protocol.requests import Finished, FinishReason
 
 
 def finish(

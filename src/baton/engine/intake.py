@@ -30,9 +30,9 @@ from baton.engine.scheduling.prefix import root_key
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.states import Event, State
 from baton.engine.validation import Limits, Rejected, check_submit
-from baton.protocol.commands import Abort
+from baton.protocol.messages.commands import Abort
+from baton.protocol.messages.requests import Submit, Target
 from baton.protocol.notes import Notes
-from baton.protocol.requests import Submit, Target
 from baton.protocol.rules.fair_queue import Flow
 
 log = logging.getLogger(__name__)

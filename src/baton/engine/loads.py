@@ -17,7 +17,7 @@ import msgspec
 
 from baton.engine.scheduling.prefix import PrefixIndex
 from baton.protocol.codec import pack_int64
-from baton.protocol.requests import Load
+from baton.protocol.messages.requests import Load
 from baton.protocol.rules.prefix_keys import short_key
 
 _WEIGHT = 0.1

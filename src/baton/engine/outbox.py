@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from baton.engine.request import Outbox, Request
-from baton.protocol.requests import FromEngine, Routed
+from baton.protocol.messages.requests import FromEngine, Routed
 
 _MAX_UNNAMED = 256
 

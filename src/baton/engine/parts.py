@@ -22,7 +22,7 @@ from baton.engine.workers.step_cost import StepCosts
 from baton.engine.workers.step_notes import StepNotes
 from baton.engine.workers.steps import StepReader
 from baton.protocol.config import InstanceConfig
-from baton.protocol.requests import Load
+from baton.protocol.messages.requests import Load
 
 PREFILL_STEPS_AHEAD = 2
 """The step that runs, of which nothing was reported yet, and the one that follows it without a pause."""

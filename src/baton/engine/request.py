@@ -10,10 +10,10 @@ from array import array
 
 from baton.engine.states import TRANSITIONS, Event, IllegalTransition, State
 from baton.protocol.codec import INT32, INT64, pack_int32, pack_int64
+from baton.protocol.messages.reports import PromptLogprobs
+from baton.protocol.messages.requests import Finished, Outputs
 from baton.protocol.notes import Notes
 from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
-from baton.protocol.reports import PromptLogprobs
-from baton.protocol.requests import Finished, Outputs
 from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow, Share
 

@@ -19,7 +19,7 @@ import msgspec
 
 from baton.engine.outbox import Outboxes
 from baton.engine.request import Outbox
-from baton.protocol.requests import Hello, Query, Welcome
+from baton.protocol.messages.requests import Hello, Query, Welcome
 from baton.protocol.standing import Stale, Stand, changed
 
 log = logging.getLogger(__name__)

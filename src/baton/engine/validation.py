@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 
 from baton.protocol.codec import MalformedMessage, unpack_int32
+from baton.protocol.messages.requests import Submit
 from baton.protocol.params.pooling import MAX_LABELS, Pooling
 from baton.protocol.params.sampling import LogitBias
-from baton.protocol.requests import Submit
 from baton.protocol.rules.fair_queue import check_flow
 
 RejectCode = Literal["queue_full", "never_fits", "bad_request", "internal", "shutting_down"]

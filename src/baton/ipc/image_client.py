@@ -1,4 +1,4 @@
-"""A worker's side of the keeper of weight images (`protocol/images.py`)."""
+"""A worker's side of the keeper of weight images (`protocol/messages/images.py`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
-from baton.protocol.images import MOST_BYTES, Ask, Doing, Fill, Filled, Map
+from baton.protocol.messages.images import MOST_BYTES, Ask, Doing, Fill, Filled, Map
 
 _MOMENT_S = 1.0
 

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.utils import floatToGoString
 
 from baton.observe.series import PREFIX
-from baton.protocol.handover import RefusalCode
+from baton.protocol.messages.handover import RefusalCode
 
 MAX_REASONS: Final = 30
 """That a metric tells apart, of one instance."""

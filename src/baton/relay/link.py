@@ -23,7 +23,17 @@ from collections import deque
 from typing import NamedTuple
 
 from baton.protocol.config import InstanceConfig
-from baton.protocol.nodes import VERSION, Bye, Down, FromLeader, FromNode, Hello, Refused, Up, Welcome
+from baton.protocol.messages.nodes import (
+    VERSION,
+    Bye,
+    Down,
+    FromLeader,
+    FromNode,
+    Hello,
+    Refused,
+    Up,
+    Welcome,
+)
 from baton.relay.lane import Lane, LaneBroken
 from baton.relay.meeting import Meeting
 

@@ -33,8 +33,8 @@ from baton.ipc.sockets.zeromq import has_messages, terminate
 from baton.ipc.ticket import TicketReader
 from baton.observe.logs import configure_logging
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.nodes import FROM_LEADER, FROM_NODE
-from baton.protocol.reports import REPORTS, StrangersRefused, WorkerFailed
+from baton.protocol.messages.nodes import FROM_LEADER, FROM_NODE
+from baton.protocol.messages.reports import REPORTS, StrangersRefused, WorkerFailed
 from baton.protocol.rules.cluster_secret import Secrets
 from baton.relay.link import Link, Lost
 from baton.relay.meeting_sockets import MeetingSockets

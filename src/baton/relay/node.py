@@ -12,7 +12,7 @@ incarnation.
 from __future__ import annotations
 
 from baton.protocol.config import InstanceConfig
-from baton.protocol.nodes import Bye, Down, FromLeader, FromNode, Hello, Refused, Up
+from baton.protocol.messages.nodes import Bye, Down, FromLeader, FromNode, Hello, Refused, Up
 from baton.relay.lane import Lane, LaneBroken
 from baton.relay.meeting import Meeting
 

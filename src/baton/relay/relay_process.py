@@ -27,7 +27,7 @@ from baton.ipc.sockets.zeromq import has_messages, terminate
 from baton.ipc.ticket import TicketWriter
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.config import InstanceConfig
-from baton.protocol.nodes import FROM_LEADER, FROM_NODE
+from baton.protocol.messages.nodes import FROM_LEADER, FROM_NODE
 from baton.relay.meeting_sockets import MeetingSockets
 from baton.relay.node import Node
 from baton.worker.wiring import GroupWiring

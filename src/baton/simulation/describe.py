@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.executor.base import StepBatch
 from baton.protocol.codec import unpack_int32, unpack_int64
-from baton.protocol.commands import (
+from baton.protocol.messages.commands import (
     Abort,
     Admit,
     Command,
@@ -18,8 +18,8 @@ from baton.protocol.commands import (
     Preempt,
     Reprioritize,
 )
-from baton.protocol.handover import Cancel as PeerCancel
-from baton.protocol.handover import (
+from baton.protocol.messages.handover import Cancel as PeerCancel
+from baton.protocol.messages.handover import (
     Handoff,
     PeerMessage,
     Progress,
@@ -29,8 +29,8 @@ from baton.protocol.handover import (
     Reserve,
     Reserved,
 )
-from baton.protocol.handover import Routed as PeerRouted
-from baton.protocol.reports import (
+from baton.protocol.messages.handover import Routed as PeerRouted
+from baton.protocol.messages.reports import (
     Fetched,
     LayersDone,
     Report,
@@ -39,7 +39,7 @@ from baton.protocol.reports import (
     StepsRan,
     WorkerFailed,
 )
-from baton.protocol.requests import (
+from baton.protocol.messages.requests import (
     Cancel,
     Failing,
     FromEngine,

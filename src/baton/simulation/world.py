@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from baton.gateway.cluster.member import Label
-from baton.protocol.handover import PoolSource
+from baton.protocol.messages.handover import PoolSource
 from baton.protocol.weights import Weights
 from baton.simulation.checks.explain import explain
 from baton.simulation.checks.monitor import Monitor, Violation

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from baton.protocol.handover import PoolSource
+from baton.protocol.messages.handover import PoolSource
 from baton.transfer.tasks import Wait
 
 Bytes = npt.NDArray[np.uint8]

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from baton.protocol.codec import MalformedMessage, unpack_int32
-from baton.protocol.commands import Fetch
-from baton.protocol.handover import PoolSource
-from baton.protocol.reports import Fetched
+from baton.protocol.messages.commands import Fetch
+from baton.protocol.messages.handover import PoolSource
+from baton.protocol.messages.reports import Fetched
 from baton.transfer.base import Copy, Int32Array, Landing, PoolView, TransferError, Transport
 from baton.transfer.layout import plan
 from baton.transfer.tasks import Task, Tasks, Wait

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from baton.protocol.codec import unpack_int32
-from baton.protocol.commands import Extend, Grant, Grants
+from baton.protocol.messages.commands import Extend, Grant, Grants
 
 EARLY = "no such grant: what it was for is another process's, or it was never given"
 OVER = "the grant is over"

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from baton.protocol.reports import StrangersRefused
+from baton.protocol.messages.reports import StrangersRefused
 from baton.transfer.tasks import TaskGenerator, Tasks, Wait
 
 log = logging.getLogger(__name__)

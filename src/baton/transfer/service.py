@@ -21,10 +21,10 @@ from typing import Any
 
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader
-from baton.protocol.commands import TRANSFERS, DropFetch, Fetch, Grants
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import PoolSource
-from baton.protocol.reports import Fetched, StrangersRefused
+from baton.protocol.messages.commands import TRANSFERS, DropFetch, Fetch, Grants
+from baton.protocol.messages.handover import PoolSource
+from baton.protocol.messages.reports import Fetched, StrangersRefused
 from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets
 from baton.transfer.base import PoolView, Transport
 from baton.transfer.fetcher import Fetcher

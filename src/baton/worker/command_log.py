@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from baton.ipc.ring import PUBLISHED_WORD, RingReader
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.commands import COMMANDS, Command, CommandBatch
+from baton.protocol.messages.commands import COMMANDS, Command, CommandBatch
 
 
 class CommandLogBroken(RuntimeError):

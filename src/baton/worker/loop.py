@@ -33,8 +33,8 @@ from baton.ipc.doorbell import Doorbell
 from baton.ipc.processes.process import wait_any
 from baton.ipc.ring import RETRY_S, RingWriter
 from baton.observe.logs import unless_shown
-from baton.protocol.commands import Admit, Command, Control, DropFetch, Fetch
-from baton.protocol.reports import (
+from baton.protocol.messages.commands import Admit, Command, Control, DropFetch, Fetch
+from baton.protocol.messages.reports import (
     REPORTS,
     Closed,
     ControlDone,

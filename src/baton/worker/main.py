@@ -33,7 +33,14 @@ from baton.ipc.processes.process import ParentGone, die_with_parent, open_pidfd,
 from baton.ipc.ring import RingReader
 from baton.ipc.ticket import PeerDied, TicketReader, TicketWriter
 from baton.observe.logs import configure_logging, unless_shown
-from baton.protocol.reports import REPORTS, ControlDone, Fetched, StrangersRefused, WorkerFailed, WorkerReady
+from baton.protocol.messages.reports import (
+    REPORTS,
+    ControlDone,
+    Fetched,
+    StrangersRefused,
+    WorkerFailed,
+    WorkerReady,
+)
 from baton.protocol.rules.cluster_secret import NO_SECRETS, Secrets
 from baton.transfer.service import TransferService
 from baton.worker.command_log import CommandLog

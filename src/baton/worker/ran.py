@@ -6,7 +6,7 @@ leave together: when the first of them is old enough, or when nothing runs any m
 
 from __future__ import annotations
 
-from baton.protocol.reports import StepsRan
+from baton.protocol.messages.reports import StepsRan
 from baton.protocol.step_notes import MAX_STEPS
 
 EVERY_S = 0.05

@@ -10,8 +10,8 @@ import pytest
 from baton.engine.handover.fetches import MAX_FETCH_PAGES
 from baton.engine.handover.records import TRUST
 from baton.protocol.codec import pack_int32, unpack_int32
-from baton.protocol.commands import Abort, Admit, Control, DropFetch, Fetch, Preempt
-from baton.protocol.handover import (
+from baton.protocol.messages.commands import Abort, Admit, Control, DropFetch, Fetch, Preempt
+from baton.protocol.messages.handover import (
     Cancel,
     Cancelled,
     Credit,
@@ -23,10 +23,10 @@ from baton.protocol.handover import (
     Reserved,
     Taken,
 )
+from baton.protocol.messages.reports import CloseReason, ControlDone
+from baton.protocol.messages.requests import Cancel as GatewayCancel
+from baton.protocol.messages.requests import Query
 from baton.protocol.params.sampling import Stopping, TokenLogprobs
-from baton.protocol.reports import CloseReason, ControlDone
-from baton.protocol.requests import Cancel as GatewayCancel
-from baton.protocol.requests import Query
 from baton.protocol.rules.fair_queue import Flow
 from tests.engine.peerscript import LEASE_S, PeerScript, instance_source, pool_source, reserve
 

@@ -10,8 +10,8 @@ from baton.engine.handover.callers import Callers
 from baton.engine.scheduling.ledger import Ledger
 from baton.engine.scheduling.prefix import PrefixIndex
 from baton.protocol.codec import pack_int32, unpack_int32
-from baton.protocol.commands import Admit, Extend, Grant, Revoke
-from baton.protocol.handover import (
+from baton.protocol.messages.commands import Admit, Extend, Grant, Revoke
+from baton.protocol.messages.handover import (
     PEER,
     Cancel,
     Cancelled,
@@ -23,10 +23,10 @@ from baton.protocol.handover import (
     Reserved,
     Taken,
 )
+from baton.protocol.messages.reports import CloseReason
+from baton.protocol.messages.requests import Cancel as gateway_cancel
+from baton.protocol.messages.requests import Hello, Submit
 from baton.protocol.params.sampling import Stopping
-from baton.protocol.reports import CloseReason
-from baton.protocol.requests import Cancel as gateway_cancel
-from baton.protocol.requests import Hello, Submit
 from baton.protocol.rules.passes import gateway_key, pair_key, plan_pass
 from tests.engine.peerscript import LEASE_S, SAMPLING, PeerScript, instance_source, reserve
 from tests.engine.shell.test_peers import side  # noqa: F401 (a fixture)

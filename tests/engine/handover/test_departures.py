@@ -11,8 +11,8 @@ import typing
 import pytest
 
 from baton.protocol.codec import pack_int32, unpack_int32
-from baton.protocol.commands import Abort, Admit, Preempt
-from baton.protocol.handover import (
+from baton.protocol.messages.commands import Abort, Admit, Preempt
+from baton.protocol.messages.handover import (
     Cancel,
     Cancelled,
     Credit,
@@ -26,10 +26,10 @@ from baton.protocol.handover import (
     Reserved,
     Taken,
 )
+from baton.protocol.messages.reports import CloseReason, ControlDone
+from baton.protocol.messages.requests import Cancel as GatewayCancel
+from baton.protocol.messages.requests import Query
 from baton.protocol.params.sampling import LISTED_LOGPROBS, Sampling
-from baton.protocol.reports import CloseReason, ControlDone
-from baton.protocol.requests import Cancel as GatewayCancel
-from baton.protocol.requests import Query
 from baton.protocol.rules.fair_queue import Flow
 from baton.protocol.rules.silence import LOOKS, MAX_VOIDS
 from tests.engine.peerscript import LEASE_S, PeerScript

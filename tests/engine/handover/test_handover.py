@@ -15,10 +15,10 @@ from baton.engine.recording.replay import replay_all
 from baton.executor.simulated.executor import simulated_next_token
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
-from baton.protocol.handover import Handoff, Progress, Reserve, Reserved, Taken
+from baton.protocol.messages.handover import Handoff, Progress, Reserve, Reserved, Taken
+from baton.protocol.messages.reports import WorkerReady
+from baton.protocol.messages.requests import Hello, Query, Submit, Target
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import WorkerReady
-from baton.protocol.requests import Hello, Query, Submit, Target
 from tests.engine.cluster import Cluster, random_prompt
 from tests.engine.peerscript import pool_source
 

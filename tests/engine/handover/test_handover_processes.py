@@ -10,8 +10,8 @@ from baton.executor.simulated.executor import simulated_tokens
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.config import CostModel
+from baton.protocol.messages.requests import Outputs, Query, QueryReply, Submit, Target, Welcome
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.requests import Outputs, Query, QueryReply, Submit, Target, Welcome
 from tests.engine.instance import Gateway, Instance
 from tests.engine.introductions import introduce
 

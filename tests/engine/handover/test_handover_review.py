@@ -11,8 +11,8 @@ import zmq
 from baton.engine.shell.peers import Peers
 from baton.ipc.sockets.zeromq import terminate
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Admit, Control
-from baton.protocol.handover import (
+from baton.protocol.messages.commands import Admit, Control
+from baton.protocol.messages.handover import (
     Cancel,
     Cancelled,
     Credit,
@@ -23,9 +23,9 @@ from baton.protocol.handover import (
     Reserved,
     Taken,
 )
+from baton.protocol.messages.reports import CloseReason, ControlDone
+from baton.protocol.messages.requests import Query, Target
 from baton.protocol.params.sampling import TokenLogprobs
-from baton.protocol.reports import CloseReason, ControlDone
-from baton.protocol.requests import Query, Target
 from baton.protocol.weights import Weights
 from tests.conftest import GENEROUS_S
 from tests.engine.handover.test_arrivals import PAGES, handed, reserved

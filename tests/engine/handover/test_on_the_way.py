@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from baton.protocol.codec import pack_int32, unpack_int32
-from baton.protocol.commands import Admit, DropFetch, Fetch
-from baton.protocol.handover import Cancel, Handoff, Progress, Renew, Renewed, Reserved
-from baton.protocol.reports import CloseReason
-from baton.protocol.requests import Cancel as GatewayCancel
-from baton.protocol.requests import Hello
+from baton.protocol.messages.commands import Admit, DropFetch, Fetch
+from baton.protocol.messages.handover import Cancel, Handoff, Progress, Renew, Renewed, Reserved
+from baton.protocol.messages.reports import CloseReason
+from baton.protocol.messages.requests import Cancel as GatewayCancel
+from baton.protocol.messages.requests import Hello
 from tests.engine.peerscript import PeerScript
 
 PAGES = {1: [40, 41, 42], 2: [40, 41, 52], 3: [40, 41, 62]}

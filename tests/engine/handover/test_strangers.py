@@ -12,9 +12,9 @@ from baton.engine.handover.records import Phase
 from baton.engine.outbox import _MAX_UNNAMED, Outboxes
 from baton.engine.request import Request
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.handover import Reserve, Reserved
+from baton.protocol.messages.handover import Reserve, Reserved
+from baton.protocol.messages.requests import MAX_NAME, TO_ENGINE, Hello, Query, QueryReply, Submit, Welcome
 from baton.protocol.params.sampling import MAX_STOP_IDS, Sampling, Stopping
-from baton.protocol.requests import MAX_NAME, TO_ENGINE, Hello, Query, QueryReply, Submit, Welcome
 from tests.engine.instance import Gateway, Instance
 from tests.engine.peerscript import SAMPLING, PeerScript
 from tests.engine.shell.test_loop import CONFIG

@@ -36,10 +36,10 @@ from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.workers.handshake import DYING_S
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32
-from baton.protocol.handover import Taken
+from baton.protocol.messages.handover import Taken
+from baton.protocol.messages.reports import StepReport, WorkerFailed, WorkerReady
+from baton.protocol.messages.requests import Cancel, Hello, Query, Submit
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import StepReport, WorkerFailed, WorkerReady
-from baton.protocol.requests import Cancel, Hello, Query, Submit
 from tests.conftest import GENEROUS_S
 from tests.e2e.server import Server
 from tests.e2e.test_kill import wait_metric

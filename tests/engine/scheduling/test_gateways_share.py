@@ -6,8 +6,8 @@ import pytest
 
 from baton.engine.request import Outbox, Request
 from baton.engine.scheduling.backlog import Backlog
+from baton.protocol.messages.requests import Hello
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.requests import Hello
 from baton.protocol.rules.fair_queue import FairQueue, Flow
 from tests.engine.world import World
 

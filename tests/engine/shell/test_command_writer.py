@@ -2,7 +2,7 @@
 
 from baton.engine.shell.command_writer import CommandWriter
 from baton.ipc.ring import RingReader, RingWriter, create_ring
-from baton.protocol.commands import (
+from baton.protocol.messages.commands import (
     COMMANDS,
     TRANSFERS,
     Abort,
@@ -13,7 +13,7 @@ from baton.protocol.commands import (
     Revoke,
     TransferBatch,
 )
-from baton.protocol.handover import InstanceSource
+from baton.protocol.messages.handover import InstanceSource
 
 FETCH = Fetch(1, InstanceSource("t", 8, []), b"", b"", 0, -1)
 BATCHES = [

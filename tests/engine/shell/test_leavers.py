@@ -23,7 +23,7 @@ from baton.engine.shell.sockets import bound_endpoint, listen
 from baton.ipc.sockets.curve import Doorkeeper, Encryption, protect
 from baton.ipc.sockets.zeromq import terminate
 from baton.launch.planning.instance_config import instance_config
-from baton.protocol.requests import Query, QueryReply, Welcome
+from baton.protocol.messages.requests import Query, QueryReply, Welcome
 from baton.protocol.rules.cluster_secret import ClusterSecret, Secrets
 from tests.conftest import GENEROUS_S
 from tests.engine.instance import Gateway, Instance

@@ -18,10 +18,19 @@ from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader, RingWriter, create_ring
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
-from baton.protocol.commands import COMMANDS
+from baton.protocol.messages.commands import COMMANDS
+from baton.protocol.messages.reports import REPORTS, StepReport, WorkerReady
+from baton.protocol.messages.requests import (
+    Cancel,
+    Failing,
+    Hello,
+    Outputs,
+    Query,
+    QueryReply,
+    Submit,
+    Welcome,
+)
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import REPORTS, StepReport, WorkerReady
-from baton.protocol.requests import Cancel, Failing, Hello, Outputs, Query, QueryReply, Submit, Welcome
 from baton.protocol.rules.proof import answer, claim
 from tests.conftest import GENEROUS_S
 from tests.engine.instance import Gateway, Instance

@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 from baton.engine.shell.peers import Peers
-from baton.protocol.handover import PEER, Cancel, Taken
-from baton.protocol.requests import Target
+from baton.protocol.messages.handover import PEER, Cancel, Taken
+from baton.protocol.messages.requests import Target
 from tests.conftest import GENEROUS_S
 from tests.engine.introductions import introduce
 
@@ -164,7 +164,7 @@ def test_idle_means_asleep(side):
 PROGRAM = """
 import sys, time
 from tests.engine.shell.test_peers import Side
-from baton.protocol.handover import Taken
+from baton.protocol.messages.handover import Taken
 from tests.conftest import GENEROUS_S
 from tests.engine.introductions import introduce
 side = Side("other", sys.argv[1])

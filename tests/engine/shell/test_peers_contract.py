@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 
-from baton.protocol.handover import Cancel, Taken
+from baton.protocol.messages.handover import Cancel, Taken
 from tests.engine.shell.simulated_side import SimulatedHost
 from tests.engine.shell.test_peers import Side
 

@@ -3,9 +3,9 @@
 import pytest
 
 from baton.engine.workers.controls import CHECK_S, MAX_ARGUMENT, PREPARED_S
-from baton.protocol.commands import Admit, Control, Preempt
-from baton.protocol.reports import CloseReason, ControlDone
-from baton.protocol.requests import Cancel, Hello, Outputs, Query, QueryReply
+from baton.protocol.messages.commands import Admit, Control, Preempt
+from baton.protocol.messages.reports import CloseReason, ControlDone
+from baton.protocol.messages.requests import Cancel, Hello, Outputs, Query, QueryReply
 from baton.protocol.weights import Weights
 from tests.engine.test_core import Script
 from tests.engine.world import World
@@ -176,7 +176,7 @@ def test_a_request_that_ends_by_itself_while_draining_has_ended():
 
 
 def _closed(admit, reason):
-    from baton.protocol.reports import Closed
+    from baton.protocol.messages.reports import Closed
 
     return Closed(admit.slot, admit.epoch, reason)
 

@@ -1,9 +1,9 @@
 """Reports of the same rows, one after the other: looked up once, and never when that is no longer true."""
 
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
+from baton.protocol.messages.reports import Closed, CloseReason, StepReport
+from baton.protocol.messages.requests import Cancel, Hello, Outputs
 from baton.protocol.params.sampling import TokenLogprobs
-from baton.protocol.reports import Closed, CloseReason, StepReport
-from baton.protocol.requests import Cancel, Hello, Outputs
 from tests.engine.test_core import Script
 
 

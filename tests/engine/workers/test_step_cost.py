@@ -5,7 +5,7 @@ import random
 import pytest
 
 from baton.engine.workers.step_cost import StepCosts
-from baton.protocol.commands import Pace
+from baton.protocol.messages.commands import Pace
 
 TRUE = Pace(
     base=0.003, token=0.0006, pair=1e-7, row=0.001, read=1e-6, alone=0.010, alone_row=0.0006, shortest=0.0106

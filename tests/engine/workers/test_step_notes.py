@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from baton.engine.workers.step_notes import StepNotes
 from baton.protocol.codec import pack_int32
-from baton.protocol.reports import Closed, CloseReason, StepReport, StepsRan
-from baton.protocol.requests import Load, Query, QueryReply
+from baton.protocol.messages.reports import Closed, CloseReason, StepReport, StepsRan
+from baton.protocol.messages.requests import Load, Query, QueryReply
 from baton.protocol.step_notes import MAX_STEPS, STEP_NOTES, StepNote
 from tests.engine.test_loads import INTERVAL_S, Loaded
 

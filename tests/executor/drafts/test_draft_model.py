@@ -17,8 +17,8 @@ from baton.grammar.description import Regex, Structure
 from baton.grammar.vocabulary import Vocabulary
 from baton.model.layers.int8 import why_not_int8
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Admit
 from baton.protocol.config import Speculation
+from baton.protocol.messages.commands import Admit
 from baton.protocol.params.sampling import Constraint, Sampling, Stopping
 from tests.executor.serving import Request, Serving
 from tests.executor.test_torch_parity import config_for

@@ -22,8 +22,8 @@ from baton.model.attention import AttentionStep
 from baton.model.checkpoint.files import LoadError
 from baton.model.layers.int8 import why_not_int8
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Admit
 from baton.protocol.config import Speculation
+from baton.protocol.messages.commands import Admit
 from baton.protocol.params.sampling import Sampling, Stopping
 from tests.executor.drafts.test_draft_model import LONGEST, SLOTS, SPECIAL, greedy, play, wishes
 from tests.executor.serving import Request, Serving

@@ -14,7 +14,7 @@ import pytest
 from baton.gateway.access import Access
 from baton.gateway.anthropic.conversations import conversation_of
 from baton.gateway.text.tokenizer import Tokenizer
-from baton.protocol.requests import Finished
+from baton.protocol.messages.requests import Finished
 from tests.gateway.anthropic.events import events_of, put_together, same, settled
 from tests.gateway.api.test_chat import prompt_of
 from tests.gateway.api.test_completions import answer_with

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.protocol.messages.requests import TO_ENGINE, Submit
 from baton.protocol.params.sampling import LogitBias
 from baton.protocol.params.sampling_params import (
     InvalidParameter,
@@ -11,7 +12,6 @@ from baton.protocol.params.sampling_params import (
     make_params,
     resolve,
 )
-from baton.protocol.requests import TO_ENGINE, Submit
 from baton.protocol.rules.seeds import choice_seed
 
 

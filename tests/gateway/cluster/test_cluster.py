@@ -11,9 +11,9 @@ from baton.gateway.cluster import table as requests_table
 from baton.gateway.cluster.table import MAX_FRUITLESS, MAX_LOSSES, SUSPECT_AFTER
 from baton.gateway.errors import InstanceUnavailable
 from baton.protocol.codec import MalformedMessage, unpack_int32
+from baton.protocol.messages.reports import PromptLogprobs
+from baton.protocol.messages.requests import Finished, Outputs
 from baton.protocol.params.sampling import TokenLogprobs
-from baton.protocol.reports import PromptLogprobs
-from baton.protocol.requests import Finished, Outputs
 from baton.protocol.rules.fair_queue import Flow
 from baton.protocol.rules.silence import LOOKS, MAX_VOIDS
 from tests.gateway.fake_cluster import FakeCluster, error_of, load, welcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.gateway.arranging.arranger import Arranger, Rules
 from baton.gateway.arranging.slo import Slo
-from baton.protocol.requests import QueryReply
+from baton.protocol.messages.requests import QueryReply
 from baton.protocol.standing import Standing
 from tests.gateway.fake_cluster import FakeCluster, load, welcome
 

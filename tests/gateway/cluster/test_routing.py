@@ -6,7 +6,7 @@ import pytest
 
 from baton.gateway.cluster.digest import EXPECTED_S, PrefixDigest
 from baton.protocol.codec import pack_int32, pack_int64
-from baton.protocol.handover import InstanceSource
+from baton.protocol.messages.handover import InstanceSource
 from baton.protocol.params.pooling import Pooling
 from baton.protocol.rules.prefix_keys import short_keys
 from tests.gateway.fake_cluster import BLOCK, FakeCluster, load, welcome

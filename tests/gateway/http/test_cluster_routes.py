@@ -13,7 +13,7 @@ import pytest
 from baton.gateway.access import Access
 from baton.gateway.instances import weights
 from baton.gateway.text.tokenizer import Tokenizer
-from baton.protocol.requests import QueryReply
+from baton.protocol.messages.requests import QueryReply
 from baton.protocol.weights import Weights
 from tests.conftest import GENEROUS_S
 from tests.gateway.conftest import END

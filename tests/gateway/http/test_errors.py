@@ -18,7 +18,7 @@ from baton.gateway.http.app import create_app
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.reading.pooled import inputs_of
 from baton.gateway.served_model import ServedModel
-from baton.protocol.requests import Finished
+from baton.protocol.messages.requests import Finished
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer
 

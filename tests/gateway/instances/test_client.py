@@ -15,8 +15,8 @@ from baton.gateway.errors import BadRequest, InstanceUnavailable, RequestCancell
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import pack_int32, pack_int64, unpack_int32
+from baton.protocol.messages.requests import FROM_ENGINE, Outputs, max_message_bytes
 from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
-from baton.protocol.requests import FROM_ENGINE, Outputs, max_message_bytes
 from tests.conftest import GENEROUS_S
 from tests.gateway.echo_engine import EchoEngine
 

@@ -15,8 +15,8 @@ import pytest
 from baton.launch.planning.instance_config import instance_config
 from baton.protocol.codec import pack_int32, unpack_int32, unpack_int64
 from baton.protocol.config import CostModel
+from baton.protocol.messages.requests import Cancel, Finished, Outputs, Query, QueryReply, Submit, Welcome
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.requests import Cancel, Finished, Outputs, Query, QueryReply, Submit, Welcome
 from tests.engine.instance import Gateway, Instance
 from tests.gateway.echo_engine import EchoEngine
 

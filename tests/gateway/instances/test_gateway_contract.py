@@ -21,8 +21,7 @@ from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import pack_int32, pack_int64, unpack_int32
-from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.requests import (
+from baton.protocol.messages.requests import (
     FROM_ENGINE,
     TO_ENGINE,
     Cancel,
@@ -34,6 +33,7 @@ from baton.protocol.requests import (
     Submit,
     Welcome,
 )
+from baton.protocol.params.sampling import Sampling, Stopping
 from baton.simulation.events import Events, Party
 from baton.simulation.parties.gateway import GatewayProcess
 from baton.simulation.wires.network import Connection

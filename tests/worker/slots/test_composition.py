@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.protocol.commands import Pace, Reprioritize
+from baton.protocol.messages.commands import Pace, Reprioritize
 from baton.worker.slots.composition import LEAST, Composition, Prompt
 
 PACE = Pace(

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from baton.executor.base import StepResult
 from baton.executor.simulated.executor import simulated_next_token, simulated_tokens
-from baton.protocol.commands import Abort, Preempt
+from baton.protocol.messages.commands import Abort, Preempt
+from baton.protocol.messages.reports import Closed, CloseReason
 from baton.protocol.params.pooling import Pooling
 from baton.protocol.params.sampling import Sampling, TokenLogprobs
-from baton.protocol.reports import Closed, CloseReason
 from tests.worker.model import VOCAB, admit
 from tests.worker.slots.test_slots import Script, check_batch, check_decode_set, make
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from baton.executor.base import StepResult
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Abort, Control, Grow, Preempt, Reprioritize
+from baton.protocol.messages.commands import Abort, Control, Grow, Preempt, Reprioritize
+from baton.protocol.messages.reports import Closed, CloseReason
 from baton.protocol.params.pooling import Pooling
 from baton.protocol.params.sampling import Sampling, TokenLogprobs
-from baton.protocol.reports import Closed, CloseReason
 from baton.worker.slots.decode_set import LEFT, DecodeSet
 from baton.worker.slots.outcome import Admitted
 from baton.worker.slots.slot_table import DECODE

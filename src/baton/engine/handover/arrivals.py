@@ -56,7 +56,7 @@ from baton.engine.states import Event
 from baton.engine.validation import Limits
 from baton.protocol.codec import MalformedMessage, unpack_int32
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import (
+from baton.protocol.messages.handover import (
     Cancel,
     Cancelled,
     Credit,
@@ -72,8 +72,8 @@ from baton.protocol.handover import (
     Routed,
     Taken,
 )
-from baton.protocol.reports import Fetched
-from baton.protocol.requests import Target
+from baton.protocol.messages.reports import Fetched
+from baton.protocol.messages.requests import Target
 from baton.protocol.rules.passes import gateway_key, pair_key
 from baton.protocol.rules.silence import Silence
 

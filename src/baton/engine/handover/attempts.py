@@ -18,10 +18,10 @@ from baton.engine.handover.courier import Alarm, Courier
 from baton.engine.handover.records import Attempt, Departure, Phase, Window
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Extend, Grant, Grants, Revoke
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import Cancel, InstanceSource, Reserve, Reserved
-from baton.protocol.requests import Target
+from baton.protocol.messages.commands import Extend, Grant, Grants, Revoke
+from baton.protocol.messages.handover import Cancel, InstanceSource, Reserve, Reserved
+from baton.protocol.messages.requests import Target
 from baton.protocol.rules.passes import grant_token
 from baton.protocol.rules.silence import Silence
 

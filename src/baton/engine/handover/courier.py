@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-from baton.protocol.handover import PeerMessage
-from baton.protocol.requests import Target
+from baton.protocol.messages.handover import PeerMessage
+from baton.protocol.messages.requests import Target
 
 _MAX_KNOWN = 4096
 """Peers whose addresses are remembered; each restart of one is another."""

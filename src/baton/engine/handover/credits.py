@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.engine.handover.courier import Alarm
-from baton.protocol.requests import Target
+from baton.protocol.messages.requests import Target
 from baton.protocol.rules.fair_queue import FairLine, Flow
 
 PROMISE_S = 1.0

@@ -61,7 +61,7 @@ from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.states import Event, State
 from baton.protocol.codec import pack_int32
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import (
+from baton.protocol.messages.handover import (
     Cancel,
     Cancelled,
     Credit,
@@ -75,8 +75,8 @@ from baton.protocol.handover import (
     Routed,
     Taken,
 )
+from baton.protocol.messages.requests import Target
 from baton.protocol.params.sampling import LISTED_LOGPROBS
-from baton.protocol.requests import Target
 from baton.protocol.rules.fair_queue import FairLine
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from baton.engine.handover.records import Arrival
 from baton.engine.noting import note
 from baton.engine.scheduling.ledger import Ledger
 from baton.protocol.codec import pack_int32
-from baton.protocol.commands import Command, DropFetch, Fetch
-from baton.protocol.reports import Fetched
+from baton.protocol.messages.commands import Command, DropFetch, Fetch
+from baton.protocol.messages.reports import Fetched
 
 MAX_FETCH_PAGES = 256
 """Of one `Fetch`: so that a long one shows progress, and ends soon when it is dropped."""

@@ -20,9 +20,9 @@ from baton.engine.scheduling.ledger import Key
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.validation import Limits
 from baton.protocol.codec import MalformedMessage, unpack_int32
-from baton.protocol.commands import Grants
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import (
+from baton.protocol.messages.commands import Grants
+from baton.protocol.messages.handover import (
     Cancel,
     Cancelled,
     Credit,
@@ -38,7 +38,7 @@ from baton.protocol.handover import (
     Routed,
     Taken,
 )
-from baton.protocol.reports import LayersDone
+from baton.protocol.messages.reports import LayersDone
 
 
 class Handovers:

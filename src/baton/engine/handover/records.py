@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Any
 
 from baton.engine.request import Outbox, Request
-from baton.protocol.handover import InstanceSource
-from baton.protocol.requests import Target
+from baton.protocol.messages.handover import InstanceSource
+from baton.protocol.messages.requests import Target
 from baton.protocol.routes import Routes
 from baton.protocol.rules.silence import Silence
 

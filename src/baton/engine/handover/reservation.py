@@ -14,9 +14,9 @@ from baton.engine.request import NEVER, Request
 from baton.engine.scheduling.prefix import root_key
 from baton.engine.states import State
 from baton.engine.validation import Limits, Rejected, check_submit
-from baton.protocol.handover import InstanceSource, RefusalCode, Reserve
+from baton.protocol.messages.handover import InstanceSource, RefusalCode, Reserve
+from baton.protocol.messages.requests import Submit
 from baton.protocol.notes import Notes
-from baton.protocol.requests import Submit
 from baton.protocol.rules.passes import plan_pass
 
 _MIN_LEASE_S, _MAX_LEASE_S = 0.01, 86_400.0

@@ -33,11 +33,11 @@ import msgspec
 from baton.engine.core import EngineCore, Outgoing
 from baton.engine.recording import tape
 from baton.protocol.codec import Codec
-from baton.protocol.commands import CommandBatch
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import PeerMessage
-from baton.protocol.reports import Report
-from baton.protocol.requests import FromEngine, Target, ToEngine
+from baton.protocol.messages.commands import CommandBatch
+from baton.protocol.messages.handover import PeerMessage
+from baton.protocol.messages.reports import Report
+from baton.protocol.messages.requests import FromEngine, Target, ToEngine
 from baton.version import __version__
 
 log = logging.getLogger(__name__)

@@ -39,10 +39,10 @@ from baton.engine.recording.recorder import (
 )
 from baton.engine.recording.tape import DamagedRecording, TapeReader
 from baton.protocol.codec import Codec, MalformedMessage, unpack_int32, unpack_int64
-from baton.protocol.commands import CommandBatch, Preempt
-from baton.protocol.handover import PeerMessage
-from baton.protocol.reports import StepReport
-from baton.protocol.requests import FromEngine, Outputs
+from baton.protocol.messages.commands import CommandBatch, Preempt
+from baton.protocol.messages.handover import PeerMessage
+from baton.protocol.messages.reports import StepReport
+from baton.protocol.messages.requests import FromEngine, Outputs
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from baton.engine.workers.step_notes import leaders_note
 from baton.observe.events.clocks import Alignment
 from baton.observe.events.steps import Step
 from baton.observe.events.story import Story
-from baton.protocol.reports import StepReport
-from baton.protocol.requests import Finished, FromEngine, Hello, Load, Outputs, Submit
+from baton.protocol.messages.reports import StepReport
+from baton.protocol.messages.requests import Finished, FromEngine, Hello, Load, Outputs, Submit
 from baton.protocol.step_notes import STEP_NOTES, StepNote
 
 _TOKEN_BYTES = 4

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingWriter
-from baton.protocol.commands import (
+from baton.protocol.messages.commands import (
     COMMANDS,
     TRANSFERS,
     Command,

@@ -30,7 +30,7 @@ from zmq.utils.monitor import recv_monitor_message
 from baton.engine.shell.sockets import Socket
 from baton.ipc.sockets.curve import Doorkeeper
 from baton.ipc.sockets.zeromq import has_messages
-from baton.protocol.requests import FromEngine, Outputs
+from baton.protocol.messages.requests import FromEngine, Outputs
 
 HEARTBEAT_S = 3.0
 """Between two questions to a connection of TCP."""

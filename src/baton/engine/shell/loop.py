@@ -60,9 +60,9 @@ from baton.ipc.sockets.curve import Doorkeeper, Encryption
 from baton.ipc.sockets.zeromq import has_messages, terminate
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import PeerMessage
-from baton.protocol.reports import REPORTS
-from baton.protocol.requests import (
+from baton.protocol.messages.handover import PeerMessage
+from baton.protocol.messages.reports import REPORTS
+from baton.protocol.messages.requests import (
     FROM_ENGINE,
     TO_ENGINE,
     FromEngine,

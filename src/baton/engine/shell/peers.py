@@ -1,4 +1,4 @@
-"""The engine's connections to other engines (`protocol/handover.py`): sockets in, messages out.
+"""The engine's connections to other engines (`protocol/messages/handover.py`): sockets in, messages out.
 
 Theory.  The engine listens on one ROUTER.  To each peer that the core speaks to there is one *link*: a DEALER
 with a monitor, opened by the first message to that peer.  Both sides of a hand-over speak, so each of them
@@ -55,8 +55,8 @@ from baton.engine.shell.sockets import Context, Socket, bound_endpoint, listen, 
 from baton.ipc.sockets.curve import Doorkeeper, Place, Unprotected, protect
 from baton.ipc.sockets.zeromq import has_messages
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.handover import PEER, PeerMessage
-from baton.protocol.requests import Target
+from baton.protocol.messages.handover import PEER, PeerMessage
+from baton.protocol.messages.requests import Target
 from baton.protocol.rules.silence import Silence
 
 log = logging.getLogger(__name__)

@@ -46,9 +46,9 @@ from typing import Any, Literal, cast, get_args
 from baton.engine.outbox import Outboxes
 from baton.engine.request import Outbox
 from baton.engine.scheduling.scheduler import Scheduler
-from baton.protocol.commands import Control, Preempt
-from baton.protocol.reports import ControlDone
-from baton.protocol.requests import Query, QueryReply
+from baton.protocol.messages.commands import Control, Preempt
+from baton.protocol.messages.reports import ControlDone
+from baton.protocol.messages.requests import Query, QueryReply
 from baton.protocol.rules.silence import Silence
 from baton.protocol.weights import Weights
 

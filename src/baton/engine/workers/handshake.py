@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import InstanceSource
-from baton.protocol.reports import WorkerReady
-from baton.protocol.requests import Welcome
+from baton.protocol.messages.handover import InstanceSource
+from baton.protocol.messages.reports import WorkerReady
+from baton.protocol.messages.requests import Welcome
 from baton.protocol.weights import Weights
 
 DYING_S = 5.0

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.protocol.commands import Pace
+from baton.protocol.messages.commands import Pace
 
 _NEWEST = 1 / 8
 """The weight of a step in its cell, at least."""

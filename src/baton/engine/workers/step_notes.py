@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 from baton.observe.events.clocks import Alignment
-from baton.protocol.reports import StepReport, StepsRan
+from baton.protocol.messages.reports import StepReport, StepsRan
 from baton.protocol.step_notes import MAX_STEPS, STEP_NOTES, StepNote
 
 _UNKNOWN = -1.0

@@ -26,9 +26,16 @@ from baton.engine.workers.rows import Rows
 from baton.engine.workers.step_cost import StepCosts
 from baton.engine.workers.step_notes import StepNotes
 from baton.protocol.codec import INT32, MalformedMessage, unpack_int32
+from baton.protocol.messages.reports import (
+    Closed,
+    CloseReason,
+    PromptLogprobs,
+    StepReport,
+    StepRoutes,
+    StepsRan,
+)
+from baton.protocol.messages.requests import FinishReason
 from baton.protocol.params.sampling import TokenLogprobs
-from baton.protocol.reports import Closed, CloseReason, PromptLogprobs, StepReport, StepRoutes, StepsRan
-from baton.protocol.requests import FinishReason
 
 if TYPE_CHECKING:
     from baton.engine.handover.departures import Departures

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from baton.model.decoder.mixture import Mixture
 from baton.model.layers.layers import Module
-from baton.protocol.reports import EXPERT_LOADS
+from baton.protocol.messages.reports import EXPERT_LOADS
 
 ENOUGH: Final = 32
 """Tokens an expert, on average."""

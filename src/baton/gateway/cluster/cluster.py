@@ -26,7 +26,7 @@ from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.cluster.roles import Roles
 from baton.gateway.cluster.table import RequestTable
 from baton.gateway.errors import ApiError, InstanceUnavailable
-from baton.protocol.requests import (
+from baton.protocol.messages.requests import (
     Failing,
     FromEngine,
     Hello,

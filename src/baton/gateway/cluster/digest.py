@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from baton.protocol.codec import unpack_int64
-from baton.protocol.requests import Load
+from baton.protocol.messages.requests import Load
 
 EXPECTED_S = 60.0
 """A prefix that was not reported for so long was not computed, or is gone again."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from baton.gateway.cluster.member import LABELS, Member
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import InstanceUnavailable
-from baton.protocol.requests import Welcome
+from baton.protocol.messages.requests import Welcome
 
 
 class Requirements(NamedTuple):

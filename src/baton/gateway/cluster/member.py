@@ -36,7 +36,7 @@ from baton.gateway.cluster.digest import PrefixDigest
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.observe.events.clocks import Alignment
 from baton.observe.events.steps import StepLog
-from baton.protocol.requests import (
+from baton.protocol.messages.requests import (
     Cancel,
     Hello,
     Load,

@@ -14,9 +14,9 @@ import msgspec
 
 from baton.gateway.errors import ApiError
 from baton.observe.events.trail import Trail
+from baton.protocol.messages.reports import PromptLogprobs
+from baton.protocol.messages.requests import Finished, Submit, Target
 from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
-from baton.protocol.reports import PromptLogprobs
-from baton.protocol.requests import Finished, Submit, Target
 from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, FairLine, Flow
 from baton.protocol.rules.silence import Silence

@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from baton.gateway.cluster.member import Member
-from baton.protocol.requests import Target, Welcome
+from baton.protocol.messages.requests import Target, Welcome
 
 MAX_DECODERS = 3
 TYPICAL_TOKENS = 128

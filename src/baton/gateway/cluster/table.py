@@ -2,8 +2,8 @@
 
 Theory.  A request has an id, under which the instances of its *plan* may have it.  It is believed to be at
 the first of them, which prefills it, until output comes from another one: with the first token it stays
-where that came from.  Only one instance streams a request (`protocol/handover.py`); if output comes from
-another one all the same, or under an id that has been given up, it is dropped and answered by a `Cancel`.
+where that came from.  Only one instance streams a request (`protocol/messages/handover.py`); if output comes
+from another one all the same, or under an id that was given up, it is dropped and answered by a `Cancel`.
 
 | what happens | what becomes of a request |
 | --- | --- |
@@ -46,7 +46,7 @@ from baton.gateway.cluster.routing import Job, Plan, choose
 from baton.gateway.cluster.trails import Trails
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.protocol.codec import MalformedMessage, unpack_int32, unpack_int64
-from baton.protocol.requests import Finished, Outputs, Routed
+from baton.protocol.messages.requests import Finished, Outputs, Routed
 from baton.protocol.rules.prefix_keys import short_keys
 from baton.protocol.rules.silence import Silence
 

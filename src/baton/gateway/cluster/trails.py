@@ -12,7 +12,7 @@ from collections import OrderedDict
 from baton.gateway.cluster.member import Member
 from baton.gateway.cluster.request import EngineRequest
 from baton.observe.events.trail import Trail
-from baton.protocol.requests import Finished
+from baton.protocol.messages.requests import Finished
 
 _MAX_RETIRED = 512
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from baton.gateway.errors import ApiError, BadRequest, InstanceUnavailable, InternalError, Overloaded
 from baton.gateway.sharing import retry_after
+from baton.protocol.messages.requests import Finished
 from baton.protocol.params.sampling import ASKS_FOR_GRAMMAR, NOTHING_LEFT
 from baton.protocol.params.sampling_params import SamplingParams
-from baton.protocol.requests import Finished
 
 EndReason = Literal["stop", "length", "abort", "repetition"]
 """`abort`: the server ended it; see `pausing.py`."""

@@ -28,7 +28,7 @@ from baton.gateway.instances.inbox import Inbox
 from baton.gateway.parsing.deltas import Parsed
 from baton.observe.events.story import Story
 from baton.observe.metrics import Metrics
-from baton.protocol.requests import Finished
+from baton.protocol.messages.requests import Finished
 
 QUEUE_FULL_S = 60.0
 """How long a request that has begun tries to have its other sequences accepted."""

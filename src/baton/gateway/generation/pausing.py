@@ -7,10 +7,10 @@
 | `keep` | stand still where they are, and go on | wait in the instances' queues |
 
 In flight is what came over this server.  Requests of other gateways that share an instance stand still, in
-every mode, and those gateways know that it is paused (`protocol/requests.Welcome`); each of them may end it.
-What waits has no deadline while the pause lasts: `/ready` and the metrics say that and since when.  With
-`resume_after_s` the engines end a pause by themselves, also if this server is gone by then.  An incarnation
-of an instance that starts meanwhile is not paused.
+every mode, and those gateways know that it is paused (`protocol/messages/requests.Welcome`); each of them may
+end it.  What waits has no deadline while the pause lasts: `/ready` and the metrics say that and since when.
+With `resume_after_s` the engines end a pause by themselves, also if this server is gone by then.  An
+incarnation of an instance that starts meanwhile is not paused.
 """
 
 from __future__ import annotations

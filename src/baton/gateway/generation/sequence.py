@@ -17,9 +17,9 @@ from baton.gateway.parsing.deltas import Delta, Parsed
 from baton.gateway.parsing.plan import AnswerParser, Parsing
 from baton.gateway.text.detokenizer import Detokenizer, StopStrings, StopTables
 from baton.gateway.text.tokenizer import Tokenizer
+from baton.protocol.messages.requests import Finished
 from baton.protocol.params.sampling import ASKS_FOR_GRAMMAR, TokenLogprobs
 from baton.protocol.params.sampling_params import SamplingParams
-from baton.protocol.requests import Finished
 from baton.protocol.routes import Routes
 
 

@@ -35,8 +35,8 @@ from baton.gateway.instances.orders import Answers, ask_each, checked, merge
 from baton.ipc.sockets.curve import Encryption, Place
 from baton.ipc.sockets.zeromq import terminate
 from baton.protocol.codec import pack_int32
+from baton.protocol.messages.requests import QueryKind, Welcome
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.requests import QueryKind, Welcome
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.weights import Weights
 
@@ -54,7 +54,7 @@ def _terminate(reason: str) -> None:
 
 
 class ClusterClient:
-    """Speaks `protocol/requests.py` with every instance.  Belongs to one event loop."""
+    """Speaks `protocol/messages/requests.py` with every instance.  Belongs to one event loop."""
 
     def __init__(
         self,

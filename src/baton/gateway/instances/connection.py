@@ -28,7 +28,7 @@ from baton.gateway.instances.channel import EngineChannel
 from baton.gateway.instances.patience import within
 from baton.ipc.sockets.curve import Encryption, Place
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Hello, QueryKind, ToEngine, Welcome
+from baton.protocol.messages.requests import FROM_ENGINE, TO_ENGINE, Hello, QueryKind, ToEngine, Welcome
 from baton.protocol.rules.proof import NONCE_BYTES, answer, claim
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baton.gateway.errors import BadRequest
+from baton.protocol.messages.requests import TO_ENGINE, Submit, Welcome, max_message_bytes
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.requests import TO_ENGINE, Submit, Welcome, max_message_bytes
 
 _PLAN_BYTES = 4096
 """At most what the decoders of a plan weigh in a message."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.gateway.errors import ApiError, BadRequest, Conflict, InstanceUnavailable
 from baton.gateway.instances.connection import InstanceClient
-from baton.protocol.requests import QueryKind
+from baton.protocol.messages.requests import QueryKind
 
 Answers = dict[str, dict[str, Any] | ApiError]
 """By instance: what it says, or why it does not."""

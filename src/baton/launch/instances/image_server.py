@@ -19,7 +19,7 @@ import msgspec
 
 from baton.launch.instances.image_keeper import Drop, Effect, Keeper
 from baton.launch.instances.runtime_dir import RuntimeDirectory
-from baton.protocol.images import MOST_BYTES, Ask, Doing, Fill, FromWorker, Map
+from baton.protocol.messages.images import MOST_BYTES, Ask, Doing, Fill, FromWorker, Map
 
 log = logging.getLogger(__name__)
 

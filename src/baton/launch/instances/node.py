@@ -50,7 +50,7 @@ from baton.model.checkpoint.hub import resolve_model
 from baton.observe.logs import configure_logging
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.config import InstanceConfig
-from baton.protocol.nodes import FROM_LEADER, FROM_NODE, Hello, Refused, Welcome
+from baton.protocol.messages.nodes import FROM_LEADER, FROM_NODE, Hello, Refused, Welcome
 from baton.protocol.rules.cluster_secret import SECRETS_VARIABLE
 from baton.version import __version__
 

@@ -18,8 +18,8 @@ from baton.gateway.arranging.measured import Counting, Label, Snapshot
 from baton.gateway.cluster.member import Member
 from baton.gateway.cluster.roles import view_of
 from baton.gateway.cluster.routing import Job, choose
-from baton.protocol.handover import InstanceSource
-from baton.protocol.requests import Hello, Welcome
+from baton.protocol.messages.handover import InstanceSource
+from baton.protocol.messages.requests import Hello, Welcome
 from baton.simulation.capacity.load import Asked
 from baton.simulation.capacity.machine import Machine, Request, Running
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from baton.engine.loads import Speeds
 from baton.protocol.config import CostModel
-from baton.protocol.requests import Load
+from baton.protocol.messages.requests import Load
 from baton.simulation.capacity.load import Asked
 
 _LEAST_TOKENS = 32

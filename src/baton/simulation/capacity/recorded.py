@@ -21,7 +21,7 @@ from typing import NamedTuple
 from baton.engine.recording.recorder import Event, Header, Message
 from baton.engine.recording.replay import find_recordings, replay
 from baton.engine.recording.tape import DamagedRecording
-from baton.protocol.requests import FromEngine, Hello, Outputs, Submit
+from baton.protocol.messages.requests import FromEngine, Hello, Outputs, Submit
 from baton.simulation.capacity.load import Asked
 
 _TOKEN_BYTES = 4

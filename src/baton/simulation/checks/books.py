@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.request import Request
-from baton.protocol.commands import CommandBatch
+from baton.protocol.messages.commands import CommandBatch
 
 if TYPE_CHECKING:
     from baton.simulation.parties.instance import Instance

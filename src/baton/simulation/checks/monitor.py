@@ -16,7 +16,7 @@ what the parties believe.  What is wrong is raised as `Violation`, which names t
 | | who runs wants blocks when it has room for less than the lookahead and its drafts; each turn |
 | `streams` | who decodes is in each step, and waits for prompts as long as targets say; each step |
 | `passed` | a prompt is passed by later ones for half of it and what it got since; each step |
-| `closing-1` … `closing-6` | the rules of `protocol/reports.py`; each batch, report, round and chunk |
+| `closing-1` … `closing-6` | the rules of `protocol/messages/reports.py`; each batch, report, round, chunk |
 | `epoch` | the epochs of a slot only grow; each command batch |
 | `answer` | one `Finished` for each `Submit`, nothing after it, ids never used twice; each message |
 | `cancel` | a request whose `Cancel` was read neither waits nor runs; after each turn |
@@ -73,7 +73,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baton.protocol.requests import Submit
+from baton.protocol.messages.requests import Submit
 from baton.simulation.checks.books import Books, Violation
 from baton.simulation.checks.watches.arranging import ArrangingWatch
 from baton.simulation.checks.watches.clients import ClientWatch
@@ -91,9 +91,9 @@ from baton.simulation.checks.watches.strangers import StrangerWatch
 from baton.simulation.checks.watches.worker import WorkerWatch
 
 if TYPE_CHECKING:
-    from baton.protocol.commands import CommandBatch
-    from baton.protocol.handover import PeerMessage
-    from baton.protocol.requests import FromEngine, Target, ToEngine
+    from baton.protocol.messages.commands import CommandBatch
+    from baton.protocol.messages.handover import PeerMessage
+    from baton.protocol.messages.requests import FromEngine, Target, ToEngine
     from baton.simulation.parties.gateway import GatewayProcess
     from baton.simulation.parties.instance import EngineProcess, Instance
     from baton.simulation.wires.network import Connection

@@ -22,11 +22,11 @@ from baton.engine.states import State
 from baton.executor.simulated.executor import SimulatedExecutor
 from baton.ipc.ring import PUBLISHED_WORD, RingReader, RingWriter
 from baton.protocol.codec import unpack_int32
-from baton.protocol.commands import COMMANDS, Admit, DropFetch, Fetch
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import PEER
-from baton.protocol.reports import REPORTS, Fetched, StepReport, WorkerReady
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Cancel
+from baton.protocol.messages.commands import COMMANDS, Admit, DropFetch, Fetch
+from baton.protocol.messages.handover import PEER
+from baton.protocol.messages.reports import REPORTS, Fetched, StepReport, WorkerReady
+from baton.protocol.messages.requests import FROM_ENGINE, TO_ENGINE, Cancel
 from baton.simulation.explorer.explored_gateway import NOW
 from baton.simulation.explorer.machines import Broken
 from baton.simulation.wires.transfers import describe_pool

@@ -16,8 +16,8 @@ from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.instances.inbox import Inbox
 from baton.protocol.codec import pack_int32, unpack_int64
 from baton.protocol.config import InstanceConfig
+from baton.protocol.messages.requests import FROM_ENGINE, TO_ENGINE, Failing, Finished, Outputs, QueryKind
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Failing, Finished, Outputs, QueryKind
 from baton.simulation import describe
 from baton.simulation.checks.oracle import expected_tokens
 from baton.simulation.explorer.machines import Broken

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from baton.gateway.cluster.member import Label
-from baton.protocol.commands import COMMANDS
 from baton.protocol.config import InstanceConfig
-from baton.protocol.handover import PEER
-from baton.protocol.reports import REPORTS
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE
+from baton.protocol.messages.commands import COMMANDS
+from baton.protocol.messages.handover import PEER
+from baton.protocol.messages.reports import REPORTS
+from baton.protocol.messages.requests import FROM_ENGINE, TO_ENGINE
 from baton.simulation import describe
 from baton.simulation.explorer.explored import Engine, Worker, check_pair
 from baton.simulation.explorer.explored_gateway import Gateway

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from baton.protocol.codec import unpack_int32
-from baton.protocol.commands import COMMANDS, Admit
 from baton.protocol.config import InstanceConfig
-from baton.protocol.reports import REPORTS, StepReport
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Outputs
+from baton.protocol.messages.commands import COMMANDS, Admit
+from baton.protocol.messages.reports import REPORTS, StepReport
+from baton.protocol.messages.requests import FROM_ENGINE, TO_ENGINE, Outputs
 from baton.simulation import describe
 from baton.simulation.explorer.explored import Engine, Worker, check_pair
 from baton.simulation.explorer.explored_gateway import Gateway

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from baton.engine.handover.records import TRUST, Stage
 from baton.gateway.cluster.member import LABELS
-from baton.protocol.handover import PEER, Cancel, Renew, Reserve
+from baton.protocol.messages.handover import PEER, Cancel, Renew, Reserve
 from baton.protocol.params.sampling import Sampling, Stopping
 from baton.protocol.rules.passes import gateway_key, plan_pass
 from baton.simulation.checks.looks import arrivals_of, attempts_of, well

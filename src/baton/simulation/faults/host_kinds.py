@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from baton.protocol.nodes import FROM_NODE, Hello
+from baton.protocol.messages.nodes import FROM_NODE, Hello
 from baton.simulation.events import Party
 from baton.simulation.faults.kinds import fault, stall
 from baton.simulation.parties.relay import Launcher, Relay

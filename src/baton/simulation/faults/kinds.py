@@ -12,9 +12,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from baton.protocol.codec import pack_int32
+from baton.protocol.messages.reports import REPORTS, Closed, CloseReason, StepReport
+from baton.protocol.messages.requests import TO_ENGINE, Cancel, Query, QueryKind, Submit
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import REPORTS, Closed, CloseReason, StepReport
-from baton.protocol.requests import TO_ENGINE, Cancel, Query, QueryKind, Submit
 from baton.simulation.events import Party
 from baton.simulation.parties.gateway import GatewayProcess
 from baton.simulation.parties.instance import EngineProcess

@@ -18,7 +18,7 @@ from baton.gateway.cluster.member import Label, Member
 from baton.gateway.cluster.request import EngineRequest
 from baton.gateway.errors import ApiError
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE, Load, QueryKind
+from baton.protocol.messages.requests import FROM_ENGINE, TO_ENGINE, Load, QueryKind
 from baton.simulation.events import Party, Timer
 from baton.simulation.parties.client import Client
 from baton.simulation.parties.new_weights import WeightsUpdates

@@ -16,8 +16,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from baton.protocol.nodes import FromNode
-from baton.protocol.reports import REPORTS, WorkerFailed
+from baton.protocol.messages.nodes import FromNode
+from baton.protocol.messages.reports import REPORTS, WorkerFailed
 from baton.relay.link import Link
 from baton.simulation.events import Party, Timer
 from baton.simulation.wires.lines import Line

@@ -18,9 +18,9 @@ import msgspec
 
 from baton.engine.core import EngineCore
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.commands import COMMANDS, Grants
-from baton.protocol.reports import REPORTS
-from baton.protocol.requests import FROM_ENGINE, TO_ENGINE
+from baton.protocol.messages.commands import COMMANDS, Grants
+from baton.protocol.messages.reports import REPORTS
+from baton.protocol.messages.requests import FROM_ENGINE, TO_ENGINE
 from baton.simulation.events import Party, Timer
 from baton.simulation.parties.hosts import LinkProcess, NodeRings
 from baton.simulation.parties.registrar import Registrar

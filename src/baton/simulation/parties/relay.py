@@ -10,7 +10,7 @@ from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from baton.protocol.nodes import FromLeader, Hello, Refused, Welcome
+from baton.protocol.messages.nodes import FromLeader, Hello, Refused, Welcome
 from baton.relay.node import Node
 from baton.simulation.events import Party
 from baton.simulation.parties.hosts import LinkProcess, Turning

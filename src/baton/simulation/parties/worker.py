@@ -23,8 +23,8 @@ from baton.executor.simulated.late import LateSimulatedExecutor
 from baton.ipc.doorbell import Doorbell
 from baton.ipc.ring import RingReader, RingWriter
 from baton.ipc.ticket import TicketReader, TicketWriter
+from baton.protocol.messages.reports import REPORTS, Fetched, Report, WorkerFailed, WorkerReady
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import REPORTS, Fetched, Report, WorkerFailed, WorkerReady
 from baton.simulation.checks.oracle import weights_salt
 from baton.simulation.events import Party
 from baton.simulation.plans.plan import POISON

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton.protocol.reports import LayersDone, Report, StepReport
+from baton.protocol.messages.reports import LayersDone, Report, StepReport
 from baton.simulation.events import Events, Party
 from baton.simulation.wires.rings import ReportEnd
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
-from baton.protocol.nodes import FROM_LEADER, FROM_NODE, FromLeader, FromNode, Up
+from baton.protocol.messages.nodes import FROM_LEADER, FROM_NODE, FromLeader, FromNode, Up
 from baton.simulation.events import Party
 from baton.simulation.wires.network import Channel, Delays
 

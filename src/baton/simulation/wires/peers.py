@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from baton.engine.handover.callers import Callers
 from baton.protocol.codec import MalformedMessage
-from baton.protocol.handover import PEER, PeerMessage
-from baton.protocol.requests import Target
+from baton.protocol.messages.handover import PEER, PeerMessage
+from baton.protocol.messages.requests import Target
 from baton.simulation.checks.books import Violation
 from baton.simulation.events import Party
 from baton.simulation.wires.network import Channel, Delays

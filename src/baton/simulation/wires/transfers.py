@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from baton.protocol.commands import DropFetch, Fetch, Grants
-from baton.protocol.handover import PoolSource
-from baton.protocol.reports import Fetched
+from baton.protocol.messages.commands import DropFetch, Fetch, Grants
+from baton.protocol.messages.handover import PoolSource
+from baton.protocol.messages.reports import Fetched
 from baton.simulation.events import Party
 from baton.simulation.wires.network import Channel, Delays
 from baton.transfer.base import Copy, Copying, PoolView, TransferError

@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from baton.protocol.handover import PoolSource
+from baton.protocol.messages.handover import PoolSource
 from baton.transfer.base import SILENCE_S, Copy, Copying, Int32Array, PoolView, TransferError
 from baton.transfer.layout import Part, part_here, part_there
 from baton.transfer.tasks import Wait

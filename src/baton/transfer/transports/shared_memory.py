@@ -22,7 +22,7 @@ import select
 import msgspec
 import numpy as np
 
-from baton.protocol.handover import PoolSource
+from baton.protocol.messages.handover import PoolSource
 from baton.transfer.base import Bytes, Copy, Copying, PoolView, TransferError, this_host
 from baton.transfer.layout import neighbours, part_here, part_there, rows
 

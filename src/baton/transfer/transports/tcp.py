@@ -34,7 +34,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from baton.protocol.handover import PoolSource
+from baton.protocol.messages.handover import PoolSource
 from baton.transfer.base import SILENCE_S, Copy, Copying, Int32Array, PoolView, TransferError
 from baton.transfer.grants import GrantBook
 from baton.transfer.layout import Part, part_here, runs

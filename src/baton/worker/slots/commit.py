@@ -32,7 +32,7 @@ import numpy as np
 
 from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
 from baton.executor.drafts.runs import confirmed_counts
-from baton.protocol.reports import CloseReason
+from baton.protocol.messages.reports import CloseReason
 from baton.worker.slots.batches import speculation, without_late
 from baton.worker.slots.decode_set import LEFT, SAMPLED, UNSTOPPABLE
 from baton.worker.slots.outcome import StepOutcome

@@ -42,8 +42,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton.protocol.commands import Pace, Reprioritize
 from baton.protocol.config import InstanceConfig
+from baton.protocol.messages.commands import Pace, Reprioritize
 from baton.protocol.params.sampling import LISTED_LOGPROBS
 
 LOGPROBS_A_STEP = 1 << 17

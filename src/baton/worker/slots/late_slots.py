@@ -32,9 +32,9 @@ import msgspec
 import numpy as np
 
 from baton.executor.base import BoolArray, Int32Array, StepBatch, StepResult
-from baton.protocol.commands import Abort, Admit, Command, Preempt
+from baton.protocol.messages.commands import Abort, Admit, Command, Preempt
+from baton.protocol.messages.reports import Closed, CloseReason
 from baton.protocol.params.sampling import Sampling, Stopping
-from baton.protocol.reports import Closed, CloseReason
 from baton.worker.slots.composition import Prompt
 from baton.worker.slots.decode_set import COMPUTED, LEFT, SAMPLED, UNSTOPPABLE
 from baton.worker.slots.outcome import Admitted, StepOutcome

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from baton.executor.base import Int32Array, StepBatch, StepResult
+from baton.protocol.messages.reports import Closed, PromptLogprobs, StepReport
 from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
-from baton.protocol.reports import Closed, PromptLogprobs, StepReport
 from baton.protocol.routes import Routes
 
 

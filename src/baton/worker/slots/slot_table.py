@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.executor.base import BoolArray, Int32Array
-from baton.protocol.commands import Admit
-from baton.protocol.reports import Closed, CloseReason
+from baton.protocol.messages.commands import Admit
+from baton.protocol.messages.reports import Closed, CloseReason
 from baton.worker.slots.composition import Composition, Prompt
 from baton.worker.slots.decode_set import COMPUTED, LEFT, UNSTOPPABLE, DecodeSet
 from baton.worker.slots.stop_tokens import StopTokens

@@ -46,8 +46,8 @@ import logging
 import numpy as np
 
 from baton.executor.base import Int32Array, StepBatch, StepResult
-from baton.protocol.commands import Abort, Admit, Command, Control, Grow, Pace, Preempt, Reprioritize
-from baton.protocol.reports import Closed, CloseReason
+from baton.protocol.messages.commands import Abort, Admit, Command, Control, Grow, Pace, Preempt, Reprioritize
+from baton.protocol.messages.reports import Closed, CloseReason
 from baton.worker.slots.batches import Piece, fitting, with_drafts, with_pieces
 from baton.worker.slots.commit import Commit
 from baton.worker.slots.composition import Composition, affordable

@@ -6,7 +6,7 @@ import numpy as np
 
 from baton.executor.base import Int32Array
 from baton.protocol.codec import MalformedMessage, unpack_int32
-from baton.protocol.commands import Abort, Admit, Grow, Preempt, Reprioritize
+from baton.protocol.messages.commands import Abort, Admit, Grow, Preempt, Reprioritize
 
 OfSlot = Admit | Grow | Reprioritize | Preempt | Abort
 

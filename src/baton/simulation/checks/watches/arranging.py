@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from baton.gateway.arranging.arranger import Arranger, Rules
-from baton.protocol.requests import FromEngine, Load, Query, QueryReply, ToEngine, Welcome
+from baton.protocol.messages.requests import FromEngine, Load, Query, QueryReply, ToEngine, Welcome
 from baton.simulation.checks.books import Violation
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from baton.executor.simulated.results import simulated_routes
 from baton.gateway.cluster.table import MAX_FRUITLESS, MAX_LOSSES
 from baton.gateway.errors import ApiError
 from baton.protocol.codec import unpack_int32
-from baton.protocol.requests import Finished, FromEngine, Load, Submit, ToEngine
+from baton.protocol.messages.requests import Finished, FromEngine, Load, Submit, ToEngine
 from baton.simulation import describe
 from baton.simulation.checks.books import Violation
 

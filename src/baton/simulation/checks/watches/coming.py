@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from baton.engine.handover.records import Arrival, Stage
 from baton.protocol.codec import unpack_int32
-from baton.protocol.commands import Admit, CommandBatch
-from baton.protocol.handover import PeerMessage, Reserved
+from baton.protocol.messages.commands import Admit, CommandBatch
+from baton.protocol.messages.handover import PeerMessage, Reserved
 from baton.simulation.checks.books import Books, Violation
 from baton.simulation.checks.looks import arrivals_of, well
 

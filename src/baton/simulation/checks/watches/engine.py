@@ -10,10 +10,10 @@ from baton.engine.scheduling.ledger import LedgerError
 from baton.engine.scheduling.scheduler import MIN_LOOKAHEAD
 from baton.engine.states import State
 from baton.protocol.codec import unpack_int32, unpack_int64
-from baton.protocol.commands import Admit, CommandBatch, Control, DropFetch, Fetch, Grow, Pace
 from baton.protocol.config import InstanceConfig
-from baton.protocol.reports import Report, StepReport
-from baton.protocol.requests import Cancel, FromEngine, Hello, Outputs, Submit, ToEngine
+from baton.protocol.messages.commands import Admit, CommandBatch, Control, DropFetch, Fetch, Grow, Pace
+from baton.protocol.messages.reports import Report, StepReport
+from baton.protocol.messages.requests import Cancel, FromEngine, Hello, Outputs, Submit, ToEngine
 from baton.protocol.rules.prefix_keys import root_key
 from baton.simulation import describe
 from baton.simulation.checks.books import Books, Violation

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.engine.states import State
 from baton.protocol.codec import unpack_int64
-from baton.protocol.requests import Cancel, FromEngine, Outputs, Submit, ToEngine
+from baton.protocol.messages.requests import Cancel, FromEngine, Outputs, Submit, ToEngine
 from baton.simulation import describe
 from baton.simulation.checks.books import Violation
 from baton.simulation.checks.looks import well

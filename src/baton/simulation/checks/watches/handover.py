@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from baton.engine.handover.records import Arrival, Attempt, Phase, Stage
 from baton.protocol.codec import unpack_int32
-from baton.protocol.commands import Admit, CommandBatch, Fetch
-from baton.protocol.handover import (
+from baton.protocol.messages.commands import Admit, CommandBatch, Fetch
+from baton.protocol.messages.handover import (
     Cancel,
     Cancelled,
     Handoff,
@@ -25,8 +25,8 @@ from baton.protocol.handover import (
     Reserved,
     Taken,
 )
-from baton.protocol.reports import Fetched, Report
-from baton.protocol.requests import Target
+from baton.protocol.messages.reports import Fetched, Report
+from baton.protocol.messages.requests import Target
 from baton.simulation import describe
 from baton.simulation.checks.books import Books, Named, OpenFetch, Violation
 from baton.simulation.checks.looks import arrivals_of, attempts_of, owns, quiet

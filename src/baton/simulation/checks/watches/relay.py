@@ -18,8 +18,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from baton.protocol.nodes import Bye, FromNode
-from baton.protocol.reports import REPORTS, WorkerReady
+from baton.protocol.messages.nodes import Bye, FromNode
+from baton.protocol.messages.reports import REPORTS, WorkerReady
 from baton.simulation.checks.books import Violation
 
 if TYPE_CHECKING:

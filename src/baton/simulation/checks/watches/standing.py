@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from baton.engine.states import State
-from baton.protocol.requests import Welcome
+from baton.protocol.messages.requests import Welcome
 from baton.protocol.standing import Standing
 from baton.simulation.checks.books import Violation
 from baton.simulation.checks.looks import well

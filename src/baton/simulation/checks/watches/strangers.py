@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from baton.engine.handover.callers import Heard
 from baton.engine.handover.records import Attempt, Phase
 from baton.protocol.codec import unpack_int32
-from baton.protocol.commands import Extend, Grant, Grants, Revoke
-from baton.protocol.handover import PeerMessage, Refused, Renew, Reserve
-from baton.protocol.requests import Submit, Target, ToEngine
+from baton.protocol.messages.commands import Extend, Grant, Grants, Revoke
+from baton.protocol.messages.handover import PeerMessage, Refused, Renew, Reserve
+from baton.protocol.messages.requests import Submit, Target, ToEngine
 from baton.simulation.checks.books import Violation
 from baton.simulation.checks.looks import arrivals_of, attempts_of, owns, well
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from baton.engine.states import State
 from baton.executor.base import StepBatch
 from baton.protocol.codec import unpack_int32
-from baton.protocol.commands import Admit
-from baton.protocol.reports import Report, StepReport
+from baton.protocol.messages.commands import Admit
+from baton.protocol.messages.reports import Report, StepReport
 from baton.simulation import describe
 from baton.simulation.checks.books import Books, Violation
 from baton.simulation.checks.watches.scheduling.pace import PaceWatch

@@ -25,7 +25,7 @@ from baton.engine.handover.records import departure_of
 from baton.engine.request import Request
 from baton.engine.states import State
 from baton.protocol.codec import unpack_int32
-from baton.protocol.commands import Admit, CommandBatch, Reprioritize
+from baton.protocol.messages.commands import Admit, CommandBatch, Reprioritize
 from baton.simulation.checks.books import Books, Violation
 from baton.simulation.checks.looks import salt_of, waiters, well
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from baton.engine.request import Request
 from baton.engine.states import State
-from baton.protocol.handover import Cancel, Credit, PeerMessage, Refused, Reserve
-from baton.protocol.requests import Submit, ToEngine
+from baton.protocol.messages.handover import Cancel, Credit, PeerMessage, Refused, Reserve
+from baton.protocol.messages.requests import Submit, ToEngine
 from baton.protocol.rules.fair_queue import Flow
 from baton.simulation import describe
 from baton.simulation.checks.books import Violation

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from baton.engine.handover.credits import PROMISE_S
 from baton.engine.handover.records import Phase, Stage
 from baton.engine.states import State
-from baton.protocol.handover import Cancel, Credit, PeerMessage, Reserve
+from baton.protocol.messages.handover import Cancel, Credit, PeerMessage, Reserve
 from baton.simulation.checks.books import Books, Violation
 from baton.simulation.checks.looks import arrivals_of, attempts_of, quiet
 

@@ -22,7 +22,7 @@ from enum import StrEnum
 import msgspec
 
 from baton.protocol.codec import Codec
-from baton.protocol.handover import PoolSource
+from baton.protocol.messages.handover import PoolSource
 from baton.protocol.params.sampling import TokenLogprobs
 from baton.protocol.routes import Routes
 
@@ -123,7 +123,7 @@ class StepRoutes(msgspec.Struct, tag="routes", array_like=True, frozen=True):
 
 
 class StepsRan(msgspec.Struct, tag="ran", array_like=True, frozen=True):
-    """Of the other ranks, if `InstanceConfig.note_steps`: when they ran steps lately (`step_notes.py`)."""
+    """Of the other ranks, if `InstanceConfig.note_steps`: when they ran steps (`protocol/step_notes.py`)."""
 
     written: float
     """When this was sent, on the clock of the rank's host."""

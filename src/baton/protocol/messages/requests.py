@@ -29,10 +29,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from baton.protocol.codec import Codec
-from baton.protocol.handover import InstanceSource
+from baton.protocol.messages.handover import InstanceSource
+from baton.protocol.messages.reports import PromptLogprobs
 from baton.protocol.notes import Note
 from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
-from baton.protocol.reports import PromptLogprobs
 from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, Flow
 from baton.protocol.standing import Stand, Standing
@@ -107,7 +107,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
     flow: Flow = EVERYBODY
     """Whose it is: requests of one priority are served fairly by flow."""
     noted: bool = False
-    """Its gateway wants to know its way (`notes.py`)."""
+    """Its gateway wants to know its way (`protocol/notes.py`)."""
 
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
@@ -132,7 +132,7 @@ class Query(msgspec.Struct, tag="query", array_like=True, frozen=True):
     under way, or fails; one that has these or newer ones says so.  None: for this instance alone, which may
     refuse."""
     stand: Stand | None = None
-    """Of `stand`: its label, whether it drains (`standing.py`)."""
+    """Of `stand`: its label, whether it drains (`protocol/standing.py`)."""
 
 
 ToEngine = Hello | Submit | Cancel | Query

@@ -31,7 +31,7 @@ from typing import Literal
 import msgspec
 
 from baton.protocol.codec import Codec
-from baton.protocol.handover import InstanceSource
+from baton.protocol.messages.handover import InstanceSource
 from baton.protocol.params.sampling import Sampling, Stopping
 
 
