@@ -32,6 +32,8 @@ LIBRARY = ROOT / "src" / "baton" / "model" / "cpu" / "_native.so"
 _GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34)
 """Of wheels: pip matches each number exactly."""
 _MOST_BYTES = 40 << 20
+MISSING = " is missing"
+"""Ends the line of a package that is neither here nor was fetched."""
 
 
 def main() -> None:
@@ -43,7 +45,9 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.what == "fetch":
         sys.exit(fetch(asked.python))
-    print("\n".join(unpack()))
+    said = unpack()
+    print("\n".join(said))
+    sys.exit(any(line.endswith(MISSING) for line in said))
 
 
 def fetch(python: str) -> str | int:
@@ -105,7 +109,7 @@ def unpack() -> list[str]:
     for requirement in _pinned():
         name = _plain(requirement.partition("==")[0])
         if name not in done and _installed(name) is None:
-            said.append(f"{name} is missing")
+            said.append(name + MISSING)
     return [*said, _library()]
 
 

@@ -135,7 +135,13 @@ def _run_part(part: Part, left_s: float, environment: dict[str, str], outcome: O
             outcome.ended = "not done in time"
             break
         outcome.ended = "done" if code == 0 else "failed"
-        if code in (0, 1, 2, 5):  # (pytest's own: all passed, some failed, errors of collection, none left)
+        if code in (
+            0,
+            1,
+            2,
+            4,
+            5,
+        ):  # (pytest's: all passed, some failed, collection failed, usage, none left)
             break
     outcome.seconds = round(time.monotonic() - began, 1)
     if part.tests:
@@ -197,6 +203,7 @@ def table(outcomes: Sequence[Outcome], figures: Sequence[dict[str, Any]], facts:
         for name, test in outcome.tests.items()
         if test["outcome"] == "failed"
     ]
+    failed += [f"* {figure['what']}: {figure['note']}" for figure in figures if has_failed(figure)]
     lines += ["", "## Failed", "", *failed] if failed else []
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from _gpu.figures import HEAD, Figure, line
@@ -204,6 +211,11 @@ def table(outcomes: Sequence[Outcome], figures: Sequence[dict[str, Any]], facts:
     rows = [line(Figure(**figure)) for figure in figures]
     lines += ["", "## Figures", "", HEAD, *rows] if rows else []
     return "\n".join(lines) + "\n"
+
+
+def has_failed(figure: dict[str, Any]) -> bool:
+    """What was to be measured could not be run."""
+    return str(figure["note"]).startswith("FAILED")
 
 
 def read_figures() -> list[dict[str, Any]]:
@@ -247,6 +259,12 @@ def main() -> None:
         [sys.executable, str(ROOT / "tools" / "gpu_packages.py"), "unpack"], capture_output=True, text=True
     )
     print(packages.stdout + packages.stderr, flush=True)
+    if packages.returncode:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        sys.exit(
+            f"make gpu: packages are missing (see above): run `make gpu-wheels GPU_PYTHON={version}` where there "
+            "is a network, and bring build/gpu-wheels"
+        )
     path = [str(ROOT / "src"), str(SITE), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
@@ -280,7 +298,8 @@ def main() -> None:
     left = asked.deadline - (time.monotonic() - began)
     outcomes = run_all([stage for stage in stages if stage], left, environment, report)
     print((out / "gpu.md").read_text())
-    sys.exit(0 if all(outcome.ended == "done" for outcome in outcomes) else 1)
+    good = all(outcome.ended == "done" for outcome in outcomes) and not any(map(has_failed, read_figures()))
+    sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":

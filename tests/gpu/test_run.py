@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -131,6 +132,55 @@ def test_packages_that_are_missing_are_unpacked(tools: Any, tmp_path: Path, monk
     assert (site / "batonnothing" / "__init__.py").exists()
     assert (site / "batonbeside.py").exists()
     assert (tmp_path / "_native.so").read_text() == "compiled"
+
+
+def test_a_kernel_that_fails_in_the_benchmark_is_told(tools: Any):
+    run = tools("gpu_run")
+    good = {"part": "kernels", "what": "norms", "seconds": 1e-6, "note": "900 GB/s"}
+    bad = {"part": "kernels", "what": "decode", "note": "FAILED: RuntimeError: no image"}
+    assert [run.has_failed(figure) for figure in (good, bad)] == [False, True]
+    text = run.table([run.Outcome("figures: kernels", "done")], [good, bad], [])
+    assert (
+        "* decode: FAILED: RuntimeError: no image"
+        in text.partition("## Failed")[2].partition("## Figures")[0]
+    )
+
+
+def test_without_its_packages_it_ends_at_once(tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each part would end with an error of its own that says less."""
+    packages = tools("gpu_packages")
+    monkeypatch.setattr(packages, "WHEELS", tmp_path)
+    monkeypatch.setattr(packages, "SITE", tmp_path / "site")
+    monkeypatch.setattr(packages, "LIBRARY", tmp_path / "_native.so")
+    monkeypatch.setattr(packages, "_pinned", lambda: ["pytest==9", "batonnothing==1"])
+    monkeypatch.setattr(sys, "argv", ["gpu_packages.py", "unpack"])
+    with pytest.raises(SystemExit) as end:
+        packages.main()
+    assert end.value.code == 1
+
+
+def test_its_tests_are_found_with_the_packages_that_it_brings(tools: Any):
+    """What the machine has, and requirements.txt, and nothing else of this environment."""
+    stages = tools("gpu_run").stages_of("cuda", 470.0)
+    words = [word for stage in stages for part in stage for word in part.command]
+    elsewhere = {ROOT / word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")}
+    named = {ROOT / word for word in words if word.startswith("tests/")}
+    within = {file for place in named for file in place.glob("test_*.py")} - elsewhere
+    paths = sorted(
+        str(path.relative_to(ROOT)) for path in within | {path for path in named if path.is_file()}
+    )
+    command = [sys.executable, "-m", "tests.gpu.bare", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [*command, "-p", "pytest_timeout", "-p", "tests.gpu.recording", *paths],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert not [path for path in paths if path not in done.stdout]
 
 
 def test_each_package_is_one_of_this_environment(tools: Any):
