@@ -262,8 +262,8 @@ def main() -> None:
     if packages.returncode:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         sys.exit(
-            f"make gpu: packages are missing (see above): run `make gpu-wheels GPU_PYTHON={version}` where there "
-            "is a network, and bring build/gpu-wheels"
+            f"make gpu: packages are missing (see above): run `make gpu-wheels GPU_PYTHON={version}` where "
+            "there is a network, and bring build/gpu-wheels"
         )
     path = [str(ROOT / "src"), str(SITE), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {

@@ -103,7 +103,7 @@ def storing(heads: int, kv_heads: int, dim: int, kept: torch.dtype, norms: bool)
 
 
 def storing_alone(kv_heads: int, dim: int, kept: torch.dtype) -> Launch:
-    """Of models that transformers computes."""
+    """As attention alone is tested: no model does so on a device."""
     k, v = (torch.zeros(TOKENS, kv_heads, dim, dtype=BF16) for _ in range(2))
     places = torch.zeros(TOKENS, dtype=torch.int64)
     return store_launch(k, v, pages(kv_heads, dim, kept), places, None, None, None, None)

@@ -80,6 +80,9 @@ def test_where_it_cannot_be_kept_it_is_refused():
         OptionError, match="--deterministic: with --tensor-parallel-size 2 NCCL adds up terms"
     ):
         make_plan(options)
+    for drafts in ({"speculation": "ngram"}, {"overlap_steps": "off"}):
+        with pytest.raises(OptionError, match=r"a row with drafts .* give --speculation off"):
+            make_plan(EngineOptions(deterministic=True, device="cuda", **drafts))
     config = instance_config(model="", max_model_len=32, device="cuda", deterministic=True)
     with pytest.raises(ExecutorError, match="deterministic: only Triton's kernels"):
         kernels_of(config, torch.device("meta"))  # (which has none)

@@ -61,7 +61,7 @@ class ClusterOptions(Options):
     transfer: Literal["auto", "shared_memory", "tcp", "nixl"] = flag(
         "auto",
         "How KV pages travel. auto: shared memory on one host, else TCP, from a CUDA device by way of main "
-        "memory; nixl: from and into a device's memory.",
+        "memory; nixl (experimental): from and into a device's memory.",
     )
     transfer_checksums: bool = flag(False, "Compare a checksum of each page after copying.")
     peer_host: str | None = flag(

@@ -337,7 +337,8 @@ class ExecutionOptions(Options):
     deterministic: bool = flag(
         False,
         "A token's bits do not depend on what else is in its step: on a CUDA device all products are made by "
-        "one tile of Baton's kernel, slower than cuBLAS, for any number of rows. On a CPU that is always so.",
+        "one tile of Baton's kernel, slower than cuBLAS, for any number of rows, and there are no drafts; "
+        "how a prompt is cut may still show in last bits there. On a CPU it is always so, cuts too.",
     )
     num_threads: int | None = flag(
         None,

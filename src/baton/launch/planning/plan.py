@@ -100,6 +100,11 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
         tokenizer_files=str(tokenizer),
         note_steps=note_steps,
     )
+    if instance.deterministic and instance.device == "cuda" and instance.speculation is not None:
+        raise OptionError(
+            "--deterministic: a row with drafts has another kernel beside prompts than in a step of its own; "
+            "give --speculation off, or leave it away"
+        )
     check_mtp(instance, model, options.model or EMBEDDED_MODEL)
     instance = with_draft_model(
         instance, model.vocab_size, tokenizer, lambda checkpoint: _dtype("auto", checkpoint, device)
