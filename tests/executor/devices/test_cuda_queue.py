@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,3 +92,27 @@ def test_a_thread_uses_a_stream_on_its_ranks_device(monkeypatch: pytest.MonkeyPa
     thread.join(GENEROUS_S)
     assert done == [rank]
     assert contexts == {rank}
+
+
+def test_nobody_waits_for_an_event_that_was_never_recorded(monkeypatch: pytest.MonkeyPatch):
+    """CUDA would let both the host and a stream go on at once."""
+    waited: list[Any] = []
+
+    class OfCuda:
+        def record(self) -> None: ...
+
+        def synchronize(self) -> None:
+            waited.append("the host")
+
+    monkeypatch.setattr(torch.cuda, "Event", OfCuda)
+    stream: Any = SimpleNamespace(wait_event=lambda event: waited.append("the stream"))
+    queue = CudaQueue(CPU, stream)
+    event = queue.event()
+    for wait in (event.wait, lambda: queue.behind(event)):
+        with pytest.raises(RuntimeError, match="never recorded"):
+            wait()
+    assert not waited
+    event.record()
+    event.wait()
+    queue.behind(event)
+    assert waited == ["the host", "the stream"]

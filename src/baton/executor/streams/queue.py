@@ -51,8 +51,8 @@ class DeviceQueue(Protocol):
         """One that is not recorded yet."""
 
     def behind(self, event: Event) -> None:
-        """What this queue is given from now on begins when the device has passed `event`, of another queue,
-        whose recording has been given there."""
+        """From within the work of another queue, which has recorded `event`: what this one is given from now
+        on begins when the device has passed it.  Raises if it was not recorded."""
 
     def pinned(self, count: int, dtype: torch.dtype) -> Tensor:
         """[count] in main memory, for copies that nobody waits for."""
@@ -83,9 +83,13 @@ class CudaEvent:
         return self._recorded and bool(self.of_cuda.query())
 
     def wait(self) -> None:
-        if not self._recorded:  # (CUDA would not wait)
-            raise RuntimeError("an event is waited for that was never recorded")
+        self.must_be_recorded()
         self.of_cuda.synchronize()
+
+    def must_be_recorded(self) -> None:
+        """CUDA does not wait for an event that was never recorded, be it the host or a stream that is to."""
+        if not self._recorded:
+            raise RuntimeError("an event is waited for that was never recorded")
 
 
 class CudaQueue:
@@ -111,6 +115,7 @@ class CudaQueue:
 
     def behind(self, event: Event) -> None:
         assert isinstance(event, CudaEvent)
+        event.must_be_recorded()
         stream = self._stream or torch.cuda.current_stream(self._device)
         stream.wait_event(event.of_cuda)
 
