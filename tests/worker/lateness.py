@@ -38,15 +38,18 @@ class Log:
 
 
 class Reports:
-    """In place of the report ring."""
+    """In place of the report ring.  What a report says must be true when it is written, and not only when the
+    round is over: so `look` sees it there and then."""
 
     pending = False
 
-    def __init__(self):
-        self.found = []
+    def __init__(self, look):
+        self.found, self.look = [], look
 
     def write(self, record, ring=True):
-        self.found.append(REPORTS.decode(record))
+        report = REPORTS.decode(record)
+        self.look(report)
+        self.found.append(report)
 
     def ring(self):
         pass
@@ -60,7 +63,7 @@ class Engine:
 
     def __init__(self, executor, budget=16, size=SIZE, composition=None):
         self.executor = executor
-        self.log, self.reports = Log(), Reports()
+        self.log, self.reports = Log(), Reports(self.look_at)
         self.slots = slots_of(
             self.executor,
             max_num_seqs=size,
@@ -132,10 +135,13 @@ class Engine:
         for report in found:
             if isinstance(report, StepReport):
                 self.read(report)
-            elif isinstance(report, LayersDone):
-                for slot, epoch in zip(array("i", report.slots), array("i", report.epochs), strict=True):
-                    self.check_layers(slot, epoch, report.layers)
         return went_on
+
+    def look_at(self, report):
+        """It is written just now."""
+        if isinstance(report, LayersDone):
+            for slot, epoch in zip(array("i", report.slots), array("i", report.epochs), strict=True):
+                self.check_layers(slot, epoch, report.layers)
 
     def read(self, report):
         columns = [array("i", packed) for packed in (report.slots, report.epochs, report.tokens)]
