@@ -1,12 +1,15 @@
 """A device that runs behind the host, on a CPU: it does what it is given in order, and as late as may be.
 
 Theory.  Work that is given to a queue stays there.  It is done when the host waits for an event, up to that
-event and no further; or, with `eager` above 0, by chance, some of it whenever the host gives more.  So the
-device has done nothing that the host has not waited for, or anything: what counts on more shows in one of
-both.  Pinned memory is full of rubbish at first, and afterwards of what was in it last.
+event and no further: a piece of work in whose middle the event is recorded stops there (`Piece`).  Or, with
+`eager` above 0, by chance, some of it whenever the host gives more.  So the device has done nothing that the
+host has not waited for, or anything: what counts on more shows in one of both.  Pinned memory is full of
+rubbish at first, and afterwards of what was in it last.
 
 Queues of one device run beside each other: whoever waits for an event of one moves the others only as far
-as that one waits for them.
+as that one waits for them.  What a queue is given from within another's work it never does too early here,
+as it hears of it no sooner; on a GPU it does, if it does not wait.  So for such work there is a rule
+instead: it follows a `behind` of its own, with an event that the same piece has recorded before.
 
 `on_a_delayed_device` lets a `LateTorchExecutor` believe that the CPU is such a device: attention reads
 nothing but tensors "on the device", so that a step can be a graph; sampling is the CPU's kernel over a copy
@@ -16,9 +19,11 @@ of the slots' parameters that steps bring up to date, as the copy in a GPU's mem
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +43,67 @@ from baton.model.attention import AttentionStep
 from baton.model.attention.torch_tiles import TorchTiles
 from baton.model.cpu.sampling import KernelSampling, SlotParameters, sampling_kernel
 from baton.model.layers.rotary import rotate
+from tests.conftest import GENEROUS_S
 
 RUBBISH = 0xA5
+
+
+class Piece(threading.Thread):
+    """A piece of work that stops where it passes what the host waits for.  It has a thread, because it may
+    stop anywhere; the thread runs only while somebody is in `go_on`.  One that nobody lets go on again stays
+    where it is until the process ends."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._work = work
+        self._turns, self._stops = threading.Semaphore(0), threading.Semaphore(0)
+        self._until: object = None
+        self._error: BaseException | None = None
+        self.over = self._given_up = False
+        self.start()
+
+    def run(self) -> None:
+        self._turns.acquire()
+        try:
+            if not self._given_up:
+                self._work()
+        except BaseException as error:
+            self._error = error
+        self.over = True
+        self._stops.release()
+
+    def go_on(self, until: object) -> None:
+        """To its end, or until it passes this."""
+        self._until = until
+        self._turns.release()
+        assert self._stops.acquire(timeout=GENEROUS_S), "the device's work does not come to an end"
+        if self._error is not None and not self._given_up:
+            raise self._error
+
+    def passes(self, place: object) -> None:
+        if threading.current_thread() is self and self._until is place:
+            self._stops.release()
+            self._turns.acquire()
+            if self._given_up:
+                raise SystemExit
+
+    def give_up(self) -> None:
+        """The rest is not done."""
+        self._given_up = True
+        self.go_on(None)
 
 
 class DelayedEvent:
     def __init__(self, queue: DelayedQueue) -> None:
         self.queue = queue
         self.recorded = False
+        self.piece = 0
+        """Of its queue, that has recorded it."""
         self.asked = 0
 
     def record(self) -> None:
-        self.recorded = True
+        self.recorded, self.piece = True, self.queue.begun
+        self.queue.passes(self)
 
     def done(self) -> bool:
         """The device gets there while the host looks again and again."""
@@ -66,24 +120,42 @@ class DelayedQueue:
     """A `DeviceQueue`.  `eager`: how probable it is that the device does a piece of work while the host gives
     it another."""
 
-    def __init__(self, eager: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, eager: float = 0.0, seed: int = 0, giver: DelayedQueue | None = None) -> None:
         self.eager = eager
         self.chance = random.Random(seed)
         self.works: deque[Callable[[], None] | DelayedEvent] = deque()
         self.others: list[DelayedQueue] = []
         self.hangs = False
         """However often it is asked, it gets no further."""
+        self._piece: Piece | None = None
+        """It has begun, and stopped."""
+        self._giver = giver
+        """The queue beside which this one is."""
+        self.begun = 0
+        """Pieces."""
+        self._worker: int | None = None
+        """The thread that does its work."""
+        self._waits = False
+        """Nothing was given since it was told to wait."""
 
     def run(self, work: Callable[[], None]) -> None:
+        if self._giver is not None and self._giver._worker == threading.get_ident():
+            assert self._waits, "a device may do it before what the other queue did so far"
+            self._waits = False
         self.works.append(work)
+        if self._giver is not None:
+            self._giver.passes(self)
         for queue in (self, *self.others):
-            while queue.works and self.chance.random() < queue.eager:
+            while queue.has_work and self.chance.random() < queue.eager:
                 queue.step()
 
     def event(self) -> DelayedEvent:
         return DelayedEvent(self)
 
     def behind(self, event: DelayedEvent) -> None:
+        assert event.recorded, "an event is waited for that was never recorded"
+        assert event.piece == event.queue.begun, "the event is of an earlier piece of work"
+        self._waits = True
         self.works.append(event)
 
     def pinned(self, count: int, dtype: torch.dtype) -> Tensor:
@@ -96,26 +168,63 @@ class DelayedQueue:
         pass
 
     def beside(self) -> DelayedQueue:
-        made = DelayedQueue(self.eager, self.chance.getrandbits(32))
+        made = DelayedQueue(self.eager, self.chance.getrandbits(32), self)
         self.others.append(made)
         return made
 
-    def step(self) -> None:
-        """The device does the oldest piece."""
-        work = self.works.popleft()
-        if isinstance(work, DelayedEvent):
-            work.wait()
-        else:
+    def step(self, until: object = None) -> None:
+        """The device does the oldest piece; `until`: it stops where that is passed."""
+        if self._piece is None:
+            work = self.works.popleft()
+            if isinstance(work, DelayedEvent):
+                work.wait()
+                return
+            self.begun += 1
+            if until is None:
+                self._work(work)
+                return
+            self._piece = Piece(partial(self._work, work))
+        piece = self._piece
+        try:
+            piece.go_on(until)
+        finally:
+            if piece.over:
+                self._piece = None
+
+    def _work(self, work: Callable[[], None]) -> None:
+        self._worker = threading.get_ident()
+        try:
             work()
+        finally:
+            self._worker = None
+
+    def passes(self, place: object) -> None:
+        """From within work."""
+        if self._piece is not None:
+            self._piece.passes(place)
 
     def reach(self, event: DelayedEvent) -> None:
         while not event.recorded:
-            if not self.works:
+            if self.has_work:
+                self.step(event)
+            elif self._giver is not None and self._giver.has_work:
+                self._giver.step(self)
+            else:
                 raise AssertionError("an event is waited for that nothing records")
-            self.step()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.works) or self._piece is not None
+
+    def forget(self) -> None:
+        """Nothing of what it was given is done any more."""
+        self.works.clear()
+        if self._piece is not None:
+            self._piece.give_up()
+            self._piece = None
 
     def drain(self) -> None:
-        while self.works:
+        while self.has_work:
             self.step()
 
 

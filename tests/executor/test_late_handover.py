@@ -149,6 +149,23 @@ def test_pages_that_did_not_land_are_not_there(pair, directory, monkeypatch):
     assert tokens != expected(directory, 9)
 
 
+def test_pages_whose_landing_is_recorded_before_they_are_copied_are_not_there(pair, directory, monkeypatch):
+    """That the tests before would see it."""
+    (_, _), (_, theirs), _ = pair
+    pool = theirs._fetcher._pool
+
+    def land(blocks: np.ndarray, first: int, layers: int) -> DelayedEvent:
+        event = pool.land(blocks, first, layers)
+        copy = event.queue.works.pop()
+        event.queue.works.append(lambda: (event.record(), copy()))
+        return event
+
+    monkeypatch.setattr(theirs._fetcher, "_pool", replace(pool, land=land))
+    tokens = go_on(pair, 9, [(0, -1)])
+    monkeypatch.undo()
+    assert tokens != expected(directory, 9)
+
+
 class Landing:
     """A fetch whose pages are in main memory, of a device that does not take them."""
 

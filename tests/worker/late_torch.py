@@ -149,12 +149,12 @@ class Bench:
         assert self.executor.one_step_late
 
     def run(self, data, budget, eager):
-        self.queue.works.clear()
+        self.queue.forget()
         self.queue.eager = eager
         self.queue.chance.seed(budget)
         self.executor._flights.clear()
         for other in self.queue.others:
-            other.works.clear()
+            other.forget()
             other.eager = eager
         for slab in self.executor._staging._slabs:
             slab.read = None

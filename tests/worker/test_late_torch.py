@@ -2,6 +2,7 @@
 and what would be wrong about the order of things is found."""
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -92,6 +93,45 @@ def layers_are_told_before_they_were_copied(patch, bench):
     patch.setattr(_Shown, "wait", lambda part: part.final.wait())
 
 
+def layers_are_told_before_anything_is_waited_for(patch, bench):
+    def result(flight):
+        for part in flight.shown:
+            if part.told:
+                flight.on_layers(part.stop)
+        flight.on_layers = None
+        return true(flight)
+
+    true = _Launched.result
+    patch.setattr(_Launched, "result", result)
+
+
+def what_is_shown_waits_for_nothing(patch, bench):
+    patch.setattr(DelayedQueue, "behind", lambda queue, event: None)
+
+
+def what_is_shown_waits_for_an_event_that_is_not_recorded_yet(patch, bench):
+    true = DelayedQueue.behind
+    patch.setattr(DelayedQueue, "behind", lambda queue, event: true(queue, DelayedEvent(event.queue)))
+
+
+def the_end_of_a_step_is_recorded_before_its_tokens_are_copied(patch, bench):
+    def ahead(executor, batch, on_layers):
+        flight = true(executor, batch, on_layers)
+        if len(flight.slots):
+            ends[flight.tokens.data_ptr()] = flight.over
+        return flight
+
+    def copy(tensor, *given, **how):
+        if tensor.data_ptr() in ends:
+            ends.pop(tensor.data_ptr()).record()
+        return true_copy(tensor, *given, **how)
+
+    ends = {}
+    true, true_copy = LateTorchExecutor._ahead, torch.Tensor.copy_
+    patch.setattr(LateTorchExecutor, "_ahead", ahead)
+    patch.setattr(torch.Tensor, "copy_", copy)
+
+
 def a_full_block_is_not_copied(patch, bench):
     def shown_by(batch, block_size):
         return true(batch, block_size)[:-1]
@@ -119,6 +159,10 @@ def recording_a_graph_leaves_its_tokens(patch, bench):
         a_step_that_waits_does_not_wait,
         layers_are_told_when_the_step_is_launched,
         layers_are_told_before_they_were_copied,
+        layers_are_told_before_anything_is_waited_for,
+        what_is_shown_waits_for_nothing,
+        what_is_shown_waits_for_an_event_that_is_not_recorded_yet,
+        the_end_of_a_step_is_recorded_before_its_tokens_are_copied,
         a_full_block_is_not_copied,
         recording_a_graph_leaves_its_tokens,
     ],
