@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.model.cuda.products import layout
+from baton.model.cuda.products import int8, layout
 from baton.model.cuda.products.int8 import multiply_int8, quantize
 from baton.model.cuda.products.linear import TritonGroups, TritonInt8, TritonPlain
 from baton.model.cuda.products.tiles import FEW, parts_of, product_launches
@@ -191,6 +191,18 @@ def test_activations_of_zeros_and_the_largest():
     x = torch.zeros(2, 5)
     x[1] = torch.tensor([3e38, -3e38, 1.0, 0.0, 2e38])
     assert torch.equal(quantize(here(x)).values.cpu(), quantize_activations(x).values)
+
+
+def test_activations_that_no_program_holds(monkeypatch: pytest.MonkeyPatch):
+    """Their rows are read twice: the same bytes and scales."""
+    torch.manual_seed(8)
+    monkeypatch.setattr(int8, "_HELD", 32)
+    for size in (33, 64, 300):
+        x = rows_apart(3, size, torch.float32)
+        x[1, -1] = 40.0  # (the last element decides)
+        found, expected = quantize(here(x)), quantize_activations(x)
+        assert torch.equal(found.values.cpu(), expected.values)
+        assert torch.equal(found.scales.cpu(), expected.scales)
 
 
 @DTYPES

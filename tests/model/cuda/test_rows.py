@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from baton.model.attention.base import AttentionStep
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.cpu.kernels import HeadNorms
+from baton.model.cuda import rows
 from baton.model.cuda.attending import Pages
 from baton.model.cuda.kv_write import Turns, turn_and_store
 from baton.model.cuda.rows import add_norm, gated_mul, row_sums
@@ -57,6 +58,30 @@ def test_add_and_norm(dtype: torch.dtype, tolerance: float, size: int):
         torch.testing.assert_close(x, other, atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(found, expected, atol=4 * tolerance, rtol=4 * tolerance)
         assert torch.equal(x.as_strided((2, 5), (size + 5, 1), size), behind)
+
+
+@pytest.mark.parametrize("size", [64, 70, 515])
+def test_add_and_norm_of_rows_that_no_program_holds(size: int, monkeypatch: pytest.MonkeyPatch):
+    """They are walked over twice: x is changed once, and sums come out as of a row that is held."""
+    torch.manual_seed(size)
+    x, y, weight = rows_apart(3, size, torch.float32), rows_apart(3, size, torch.float32), torch.randn(size)
+    weight = weight.to(DEVICE)
+    behind = x.as_strided((2, 5), (size + 5, 1), size).clone()
+    held, alone = x.clone(), x.clone()
+    expected = add_norm(held, y, weight, 1e-5, 1.0, 0.37)
+    expected_alone = add_norm(alone, None, weight, 1e-5)
+    monkeypatch.setattr(rows, "_HELD", 32)
+    torch.testing.assert_close(add_norm(x.clone(), None, weight, 1e-5), expected_alone)
+    in_place = x.clone()
+    assert add_norm(in_place, None, weight, 1e-5, out=in_place) is in_place
+    torch.testing.assert_close(in_place, expected_alone)
+    summed = x.clone()
+    assert add_norm(summed, y, None, 1e-5, factor=0.37) is summed
+    found = add_norm(x, y, weight, 1e-5, 1.0, 0.37)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(x, held)
+    assert torch.equal(summed, held)
+    assert torch.equal(x.as_strided((2, 5), (size + 5, 1), size), behind)
 
 
 def test_parts_of_add_and_norm():

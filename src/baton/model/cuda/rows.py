@@ -4,6 +4,9 @@ Theory.  All of it is bound by memory, so each reads its operands once and write
 holds a row (`add_norm`) or a stretch of it (`gated_mul`) in registers.  Arithmetic is float32.  x is
 rounded to its dtype before it is normalized, because that is what the next layer will read.
 
+A row too long for the registers of a program is walked over twice in `add_norm`: for the sum of squares,
+and for the result.  Only the second walk writes, so the first reads what was there.
+
 A row's result depends on the row alone: sums are made by one program, in an order that the row's length
 decides.
 """
@@ -22,12 +25,25 @@ from baton.model.description.model import Activation
 
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _LONGEST: Final = 65536
-"""A row's elements in the registers of one program at most: 64 of each of 1,024 threads."""
+_HELD: Final = 16384
+"""A row's elements in the registers of one program at most: 16 of each of 1,024 threads."""
 _STRETCH: Final = 1024
 _SILU: Final = tl.constexpr(0)
 _GELU: Final = tl.constexpr(1)
 _OAI: Final = tl.constexpr(2)
 _NUMBERS: Final[dict[Activation, int]] = {"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2}
+
+
+@triton.jit
+def added(
+    x_row: tl.tensor, y: tl.tensor, y_first: tl.tensor, columns: tl.tensor, used: tl.tensor, factor: tl.tensor
+) -> tl.tensor:
+    """Elements of a row of x, with those of y, which begins at `y_first`, times `factor`."""
+    values = tl.load(x_row + columns, mask=used, other=0.0)
+    if y is not None:
+        more = tl.load(y + y_first + columns, mask=used, other=0.0).to(tl.float32)
+        values = (values.to(tl.float32) + more * factor).to(values.dtype)
+    return values
 
 
 @triton.jit
@@ -45,9 +61,30 @@ def add_norm_kernel(
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """One program a row.  y: None for nothing to add; weight: None for no norm, then nothing goes to
-    `out`."""
+    """One program a row, WIDTH elements at a time.  y: None for nothing to add; weight: None for no norm,
+    then nothing goes to `out`."""
     row = tl.program_id(0).to(tl.int64)
+    if SIZE > WIDTH:
+        squares = tl.zeros((WIDTH,), tl.float32)
+        if weight is not None:
+            for first in range(0, SIZE, WIDTH):
+                columns = first + tl.arange(0, WIDTH)
+                exact = added(x + row * x_stride, y, row * y_stride, columns, columns < SIZE, factor).to(
+                    tl.float32
+                )
+                squares += exact * exact
+        inverse = 1.0 / tl.sqrt(tl.sum(squares, 0) / SIZE + eps)
+        for first in range(0, SIZE, WIDTH):
+            columns = first + tl.arange(0, WIDTH)
+            used = columns < SIZE
+            values = added(x + row * x_stride, y, row * y_stride, columns, used, factor)
+            if y is not None:
+                tl.store(x + row * x_stride + columns, values, mask=used)
+            if weight is not None:
+                grown = tl.load(weight + columns, mask=used, other=0.0).to(tl.float32) + plus
+                result = (values.to(tl.float32) * inverse * grown).to(values.dtype)
+                tl.store(out + row * out_stride + columns, result, mask=used)
+        return
     columns = tl.arange(0, WIDTH)
     used = columns < SIZE
     values = tl.load(x + row * x_stride + columns, mask=used, other=0.0)
@@ -140,7 +177,7 @@ def add_norm_launch(
         check("y", y, (tokens, size), x.dtype)
     if weight is not None:
         check("weight", weight, (size,), x.dtype)
-    width = next_power(size)
+    width = min(next_power(size), _HELD)
     arguments = dict(
         x=x,
         y=y,

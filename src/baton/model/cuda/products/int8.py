@@ -20,6 +20,8 @@ from baton.model.weights.quantized import Quantized
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _FEW: Final = 32
 _LONGEST: Final = 65536
+_HELD: Final = 32768
+"""A row's elements in the registers of one program at most: 32 of each of 1,024 threads."""
 _ROUNDING: Final = tl.constexpr(12582912.0)
 """1.5 * 2^23: a float32 of at most 2^22 is rounded to an integer, ties to even, by adding it."""
 
@@ -76,18 +78,42 @@ def quantize_kernel(
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """One program a row: `weights.quantized.quantize_activations`."""
+    """One program a row: `weights.quantized.quantize_activations`.  A row of more than WIDTH elements is read
+    twice, WIDTH at a time; a maximum is the same in any order."""
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, WIDTH)
-    used = columns < SIZE
-    exact = tl.load(x + row * x_stride + columns, mask=used, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(exact), 0)
+    if SIZE > WIDTH:
+        tops = tl.zeros((WIDTH,), tl.float32)
+        for first in range(0, SIZE, WIDTH):
+            columns = first + tl.arange(0, WIDTH)
+            some = tl.load(x + row * x_stride + columns, mask=columns < SIZE, other=0.0)
+            tops = tl.maximum(tops, tl.abs(some.to(tl.float32)))
+        scale, factor = byte_scale(tl.max(tops, 0))
+        for first in range(0, SIZE, WIDTH):
+            columns = first + tl.arange(0, WIDTH)
+            used = columns < SIZE
+            exact = tl.load(x + row * x_stride + columns, mask=used, other=0.0).to(tl.float32)
+            tl.store(values + row * SIZE + columns, to_bytes(exact, factor), mask=used)
+    else:
+        columns = tl.arange(0, WIDTH)
+        used = columns < SIZE
+        exact = tl.load(x + row * x_stride + columns, mask=used, other=0.0).to(tl.float32)
+        scale, factor = byte_scale(tl.max(tl.abs(exact), 0))
+        tl.store(values + row * SIZE + columns, to_bytes(exact, factor), mask=used)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def byte_scale(largest: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The largest magnitude of a row → its scale, and what its elements are multiplied by."""
     hundred = tl.zeros_like(largest) + 127.0
     scale = tl.maximum(tl.div_rn(largest, hundred), 1e-30)
-    factor = tl.div_rn(tl.zeros_like(largest) + 1.0, scale)
+    return scale, tl.div_rn(tl.zeros_like(largest) + 1.0, scale)
+
+
+@triton.jit
+def to_bytes(exact: tl.tensor, factor: tl.tensor) -> tl.tensor:
     whole = ((exact * factor) + _ROUNDING) - _ROUNDING
-    tl.store(values + row * SIZE + columns, (whole + 128.0).to(tl.uint8), mask=used)
-    tl.store(scales + row, scale)
+    return (whole + 128.0).to(tl.uint8)
 
 
 def quantize(x: Tensor) -> Quantized:
@@ -103,7 +129,7 @@ def quantize_launch(x: Tensor, values: Tensor, scales: Tensor) -> Launch:
     rows, size = x.shape
     if size > _LONGEST:
         raise ValueError(f"x [{rows}, {size}]: the kernel takes rows of at most {_LONGEST} elements")
-    width = next_power(size)
+    width = min(next_power(size), _HELD)
     arguments = dict(x=x, values=values, scales=scales, x_stride=x.stride(0), SIZE=size, WIDTH=width)
     return Launch(quantize_kernel, (rows,), arguments, warps=min(32, max(1, width // 512)), fused=False)
 
