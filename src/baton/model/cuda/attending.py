@@ -82,7 +82,7 @@ def tile_of(group: int, head_dim: int, dtype: torch.dtype, decode: bool, int8: b
     them."""
     wide, exact = head_dim > 128, dtype == torch.float32
     if exact:  # (float32 is not multiplied by tensor cores)
-        return Tile(_DECODE_ROWS, 16, 8 if wide else 4, 1)
+        return Tile(_DECODE_ROWS, 16, 8 if wide or (int8 and head_dim > 64) else 4, 1)
     if decode:
         return Tile(_DECODE_ROWS, 32 if wide or int8 else 64, 4, 2)
     return Tile(64, 32, 8, 2) if wide else Tile(64, 64, 4, 2)

@@ -52,12 +52,14 @@ _FIXED = Tile(64, 64, 64, 4, 4)
 _FIXED_PLAIN = Tile(64, 64, 64, 8, 4)
 _FLOAT32 = Tile(16, 32, 32, 4, 2)
 """Of float32 for any number of rows: no instruction for matrices multiplies it."""
+_FLOAT32_LONG = Tile(16, 32, 32, 8, 1)
+"""The same for groups of more than 64: the factors of a whole group are in registers at once."""
 
 
 def tile_for(weight: Laid, dtype: torch.dtype, rows: int, fixed: bool) -> Tile:
     """`rows`: that one weight multiplies, about."""
     if dtype == torch.float32:
-        return _FLOAT32
+        return _FLOAT32_LONG if weight.group > 64 else _FLOAT32
     if fixed:
         return _FIXED_PLAIN if weight.kind == PLAIN else _FIXED
     if rows <= FEW:
