@@ -44,7 +44,7 @@ from baton.model.weights.quantized import Quantized
 TARGETS = (80, 90, 100)
 """A100, H100 and H200, B200."""
 LAYERS, BLOCKS, TOKENS = 2, 5, 4
-BF16, F32 = torch.bfloat16, torch.float32
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
 class Used(NamedTuple):
@@ -124,16 +124,31 @@ def launches() -> Iterator[tuple[str, Launch]]:
     yield "decode, float32", attending(8, 2, 128, decode=True, dtype=F32)[0]
     yield "chunk, float32", attending(8, 2, 128, decode=False, dtype=F32)[0]
     yield "chunk, float32, heads of 256", attending(8, 2, 256, decode=False, dtype=F32)[0]
+    for name, one in (("decode", True), ("chunk", False)):
+        yield f"{name}, float16", attending(32, 8, 128, one, F16)[0]
+        yield f"{name}, float32, KV in 8 bits", attending(8, 2, 128, one, F32, torch.uint8)[0]
+    yield "chunk, 20 heads a KV head", attending(20, 1, 128, decode=False)[0]
+    yield (
+        "chunk, heads of 128, window, soft-cap, sinks",
+        attending(32, 8, 128, False, window=1024, soft_cap=50.0, sinks=True)[0],
+    )
     yield "rotate and store, head norms", storing(32, 8, 128, BF16, norms=True)
     yield "rotate and store, KV in 8 bits", storing(32, 8, 128, torch.uint8, norms=False)
     yield "store", storing_alone(8, 128, BF16)
     yield "store, KV in 8 bits", storing_alone(8, 128, torch.uint8)
-    for size in (4096, 16384):
-        x = torch.zeros(TOKENS, size, dtype=BF16)
-        yield f"add and norm, {size}", add_norm_launch(x, x, torch.zeros(size, dtype=BF16), x, 1e-6, 0.0, 1.0)
+    for size, dtype, name in (
+        (4096, BF16, "4096"),
+        (16384, BF16, "16384"),
+        (16384, F32, "float32, 16384"),
+        (65536, BF16, "65536"),
+        (65536, F32, "float32, 65536"),
+    ):
+        x, weight = torch.zeros(TOKENS, size, dtype=dtype), torch.zeros(size, dtype=dtype)
+        yield f"add and norm, {name}", add_norm_launch(x, x, weight, x, 1e-6, 0.0, 1.0)
     yield "sums of rows, 128", row_sums_launch(torch.zeros(TOKENS, 128), torch.zeros(TOKENS, 1))
     gate, out = torch.zeros(TOKENS, 2 * 14336, dtype=BF16), torch.zeros(TOKENS, 14336, dtype=BF16)
-    yield "SwiGLU", gated_mul_launch(gate, out, "silu")
+    for name, activation in (("SwiGLU", "silu"), ("GELU", "gelu_tanh"), ("gpt-oss's gate", "swiglu_oai")):
+        yield name, gated_mul_launch(gate, out, activation)
 
     yield from sampling()
     yield from products()
@@ -190,8 +205,15 @@ def products() -> Iterator[tuple[str, Launch]]:
     yield "product, its merge", multiplying(weight, few)[1]
     weight = weights["4 bits, groups of 64"]
     yield "product, 4 bits, float32", multiplying(weight, many, dtype=F32)[0]
+    for bits in ("4 bits", "8 bits"):
+        weight = weights[f"{bits}, groups of 128"]
+        yield f"product, {bits}, groups of 128, float32", multiplying(weight, many, dtype=F32)[0]
+    for name, rows in (("few", few), ("many", many)):
+        weight = weights["4 bits, groups of 128"]
+        yield f"product, 4 bits, groups of 128, float16, {name} rows", multiplying(weight, rows, dtype=F16)[0]
     plain = layout.plain(zeros_of(BF16))
-    for kind, weight in (("bf16", plain), ("4 bits, groups of 32", weights["4 bits, groups of 32"])):
+    fixed = {"bf16": plain, **{kind: weights[kind] for kind in ("4 bits, groups of 32", "MXFP4")}}
+    for kind, weight in fixed.items():
         yield f"deterministic product, {kind}, few rows", multiplying(weight, few, fixed=True)[0]
         yield f"deterministic product, {kind}, many rows", multiplying(weight, many, fixed=True)[0]
     yield "deterministic product, float32", multiplying(layout.plain(zeros_of(F32)), few, True, F32)[0]
@@ -201,6 +223,9 @@ def products() -> Iterator[tuple[str, Launch]]:
         bytes_ = Quantized(values[:rows], scales[:rows])
         yield f"bytes by bytes, {name} rows", int8_launch(bytes_, codes, scales, None, x[:rows])
     yield "activations to bytes", quantize_launch(x, values, scales)
+    for size in (28672, 53248):
+        wide, bytes_wide = (torch.zeros(TOKENS, size, dtype=dtype) for dtype in (BF16, torch.uint8))
+        yield f"activations to bytes, {size}", quantize_launch(wide, bytes_wide, torch.zeros(TOKENS))
     yield from mixing()
 
 
@@ -210,17 +235,23 @@ def mixing() -> Iterator[tuple[str, Launch]]:
     weights = {
         "": layout.plain(torch.zeros(2 * inner, hidden, dtype=BF16)),
         ", 4 bits": weight_of(layout.INT4, 64, hidden, 2 * inner),
+        ", 8 bits": weight_of(layout.INT8, 64, hidden, 2 * inner),
+        ", MXFP4": weight_of(layout.E2M1, 32, 2880, 5760),
     }
     for tokens, name in ((4, "few"), (4096, "many")):
         ids = torch.zeros(tokens, chosen, dtype=torch.int32)
-        x = torch.zeros(tokens, hidden, dtype=BF16)
-        for kind, weight in weights.items():
-            tile = expert_tile(replace(weight, codes=weight.codes.expand(experts, *weight.codes.shape[1:])),
-                               BF16, ids.numel(), False)  # fmt: skip
+        order = torch.zeros(ids.numel(), dtype=torch.int32)
+        for fixed, kind, weight in ((fixed, *one) for fixed in (False, True) for one in weights.items()):
+            if fixed and name == "few":  # (as of many: one tile)
+                continue
+            x = torch.zeros(tokens, weight.inputs, dtype=BF16)
+            out = torch.zeros(ids.numel(), weight.outputs, dtype=BF16)
+            codes = weight.codes.expand(experts, *weight.codes.shape[1:])
+            tile = expert_tile(replace(weight, codes=codes), BF16, ids.numel(), fixed)
             tiles = torch.zeros(ids.numel() // tile.rows + experts, 3, dtype=torch.int32)
-            order = torch.zeros(ids.numel(), dtype=torch.int32)
-            out = torch.zeros(ids.numel(), 2 * inner, dtype=BF16)
-            yield f"experts{kind}, {name} tokens", expert_launch(x, weight, out, tiles, tile, order, chosen)
+            called = f"deterministic experts{kind}" if fixed else f"experts{kind}, {name} tokens"
+            yield called, expert_launch(x, weight, out, tiles, tile, order, chosen)
+    x = torch.zeros(tokens, hidden, dtype=BF16)
     counts = torch.zeros(experts, dtype=torch.int64)
     yield "experts: pairs sorted", sort_launch(ids, None, Sorted(order, order, tiles), counts, tile.rows)
     found, routed = torch.zeros(ids.numel(), hidden, dtype=BF16), Routed(ids, torch.zeros(tokens, chosen))
