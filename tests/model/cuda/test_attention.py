@@ -183,6 +183,29 @@ def test_a_chunk_does_not_depend_on_where_it_was_cut(case: Case):
         assert torch.equal(found, together[first:last])
 
 
+@pytest.mark.parametrize("longest", [None, 301], ids=["chunk", "decode"])
+def test_rows_of_queries_and_tables_may_be_apart(longest: int | None):
+    """Queries cut out of what a projection wrote, tables out of wider ones: as of tensors without gaps."""
+    rows = ((20, 9), (300, 8)) if longest is None else ((20, 1), (300, 1))
+    case = Case(rows, 16, 2, 2, block_size=8)
+    backend, loaded = loaded_for(case)
+    expected = run(backend, loaded)
+    plan, queries = backend.prepare(loaded.step), loaded.queries
+    wide = torch.full((len(queries), 4 * 16 + 24), float("nan"), device=DEVICE)
+    wide[:, : 4 * 16] = queries.flatten(1)
+    tables = torch.zeros(len(rows), plan.tables.shape[1] + 5, dtype=torch.int32, device=DEVICE)
+    tables[:, : plan.tables.shape[1]] = plan.tables
+    found = attend(
+        wide[:, : 4 * 16].unflatten(1, (4, 16)),
+        Pages.of(loaded.pool, LAYER, 16),
+        plan.chunks if longest is None else plan.singles,
+        tables[:, : plan.tables.shape[1]],
+        16**-0.5,
+        longest=longest,
+    )
+    assert torch.equal(found, expected)
+
+
 def test_rows_that_fill_a_fixed_batch_do_nothing():
     """Items without positions, and places below 0: what they would touch stays as it is."""
     case = Case(((30, 1),), 16, 1, 2, block_size=16)
