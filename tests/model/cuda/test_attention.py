@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.model.attention import attention_backend
 from baton.model.attention.base import AttentionStep
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.attention.triton_backend import TritonAttention
@@ -19,7 +20,7 @@ from baton.model.cuda import attending
 from baton.model.cuda.attending import Pages, attend
 from baton.model.cuda.launch import Launch
 from tests.model.attention_cases import LAYER, Case, Loaded, load, run
-from tests.model.cuda.where import DEVICE, ON_DEVICE
+from tests.model.cuda.where import DEVICE, ON_DEVICE, serve
 
 BF16, F16 = torch.bfloat16, torch.float16
 launched = Launch.run
@@ -246,5 +247,22 @@ def test_what_does_not_fit_is_refused_by_its_name():
             attend(**{**given, **change})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"pool .*contiguous"):
         Pages.of(loaded.pool.transpose(0, 1), 0, 16)
-    with pytest.raises(ValueError, match="head_dim 258"):
+    with pytest.raises(ValueError, match="heads have 258 elements"):
         TritonAttention(replace(backend.shape, head_dim=258))
+
+
+@pytest.mark.parametrize("head_dim", [15, 258])
+def test_heads_that_the_kernels_do_not_take_are_pytorchs_and_a_line_says_so(
+    head_dim: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    serve(monkeypatch)
+    shape = replace(Case(((3, 1),)).shape(), head_dim=head_dim, device=DEVICE)
+    with caplog.at_level("WARNING", logger="baton"):
+        assert not isinstance(attention_backend(shape), TritonAttention)
+        assert isinstance(attention_backend(replace(shape, head_dim=16)), TritonAttention)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{DEVICE}: PyTorch computes attention, slower: heads have {head_dim} elements; the kernels take "
+        "even sizes up to 256"
+    ]
+    with pytest.raises(ValueError, match=f"heads have {head_dim} elements.*leave it away"):
+        attention_backend(shape, "triton")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
 
 from baton.model.attention.base import AttentionBackend, AttentionShape, AttentionStep
@@ -22,6 +23,7 @@ __all__ = [
     "TorchPieces",
     "attention_backend",
 ]
+logger = logging.getLogger(__name__)
 
 
 BackendName = Literal["auto", "triton", "flashinfer", "torch"]
@@ -36,12 +38,13 @@ def attention_backend(shape: AttentionShape, wanted: BackendName = "auto") -> At
         return _flashinfer(shape)
     if wanted != "torch" and triton.serve(shape.device):
         # (Importing it imports Triton.)
-        from baton.model.attention.triton_backend import TritonAttention, serves
+        from baton.model.attention.triton_backend import TritonAttention, why_not
 
-        if serves(shape):
+        if not (reason := why_not(shape)):
             return TritonAttention(shape)
         if wanted == "triton":
-            raise ValueError(f"Baton's kernels do not take heads of {shape.head_dim} elements; leave it away")
+            raise ValueError(f"{reason}; leave it away")
+        logger.warning("%s: PyTorch computes attention, slower: %s", shape.device, reason)
     if wanted == "triton":
         raise ValueError(f"Triton does not serve {shape.device} (of a CUDA device the log says why)")
     if wanted == "torch":

@@ -43,9 +43,11 @@ class TritonPlan:
     """Items of the other rows"""
 
 
-def serves(shape: AttentionShape) -> bool:
-    """Whether the kernels take these sizes."""
-    return shape.head_dim % 2 == 0 and shape.head_dim <= LARGEST_DIM
+def why_not(shape: AttentionShape) -> str:
+    """Why the kernels do not take these sizes, or ""."""
+    if shape.head_dim % 2 == 0 and shape.head_dim <= LARGEST_DIM:
+        return ""
+    return f"heads have {shape.head_dim} elements; the kernels take even sizes up to {LARGEST_DIM}"
 
 
 class TritonAttention(AttentionBackend):
@@ -53,8 +55,8 @@ class TritonAttention(AttentionBackend):
 
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__(shape)
-        if not serves(shape):
-            raise ValueError(f"head_dim {shape.head_dim}: the kernels take even sizes up to {LARGEST_DIM}")
+        if reason := why_not(shape):
+            raise ValueError(reason)
         self._row = row_bytes(shape.head_dim) if shape.kv_int8 else shape.head_dim
         self._tile_positions = positions_of(
             shape.num_heads // shape.num_kv_heads, shape.head_dim, shape.dtype
