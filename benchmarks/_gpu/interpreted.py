@@ -50,6 +50,9 @@ class _Again:
         run()
         return run
 
+    def lent(self, left: Tensor) -> Tensor:
+        return left
+
 
 def _make_graphs(config: Any, model: Any, sampling: Any, parallel: Any, device: Any) -> DecodeGraphs | None:
     if why_not_recorded(model, config.enforce_eager):
