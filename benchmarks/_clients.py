@@ -80,7 +80,7 @@ def serving(*flags: str, python: str = sys.executable, env: dict[str, str] | Non
     command = [
         python,
         "-m",
-        "baton.cli.main",
+        "baton",
         "serve",
         "--port",
         "0",

@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--out")
     options = parser.parse_args()
-    command = [sys.executable, "-m", "baton.cli.main", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "baton", "serve", "--port", "0"]
     command += ["--tensor-parallel-size", str(options.tensor_parallel_size)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:

@@ -92,7 +92,7 @@ class Peak:
 
 def start(model: str, flags: list[str]) -> dict[str, Any]:
     """One start of a server, which is stopped again."""
-    command = [sys.executable, "-m", "baton.cli.main", "serve", model, "--port", "0", *flags]
+    command = [sys.executable, "-m", "baton", "serve", model, "--port", "0", *flags]
     with tempfile.NamedTemporaryFile(prefix="baton-bench-", suffix=".log") as log:
         began = time.monotonic()
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -48,7 +48,7 @@ from _common import Table, machine, print_machine, write_json
 DEADLINE_S = 180.0
 TOKENS = 160
 _THINKING_S = 0.3
-SERVE = (sys.executable, "-m", "baton.cli.main", "serve")
+SERVE = (sys.executable, "-m", "baton", "serve")
 
 
 @dataclass

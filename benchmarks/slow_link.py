@@ -149,7 +149,7 @@ def _tun(namespace: str, address: str) -> int:
 def process(namespace: str, python: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
     """`baton serve` in a namespace; the end of its log is shown if something fails."""
     with tempfile.NamedTemporaryFile(prefix="baton-bench-", suffix=".log") as log:
-        argv = ["ip", "netns", "exec", namespace, python, "-m", "baton.cli.main", "serve", *flags]
+        argv = ["ip", "netns", "exec", namespace, python, "-m", "baton", "serve", *flags]
         started = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL)
         try:
             yield started

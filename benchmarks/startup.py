@@ -75,7 +75,7 @@ def start_once(model: str | None, flags: list[str]) -> dict[str, Any]:
     command = [
         sys.executable,
         "-m",
-        "baton.cli.main",
+        "baton",
         "serve",
         *([model] if model else []),
         "--port",

@@ -97,7 +97,7 @@ class NodeHost(JoinedFrom):
 
     def relay(self) -> int | None:
         """The process id of its relay, while one runs."""
-        return next((pid for pid in child_pids(self.process.pid) if named(pid, b"instances.relay")), None)
+        return next((pid for pid in child_pids(self.process.pid) if named(pid, b"processes.relay")), None)
 
     def workers(self) -> list[int]:
         relay = self.relay()
