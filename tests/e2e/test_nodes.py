@@ -118,11 +118,11 @@ def test_a_process_that_is_killed_costs_the_incarnation_and_no_answer(
     relay, ranks = node.relay(), node.workers()
     assert relay is not None
     seen = len(server.log())
-    request = InBackground(lambda: tokens(server, 300))
+    request = InBackground(lambda: tokens(server, 900))  # (seconds: it must be seen while it runs)
     until(lambda: server.metric("baton:num_requests_running") > 0, "it runs")
     victim = {"relay": relay, "rank": ranks[-1], "link": link_of(server)}[who]
     os.kill(victim, signal.SIGKILL)
-    assert request.result() == simulated_tokens(IDS, 300, VOCAB)
+    assert request.result() == simulated_tokens(IDS, 900, VOCAB)
     back_again(server, first)
     until(lambda: not any(map(alive, [relay, *ranks])), "nothing of the old incarnation is left")
     assert tokens(server) == simulated_tokens(IDS, 40, VOCAB)
