@@ -30,7 +30,7 @@ from baton.protocol.config import InstanceConfig
 
 _BESIDE = 1 << 30
 _FREED_S = 10.0
-"""So long it is waited for a share that is not free."""
+"""How long a start waits for its share to become free."""
 _LOOK_S = 0.1
 
 

@@ -87,16 +87,13 @@ def add_norm_kernel(
         return
     columns = tl.arange(0, WIDTH)
     used = columns < SIZE
-    values = tl.load(x + row * x_stride + columns, mask=used, other=0.0)
-    exact = values.to(tl.float32)
     if weight is not None:  # (asked for with the row: behind the sum it would be another wait for memory)
         grown = tl.load(weight + columns, mask=used, other=0.0).to(tl.float32) + plus
+    values = added(x + row * x_stride, y, row * y_stride, columns, used, factor)
     if y is not None:
-        more = tl.load(y + row * y_stride + columns, mask=used, other=0.0).to(tl.float32)
-        values = (exact + more * factor).to(values.dtype)
         tl.store(x + row * x_stride + columns, values, mask=used)
-        exact = values.to(tl.float32)
     if weight is not None:
+        exact = values.to(tl.float32)
         inverse = 1.0 / tl.sqrt(tl.sum(exact * exact, 0) / SIZE + eps)
         tl.store(out + row * out_stride + columns, (exact * inverse * grown).to(values.dtype), mask=used)
 
