@@ -11,6 +11,7 @@ from baton.gateway.anthropic import translation as anthropic
 from baton.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
 from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from baton.gateway.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from baton.gateway.reading.constraints.structured import FIELDS
 from baton.gateway.responses.schemas import ResponsesRequest
 from baton.gateway.responses.translation import Known, ReadResponses, translate
 
@@ -117,14 +118,7 @@ APART = frozenset(
         "documents",
         "text_1",
         "text_2",
-        "response_format",
-        "structured_outputs",
-        "structural_tag",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json_object",
+        *FIELDS,
     }
 )
 """Fields that an answer does not repeat: prompts, tools, and what is described in `Found.bindings`."""

@@ -36,6 +36,19 @@ _KEPT = 256
 _OBJECT = Json({"type": "object"})
 
 
+FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "structural_tag",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json_object",
+)
+"""Of a body: those that say what its answers must be."""
+
+
 class Asked(msgspec.Struct, frozen=True):
     """A description, and which field asked for it."""
 
@@ -59,20 +72,7 @@ class _Tags(msgspec.Struct):
 
 def asked_by(request: SamplingFields) -> Asked | None:
     """None: the answer is free.  Raises `BadRequest`."""
-    fields = [
-        name
-        for name in (
-            "response_format",
-            "structured_outputs",
-            "structural_tag",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "guided_json_object",
-        )
-        if not asks_nothing(getattr(request, name))
-    ]
+    fields = [name for name in FIELDS if not asks_nothing(getattr(request, name))]
     if request.response_format is not None and request.response_format.type == "text":
         fields.remove("response_format")
     if not fields:
