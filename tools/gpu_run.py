@@ -78,6 +78,7 @@ def stages_of(device: str, deadline_s: float) -> list[list[Part]]:
         "families, bfloat16": (parity, "-k", "bfloat16 and not bits"),
         "families, KV in 8 bits": (parity, "-k", "bfloat16 and bits"),
         "server": ("tests/gpu/test_server.py", "tests/gpu/test_ranks.py"),
+        "requests": ("tests/gpu/test_requests.py",),
     }
     tiny = ("--tiny",) if device == "cpu" else ()
     figures = {

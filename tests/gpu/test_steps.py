@@ -3,6 +3,7 @@ preemption, and pages in eight bits byte for byte."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.executor.serving import Serving, plant
 from tests.model.attention_cases import LAYER, LAYERS, Case
 from tests.model.checkpoints import VOCAB, make_checkpoint
 from tests.model.cuda.where import DEVICE, ON_CPU, ON_DEVICE, THERE, serve
+from tests.model.mtp_checkpoints import make_agreeing, make_mtp_checkpoint
 
 pytestmark = pytest.mark.skipif(not THERE, reason="Triton is not installed: pip install 'baton-llm[cuda]'")
 GREEDY, DRAWN = Sampling(seed=1, temperature=0.0), Sampling(seed=2, temperature=0.9, top_k=50, top_p=0.95)
@@ -126,6 +128,38 @@ def test_graphs_of_steps_with_drafts_give_the_tokens_of_eager_steps_without(tmp_
     assert 0 < serving.right < serving.drafts
     assert graphs._graphs, "no step was recorded"
     assert graphs.why_no_more == ""
+    executor.close()
+
+
+@pytest.mark.parametrize("make", [make_agreeing, make_mtp_checkpoint], ids=["right", "wrong"])
+@pytest.mark.parametrize(
+    "eager", [pytest.param(False, marks=ON_DEVICE), True], ids=["where graphs are", "eager"]
+)
+def test_drafts_of_an_mtp_layer_give_the_tokens_of_steps_without(
+    tmp_path: Path, make: Callable[[Path], object], eager: bool
+):
+    """In float32.  A layer that says what the model will say, and one that says something else."""
+    make(tmp_path)
+    drafts = Speculation(method="mtp", num_speculative_tokens=3)
+    config = config_of(tmp_path, speculation=drafts, enforce_eager=eager)
+    executor = TorchExecutor.from_config(config, 0, "")
+    speculator, answers = executor.speculator, []
+    assert speculator is not None
+    layer = speculator.drafter
+    assert layer is not None
+    for drafter in (None, layer):
+        speculator.drafter = drafter
+        requests = [
+            Asked(prompt_of(3 + 9 * n, n), structs.replace(DRAWN if n % 2 else GREEDY, seed=n), Stopping(30))
+            for n in range(5)
+        ]
+        serving = Serving(executor, slots=5, budget=64, longest=200, seed=1, preempts=0.1)
+        serving.run(requests)
+        answers.append([request.answer for request in requests])
+    assert answers[0] == answers[1]
+    assert serving.drafts > 0
+    if make is make_agreeing:
+        assert serving.right > serving.drafts / 4  # (those of greedy requests)
     executor.close()
 
 
