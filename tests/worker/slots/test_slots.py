@@ -246,6 +246,25 @@ def test_a_hand_over_closes_with_its_first_token_unless_that_ends_the_request():
     assert outcome.closings == []
 
 
+def test_a_chunk_beside_a_late_row_is_not_the_last_one_again():
+    """A request that is handed over is told of its last chunk, though somebody else's token was late before."""
+    slots = make(budget=3)
+    slots.apply(admit(0, 1, [1], [5], max_tokens=9))
+    slots.apply(admit(1, 1, [1, 2, 3], [6], max_tokens=9, handover=True))
+    batch = slots.compose(1)
+    assert batch.counts.tolist() == [1, 2]
+    result = result_of([-2])
+    result.late = [0]
+    slots.commit(batch, result)
+    batch = slots.compose(2)
+    assert batch.counts.tolist() == [1, 1]
+    assert slots.last_chunks(batch) == ([1], [1])
+    result = result_of([7, -2])
+    result.late = [1]
+    slots.commit(batch, result)
+    assert slots.last_chunks(slots.compose(3)) == ([], [])  # (it was told)
+
+
 def test_a_slot_without_a_block_skips_while_the_others_go_on():
     slots = make()
     slots.apply(admit(0, 1, [1, 2, 3, 4], [5], max_tokens=9))

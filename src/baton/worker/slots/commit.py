@@ -51,7 +51,7 @@ class Commit:
         decode = table.decode
         if result.late:
             batch, result = without_late(batch, result)
-            table.repeated.update(table.handovers.intersection(batch.slots[~batch.samples].tolist()))
+            table.repeated.update(table.handovers.intersection(batch.slots[result.late].tolist()))
         table.drafts = result.drafts
         plain = batch.plain
         whole = plain or (batch.first_prompt == len(batch.slots) and not result.late)  # every row samples
