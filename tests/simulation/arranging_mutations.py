@@ -49,12 +49,14 @@ def two_in_flight(patch: Patch) -> None:
 
 
 @mutation(
-    "an order that went with its connection is waited for", "arrange", scenario="auto-labels", start=26_640
+    "an order that went with its connection is waited for", "arrange", scenario="auto-labels", start=26_800
 )
 def waits_for_refused(patch: Patch) -> None:
     patch.setattr(Arranger, "refused", lambda self, change: None)
 
 
-@mutation("a label that somebody else changed since is waited for", "arrange", scenario="auto-labels")
+@mutation(
+    "a label that somebody else changed since is waited for", "arrange", scenario="auto-labels", start=136
+)
 def waits_for_a_label(patch: Patch) -> None:
     patch.setattr(Arranger, "done", lambda self, change: None)

@@ -32,6 +32,7 @@ def forgotten(patch: Patch) -> None:
     "coming",
     "crash",
     scenario="coming",
+    start=38,
 )
 def believed_at_the_end(patch: Patch) -> None:
     settle = OnTheWay.settle

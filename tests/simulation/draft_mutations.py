@@ -25,7 +25,7 @@ def drafts_count(patch: Patch) -> None:
     patch.setattr(worker_commit, "confirmed_counts", lambda batch, result: batch.counts)
 
 
-@mutation("the page behind a run is offered to others", "closing-5", "pages")
+@mutation("the page behind a run is offered to others", "closing-5", "pages", start=18)
 def refused_page(patch: Patch) -> None:
     """Where the newest token is to be, a refused draft lies."""
     progress = Scheduler.progress

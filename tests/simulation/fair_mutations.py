@@ -86,7 +86,7 @@ def nobodys(patch: Patch) -> None:
     patch.setattr(EngineRequest, "submit", wrong)
 
 
-@mutation("who leaves and comes again is forgiven what it was served", "fair", scenario="returns", start=28)
+@mutation("who leaves and comes again is forgiven what it was served", "fair", scenario="returns", start=102)
 def forgiven(patch: Patch) -> None:
     """Its virtual time goes back to that of the others."""
     wait = Share.wait

@@ -11,7 +11,7 @@ from baton.engine.states import State
 from tests.simulation.mutations import Patch, mutation
 
 
-@mutation("a block is shared a moment before it is computed", "pages", scenario="bursts")
+@mutation("a block is shared a moment before it is computed", "pages", scenario="bursts", start=19)
 def shared_too_soon(patch: Patch) -> None:
     computed = InFlight.computed
     patch.setattr(InFlight, "computed", lambda self, request, full: computed(self, request, full + 1))
@@ -48,7 +48,11 @@ def forgotten(patch: Patch) -> None:
 
 
 @mutation(
-    "of those that follow one that goes only the first is thought of", "follow", "liveness", scenario="bursts"
+    "of those that follow one that goes only the first is thought of",
+    "follow",
+    "liveness",
+    scenario="bursts",
+    start=30,
 )
 def only_the_first(patch: Patch) -> None:
     leave = InFlight.leave
@@ -105,7 +109,7 @@ def other_salt(patch: Patch) -> None:
     patch.setattr(InFlight, "find", wrong)
 
 
-@mutation("what those that follow may grow by is not reckoned", "room", scenario="bursts")
+@mutation("what those that follow may grow by is not reckoned", "room", scenario="bursts", start=163)
 def growth_of_followers(patch: Patch) -> None:
     growth = Room.growth
 

@@ -29,7 +29,7 @@ def unnumbered(patch: Patch) -> None:
     patch.setattr(engine_standing, "changed", wrong)
 
 
-@mutation("what a gateway gives back is an order", "standing", scenario="multi-gateway")
+@mutation("what a gateway gives back is an order", "standing", scenario="multi-gateway", start=20)
 def given_back_anew(patch: Patch) -> None:
     """Older knowledge undoes what was ordered since."""
 
@@ -76,6 +76,7 @@ def waits_for_nobody(patch: Patch) -> None:
     "gone",
     "standing",
     scenario="multi-gateway",
+    start=26,
 )
 def missed_late(patch: Patch) -> None:
     """As if nobody read the monitor of its socket."""

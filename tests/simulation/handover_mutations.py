@@ -17,7 +17,7 @@ from baton.gateway.cluster.table import RequestTable
 from tests.simulation.mutations import Patch, mutation
 
 
-@mutation("the lease is not checked after the copy", "lease", scenario="leases", start=35)
+@mutation("the lease is not checked after the copy", "lease", scenario="leases", start=395)
 def lease_unchecked(patch: Patch) -> None:
     patch.setattr(Arrival, "holds_lease", lambda self, now: True)
     patch.setattr(EngineCore, "_hand_over_clock", lambda self, now: None)
@@ -31,7 +31,7 @@ def lease_unchecked(patch: Patch) -> None:
     patch.setattr(EngineCore, "on_clock", late)
 
 
-@mutation("the lease is counted from when P is heard", "lease", scenario="leases")
+@mutation("the lease is counted from when P is heard", "lease", scenario="leases", start=144)
 def lease_from_hearing(patch: Patch) -> None:
     renewed, received = Arrivals.renewed, Arrivals._received
 
@@ -52,7 +52,9 @@ def lease_from_hearing(patch: Patch) -> None:
     patch.setattr(Arrivals, "_received", wrong_at_first)
 
 
-@mutation("P frees on cancel while its lease runs, and uses the page again", "exported", scenario="1p1d")
+@mutation(
+    "P frees on cancel while its lease runs, and uses the page again", "exported", scenario="1p1d", start=42
+)
 def freed_on_cancel(patch: Patch) -> None:
     end = Attempts.end
 
@@ -199,7 +201,7 @@ def last_layers_missing(patch: Patch) -> None:
     patch.setattr(Fetches, "ask", wrong)
 
 
-@mutation("a preempted prefill goes on in the same attempt", "exported", "grant", scenario="tight")
+@mutation("a preempted prefill goes on in the same attempt", "exported", "grant", scenario="tight", start=141)
 def named_anew(patch: Patch) -> None:
     patch.setattr(Departures, "_preempted", lambda self, departure, now: None)
 

@@ -219,7 +219,7 @@ def queue_bound_ignored(patch: Patch) -> None:
     patch.setattr(Intake, "__init__", wrong)
 
 
-@mutation("a request behind a cancelled head is not looked at", "liveness", "end")
+@mutation("a request behind a cancelled head is not looked at", "liveness", "end", start=38)
 def lost_wake_up(patch: Patch) -> None:
     withdraw, admit, hiding = Admissions.withdraw, Admissions._admit, set()
 
@@ -387,7 +387,7 @@ def idle_rank_does_not_flush(patch: Patch) -> None:
     patch.setattr(LeaderRounds, "_sleep", wrong)
 
 
-@mutation("an idle rank leaves reports behind that have woken nobody", "liveness", "failure")
+@mutation("an idle rank leaves reports behind that have woken nobody", "liveness", "failure", start=74)
 def idle_rank_does_not_ring(patch: Patch) -> None:
     patch.setattr(WatchedReports, "ring", lambda self: None)
 
@@ -558,7 +558,9 @@ def newer_unheard(patch: Patch) -> None:
     patch.setattr(Cluster, "_hear_weights", wrong)
 
 
-@mutation("an instance that was away when it was decided is not told", "weights", scenario="weights")
+@mutation(
+    "an instance that was away when it was decided is not told", "weights", scenario="weights", start=18
+)
 def missed_the_decision(patch: Patch) -> None:
     hear = Cluster._hear_weights
     patch.setattr(Cluster, "_hear_weights", lambda self, theirs: hear(self, theirs) or True)

@@ -9,7 +9,7 @@ from baton.worker.slots.slots import Slots
 from tests.simulation.mutations import Patch, mutation
 
 
-@mutation("a prompt is passed as long as shorter ones come", "passed", start=205)
+@mutation("a prompt is passed as long as shorter ones come", "passed", start=225)
 def passed_for_ever(patch: Patch) -> None:
     patch.setattr(
         Prompt, "rank", property(lambda self: (self.priority, not self.resumed, self.left, self.number))
@@ -43,7 +43,7 @@ def prompts_alone(patch: Patch) -> None:
     patch.setattr(Slots, "_with_prompts", wrong)
 
 
-@mutation("each rank composes by a measure of its own", "agreement")
+@mutation("each rank composes by a measure of its own", "agreement", start=12)
 def own_measures(patch: Patch) -> None:
     choose = Composition.choose
 

@@ -38,7 +38,7 @@ def left_out(patch: Patch) -> None:
     patch.setattr(Link, "command", wrong)
 
 
-@mutation("a report of an old incarnation is passed", "relay", scenario="relay")
+@mutation("a report of an old incarnation is passed", "relay", scenario="relay", start=22)
 def old_reports(patch: Patch) -> None:
     on_message = Link.on_message
 
@@ -53,7 +53,13 @@ def old_reports(patch: Patch) -> None:
 
 
 @mutation(
-    "a relay of an old incarnation takes part", "relay", "liveness", "failure", "crash", scenario="relay"
+    "a relay of an old incarnation takes part",
+    "relay",
+    "liveness",
+    "failure",
+    "crash",
+    scenario="relay",
+    start=35,
 )
 def old_relay(patch: Patch) -> None:
     why_not = Link._why_not
@@ -112,7 +118,12 @@ def late_tickets(patch: Patch) -> None:
 
 
 @mutation(
-    "a second relay of a host takes part beside the first", "relay", "failure", "liveness", scenario="relay"
+    "a second relay of a host takes part beside the first",
+    "relay",
+    "failure",
+    "liveness",
+    scenario="relay",
+    start=32,
 )
 def two_relays(patch: Patch) -> None:
     hello_ = Link._hello

@@ -72,7 +72,7 @@ def credit_not_given_back(patch: Patch) -> None:
     patch.setattr(Attempts, "end", wrong)
 
 
-@mutation("a credit that is refused for good stays promised", "promise", scenario="credits")
+@mutation("a credit that is refused for good stays promised", "promise", scenario="credits", start=28)
 def refused_for_good_and_promised(patch: Patch) -> None:
     check, drop, reserve = Checker.check, Credits.drop, Arrivals.reserve
     refused: list[bool] = []
@@ -108,7 +108,7 @@ def reservation_of_a_cancelled(patch: Patch) -> None:
 # -- room that is reckoned
 
 
-@mutation("what arrives is not reckoned to grow", "room", scenario="alike")
+@mutation("what arrives is not reckoned to grow", "room", scenario="alike", start=48)
 def arriving_do_not_grow(patch: Patch) -> None:
     growth = Room.growth
 
@@ -160,7 +160,12 @@ def handed_over_without_priority(patch: Patch) -> None:
     patch.setattr(Courier, "send", wrong)
 
 
-@mutation("what must be computed again after a hand-over waits behind all others", "order", scenario="order")
+@mutation(
+    "what must be computed again after a hand-over waits behind all others",
+    "order",
+    scenario="order",
+    start=46,
+)
 def recomputed_last(patch: Patch) -> None:
     fail = Arrivals._fail
 

@@ -204,7 +204,10 @@ def never_revoked(patch: Patch) -> None:
 
 
 @mutation(
-    "what was granted and not named stays granted when its blocks are free", "grant", scenario="strangers"
+    "what was granted and not named stays granted when its blocks are free",
+    "grant",
+    scenario="strangers",
+    start=24,
 )
 def granted_beyond_the_slot(patch: Patch) -> None:
     """The engine did that until this rule looked."""
