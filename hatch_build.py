@@ -40,7 +40,7 @@ COMMON = (
     "-std=c++17 -O3 -fPIC -fvisibility=hidden -fno-exceptions -fno-rtti -fno-math-errno -fno-trapping-math "
     "-ffp-contract=fast -Wall -Wno-psabi -Wno-uninitialized -Wno-maybe-uninitialized"
 ).split()
-COMMON_SOURCES = ("dispatch.cpp", "team.cpp")
+COMMON_SOURCES = ("dispatch.cpp", "ranks.cpp", "team.cpp")
 LINK = ["-shared", "-pthread", "-Wl,--as-needed"] if sys.platform != "darwin" else ["-shared", "-pthread"]
 
 AVX2 = "-mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpopcnt".split()

@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.model.cpu.openmp import openmp
 
@@ -28,6 +28,8 @@ Function = Callable[..., None]
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 """The types of arguments: addresses (`tensor.data_ptr()`), int64_t, float."""
 
+
+_OF_A_SUM = (POINTER, INT, INT, POINTER, INT)
 
 # Best first.
 _LANES = {"amx": 16, "avx512bf16": 16, "avx512vnni": 16, "avx512": 16, "avx2vnni": 8, "avx2": 8}
@@ -95,6 +97,25 @@ def instruction_sets() -> list[str]:
     library.baton_instruction_sets.restype = ctypes.c_char_p
     names: list[str] = library.baton_instruction_sets().decode().split(",")
     return [name for name in names if library.baton_cpu_has(name.encode())]
+
+
+class RankFunctions(NamedTuple):
+    """`baton_barrier` and `baton_all_reduce` of `ranks.cpp`."""
+
+    barrier: Callable[..., int]
+    all_reduce: Callable[..., int]
+
+
+@functools.cache
+def rank_functions() -> RankFunctions | None:
+    """Every build of the library has them; None without one."""
+    library = None if os.environ.get("BATON_NATIVE") == "0" else _open()
+    if library is None:
+        return None
+    for function, more in ((library.baton_barrier, ()), (library.baton_all_reduce, _OF_A_SUM)):
+        function.argtypes = [POINTER, INT, INT, INT, INT, INT, *more]
+        function.restype = INT
+    return RankFunctions(library.baton_barrier, library.baton_all_reduce)
 
 
 def _tell_what_is_missing(usable: list[str]) -> None:

@@ -7,14 +7,16 @@ embedding is complete after a sum, and logits are gathered on rank 0, which alon
 tokens are broadcast.
 
 A group belongs to the object that made it: no default process group, no environment variables, so that
-several may live in one process (as in tests).  On a CPU it is gloo, bound to the loopback address, or to the
-one that the other hosts reach.  Every collective ends within the group's timeout, with an error that names
-it.  (NCCL's in a CUDA graph have no timeout of their own: the engine fails an instance from which it hears
-nothing for `--step-timeout`.)
+several may live in one process (as in tests).  On a CPU it is memory that the ranks of one host share
+(`shared_ranks.py`); where they cannot, and between hosts, it is gloo, bound to the loopback address, or to
+the one that the other hosts reach.  Every collective ends within the group's timeout, with an error that
+names it.  (NCCL's in a CUDA graph have no timeout of their own: the engine fails an instance from which it
+hears nothing for `--step-timeout`.)
 """
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Any
 
@@ -23,19 +25,26 @@ import torch.distributed as dist
 from torch import Tensor
 
 from baton.model.layers.meeting import MeetingStore
+from baton.model.layers.shared_ranks import SharedRanks
+
+log = logging.getLogger(__name__)
 
 
 class TensorParallel:
     """Rank `rank` of `size`.  With size 1 every method returns at once and needs no group."""
 
-    def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 1, group: Any = None, shared: SharedRanks | None = None
+    ) -> None:
+        """`group`: of `torch.distributed`; not needed with `shared`."""
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank}: must be from 0 to tensor_parallel_size - 1 = {size - 1}")
-        if size > 1 and group is None:
+        if size > 1 and group is None and shared is None:
             raise ValueError(f"tensor_parallel_size {size} needs a process group")
         self.rank = rank
         self.size = size
         self._group = group
+        self._shared = shared
 
     @classmethod
     def connect(
@@ -62,6 +71,13 @@ class TensorParallel:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
             return cls(rank, size, dist.ProcessGroupNCCL(store, rank, size, options))
+        if not rendezvous.startswith("fd:"):
+            shared = SharedRanks.connect(store, rank, size, timeout_s)
+            if shared is not None:
+                return cls(rank, size, shared=shared)
+            log.info(
+                "rank %d meets the others by TCP: it cannot map their memory, or has no native library", rank
+            )
         gloo: Any = dist.ProcessGroupGloo  # type: ignore[attr-defined,unused-ignore]
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=host)]
@@ -70,6 +86,8 @@ class TensorParallel:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sums `tensor` over the ranks, in place, and returns it."""
+        if self._shared is not None:
+            return self._shared.all_reduce(tensor)
         if self.size == 2 or (self.size > 1 and tensor.device.type != "cpu"):
             self._group.allreduce([tensor]).wait()
         elif self.size > 1:
@@ -85,6 +103,8 @@ class TensorParallel:
         """[rows, n] on each rank → [rows, size * n] on rank 0, in rank order; None on the others."""
         if self.size == 1:
             return tensor
+        if self._shared is not None:
+            return self._shared.gather_columns(tensor)
         options = dist.GatherOptions()
         options.rootRank = 0
         tensor = tensor.contiguous()
@@ -94,6 +114,8 @@ class TensorParallel:
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Overwrites `tensor` with rank 0's and returns it."""
+        if self._shared is not None:
+            return self._shared.broadcast(tensor)
         if self.size > 1:
             self._group.broadcast([tensor], dist.BroadcastOptions()).wait()
         return tensor
@@ -106,6 +128,8 @@ class TensorParallel:
 
     def lowest(self, tensor: Tensor) -> Tensor:
         """Makes each element of `tensor` the smallest of any rank's, in place, and returns it."""
+        if self._shared is not None:
+            return self._shared.lowest(tensor)
         if self.size > 1:
             options = dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]
@@ -113,6 +137,8 @@ class TensorParallel:
         return tensor
 
     def close(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
         group, self._group = self._group, None
         if group is not None and hasattr(group, "shutdown"):
             group.shutdown()
