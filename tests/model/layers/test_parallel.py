@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -204,16 +205,36 @@ def test_a_rank_that_waits_for_another_says_why_it_stops(dies: bool, tmp_path: P
 
 
 @SHARED
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("other", ["kind", "size", "large"])
+def test_ranks_that_compute_different_things_are_told(size: int, other: str, tmp_path: Path) -> None:
+    """No rank goes on with nonsense."""
+
+    def work(parallel: TensorParallel) -> str:
+        for _ in range(5):
+            parallel.all_reduce(torch.ones(3))
+        odd = parallel.rank == 1
+        collective = parallel.broadcast if odd and other == "kind" else parallel.all_reduce
+        count = (30_000 if other == "large" else 3) + (odd and other != "kind")
+        with pytest.raises(RuntimeError, match="ranks must compute the same") as told:
+            collective(torch.ones(count))
+        return str(told.value)
+
+    found = together(size, tmp_path, work)
+    assert str(found[0]).startswith("rank 1 computes something else than rank 0:")
+
+
+@SHARED
 def test_nothing_stays_open(tmp_path: Path) -> None:
     def work(parallel: TensorParallel) -> None:
         parallel.all_reduce(torch.ones(5))
 
     def mapped() -> int:
+        gc.collect()  # (other tests' failures hold what they saw)
         return Path("/proc/self/maps").read_text().count("memfd:baton-ranks")
 
     together(3, tmp_path, work)
     (tmp_path / "meet").unlink(missing_ok=True)
-    before = len(os.listdir("/proc/self/fd")), mapped()
+    before = mapped(), len(os.listdir("/proc/self/fd"))
     together(3, tmp_path, work)
-    assert (len(os.listdir("/proc/self/fd")), mapped()) == before
-    assert before[1] == 0
+    assert (mapped(), len(os.listdir("/proc/self/fd"))) == before

@@ -247,7 +247,7 @@ def test_a_hand_over_closes_with_its_first_token_unless_that_ends_the_request():
 
 
 def test_a_chunk_beside_a_late_row_is_not_the_last_one_again():
-    """A request that is handed over is told of its last chunk, though somebody else's token was late before."""
+    """Of a request that is handed over; somebody else's token was late."""
     slots = make(budget=3)
     slots.apply(admit(0, 1, [1], [5], max_tokens=9))
     slots.apply(admit(1, 1, [1, 2, 3], [6], max_tokens=9, handover=True))

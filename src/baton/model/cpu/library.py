@@ -113,7 +113,7 @@ def rank_functions() -> RankFunctions | None:
     if library is None:
         return None
     for function, more in ((library.baton_barrier, ()), (library.baton_all_reduce, _OF_A_SUM)):
-        function.argtypes = [POINTER, INT, INT, INT, INT, INT, *more]
+        function.argtypes = [POINTER, *6 * (INT,), *more]
         function.restype = INT
     return RankFunctions(library.baton_barrier, library.baton_all_reduce)
 

@@ -37,6 +37,8 @@ _SLOT = 1 << 20
 _LINE = 64
 _AT_ONCE = 1 << 16
 """Bytes that one call adds up, and more ranks than two behind one barrier."""
+_SUM, _SUMS_OF_PARTS, _LOWEST, _BROADCAST, _GATHER = (kind << 40 for kind in range(1, 6))
+"""What ranks come to a barrier for; and the piece's size."""
 _LOOK_NS = 50_000_000
 _SPIN_NS = int(os.environ.get("BATON_SPIN_US") or 200) * 1000
 
@@ -46,7 +48,7 @@ class SharedRanks:
     order, with tensors of the same sizes, each from one thread.
 
     They raise `PeerDied` if a rank has died, and `RuntimeError`, as process groups do, which names a rank
-    that did not come within `timeout_s`.
+    that did not come within `timeout_s`, or that came for something else.
     """
 
     @classmethod
@@ -113,7 +115,8 @@ class SharedRanks:
         if count:
             slots = self._first_slots[self._turn % 2]
             self._turn += 1
-            self._wait(self._functions.all_reduce, tensor.data_ptr(), count, bfloat16, slots, _SLOT)
+            given = tensor.data_ptr(), count, bfloat16, slots, _SLOT
+            self._wait(self._functions.all_reduce, _SUM | count * tensor.element_size(), *given)
         return tensor
 
     @torch.inference_mode()  # (to which the caller's tensors may belong)
@@ -125,7 +128,7 @@ class SharedRanks:
         return tensor
 
     def _add_up(self, piece: Tensor) -> None:
-        slots = self._come(piece)
+        slots = self._come(_SUM, piece)
         count = len(piece)
         if self._size == 2 or count * piece.element_size() <= _AT_ONCE:
             _sum(slots, 0, count, piece)
@@ -134,7 +137,7 @@ class SharedRanks:
         begin, end = min(self._rank * part, count), min((self._rank + 1) * part, count)
         _sum(slots, begin, end, piece[begin:end])
         slots[self._rank][begin:end].copy_(piece[begin:end])  # (nobody else has read this part)
-        self._wait(self._functions.barrier)
+        self._wait(self._functions.barrier, _SUMS_OF_PARTS | count)
         for rank, slot in enumerate(slots):
             begin, end = min(rank * part, count), min((rank + 1) * part, count)
             piece[begin:end].copy_(slot[begin:end])
@@ -143,7 +146,7 @@ class SharedRanks:
     def lowest(self, tensor: Tensor) -> Tensor:
         """Makes each element of a contiguous `tensor`, of a slot at most, the smallest of any rank's."""
         flat = tensor.view(-1)
-        for slot in self._come(flat):
+        for slot in self._come(_LOWEST, flat):
             torch.minimum(flat, slot[: len(flat)], out=flat)
         return tensor
 
@@ -154,7 +157,7 @@ class SharedRanks:
         length = _SLOT // tensor.element_size()
         for begin in range(0, len(flat), length):
             piece = flat[begin : begin + length]
-            piece.copy_(self._come(piece)[0][: len(piece)])
+            piece.copy_(self._come(_BROADCAST, piece)[0][: len(piece)])
         return tensor
 
     @torch.inference_mode()
@@ -168,7 +171,7 @@ class SharedRanks:
         for row in range(0, rows, step):
             for column in range(0, width, columns):
                 piece = tensor[row : row + step, column : column + columns]
-                slots = self._come(piece)
+                slots = self._come(_GATHER, piece)
                 for rank, slot in enumerate(slots if whole is not None else ()):
                     first = rank * width + column
                     assert whole is not None
@@ -176,14 +179,14 @@ class SharedRanks:
                     there.copy_(slot[: piece.numel()].view(piece.shape))
         return whole
 
-    def _come(self, piece: Tensor) -> list[Tensor]:
+    def _come(self, kind: int, piece: Tensor) -> list[Tensor]:
         """Each rank's slot, in which its piece is: to be read before this rank comes again."""
         if piece.dtype not in self._slots:
             self._slots[piece.dtype] = self._views(piece.dtype)
         slots = self._slots[piece.dtype][self._turn % 2]
         self._turn += 1
         slots[self._rank][: piece.numel()].view(piece.shape).copy_(piece)
-        self._wait(self._functions.barrier)
+        self._wait(self._functions.barrier, kind | piece.numel() * piece.element_size())
         return slots
 
     def _views(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
@@ -191,17 +194,22 @@ class SharedRanks:
         every = self._bytes[first:].view(2, self._size, _SLOT).view(dtype)
         return list(every[0]), list(every[1])
 
-    def _wait(self, function: Callable[..., int], *arguments: int) -> None:
-        """Until all have come to the next barrier, which is in `function`."""
+    def _wait(self, function: Callable[..., int], what: int, *arguments: int) -> None:
+        """Until all have come to the next barrier, which is in `function`, for the same."""
         self._number += 1
-        place = self._lines, self._rank, self._size, self._number
-        missing = function(*place, _SPIN_NS, _LOOK_NS, *arguments)
-        if missing < 0:
+        place = self._lines, self._rank, self._size, self._number, what
+        found = function(*place, _SPIN_NS, _LOOK_NS, *arguments)
+        if found == -1:
             return
         until = time.monotonic() + self._timeout_s
-        while missing >= 0:
-            self._look_after(missing, until)
-            missing = function(*place, 0, _LOOK_NS, *arguments)
+        while found >= 0:
+            self._look_after(found, until)
+            found = function(*place, 0, _LOOK_NS, *arguments)
+        if found != -1:
+            raise RuntimeError(
+                f"rank {-2 - found} computes something else than rank {self._rank}: ranks must compute the "
+                "same things in the same order"
+            )
 
     def _look_after(self, missing: int, until: float) -> None:
         poll = select.poll()

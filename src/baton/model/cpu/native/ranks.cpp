@@ -6,6 +6,9 @@
 // sleeps in a futex.  A rank that comes and one that goes to sleep look at each other's word after they have written
 // their own, both in one order for all (SEQ_CST), so no sleeper is missed; and a futex does not sleep if the number is
 // another one by then.
+//
+// Beside it stands what the rank computes there, of even and of odd barriers: ranks that have come to the same barrier for
+// different things would compute nonsense.  A rank writes it again two barriers later, when all have read it.
 #include <sched.h>
 #include <stdint.h>
 #include <string.h>
@@ -25,6 +28,7 @@ namespace {
 struct alignas(64) Line {
     uint32_t number;
     uint32_t sleepers;
+    int64_t what[2];
 };
 
 constexpr int kPauses = 32;  // between two offers of the core: about a microsecond
@@ -110,31 +114,36 @@ void add_up(T* data, int64_t count, const char* slots, int64_t slot_bytes, int64
     for (int64_t rank = 1; rank < size; ++rank) add(data, reinterpret_cast<const T*>(slots + rank * slot_bytes), count);
 }
 
-int64_t come(Line* of, int64_t rank, int64_t size, int64_t number, int64_t spin_ns, int64_t wait_ns) {
+int64_t come(Line* of, int64_t rank, int64_t size, int64_t number, int64_t what, int64_t spin_ns, int64_t wait_ns) {
+    of[rank].what[number & 1] = what;
     __atomic_store_n(&of[rank].number, uint32_t(number), __ATOMIC_SEQ_CST);
     wake(of[rank]);
     const int64_t now = now_ns();
     for (int64_t other = 0; other < size; ++other)
         if (other != rank && !wait_for(of[other], uint32_t(number), now + spin_ns, now + wait_ns)) return other;
+    for (int64_t other = 0; other < size; ++other)
+        if (of[other].what[number & 1] != what) return -2 - other;
     return -1;
 }
 
 }  // namespace
 
-// Rank `rank` of `size` comes to barrier `number`, and waits until all have.  Returns -1, or a rank that has not within
-// `wait_ns`: then it may be called again with the same number.  All see afterwards what each wrote before it came.
-EXPORT int64_t baton_barrier(void* lines, int64_t rank, int64_t size, int64_t number, int64_t spin_ns, int64_t wait_ns) {
-    return come(static_cast<Line*>(lines), rank, size, number, spin_ns, wait_ns);
+// Rank `rank` of `size` comes to barrier `number`, and waits until all have.  Returns -1; or a rank that has not within
+// `wait_ns`: then it may be called again with the same number; or -2 - r for a rank r that came for something else than
+// `what`.  All see afterwards what each wrote before it came.
+EXPORT int64_t baton_barrier(void* lines, int64_t rank, int64_t size, int64_t number, int64_t what, int64_t spin_ns,
+                             int64_t wait_ns) {
+    return come(static_cast<Line*>(lines), rank, size, number, what, spin_ns, wait_ns);
 }
 
 // Sums `count` numbers at `data` over the ranks, in place: each copies its own into its slot, and behind the barrier
 // reads all slots.  Otherwise as `baton_barrier`.  `bfloat16`: else they are float32.
-EXPORT int64_t baton_all_reduce(void* lines, int64_t rank, int64_t size, int64_t number, int64_t spin_ns, int64_t wait_ns,
-                                void* data, int64_t count, int64_t bfloat16, void* slots, int64_t slot_bytes) {
+EXPORT int64_t baton_all_reduce(void* lines, int64_t rank, int64_t size, int64_t number, int64_t what, int64_t spin_ns,
+                                int64_t wait_ns, void* data, int64_t count, int64_t bfloat16, void* slots, int64_t slot_bytes) {
     char* const first = static_cast<char*>(slots);
     memcpy(first + rank * slot_bytes, data, count * (bfloat16 ? 2 : 4));
-    const int64_t missing = come(static_cast<Line*>(lines), rank, size, number, spin_ns, wait_ns);
-    if (missing >= 0) return missing;
+    const int64_t found = come(static_cast<Line*>(lines), rank, size, number, what, spin_ns, wait_ns);
+    if (found != -1) return found;
     if (bfloat16)
         add_up(static_cast<uint16_t*>(data), count, first, slot_bytes, size);
     else
