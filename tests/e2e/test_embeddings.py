@@ -182,6 +182,10 @@ def test_python_and_pooling_alone() -> None:
         assert np.linalg.norm(found[0].outputs.embedding) == pytest.approx(1, abs=1e-5)
         with pytest.raises(ValueError, match="generates no text"):
             llm.generate("a", use_tqdm=False)
+    with baton.LLM() as llm:
+        for vectors in (llm.embed, lambda texts: llm.score("a", texts)):
+            with pytest.raises(ValueError, match='texts alone; give runner="pooling", or convert="embed"'):
+                vectors(TEXTS)
 
 
 def test_a_cluster_computes_vectors_where_it_prefills() -> None:

@@ -181,6 +181,7 @@ class Body:
     def _embed(
         self, prompts: Sequence[Prompt], dimensions: int | None, normalize: bool | None, priority: int
     ) -> list[Prepared]:
+        self._check_task("embed")
         pooling, most = self._plan.served.pooling, self._plan.served.dimensions
         if dimensions is not None:
             if dimensions < 1 or (most and dimensions > most):
@@ -253,12 +254,20 @@ class Body:
             timed=request.pooling is None,
         )
 
-    def _check_task(self, task: Literal["score", "classify"]) -> None:
+    def _check_task(self, task: Literal["embed", "score", "classify"]) -> None:
         served = self._plan.served
-        if served.labels and task not in served.tasks:
-            raise ValueError(f"score: the model has {len(served.labels)} labels, not one; use classify")
-        if task == "classify" and not served.labels:
+        if task in served.tasks:
+            return
+        if task == "classify":
             raise ValueError("classify: the model has no head of scores (…ForSequenceClassification)")
+        if not served.labels:
+            raise ValueError(
+                f'{task}: the model is loaded for texts alone; give runner="pooling", or convert="embed" to '
+                "have vectors and texts"
+            )
+        if task == "score":
+            raise ValueError(f"score: the model has {len(served.labels)} labels, not one; use classify")
+        raise ValueError("embed: the model has a head of scores; use classify")
 
     def _encode(self, prompt: Prompt, where: str) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
