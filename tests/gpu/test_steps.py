@@ -45,6 +45,14 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(3, VOCAB, length)]
 
 
+def five_requests() -> list[Asked]:
+    """Greedy and drawn."""
+    return [
+        Asked(prompt_of(3 + 9 * n, n), structs.replace(DRAWN if n % 2 else GREEDY, seed=n), Stopping(30))
+        for n in range(5)
+    ]
+
+
 def answers(executor: TorchExecutor, rows: int, count: int) -> list[list[int]]:
     driver = Driver(executor)
     made = [
@@ -114,10 +122,7 @@ def test_graphs_of_steps_with_drafts_give_the_tokens_of_eager_steps_without(tmp_
     assert graphs is not None
     assert speculator is not None
     for drafting in (False, True):
-        requests = [
-            Asked(prompt_of(3 + 9 * n, n), structs.replace(DRAWN if n % 2 else GREEDY, seed=n), Stopping(30))
-            for n in range(5)
-        ]
+        requests = five_requests()
         serving = Serving(executor, slots=5, budget=64, longest=200, seed=1, preempts=0.0)
         executor._graphs = graphs if drafting else None
         speculator.drafter = plant(serving, requests, answers, 4, VOCAB, 0.8) if drafting else None
@@ -149,10 +154,7 @@ def test_drafts_of_an_mtp_layer_give_the_tokens_of_steps_without(
     assert layer is not None
     for drafter in (None, layer):
         speculator.drafter = drafter
-        requests = [
-            Asked(prompt_of(3 + 9 * n, n), structs.replace(DRAWN if n % 2 else GREEDY, seed=n), Stopping(30))
-            for n in range(5)
-        ]
+        requests = five_requests()
         serving = Serving(executor, slots=5, budget=64, longest=200, seed=1, preempts=0.1)
         serving.run(requests)
         answers.append([request.answer for request in requests])

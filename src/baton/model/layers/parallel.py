@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from baton.model.layers.meeting import MeetingStore
-from baton.model.layers.shared_ranks import SharedRanks
+from baton.model.layers.shared_ranks import SharedRanks, sum_in_order
 
 log = logging.getLogger(__name__)
 
@@ -94,9 +94,7 @@ class TensorParallel:
             # Gloo adds up in an order that depends on where in the tensor an element is.
             parts = [torch.empty_like(tensor) for _ in range(self.size)]
             self._group.allgather([parts], [tensor]).wait()
-            torch.add(parts[0], parts[1], out=tensor)
-            for part in parts[2:]:
-                tensor.add_(part)
+            sum_in_order(parts, tensor)
         return tensor
 
     def gather_columns(self, tensor: Tensor) -> Tensor | None:

@@ -21,7 +21,7 @@ import mmap
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -131,16 +131,16 @@ class SharedRanks:
         slots = self._come(_SUM, piece)
         count = len(piece)
         if self._size == 2 or count * piece.element_size() <= _AT_ONCE:
-            _sum(slots, 0, count, piece)
+            sum_in_order([slot[:count] for slot in slots], piece)
             return
-        part = -(-count // self._size)
-        begin, end = min(self._rank * part, count), min((self._rank + 1) * part, count)
-        _sum(slots, begin, end, piece[begin:end])
-        slots[self._rank][begin:end].copy_(piece[begin:end])  # (nobody else has read this part)
+        length = -(-count // self._size)
+        parts = [slice(rank * length, min((rank + 1) * length, count)) for rank in range(self._size)]
+        own = parts[self._rank]
+        sum_in_order([slot[own] for slot in slots], piece[own])
+        slots[self._rank][own].copy_(piece[own])  # (nobody else has read this part)
         self._wait(self._functions.barrier, _SUMS_OF_PARTS | count)
-        for rank, slot in enumerate(slots):
-            begin, end = min(rank * part, count), min((rank + 1) * part, count)
-            piece[begin:end].copy_(slot[begin:end])
+        for slot, part in zip(slots, parts, strict=True):
+            piece[part].copy_(slot[part])
 
     @torch.inference_mode()
     def lowest(self, tensor: Tensor) -> Tensor:
@@ -172,9 +172,10 @@ class SharedRanks:
             for column in range(0, width, columns):
                 piece = tensor[row : row + step, column : column + columns]
                 slots = self._come(_GATHER, piece)
-                for rank, slot in enumerate(slots if whole is not None else ()):
+                if whole is None:
+                    continue
+                for rank, slot in enumerate(slots):
                     first = rank * width + column
-                    assert whole is not None
                     there = whole[row : row + step, first : first + piece.shape[1]]
                     there.copy_(slot[: piece.numel()].view(piece.shape))
         return whole
@@ -233,8 +234,8 @@ class SharedRanks:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
 
-def _sum(slots: list[Tensor], begin: int, end: int, out: Tensor) -> None:
-    """Of elements `begin` to `end` of all slots, in the order of ranks."""
-    torch.add(slots[0][begin:end], slots[1][begin:end], out=out)
-    for slot in slots[2:]:
-        out.add_(slot[begin:end])
+def sum_in_order(parts: Sequence[Tensor], out: Tensor) -> None:
+    """Of two ranks' parts or more, in the order of ranks."""
+    torch.add(parts[0], parts[1], out=out)
+    for part in parts[2:]:
+        out.add_(part)
