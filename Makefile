@@ -18,7 +18,7 @@ LIMITS ?= 0
 WATCH_MINUTES ?= 0.5
 NATIVE := hatch_build.py $(wildcard src/baton/model/cpu/native/*)
 
-.PHONY: gpu gpu-wheels serve test lint types imports pytest soak soak-server soak-cuts soak-structured soak-speculation clients browser deploy-check wheel check-wheel install install-dev clean
+.PHONY: gpu gpu-wheels serve test lint types imports pytest soak soak-server soak-cuts soak-structured soak-speculation clients browser findings deploy-check wheel check-wheel install install-dev clean
 
 serve: $(VENV)/.installed
 	$(BIN)/baton serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
@@ -62,6 +62,14 @@ clients: $(VENV)/.installed $(VENV)-clients/.installed
 browser: $(VENV)/.installed $(VENV)-browser/.installed
 	BATON_PYTHON=$(BIN)/python BATON_LIMITS=$(LIMITS) BATON_BROWSER_MINUTES=$(WATCH_MINUTES) \
 	  $(VENV)-browser/bin/pytest -q --timeout=1800 tests/browser
+
+# What real libraries, formats and peers do that nobody would guess (findings/README.md): does it still hold?  FINDINGS: which.
+FINDINGS ?= $(wildcard findings/*.sh)
+findings:
+	@failed=; for script in $(FINDINGS); do \
+	  echo "== $$script"; timeout 1200 bash "$$script" || failed="$$failed $$script"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "changed, or could not be shown:$$failed" >&2; exit 1; fi
 
 # The Helm chart, rendered and validated offline, and its containers' commands run as processes.
 deploy-check: $(VENV)/.installed-deploy
