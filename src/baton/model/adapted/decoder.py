@@ -175,11 +175,11 @@ class AdaptedDecoder(Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        """[n, hidden] → [n, vocab] in the model's dtype."""
+        """[n, hidden] → [n, vocab] in float32."""
         self._given.hidden = hidden[None]
         found: Any = self._head(inputs_embeds=hidden[None], use_cache=False)
         logits: Tensor = found.logits[0]
-        return logits.to(self.placement.dtype)
+        return logits.float()
 
     def weights_change(self) -> None:
         """Weights are about to be loaded."""

@@ -92,7 +92,7 @@ class PackedHead(nn.Module):
         self._ops = placement.ops
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., hidden] → [..., vocab]"""
+        """[..., hidden] → [..., vocab] in float32"""
         layer: Any = self._layer
         rows = x.reshape(-1, x.shape[-1])
         found: Tensor = layer.logits(self._ops.quantize(rows, layer.form))

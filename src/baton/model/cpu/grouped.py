@@ -103,6 +103,7 @@ class PackedGroups:
 
 class NativeGroupedProduct:
     """Activations in blocks [T, in] → x Wᵀ + b [T, out] in `dtype`.  A row depends on its row of x only.
+    With `result` the product and b are in that dtype, and rows of the weight in `dtype`.
 
     Without a weight the shelf has it.  One of several parts is a chain of `PackedGroups`.
     """
@@ -114,6 +115,7 @@ class NativeGroupedProduct:
         bias: Tensor | None,
         dtype: torch.dtype,
         shelf: Shelf | None = None,
+        result: torch.dtype | None = None,
     ) -> None:
         shelf = shelf or Shelf()
         self.parts = [PackedGroups(library, run, own) for run, own in shelved(weight, shelf)]
@@ -125,8 +127,8 @@ class NativeGroupedProduct:
         """Of the chain, for a native kernel"""
         self.form = Form("groups", kept_order(weight, self.in_features, shelf))
         self.bias = bias
-        self._dtype = dtype
-        self._to_bf16 = int(dtype == torch.bfloat16)
+        self._dtype, self._result = dtype, result or dtype
+        self._to_bf16 = int(self._result == torch.bfloat16)
         self._linear = library.function("linear_grouped", INT, *[POINTER] * 5, INT)
 
     @property
@@ -146,7 +148,7 @@ class NativeGroupedProduct:
     def multiply(self, x: Activations) -> Tensor:
         assert isinstance(x, GroupRows)
         tokens = x.values.shape[0]
-        out = torch.empty((tokens, self.out_features), dtype=self._dtype)
+        out = torch.empty((tokens, self.out_features), dtype=self._result)
         self._linear(
             self._to_bf16,
             self.address,

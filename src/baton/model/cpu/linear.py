@@ -66,18 +66,26 @@ class PackedWeight:
 
 
 class NativeProduct:
-    """x [T, in] → x Wᵀ + b [T, out], one dtype.  A row depends on its row of x only, whatever T is."""
+    """x [T, in] → x Wᵀ + b [T, out].  A row depends on its row of x only, whatever T is.
+
+    x and W have one dtype; the result and b have `result`: this one, or float32.
+    """
 
     form = PLAIN
 
     def __init__(
-        self, library: Native, weight: Tensor, bias: Tensor | None, shelf: Shelf | None = None
+        self,
+        library: Native,
+        weight: Tensor,
+        bias: Tensor | None,
+        shelf: Shelf | None = None,
+        result: torch.dtype | None = None,
     ) -> None:
         self.weight = PackedWeight(library, weight, shelf)
-        self._dtype = weight.dtype
+        self._dtype = result or weight.dtype
         self.bias = bias
-        self._is_bf16 = int(weight.dtype == torch.bfloat16)
-        self._linear = library.function("linear", INT, *[POINTER] * 4, *[INT] * 3)
+        self._kinds = tuple(int(dtype == torch.bfloat16) for dtype in (weight.dtype, self._dtype))
+        self._linear = library.function("linear", INT, INT, *[POINTER] * 4, *[INT] * 3)
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +96,7 @@ class NativeProduct:
         weight, tokens = self.weight, x.shape[0]
         out = torch.empty((tokens, weight.out_features), dtype=self._dtype)
         self._linear(
-            self._is_bf16,
+            *self._kinds,
             x.data_ptr(),
             weight.address,
             None if self.bias is None else self.bias.data_ptr(),
@@ -101,23 +109,28 @@ class NativeProduct:
 
 
 class NativeInt8Product:
-    """Quantized x [T, in] → x Wᵀ + b [T, out] in the dtype that `weight` had."""
+    """Quantized x [T, in] → x Wᵀ + b [T, out] in the dtype that `weight` had, or in `result`, as b is."""
 
     form = INT8
 
     def __init__(
-        self, library: Native, weight: Tensor, bias: Tensor | None, shelf: Shelf | None = None
+        self,
+        library: Native,
+        weight: Tensor,
+        bias: Tensor | None,
+        shelf: Shelf | None = None,
+        result: torch.dtype | None = None,
     ) -> None:
         shelf = shelf or Shelf()
         values, scales = (weight.to(torch.int8), None) if shelf.complete else quantize_rows(weight)
         self.weight = PackedWeight(library, values, shelf)
-        self._dtype = weight.dtype
+        self._dtype = result or weight.dtype
         self.bias = bias
         self.scales = shelf.make("scales", (self.weight.padded,), torch.float32)
         self.row_sums = shelf.make("row_sums", (self.weight.padded,), torch.int32)
         if scales is not None:
             self._fill(values, scales)
-        self._to_bf16 = int(weight.dtype == torch.bfloat16)
+        self._to_bf16 = int(self._dtype == torch.bfloat16)
         self._linear = library.function("linear_int8", INT, *[POINTER] * 7, *[INT] * 3)
 
     def _fill(self, values: Tensor, scales: Tensor) -> None:

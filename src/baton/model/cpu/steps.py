@@ -18,7 +18,7 @@ _MAX_ROW = 1 << 16
 
 
 class NativeOps(FusedOps):
-    """For contiguous tensors of one dtype, bfloat16 or float32, on a CPU."""
+    """For contiguous tensors of one dtype, bfloat16 or float32, on a CPU; logits are float32 in any case."""
 
     def __init__(self, library: Native, dtype: torch.dtype, int8: bool = False) -> None:
         super().__init__(int8)
@@ -78,7 +78,7 @@ class NativeOps(FusedOps):
 
     def temper(self, x: Tensor, factor: float, cap: float | None = None) -> Tensor:
         x = x.contiguous()
-        self._temper_rows(self._is_bf16, x.data_ptr(), factor, cap or 0.0, *x.shape)
+        self._temper_rows(int(x.dtype == torch.bfloat16), x.data_ptr(), factor, cap or 0.0, *x.shape)
         return x
 
     def gated_mul(
@@ -113,7 +113,7 @@ class NativeOps(FusedOps):
     def scaled(self, found: Unscaled, bias: Tensor | None = None) -> Tensor:
         values = found.values
         self._scale_rows(
-            self._is_bf16,
+            int(values.dtype == torch.bfloat16),
             values.data_ptr(),
             found.scales.data_ptr(),
             None if bias is None else bias.data_ptr(),

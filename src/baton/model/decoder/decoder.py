@@ -238,7 +238,7 @@ class Decoder(Module):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        """[n, hidden] before the last norm → [n, vocab] in the model's dtype; None on ranks but the first."""
+        """[n, hidden] before the last norm → [n, vocab] in float32; None on ranks but the first."""
         found = self.head.logits(self.norm(hidden, form=self.head.form))
         factor, cap = self.config.logits_factor, self.config.logits_cap
         if found is None or (factor == 1 and cap is None):

@@ -198,7 +198,7 @@ class Program:
         self._addresses = ctypes.addressof(self._model), ctypes.addressof(self._step)
         self._nanoseconds = (ctypes.c_int64 * len(OPERATIONS))()
         self._arena = torch.empty(0, dtype=torch.uint8)
-        self._logits_room = torch.empty(0, dtype=dtype)
+        self._logits_room = torch.empty(0)
         self._hidden = self._logits = self._logits_room
         self._shape = 0, 0, 0, 0
         """Of the step that there is room for now: tokens, rows, columns of tables, rows with logits."""
@@ -291,8 +291,8 @@ class Program:
             self._arena = torch.empty(needed.value, dtype=torch.uint8)
         if wanted * self._vocab_size > len(self._logits_room):
             self._rooms.clear()
-            self._logits = self._logits_room = torch.empty(0, dtype=self._dtype)
-            self._logits_room = torch.empty(wanted * self._vocab_size, dtype=self._dtype)
+            self._logits = self._logits_room = torch.empty(0)
+            self._logits_room = torch.empty(wanted * self._vocab_size)
         logits = self._logits_room[: wanted * self._vocab_size].view(wanted, self._vocab_size)
         x = self._arena[: tokens * self._hidden_size * self._dtype.itemsize]
         return x.view(self._dtype).view(tokens, self._hidden_size), logits

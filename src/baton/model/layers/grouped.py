@@ -18,15 +18,20 @@ class TorchGroupedProduct:
 
     Sums of integers are exact in float32 (below 2^24), in whatever order a matrix product adds them, and
     groups are added one after the other: a row depends on its row of x only, whatever T is.
-    Without a weight the shelf has it.
+    Without a weight the shelf has it.  `result`: as of `NativeGroupedProduct`.
     """
 
     def __init__(
-        self, weight: InGroups | None, bias: Tensor | None, dtype: torch.dtype, shelf: Shelf | None = None
+        self,
+        weight: InGroups | None,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        shelf: Shelf | None = None,
+        result: torch.dtype | None = None,
     ) -> None:
         shelf = shelf or Shelf()
         self.parts = [_Part(None if run is None else as_one(run), own) for run, own in shelved(weight, shelf)]
-        self._dtype = dtype
+        self._dtype, self._result = dtype, result or dtype
         self.out_features = sum(part.out_features for part in self.parts)
         self.bias = bias
         self.form = Form("groups", kept_order(weight, self.parts[0].in_features, shelf))
@@ -41,7 +46,7 @@ class TorchGroupedProduct:
         found = torch.cat([part.multiply(x) for part in self.parts], dim=1)
         if self.bias is not None:
             found += self.bias
-        return found.to(self._dtype)
+        return found.to(self._result)
 
     def rows(self, rows: Tensor) -> Tensor:
         """[T] row numbers → [T, in] of the weight."""
@@ -121,10 +126,14 @@ GroupedProduct = NativeGroupedProduct | TorchGroupedProduct
 
 
 def grouped_product(
-    weight: InGroups | None, bias: Tensor | None, dtype: torch.dtype, shelf: Shelf | None = None
+    weight: InGroups | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    shelf: Shelf | None = None,
+    result: torch.dtype | None = None,
 ) -> GroupedProduct:
     """The fastest that this machine has.  `weight` is on the CPU, and is copied; None: the shelf has it."""
     library = native()
     if library is None:
-        return TorchGroupedProduct(weight, bias, dtype, shelf)
-    return NativeGroupedProduct(library, weight, bias, dtype, shelf)
+        return TorchGroupedProduct(weight, bias, dtype, shelf, result)
+    return NativeGroupedProduct(library, weight, bias, dtype, shelf, result)

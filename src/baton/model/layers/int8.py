@@ -17,17 +17,19 @@ from baton.model.weights.quantized import ZERO_POINT, Quantized, Unscaled, quant
 class Int8Product:
     """Quantized [T, K] → [T, N], unscaled if there is no bias.  `weight` is copied; nothing of it is kept.
 
-    The result is in the dtype that `weight` had.
+    The result is in the dtype that `weight` had, or in `result`.
     """
 
     form = INT8
     sizes: Sizes | None = None
     """As in `packed.PlainProduct`."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, ops: FusedOps) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, ops: FusedOps, result: torch.dtype | None = None
+    ) -> None:
         self._bias = bias
         self._ops = ops
-        self._dtype = weight.dtype
+        self._dtype = result or weight.dtype
         self._out_features = weight.shape[0]
         values, self._scales = quantize_rows(weight)
         self._weight: Tensor = torch.ops.onednn.qlinear_prepack(values, None)

@@ -314,7 +314,7 @@ class VocabParallelEmbedding(Layer):
         shelf = Shelf(self._placement.store, self._name)
         groups = shelf.note("table", lambda: {"groups": int(isinstance(table, Grouped))})["groups"]
         if self._head or groups:
-            self.product = self._placement.product(table, None, self._name)
+            self.product = self._placement.product(table, None, self._name, torch.float32)
         if not self._lookup or not self.copies:
             return
         self.weight = None
@@ -370,7 +370,7 @@ class VocabParallelEmbedding(Layer):
         return rows.address if isinstance(rows, NativeGroupedProduct) else None
 
     def logits(self, hidden: Activations) -> Tensor | None:
-        """[n, hidden], normalized → [n, vocab] in the model's dtype on rank 0, None on the others."""
+        """[n, hidden], normalized → [n, vocab] in float32 on rank 0, None on the others."""
         assert self.product is not None
         whole = self.parallel.gather_columns(self._placement.ops.dequantize(self.product.multiply(hidden)))
         if whole is None or whole.shape[1] == self.vocab_size:

@@ -15,7 +15,7 @@ from baton.model.cpu.library import native
 from baton.model.cpu.linear import NativeInt8Product, NativeProduct, serves
 from baton.model.layers.grouped import GroupedProduct, grouped_product
 from baton.model.layers.int8 import Int8Product
-from baton.model.layers.packed import OneDnnProduct, PlainProduct, Weights
+from baton.model.layers.packed import OneDnnProduct, PlainProduct, Weights, WideProduct
 from baton.model.layers.parallel import TensorParallel
 from baton.model.layers.rounding import Grouping, Rounded, in_groups
 from baton.model.ops.device import DeviceKernels, DeviceProduct
@@ -57,8 +57,8 @@ class Placement:
     device: torch.device
     weights: Weights = "plain"
     ops: FusedOps = field(default_factory=FusedOps)
-    sizes: dict[tuple[int, int, bool, torch.dtype], Sizes] = field(default_factory=dict)
-    """Found already, by outputs, inputs, whether there is a bias, and dtype."""
+    sizes: dict[tuple[type, int, int, bool, torch.dtype], Sizes] = field(default_factory=dict)
+    """Found already, by product, outputs, inputs, whether there is a bias, and dtype."""
     groups: bool = False
     """Weights may come in groups, or are put into groups."""
     grouping: Grouping | None = None
@@ -144,46 +144,59 @@ class Placement:
         self.rounded.note(name, error)
         return found
 
-    def product(self, weight: Tensor | InGroups, bias: Tensor | None, name: str) -> Product:
-        """`weight` is `absent` if the store is complete."""
+    def product(
+        self,
+        weight: Tensor | InGroups,
+        bias: Tensor | None,
+        name: str,
+        result: torch.dtype | None = None,
+    ) -> Product:
+        """`weight` is `absent` if the store is complete.  `result`: the dtype of what the product gives, and of
+        the bias; None: the model's."""
         if self.kernels is not None:
-            return self._of_device(self.kernels, weight, bias)
+            return self._of_device(self.kernels, weight, bias, result)
         shelf = Shelf(self.store, name)
         kind = shelf.note("product", lambda: {"groups": int(isinstance(weight, InGroups))})
         if kind["groups"]:
-            return grouped_product(weight if isinstance(weight, InGroups) else None, bias, self.dtype, shelf)
+            groups = weight if isinstance(weight, InGroups) else None
+            return grouped_product(groups, bias, self.dtype, shelf, result)
         assert isinstance(weight, Tensor)
         if self.weights == "int8":
             library = native()
             if library is not None and serves(library, torch.int8):
-                return NativeInt8Product(library, weight, bias, shelf)
-            return self._steady(Int8Product(weight, bias, self.ops), weight, bias)
-        if self.weights == "packed":
+                return NativeInt8Product(library, weight, bias, shelf, result)
+            return self._steady(Int8Product(weight, bias, self.ops, result), weight, bias)
+        widens = result is not None and result != weight.dtype
+        if self.weights == "packed" or (self.weights == "onednn" and widens and native() is not None):
             library = native()
             assert library is not None
-            return NativeProduct(library, weight, bias, shelf)
-        if self.weights == "onednn":
+            return NativeProduct(library, weight, bias, shelf, result)
+        if self.weights == "onednn" and not widens:
             return self._steady(OneDnnProduct(weight, bias), weight, bias)
         if self.copies:  # (else it is a parameter, and in the store)
             kept = shelf.make("plain", tuple(weight.shape), self.dtype)
             weight = kept if shelf.complete else kept.copy_(weight)
-        plain = PlainProduct(weight, bias)
+        plain = WideProduct(weight, bias) if widens else PlainProduct(weight, bias)
         return self._steady(plain, weight, bias) if self.device.type == "cpu" else plain
 
     def _of_device(
-        self, kernels: DeviceKernels, weight: Tensor | InGroups, bias: Tensor | None
+        self,
+        kernels: DeviceKernels,
+        weight: Tensor | InGroups,
+        bias: Tensor | None,
+        result: torch.dtype | None,
     ) -> DeviceProduct:
         if not isinstance(weight, Tensor):
-            return kernels.grouped(weight, bias, self.dtype)
+            return kernels.grouped(weight, bias, self.dtype, result)
         if self.weights == "int8":
-            return kernels.int8(weight, bias)
+            return kernels.int8(weight, bias, result)
         if self.copies:  # (else it is a parameter, and on the device)
             weight = weight.to(self.device, copy=True)
-        return kernels.plain(weight, bias)
+        return kernels.plain(weight, bias, result)
 
     def _steady(self, product: Library, weight: Tensor, bias: Tensor | None) -> Library:
         """So that a row of its result does not depend on the number of rows."""
-        key = (weight.shape[0], weight.shape[1], bias is not None, weight.dtype)
+        key = (type(product), weight.shape[0], weight.shape[1], bias is not None, weight.dtype)
         if key not in self.sizes:
             self.sizes[key] = _sizes_of(product, weight, bias)
         product.sizes = self.sizes[key]

@@ -18,7 +18,7 @@ from baton.model.weights.grouped import InGroups
 
 
 class DeviceProduct(ABC):
-    """x [T, in] → x Wᵀ + b [T, out]"""
+    """x [T, in] → x Wᵀ + b [T, out], of the dtype of x or in another one, if it was made so."""
 
     form: Form
     """In which activations are taken."""
@@ -68,19 +68,22 @@ class DeviceExperts(ABC):
 
 
 class DeviceKernels(ABC):
-    """Makes products for one device."""
+    """Makes products for one device.  `result`: the dtype of what they give, and of the bias; None: the
+    model's."""
 
     @abstractmethod
-    def plain(self, weight: Tensor, bias: Tensor | None) -> DevicePlain:
+    def plain(self, weight: Tensor, bias: Tensor | None, result: torch.dtype | None = None) -> DevicePlain:
         """Of a weight on the device."""
 
     @abstractmethod
-    def grouped(self, weight: InGroups, bias: Tensor | None, dtype: torch.dtype) -> DeviceGroups:
+    def grouped(
+        self, weight: InGroups, bias: Tensor | None, dtype: torch.dtype, result: torch.dtype | None = None
+    ) -> DeviceGroups:
         """Of a weight on the CPU, which is copied."""
 
     @abstractmethod
-    def int8(self, weight: Tensor, bias: Tensor | None) -> DeviceProduct:
-        """Quantizes a weight on the CPU; results are of its dtype."""
+    def int8(self, weight: Tensor, bias: Tensor | None, result: torch.dtype | None = None) -> DeviceProduct:
+        """Quantizes a weight on the CPU, of the model's dtype."""
 
     @abstractmethod
     def row_sums(self, rows: Tensor) -> Tensor:

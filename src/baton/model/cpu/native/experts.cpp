@@ -276,7 +276,7 @@ BATON_EXPORT(route)(int64_t is_bf16, const Router* router, const void* x, float*
         widen_rows((const bf16*)x, room, tokens, p.k);
         wide = room;
     }
-    BATON_JOIN(linear, BATON_ISA)(0, wide, p.packed, p.bias, logits, tokens, p.n, p.k);
+    BATON_JOIN(linear, BATON_ISA)(0, 0, wide, p.packed, p.bias, logits, tokens, p.n, p.k);
     for_rows(tokens, 32 * router->experts, [=](int64_t t) {
         choose(*router, logits + t * p.n, routed->ids + t * router->chosen, routed->weights + t * router->chosen,
                router->shared_gate ? routed->shared + t : nullptr);

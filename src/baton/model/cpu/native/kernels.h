@@ -39,8 +39,9 @@ struct Batch {
 
 }  // namespace
 
-BATON_EXPORT(linear)(int64_t is_bf16, const void* x, const void* packed, const void* bias, void* out, int64_t tokens,
-                     int64_t n, int64_t k);
+// Elements of y and b are bfloat16 with `to_bf16`, which float32 never has, else float32.
+BATON_EXPORT(linear)(int64_t is_bf16, int64_t to_bf16, const void* x, const void* packed, const void* bias, void* out,
+                     int64_t tokens, int64_t n, int64_t k);
 BATON_EXPORT(linear_int8)(int64_t to_bf16, const void* x, const float* x_scales, const void* packed, const float* scales,
                           const int32_t* row_sums, const void* bias, void* out, int64_t tokens, int64_t n, int64_t k);
 BATON_EXPORT(linear_grouped)(int64_t to_bf16, const GroupedWeight* w, const void* x, const float* factors,

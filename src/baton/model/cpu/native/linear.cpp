@@ -208,9 +208,9 @@ void run_batches(const Batch* batches, int64_t count, const void* x, const float
 
 }  // namespace
 
-BATON_EXPORT(linear)(int64_t is_bf16, const void* x, const void* packed, const void* bias, void* out, int64_t tokens,
-                     int64_t n, int64_t k) {
-    auto run_kind = is_bf16 ? run<Floats<bf16>> : run<Floats<float>>;
+BATON_EXPORT(linear)(int64_t is_bf16, int64_t to_bf16, const void* x, const void* packed, const void* bias, void* out,
+                     int64_t tokens, int64_t n, int64_t k) {
+    auto run_kind = !is_bf16 ? run<Floats<float>> : to_bf16 ? run<Floats<bf16>> : run<Floats<bf16, float>>;
     run_kind(x, nullptr, packed, nullptr, nullptr, bias, out, tokens, n, k);
 }
 

@@ -9,16 +9,16 @@ namespace {
 
 constexpr int kPanel = 2 * kLanes;
 
-// Of float32 and bfloat16: X is the element of x, W and y.
-template <class T> struct Floats;
+// Of float32 and bfloat16: T is the element of x and W, O that of y and b.
+template <class T, class O = T> struct Floats;
 template <> struct Floats<float> {
     static constexpr bool kMatrix = false;  // whether matrix units multiply
     typedef float X; typedef float Weight; typedef float Out; typedef float Step; typedef F Sum;
     INLINE Sum add(Sum sum, Step x, const Step* w) { return sum + splat(x) * load(w); }
 };
-template <> struct Floats<bf16> {
+template <class O> struct Floats<bf16, O> {
     static constexpr bool kMatrix = kMatrixUnits;
-    typedef bf16 X; typedef bf16 Weight; typedef bf16 Out; typedef uint32_t Step; typedef F Sum;
+    typedef bf16 X; typedef bf16 Weight; typedef O Out; typedef uint32_t Step; typedef F Sum;
     INLINE Sum add(Sum sum, Step x, const Step* w) {
 #if defined(__AVX512BF16__)
         return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)x), (__m512bh)_mm512_loadu_si512(w));

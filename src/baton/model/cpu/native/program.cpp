@@ -98,7 +98,7 @@ struct Step {
     const int64_t* wanted;  // tokens whose logits are wanted; null: all
     int64_t num_wanted;
     int64_t whole;  // the hidden states of all tokens are to be kept
-    void* logits;  // [num_wanted, vocabulary]
+    float* logits;  // [num_wanted, vocabulary]
     int32_t* chosen;  // [mixtures, tokens, chosen] experts of each token, to be written; or null
     int64_t* nanoseconds;  // by Operation, added to; or null
     int64_t clock;         // by which
@@ -310,7 +310,7 @@ public:
         if (layer.mlp_out_norm) norm_rows(b_.y, layer.mlp_out_norm, tokens_, m_.hidden, m_.hidden);
     }
 
-    // Completes x, and gives the logits of the wanted rows.
+    // Completes x, and gives the logits of the wanted rows: the head's sums, which nothing rounds.
     void finish() {
         if (drops_tokens(s_)) tokens_ = s_.num_wanted;
         if (tokens_) add_norm(b_.y, m_.norm, m_.head);
@@ -324,10 +324,10 @@ public:
                       reinterpret_cast<char*>(b_.wanted.factors), s_.num_wanted, factors * sizeof(float));
         }
         tokens_ = s_.num_wanted;
-        multiply(m_.head, some ? b_.wanted : b_.normed, s_.logits);
+        multiply(m_.head, some ? b_.wanted : b_.normed, s_.logits, false);
         if (m_.logits_factor != 1.0 || m_.logits_cap > 0)
             BATON_JOIN(temper_rows, BATON_ISA)
-            (m_.is_bf16, s_.logits, static_cast<float>(m_.logits_factor), static_cast<float>(m_.logits_cap), tokens_,
+            (0, s_.logits, static_cast<float>(m_.logits_factor), static_cast<float>(m_.logits_cap), tokens_,
              m_.head.n);
         clock_.count(kHead);
     }
@@ -411,15 +411,18 @@ private:
         clock_.count(kAddNorm);
     }
 
-    void multiply(const Product& p, const Activations& x, void* out) {
+    void multiply(const Product& p, const Activations& x, void* out) { multiply(p, x, out, m_.is_bf16); }
+
+    // Not `to_bf16`: results are float32.
+    void multiply(const Product& p, const Activations& x, void* out, bool to_bf16) {
         if (p.form == kInGroups)
-            BATON_JOIN(linear_grouped, BATON_ISA)(m_.is_bf16, p.groups, x.values, x.factors, p.bias, out, tokens_);
+            BATON_JOIN(linear_grouped, BATON_ISA)(to_bf16, p.groups, x.values, x.factors, p.bias, out, tokens_);
         else if (p.form == kInt8)
             BATON_JOIN(linear_int8, BATON_ISA)
-            (m_.is_bf16, x.values, x.factors, p.packed, p.scales, p.row_sums, p.bias, out, tokens_, p.n, p.k);
+            (to_bf16, x.values, x.factors, p.packed, p.scales, p.row_sums, p.bias, out, tokens_, p.n, p.k);
         else
             BATON_JOIN(linear, BATON_ISA)
-            (m_.is_bf16, x.values, p.packed, p.bias, out, tokens_, p.n, p.k);
+            (m_.is_bf16, to_bf16, x.values, p.packed, p.bias, out, tokens_, p.n, p.k);
     }
 
     const Model& m_;

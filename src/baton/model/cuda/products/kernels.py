@@ -21,14 +21,16 @@ class TritonKernels(DeviceKernels):
     def __init__(self, device: torch.device, fixed: bool = False) -> None:
         self._device, self._fixed = device, fixed
 
-    def plain(self, weight: Tensor, bias: Tensor | None) -> TritonPlain:
-        return TritonPlain(weight, bias, self._fixed)
+    def plain(self, weight: Tensor, bias: Tensor | None, result: torch.dtype | None = None) -> TritonPlain:
+        return TritonPlain(weight, bias, self._fixed, result)
 
-    def grouped(self, weight: InGroups, bias: Tensor | None, dtype: torch.dtype) -> TritonGroups:
-        return TritonGroups(weight, bias, dtype, self._device, self._fixed)
+    def grouped(
+        self, weight: InGroups, bias: Tensor | None, dtype: torch.dtype, result: torch.dtype | None = None
+    ) -> TritonGroups:
+        return TritonGroups(weight, bias, dtype, self._device, self._fixed, result)
 
-    def int8(self, weight: Tensor, bias: Tensor | None) -> TritonInt8:
-        return TritonInt8(weight, bias, self._device)
+    def int8(self, weight: Tensor, bias: Tensor | None, result: torch.dtype | None = None) -> TritonInt8:
+        return TritonInt8(weight, bias, self._device, result)
 
     def row_sums(self, rows: Tensor) -> Tensor:
         return row_sums(rows)

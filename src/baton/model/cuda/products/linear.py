@@ -11,6 +11,7 @@ from baton.model.cuda.products.layout import Laid, lay, plain
 from baton.model.cuda.products.tiles import product_launches
 from baton.model.ops.device import DeviceGroups, DevicePlain, DeviceProduct
 from baton.model.ops.fused import INT8, PLAIN, Activations
+from baton.model.ops.wide import multiply_wide
 from baton.model.weights.grouped import InGroups, as_one, runs_of
 from baton.model.weights.quantized import Quantized, quantize_rows
 
@@ -21,11 +22,17 @@ class TritonGroups(DeviceGroups):
     form = PLAIN
 
     def __init__(
-        self, weight: InGroups, bias: Tensor | None, dtype: torch.dtype, device: torch.device, fixed: bool
+        self,
+        weight: InGroups,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        fixed: bool,
+        result: torch.dtype | None = None,
     ) -> None:
-        """The weight lies on the CPU, and is copied."""
+        """The weight lies on the CPU, and is copied.  `dtype`: of x and of rows of the weight."""
         self.bias = bias
-        self._dtype, self._fixed = dtype, fixed
+        self._dtype, self._fixed, self._result = dtype, fixed, result
         self.out_features, self.in_features = weight.out_features, weight.in_features
         self.order = None if weight.order is None else weight.order.long().to(device)
         """[in]: column j of what is multiplied is input order[j]; None: they come in their order"""
@@ -47,7 +54,7 @@ class TritonGroups(DeviceGroups):
         assert isinstance(x, Tensor)
         if self.order is not None:
             x = x.index_select(1, self.order)
-        out = torch.empty((len(x), self.out_features), dtype=x.dtype, device=x.device)
+        out = torch.empty((len(x), self.out_features), dtype=self._result or x.dtype, device=x.device)
         row = 0
         for part in self.parts:
             columns = out[:, row : row + part.outputs]
@@ -77,9 +84,11 @@ class TritonInt8(DeviceProduct):
 
     form = INT8
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device) -> None:
-        """`weight` is copied; results have its dtype."""
-        self.bias, self._dtype = bias, weight.dtype
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, device: torch.device, result: torch.dtype | None = None
+    ) -> None:
+        """`weight` is copied; results have its dtype, or `result`."""
+        self.bias, self._dtype = bias, result or weight.dtype
         self.out_features = len(weight)
         values, scales = quantize_rows(weight)
         self._values, self._scales = values.to(device), scales.to(device)
@@ -94,13 +103,15 @@ class TritonInt8(DeviceProduct):
 
 
 class TritonPlain(DevicePlain):
-    """x [T, in] → x Wᵀ + b [T, out], one dtype: by cuBLAS, or, if it is `fixed`, by the same instructions and
-    additions for any number of rows."""
+    """x [T, in] → x Wᵀ + b [T, out], one dtype or with results in float32: by cuBLAS, or, if it is `fixed`, by
+    the same instructions and additions for any number of rows."""
 
     form = PLAIN
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, fixed: bool) -> None:
-        self.weight, self.bias, self._fixed = weight, bias, fixed
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, fixed: bool, result: torch.dtype | None = None
+    ) -> None:
+        self.weight, self.bias, self._fixed, self._result = weight, bias, fixed, result or weight.dtype
         self.out_features = len(weight)
 
     @property
@@ -110,8 +121,9 @@ class TritonPlain(DevicePlain):
     def multiply(self, x: Activations) -> Tensor:
         assert isinstance(x, Tensor)
         if not self._fixed:
-            return F.linear(x, self.weight, self.bias)
-        out = torch.empty((len(x), self.out_features), dtype=x.dtype, device=x.device)
+            wide = self._result == torch.float32
+            return multiply_wide(x, self.weight, self.bias) if wide else F.linear(x, self.weight, self.bias)
+        out = torch.empty((len(x), self.out_features), dtype=self._result, device=x.device)
         for launch in product_launches(x, plain(self.weight), out, self.bias, fixed=True):
             launch.run()
         return out

@@ -82,12 +82,12 @@ def parts_of(weight: Laid, step: int) -> int:
 def product_launches(
     x: Tensor, weight: Laid, out: Tensor, bias: Tensor | None = None, fixed: bool = False
 ) -> list[Launch]:
-    """out = x Wᵀ + bias: x [T, in], out [T, out] of one dtype; rows of both may be apart."""
+    """out = x Wᵀ + bias: x [T, in], out [T, out] of one dtype, or out in float32; rows of both may be apart."""
     check("x", x, (None, weight.inputs), *DTYPES)
     rows = len(x)
-    check("out", out, (rows, weight.outputs), x.dtype)
+    check("out", out, (rows, weight.outputs), x.dtype, torch.float32)
     if bias is not None:
-        check("bias", bias, (weight.outputs,), x.dtype)
+        check("bias", bias, (weight.outputs,), out.dtype)
     tile = tile_for(weight, x.dtype, rows, fixed)
     step = weight.group or tile.step
     parts = parts_of(weight, step)
