@@ -158,7 +158,7 @@ def sampling() -> Iterator[tuple[str, Launch]]:
     """Of a vocabulary of 151,936."""
     vocab, numbers = 151936, torch.zeros(TOKENS, dtype=torch.int32)
     wishes = Wishes.of(SlotParameters.of_greedy(8, vocab), torch.device("cpu"))
-    logits = torch.zeros(TOKENS, vocab, dtype=BF16)
+    logits = torch.zeros(TOKENS, vocab)
     names = "sampling: largest of chunks", "sampling: masses of chunks", "sampling: choice"
     yield from zip(names, sample_launches(logits, numbers, numbers, wishes, numbers), strict=True)
     floats, bytes_ = torch.zeros(TOKENS), torch.zeros(TOKENS, dtype=torch.uint8)
@@ -183,10 +183,16 @@ def zeros_of(dtype: torch.dtype) -> Tensor:
 
 
 def multiplying(
-    weight: layout.Laid, rows: int, fixed: bool = False, dtype: torch.dtype = BF16
+    weight: layout.Laid,
+    rows: int,
+    fixed: bool = False,
+    dtype: torch.dtype = BF16,
+    result: torch.dtype | None = None,
 ) -> list[Launch]:
-    x, out = (torch.zeros(rows, size, dtype=dtype) for size in (weight.inputs, weight.outputs))
-    return product_launches(x, weight, out, None, fixed)
+    x = torch.zeros(rows, weight.inputs, dtype=dtype)
+    return product_launches(
+        x, weight, torch.zeros(rows, weight.outputs, dtype=result or dtype), None, fixed
+    )
 
 
 def products() -> Iterator[tuple[str, Launch]]:
@@ -217,6 +223,9 @@ def products() -> Iterator[tuple[str, Launch]]:
         yield f"deterministic product, {kind}, few rows", multiplying(weight, few, fixed=True)[0]
         yield f"deterministic product, {kind}, many rows", multiplying(weight, many, fixed=True)[0]
     yield "deterministic product, float32", multiplying(layout.plain(zeros_of(F32)), few, True, F32)[0]
+    for name, rows in (("few", few), ("many", many)):
+        yield f"head, 8 bits, {name} rows", multiplying(weights["8 bits, groups of 128"], rows, result=F32)[-1]
+        yield f"deterministic head, {name} rows", multiplying(plain, rows, True, result=F32)[-1]
     x, values = torch.zeros(many, 4096, dtype=BF16), torch.zeros(many, 4096, dtype=torch.uint8)
     codes, scales = torch.zeros(4096, 4096, dtype=torch.int8), torch.zeros(4096)
     for name, rows in (("few", few), ("many", many)):

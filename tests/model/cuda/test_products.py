@@ -187,6 +187,36 @@ def test_bytes_by_bytes(dtype: torch.dtype, rows: int):
     assert torch.equal(alone[0], found[-1])
 
 
+@pytest.mark.parametrize("rows", [1, FEW + 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_head_gives_the_sums_in_float32(dtype: torch.dtype, rows: int):
+    """In every form, with inputs in parts or not: what rounding them to the dtype would give is not it."""
+    torch.manual_seed(9)
+    plain, bias = torch.randn(70, 1280).to(dtype), torch.randn(70)
+    x = rows_apart(rows, 1280, dtype)
+    told, eight = quantize_activations(x), quantize_weight(plain.float(), 8, 128)
+    bytes_ = TritonInt8(plain, here(bias), DEVICE, torch.float32)
+    sums = (told.values.double() - 128) @ bytes_._values.cpu().double().t()
+    exact = x.double() @ plain.double().t() + bias
+    cases = [
+        (TritonPlain(here(plain), here(bias), fixed, torch.float32).multiply(here(x)), exact)
+        for fixed in (False, True)
+    ]
+    cases += [
+        (
+            TritonGroups(eight, here(bias), dtype, DEVICE, fixed, torch.float32).multiply(here(x)),
+            x.double() @ eight.dequantized().double().t() + bias,
+        )
+        for fixed in (False, True)
+    ]
+    scaled = sums * bytes_._scales.cpu().double() * told.scales.double().unsqueeze(1) + bias
+    cases.append((bytes_.multiply(quantize(here(x))), scaled))
+    for found, expected in cases:
+        assert found.dtype == torch.float32
+        error = (found.cpu().double() - expected).abs().max() / expected.abs().max()
+        assert error < 5e-6, "a bfloat16 errs by 2e-3, a float16 by 2e-4"
+
+
 def test_activations_of_zeros_and_the_largest():
     x = torch.zeros(2, 5)
     x[1] = torch.tensor([3e38, -3e38, 1.0, 0.0, 2e38])

@@ -56,7 +56,7 @@ def launches() -> Iterator[Launch]:
         places = torch.zeros(rows, dtype=torch.int64)
         turns = Turns(table, table, norm, norm, 1e-6)
         yield store_launch(k, v, kept, places, q, torch.zeros_like(q), numbers(rows, rows % 4), turns)
-        logits, tokens = torch.zeros(rows, VOCAB, dtype=BF16), torch.zeros(rows, dtype=torch.int32)
+        logits, tokens = torch.zeros(rows, VOCAB), torch.zeros(rows, dtype=torch.int32)
         yield from sample_launches(logits, numbers(rows, rows % 3), numbers(rows, rows), wishes, tokens)
         one, few, each = (torch.zeros(rows, dtype=kind) for kind in (torch.int32, torch.uint8, torch.float32))
         yield edit_launch(torch.zeros(rows, VOCAB), Edits(one, one, each, few, few, each, each, each, each))

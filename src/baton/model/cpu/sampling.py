@@ -1,7 +1,4 @@
-"""Sampling on a CPU by a kernel: `native/sampling.cpp`, which tells the theory, behind one call.
-
-Logits may be bfloat16: they are widened on the way through the kernel, and no copy of the matrix is made.
-"""
+"""Sampling on a CPU by a kernel: `native/sampling.cpp`, which tells the theory, behind one call."""
 
 from __future__ import annotations
 
@@ -19,15 +16,14 @@ from baton.model.cpu.library import INT, POINTER, Native, native
 
 Int32Array = npt.NDArray[np.int32]
 SampleKernel = Callable[..., None]
-"""(is bf16, logits, rows, vocab, stride of rows, columns of `SlotParameters`, slots, positions, tokens out,
-scratch, bytes of it a thread, threads): integers and addresses; see `KernelSampling.sample`."""
+"""(logits, rows, vocab, stride of rows, columns of `SlotParameters`, slots, positions, tokens out, scratch,
+bytes of it a thread, threads): integers and addresses; see `KernelSampling.sample`."""
 
 _CHUNK = 1024
 _SCRATCH_PER_TOKEN = 13
 """Bytes a thread needs for each entry of the vocabulary, rounded up."""
 _WORTH_A_THREAD = 1 << 15
 """Logits: below about 10 us of work a second thread is not woken."""
-_TYPES = (torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class SlotParameters:
 
 def native_kernel(library: Native) -> SampleKernel:
     """The C++ kernel."""
-    return library.function("sample", INT, POINTER, INT, INT, INT, *(POINTER,) * 5, INT, INT)
+    return library.function("sample", POINTER, INT, INT, INT, *(POINTER,) * 5, INT, INT)
 
 
 def sampling_kernel() -> SampleKernel | None:
@@ -101,7 +97,7 @@ class KernelSampling:
 
     @staticmethod
     def takes(logits: Tensor) -> bool:
-        return logits.dtype in _TYPES and logits.device.type == "cpu" and logits.stride(1) == 1
+        return logits.dtype is torch.float32 and logits.device.type == "cpu" and logits.stride(1) == 1
 
     def sample(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Int32Array:
         """Logits [n, vocab] of these slots, positions of the new tokens [n] → tokens [n].  See `takes`."""
@@ -135,7 +131,6 @@ class KernelSampling:
         self._rows[0, :count] = slots
         self._rows[1, :count] = positions
         self._sample(
-            logits.dtype is torch.bfloat16,
             logits.data_ptr(),
             count,
             vocab,

@@ -55,7 +55,7 @@ def read_row(
     there = ids < vocab
     words = tl.load(masks + ids // 32, mask=there & (masked != 0), other=-1)
     there = there & (((words >> (ids % 32)) & 1) != 0)
-    return tl.load(logits + ids, mask=there, other=float("-inf")).to(tl.float32), there
+    return tl.load(logits + ids, mask=there, other=float("-inf")), there
 
 
 @triton.jit

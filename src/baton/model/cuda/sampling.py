@@ -18,7 +18,6 @@ from baton.model.cuda.chunks import masses_kernel, maxima_kernel
 from baton.model.cuda.launch import Launch, check, next_power
 
 CHUNK: Final = 1024
-_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _ENTRIES: Final = 256
 """Of a program."""
 
@@ -82,7 +81,7 @@ class Edits:
 
 
 def sample(logits: Tensor, slots: Tensor, positions: Tensor, wishes: Wishes) -> Tensor:
-    """Logits [n, vocab] of these slots [n] int32, positions of the new tokens [n] int32 → tokens [n]
+    """Logits [n, vocab] float32 of these slots [n] int32, positions of the new tokens [n] int32 → tokens [n]
     int32."""
     tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
     for launch in sample_launches(logits, slots, positions, wishes, tokens):
@@ -94,7 +93,7 @@ def sample_launches(
     logits: Tensor, slots: Tensor, positions: Tensor, wishes: Wishes, tokens: Tensor
 ) -> list[Launch]:
     """See `sample`."""
-    check("logits", logits, (None, None), *_DTYPES)
+    check("logits", logits, (None, None), torch.float32)
     rows, vocab = logits.shape
     check("slots", slots, (rows,), torch.int32)
     check("positions", positions, (rows,), torch.int32)

@@ -21,7 +21,6 @@ from baton.model.cuda.sampling import Edits, Wishes, edit, sample
 
 Int32Array = npt.NDArray[np.int32]
 
-_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 _COLUMNS = ("temperature", "top_k", "top_p", "min_p", "streams", "masked")
 
 
@@ -38,7 +37,7 @@ class TritonSampling:
         self._chosen: tuple[Tensor, Tensor] | None = None
 
     def takes(self, logits: Tensor) -> bool:
-        return logits.dtype in _TYPES and logits.device == self._device and logits.stride(1) == 1
+        return logits.dtype is torch.float32 and logits.device == self._device and logits.stride(1) == 1
 
     def sample(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Int32Array:
         """Logits [n, vocab] of these slots, positions of the new tokens [n] → tokens [n].  See `takes`."""

@@ -1,7 +1,7 @@
 // From logits to tokens, one row after the other: what model/sampling/sampler.py does, without its temporaries.
 //
-// A row is one request's logits over the vocabulary, float32 or bfloat16.  It is looked at in chunks of 1,024,
-// which are widened to float32 on the way.  What a row asks for decides how often it is read:
+// A row is one request's logits over the vocabulary, in float32.  It is looked at in chunks of 1,024.  What a row asks
+// for decides how often it is read:
 //
 //   greedy             once: the largest logit, the smallest id among equals
 //   small top-k        once: the maxima of blocks of 64.  At least k logits are as large as the k-th largest
@@ -64,15 +64,14 @@ struct Scratch {
     }
 };
 
-template <class Logit>
 struct Row {
-    const Logit* logits;
+    const float* logits;
     const uint32_t* mask;  // null: all
     int64_t size, chunks;
     Scratch scratch;
     float max_logit, temperature;
 
-    Row(const Logit* row, const uint32_t* allowed, int64_t vocab, const Scratch& memory)
+    Row(const float* row, const uint32_t* allowed, int64_t vocab, const Scratch& memory)
         : logits(row), mask(allowed), size(vocab), chunks((vocab + kChunk - 1) / kChunk), scratch(memory),
           temperature(1) {
         F most = splat(kNothing);
@@ -90,8 +89,7 @@ struct Row {
     }
 
     // Of the chunk's blocks; returns lane by lane the maximum of all.
-    template <class T>
-    F find_maxima(int64_t c, const T* from) {
+    F find_maxima(int64_t c, const float* from) {
         F all = splat(kNothing);
         for (int b = 0; b < kBlocks; ++b) {
             F most = load(from + b * kBlock);
@@ -128,17 +126,17 @@ struct Row {
 
     // Chunk `c` as float32; what lies past the end of the row is -inf, and what its mask leaves out.
     void read(int64_t c, float* out) const {
-        const Logit* from = logits + c * kChunk;
+        const float* from = logits + c * kChunk;
         const int64_t count = size - c * kChunk;
         if (mask) return read_masked(from, mask + c * (kChunk / 32), count < kChunk ? count : kChunk, out);
         if (count >= kChunk) {
             for (int i = 0; i < kChunk; i += kLanes) store(out + i, load(from + i));
             return;
         }
-        for (int i = 0; i < kChunk; ++i) out[i] = i < count ? get(from + i) : kNothing;
+        for (int i = 0; i < kChunk; ++i) out[i] = i < count ? from[i] : kNothing;
     }
 
-    static void read_masked(const Logit* from, const uint32_t* words, int64_t count, float* out) {
+    static void read_masked(const float* from, const uint32_t* words, int64_t count, float* out) {
         for (int i = 0; i < kChunk; i += 32) {
             const uint32_t word = i < count ? words[i / 32] : 0;
             if (i + 32 <= count && word) {
@@ -148,7 +146,7 @@ struct Row {
             for (int j = 0; j < 32; j += kLanes) store(out + i + j, splat(kNothing));
             for (uint32_t left = word; left; left &= left - 1) {  // where the row ends
                 const int j = i + __builtin_ctz(left);
-                if (j < count) out[j] = get(from + j);
+                if (j < count) out[j] = from[j];
             }
         }
     }
@@ -179,7 +177,7 @@ struct Row {
             if (scratch.maxima[b] != max_logit) continue;
             const int64_t end = (b + 1) * kBlock < size ? (b + 1) * kBlock : size;
             for (int64_t i = b * kBlock; i < end; ++i) {
-                if (get(logits + i) == max_logit && allows(i)) return i;
+                if (logits[i] == max_logit && allows(i)) return i;
             }
         }
         return 0;
@@ -203,7 +201,7 @@ struct Row {
             if (scratch.maxima[b] < least) continue;
             const int64_t end = (b + 1) * kBlock < size ? (b + 1) * kBlock : size;
             for (int64_t i = b * kBlock; i < end; ++i) {
-                const float logit = get(logits + i);
+                const float logit = logits[i];
                 if (logit >= least && allows(i)) ranks[count++] = Rank::of(logit, i);
             }
         }
@@ -419,8 +417,7 @@ struct SlotParameters {
     const uint32_t* masks;  // [slots, vocab / 32 + 1]
 };
 
-template <class Logit>
-void sample(const Logit* logits, int64_t rows, int64_t vocab, int64_t stride, const SlotParameters& slots_have,
+void sample(const float* logits, int64_t rows, int64_t vocab, int64_t stride, const SlotParameters& slots_have,
             const int32_t* slots, const int32_t* positions, int32_t* tokens, char* scratch, int64_t scratch_bytes,
             int threads) {
     const int64_t chunks = (vocab + kChunk - 1) / kChunk;
@@ -434,7 +431,7 @@ void sample(const Logit* logits, int64_t rows, int64_t vocab, int64_t stride, co
             const Wishes wishes = {slots_have.temperature[slot], slots_have.top_k[slot], slots_have.top_p[slot],
                                    slots_have.min_p[slot], uniform(slots_have.streams[slot], (uint64_t)positions[row])};
             const uint32_t* mask = slots_have.masked[slot] ? slots_have.masks + slot * (vocab / 32 + 1) : nullptr;
-            Row<Logit> one(logits + row * stride, mask, vocab, Scratch(scratch + thread * scratch_bytes, chunks));
+            Row one(logits + row * stride, mask, vocab, Scratch(scratch + thread * scratch_bytes, chunks));
             tokens[row] = (int32_t)one.sample(wishes);
         }
     });
@@ -443,15 +440,9 @@ void sample(const Logit* logits, int64_t rows, int64_t vocab, int64_t stride, co
 }  // namespace
 
 // logits [rows, vocab] with `stride` elements between rows; slots, positions (of the new tokens), tokens (out): [rows].
-BATON_EXPORT(sample)(int64_t is_bf16, const void* logits, int64_t rows, int64_t vocab, int64_t stride,
-                     const void* parameters, const int32_t* slots, const int32_t* positions, int32_t* tokens,
-                     char* scratch, int64_t scratch_bytes, int64_t threads) {
-    const SlotParameters& have = *(const SlotParameters*)parameters;
-    if (is_bf16) {
-        sample((const bf16*)logits, rows, vocab, stride, have, slots, positions, tokens, scratch, scratch_bytes,
-               (int)threads);
-    } else {
-        sample((const float*)logits, rows, vocab, stride, have, slots, positions, tokens, scratch, scratch_bytes,
-               (int)threads);
-    }
+BATON_EXPORT(sample)(const float* logits, int64_t rows, int64_t vocab, int64_t stride, const void* parameters,
+                     const int32_t* slots, const int32_t* positions, int32_t* tokens, char* scratch,
+                     int64_t scratch_bytes, int64_t threads) {
+    sample(logits, rows, vocab, stride, *(const SlotParameters*)parameters, slots, positions, tokens, scratch,
+           scratch_bytes, (int)threads);
 }
