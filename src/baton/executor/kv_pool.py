@@ -23,6 +23,7 @@ from baton.executor.streams.mirror import Mirror
 from baton.executor.streams.queue import DeviceQueue
 from baton.ipc.huge_pages import HugeMapping
 from baton.ipc.memory import create_memory
+from baton.ipc.processes.control_groups import ROOT, memory_left
 from baton.transfer.base import PoolView
 
 
@@ -97,27 +98,16 @@ class KvPool:
             self.fd = None
 
 
-def available_memory() -> int:
-    """Bytes that new allocations may use: of the machine, and of the control group if it has less."""
-    available = _field("/proc/meminfo", "MemAvailable:") * 1024
-    for folder, limit_name, used_name in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        try:
-            limit = Path(folder, limit_name).read_text().strip()
-            if limit != "max":
-                used = int(Path(folder, used_name).read_text())
-                # Cached file pages (a checkpoint just read) count as used but are given up on demand.
-                used -= _field(f"{folder}/memory.stat", "inactive_file")
-                available = min(available, max(int(limit) - used, 0))
-        except (OSError, ValueError):
-            continue
-    return available
+def available_memory(root: Path = ROOT) -> int:
+    """Bytes that new allocations may use: of the machine, and of its control groups if one has less.
+
+    `root`: of the file system, for tests.
+    """
+    return int(min(_field(root / "proc/meminfo", "MemAvailable:") * 1024, memory_left(root)))
 
 
-def _field(path: str, key: str) -> int:
-    for line in Path(path).read_text().splitlines():
+def _field(path: Path, key: str) -> int:
+    for line in path.read_text().splitlines():
         words = line.split()
         if words and words[0] == key:
             return int(words[1])

@@ -3,7 +3,6 @@ threads."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from functools import cache
@@ -20,6 +19,7 @@ from baton.executor.devices.sizes import num_threads_of
 from baton.executor.drafts.runs import NOTHING, Places, drafts_of
 from baton.grammar.masks import Masks
 from baton.grammar.vocabulary import Vocabulary, matching_tokenizer
+from baton.ipc.processes.cores import usable_threads
 from baton.model.cpu.sampling import sampling_kernel
 from baton.model.sampling.sampler import Sampler, SlotSampling
 from baton.protocol.config import InstanceConfig
@@ -52,7 +52,7 @@ class ConstrainedSampler:
                 sampler.masked,
                 vocab_size,
                 threads=threads,
-                beside=len(os.sched_getaffinity(0)) > computing,
+                beside=usable_threads() > computing,
             )
 
     @property

@@ -2,10 +2,10 @@
 
 Three limits, of which the smallest counts:
 
-* the affinity mask: what `taskset` or a batch system leaves;
+* the affinity mask: what `taskset` or a batch system leaves, and the cpuset of its control groups;
 * physical cores: two hardware threads of one core share its vector units, so the second one adds little to a
   matrix product, and a barrier waits for both.  It is left to the gateway and the engine;
-* the CPU quota of the control group: a container of two CPUs on a machine of 64 sees 64, and with as many
+* the CPU quota of its control groups: a container of two CPUs on a machine of 64 sees 64, and with as many
   threads the kernel stops it for most of each period.
 """
 
@@ -16,14 +16,23 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-_SYS = Path("/sys")
+from baton.ipc.processes.control_groups import ROOT, allowed_cpus, cpu_quota
 
 
-def usable_cores(sys: Path = _SYS) -> int:
-    """At least 1.  `sys`: for tests."""
+def usable_cores(root: Path = ROOT) -> int:
+    """At least 1.  `root`: of the file system, for tests."""
+    cores = _physical(_allowed(root), root / "sys/devices/system/cpu")
+    return max(1, math.ceil(min(cores, cpu_quota(root))))
+
+
+def usable_threads(root: Path = ROOT) -> int:
+    """Hardware threads: likewise, but two of one core are two."""
+    return max(1, math.ceil(min(len(_allowed(root)), cpu_quota(root))))
+
+
+def _allowed(root: Path) -> set[int]:
     allowed = os.sched_getaffinity(0)
-    cores = _physical(allowed, sys / "devices/system/cpu")
-    return max(1, math.ceil(min(cores, _quota(sys / "fs/cgroup"))))
+    return allowed & (allowed_cpus(root) or allowed) or allowed
 
 
 def _physical(cpus: Iterable[int], directory: Path) -> int:
@@ -36,20 +45,3 @@ def _physical(cpus: Iterable[int], directory: Path) -> int:
             siblings = str(cpu)
         cores.add(siblings)
     return len(cores)
-
-
-def _quota(directory: Path) -> float:
-    """CPUs that the control group may use; infinite without a limit.  Version 2, else version 1."""
-    try:
-        quota, period = (directory / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (directory / "cpu/cpu.cfs_quota_us").read_text()
-            period = (directory / "cpu/cpu.cfs_period_us").read_text()
-        except OSError:
-            return math.inf
-    try:
-        cpus = int(quota) / int(period)
-    except (ValueError, ZeroDivisionError):  # "max"
-        return math.inf
-    return cpus if cpus > 0 else math.inf
