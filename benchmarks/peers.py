@@ -14,6 +14,10 @@ An engine is a process of its own, run by the Python of the virtual environment 
 (`_peers/run_*.py`; their first lines say what to install).  Work is NxIxO: N requests, all there at once, of
 I prompt tokens and O greedy output tokens each.  An engine that does not start is left out.
 
+Nobody drafts unless asked to (`--ours speculation=ngram`, `--peer vllm=VENV,speculation=ngram`): greedy
+answers of random weights repeat themselves, and what is guessed of them says nothing about text.
+`benchmarks/speculation.py` is for that.
+
 Four bits are not the same everywhere: the last table says how many bits a weight takes in the layers and in
 the head, with its share of scales and zero points, and the bytes that a step reads.  For the work of one
 request the same prompt is run for one token as well, and the difference is what the other tokens took: their
@@ -42,7 +46,7 @@ from baton.bench.workload import random_requests, vocabulary_of
 
 GIB = 1 << 30
 _NUMBERS = ("threads", "quantization_group_size", "quantize_head")
-_TEXTS = ("dtype", "quantization")
+_TEXTS = ("dtype", "quantization", "speculation")
 """Settings that a peer may have for itself."""
 _PAUSE_S = 1.0
 """Between two runs: the engine that was stopped has to come to rest first."""
@@ -261,6 +265,8 @@ def main() -> None:
         "quantization": options.quantization,
         "quantization_group_size": None,
         "quantize_head": None,
+        # Over random weights drafts are right by luck or never: neither is a speed of the model.
+        "speculation": "off",
         "threads": options.threads,
         "max_num_seqs": max(count for count, _, _ in options.work),
         "max_model_len": max(prompt + output for _, prompt, output in options.work) + 16,

@@ -70,6 +70,28 @@ def test_a_peer_has_settings_of_its_own(modules, tmp_path):
     assert peers.parse_peer(f"vllm={tmp_path}").settings == {}
 
 
+def test_nobody_drafts_unless_asked_to(modules, tmp_path, monkeypatch):
+    """Greedy answers of random weights repeat themselves: guesses are no speed of the model."""
+    peers = modules("peers")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    started = {}
+
+    class Engine:
+        def __init__(self, name, python, settings, log):
+            started[name] = settings["speculation"]
+            raise RuntimeError("no engine is needed") if name != "baton" else SystemExit
+
+    monkeypatch.setattr(peers, "Engine", Engine)
+    monkeypatch.setattr(peers, "bandwidth", lambda: 1e9)
+    monkeypatch.setattr(peers, "vocabulary_of", lambda model: 100)
+    for more, drafts in (([], "off"), (["--ours", "speculation=ngram"], "ngram")):
+        monkeypatch.setattr("sys.argv", ["peers.py", str(tmp_path / "model"), *more])
+        with pytest.raises(SystemExit):
+            peers.main()
+        assert started == {"baton": drafts}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -22,10 +22,15 @@ What differs from the other transports, and what follows from it:
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
+import runpy
 import secrets
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -42,6 +47,7 @@ log = logging.getLogger(__name__)
 Descriptors = npt.NDArray[np.uint64]
 """[n, 3] address, length and device of each run of bytes."""
 
+_PACKAGES = ("nixl_cu13", "nixl_cu12", "nixl_rocm")
 _PROGRESS_DELAY_US = 50_000
 _POLL_S = 0.0005
 _UNDER_WAY = "under way"
@@ -211,12 +217,43 @@ class NixlTransport:
 
 
 def _bindings() -> Any:
-    for package in ("nixl_cu13", "nixl_cu12"):
+    """Of the package that is built for the CUDA of the installed torch, as the package `nixl` chooses itself;
+    where torch has none, of whichever is installed.  Raises `ImportError`."""
+    major = cuda_of_torch()
+    names = _PACKAGES if major is None else (f"nixl_cu{major}",)
+    for package in names:
         try:
             return importlib.import_module(f"{package}._bindings")
-        except ModuleNotFoundError:
-            continue
-    raise ImportError("NIXL is not installed; install the extra: pip install 'baton-llm[nixl]'")
+        except ModuleNotFoundError as error:
+            if error.name not in (package, f"{package}._bindings"):
+                raise  # (the package is there, and lacks something)
+    if major is None:
+        raise ImportError("NIXL is not installed; install the extra: pip install 'baton-llm[nixl]'")
+    other = next((name for name in _PACKAGES if importlib.util.find_spec(name) is not None), None)
+    there = "NIXL is not installed" if other is None else f"{other} is for another one"
+    raise ImportError(f"torch is built for CUDA {major}, and {there}: pip install nixl-cu{major}")
+
+
+def cuda_of_torch() -> int | None:
+    """The major version of CUDA that the installed torch is built for; None: for none, or there is no torch.
+
+    Where torch is not imported yet its small file of versions is run, not torch.
+    """
+    torch = sys.modules.get("torch")
+    told = getattr(torch, "version", None) if torch is not None else _versions_of_torch()
+    cuda = getattr(told, "cuda", None)
+    major = cuda.partition(".")[0] if isinstance(cuda, str) else ""
+    return int(major) if major.isdecimal() else None
+
+
+def _versions_of_torch() -> object:
+    try:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return None
+        return SimpleNamespace(**runpy.run_path(str(Path(spec.origin).with_name("version.py"))))
+    except (ImportError, ValueError, OSError, SyntaxError):
+        return None
 
 
 def _descriptors(part: Part, ids: Int32Array, address: int, device: int, *, as_runs: bool) -> Descriptors:
