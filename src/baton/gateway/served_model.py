@@ -89,6 +89,7 @@ class ServedModel:
     max_model_len: int
     """Prompt and answer together."""
     eos_token_ids: tuple[int, ...]
+    """What ends an answer by the model's own files; the tokenizer's end is added to them."""
     vocab_size: int = 0
     """Size of the model's output layer; 0: unknown, ids are not checked."""
     root: str = ""

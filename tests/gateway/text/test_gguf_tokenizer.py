@@ -40,7 +40,7 @@ def test_a_converted_tokenizer_is_the_same(tmp_path: Path) -> None:
         assert found.encode(text) == expected.encode(text), text
         assert found.decode(expected.encode(text)) == expected.decode(expected.encode(text))
     assert found.special_ids == expected.special_ids
-    assert found.eos_token_id == expected.eos_token_id
+    assert found.end_ids == expected.end_ids
     assert found.template_source == expected.template_source
     messages = [{"role": "user", "content": "hi"}]
     assert found.render_chat(messages, add_generation_prompt=True) == expected.render_chat(
@@ -100,6 +100,39 @@ def test_sentencepiece_is_merged_as_transformers_merges_it(tmp_path: Path) -> No
     for text in ("abc", "abcabc cab bca", "aabbcc 11 a1b", "ünï abc"):
         expected = reference.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode(text, add_special_tokens=False) == expected, text
+
+
+@pytest.mark.parametrize("kind", [1, 4])
+def test_an_end_by_its_name_is_one_token_of_any_text(kind: int, tmp_path: Path) -> None:
+    """As llama.cpp takes it: a template writes it, and its pieces would be other tokens."""
+
+    def describe(writer: GGUFWriter) -> None:
+        sentencepiece(writer)
+        writer.add_token_list(
+            ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "<|im_end|>"]
+        )
+        writer.add_token_scores([0.0] * 260)
+        writer.add_token_types([2, 3, 3, *[6] * 256, kind])
+
+    tokenizer = Tokenizer.from_directory(written(tmp_path / "model.gguf", describe))
+    assert tokenizer.encode("<|im_end|>", add_special_tokens=False)[-1] == 259
+    assert 259 in tokenizer.special_ids
+
+
+def test_templates_with_names(tmp_path: Path) -> None:
+    def describe(writer: GGUFWriter) -> None:
+        sentencepiece(writer)
+        writer.add_chat_template(
+            [
+                {"name": "default", "template": "plain"},
+                {"name": "tool_use", "template": "{{ tools | length }} tools"},
+            ]
+        )
+
+    tokenizer = Tokenizer.from_directory(written(tmp_path / "model.gguf", describe))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    assert tokenizer.render_chat([{"role": "user", "content": "a"}]) == "plain"
+    assert tokenizer.render_chat([{"role": "user", "content": "a"}], tools=[tool]) == "1 tools"
 
 
 def byte_level(writer: GGUFWriter, pre: str) -> None:

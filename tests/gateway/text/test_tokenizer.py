@@ -126,7 +126,7 @@ def test_tokens_that_only_the_configuration_knows(byte_level: Path, tmp_path: Pa
     assert {size, size + 1, END} < set(ids)
     assert made.decode(ids) == "ab<tool>c"
     assert made.special_ids == {BOS, 1, END, size, tokenizer.encode("the", add_special_tokens=False)[0]}
-    assert made.eos_token_id == END
+    assert made.end_ids == (END,)
     assert made.encode("<|far|>") == tokenizer.encode("<|far|>"), "an id that is not the next one is left out"
     assert made.encode("<|nowhere|>") == tokenizer.encode("<|nowhere|>"), "one that the model cannot know too"
 

@@ -464,3 +464,12 @@ def test_the_launcher_pays_for_no_torch() -> None:
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
+
+
+def test_ends_of_the_whole_and_of_its_text_part_count() -> None:
+    text = {**BASE, "model_type": "mistral", "eos_token_id": [5, 6]}
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "eos_token_id": 7, "text_config": text}
+    assert ModelConfig.from_dict(whole).eos_token_ids == (7, 5, 6)
+    assert ModelConfig.from_dict({**whole, "eos_token_id": None}).eos_token_ids == (5, 6)
+    with pytest.raises(UnsupportedModel, match="eos_token_id"):
+        ModelConfig.from_dict({**whole, "eos_token_id": "</s>"})

@@ -173,7 +173,56 @@ def test_generation_defaults_and_ends(tmp_path: Path) -> None:
 
     found = read_generation_config(write(tmp_path / "model.gguf", change=change), 40)
     assert found.sampling == {"temperature": 0.7, "top_k": 20}
-    assert found.eos_token_ids == (3, 5, 2)
+    assert found.eos_token_ids == (3, 5, 2, 4)  # (whatever kind a converter has written)
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4])
+@pytest.mark.parametrize("name", ["<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "[EOT]"])
+def test_ends_by_name_are_of_any_kind(tmp_path: Path, name: str, kind: int) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_eos_token_id(0)
+        writer.add_token_list(["</s>", "a", name])
+        writer.add_token_types([3, 1, kind])
+
+    assert read_generation_config(write(tmp_path / "model.gguf", change=change), 40).eos_token_ids == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kinds", "ends"),
+    [
+        (
+            ["<|end|>", "<|return|>", "<|call|>"],
+            [3, 3, 3],
+            (1, 2),
+        ),  # gpt-oss: the end of a message, not of all
+        (["<|end|>", "<|return|>"], [3, 3], (0, 1)),
+        (["<|end|>", "<|calls|>", "<|flush|>"], [3, 3, 3], (1, 2)),
+        (["</s>", "<|im_end|>"], [4, 3], (1,)),  # a tag of HTML
+        (["</s>", "<|im_end|>"], [3, 3], (0, 1)),
+        (["</s>", "<|tool_response>"], [3, 3], (1,)),
+    ],
+)
+def test_ends_by_name_beside_others(
+    tmp_path: Path, tokens: list[str], kinds: list[int], ends: tuple[int, ...]
+) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_token_list(tokens)
+        writer.add_token_types(kinds)
+
+    assert read_generation_config(write(tmp_path / "model.gguf", change=change), 40).eos_token_ids == ends
+
+
+def test_each_field_of_the_metadata_names_an_end(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_eos_token_id(1)
+        writer.add_eot_token_id(2)
+        writer.add_eom_token_id(3)
+
+    assert read_generation_config(write(tmp_path / "model.gguf", change=change), 40).eos_token_ids == (
+        1,
+        2,
+        3,
+    )
 
 
 def test_fingerprints_tell_weights_apart_and_not_names(whole: Path) -> None:

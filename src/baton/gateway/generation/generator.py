@@ -64,10 +64,11 @@ class Generator:
         metrics: Metrics | None = None,
         events: EventLog | None = None,
     ) -> None:
-        if not served.eos_token_ids and tokenizer.eos_token_id is not None:
-            # (Neither config.json nor generation_config.json names one: the tokenizer's own ends a text.)
-            served = dataclasses.replace(served, eos_token_ids=(tokenizer.eos_token_id,))
-        self.served = served
+        # A fine-tune of a base model often says it in one of its files, and the base's end in the others.
+        ends = tuple(dict.fromkeys((*served.eos_token_ids, *tokenizer.end_ids)))
+        if len(ends) > 1:
+            log.info("answers end with any of %s", ", ".join(f"{tokenizer.token(end)!r}" for end in ends))
+        self.served = served = dataclasses.replace(served, eos_token_ids=ends)
         self.tokenizer = tokenizer
         self.client = client
         self.metrics = metrics

@@ -19,7 +19,9 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from baton.gateway.text.template_files import one_template
 from baton.model.checkpoint.gguf import GgufFile, read_gguf
+from baton.model.checkpoint.gguf_config import ends_by_name
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 """Kinds of tokens"""
@@ -53,6 +55,8 @@ _GPT2: Final = frozenset(("gpt-2", "default", "olmo", "mpt", "jais", "trillion",
 """Cut as in GPT-2."""
 _DIGITS: Final = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"))
 """Likewise, with each digit on its own."""
+_TEMPLATE: Final = "tokenizer.chat_template"
+"""And, of others that have names, the name after a dot."""
 _SPECIAL: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -74,8 +78,10 @@ def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
         what = f"its tokenizer is a {kind!r}" if tokens else "it has no tokenizer"
         raise ValueError(f"{what}; Baton reads gpt2 and llama; give a directory with one by --tokenizer")
     kinds = file.metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(kinds, list) or len(kinds) != len(tokens):
-        kinds = [1] * len(tokens)
+    valid = isinstance(kinds, list) and len(kinds) == len(tokens)
+    kinds = list(kinds) if valid else [1] * len(tokens)
+    for number in ends_by_name(tokens, kinds):
+        kinds[number] = _CONTROL  # (as llama.cpp takes them; a template's text would be cut otherwise)
     make = _byte_level if kind == "gpt2" else _sentencepiece
     tokenizer = make(file, tokens, kinds)
     special = [token for token, one in zip(tokens, kinds, strict=True) if one == _CONTROL]
@@ -94,8 +100,12 @@ def _config(file: GgufFile, tokens: list[str], kind: str) -> dict[str, Any]:
     adds = file.metadata.get("tokenizer.ggml.add_bos_token")
     if not isinstance(adds, bool):
         adds = kind == "llama" or file.metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
-    template = file.metadata.get("tokenizer.chat_template")
-    return {**found, "add_bos_token": adds, "chat_template": template if isinstance(template, str) else None}
+    templates = {
+        key.removeprefix(_TEMPLATE).removeprefix(".") or "default": text
+        for key, text in file.metadata.items()
+        if isinstance(text, str) and (key == _TEMPLATE or key.startswith(f"{_TEMPLATE}."))
+    }
+    return {**found, "add_bos_token": adds, "chat_template": one_template(templates)}
 
 
 def _byte_level(file: GgufFile, tokens: list[str], kinds: list[int]) -> Tokenizer:

@@ -30,12 +30,15 @@ from baton.gateway.text.detokenizer import (
 )
 from baton.gateway.text.encoding import Backend, Encoding
 from baton.gateway.text.gguf_tokenizer import read_gguf_tokenizer
+from baton.gateway.text.template_files import read_chat_template
 from baton.model.checkpoint.files import has_tokenizer
 from baton.model.checkpoint.gguf import is_gguf
 
 log = logging.getLogger(__name__)
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_OTHER_END = "other_eos_token"
+"""In what was read of a directory: what special_tokens_map.json calls the end."""
 _ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -89,6 +92,8 @@ class Tokenizer:
         self._named_ids = self.special_ids | marks
         self.special_tokens = _special_tokens(config)
         """`bos_token` and the like → text."""
+        ends = (self.special_tokens.get("eos_token"), config.get(_OTHER_END))
+        self._ends = tuple(dict.fromkeys(end for end in ends if isinstance(end, str)))
         self._decoder = decoder_of(description.decoder)
         self._bytes = _OfTokens(self._find_bytes)
         self._bytes_of = self._bytes.__getitem__
@@ -144,10 +149,10 @@ class Tokenizer:
         return cls(backend, description, config)
 
     @property
-    def eos_token_id(self) -> int | None:
-        """That of `eos_token`; None if there is none."""
-        token = self.special_tokens.get("eos_token")
-        return None if token is None else self._backend.token_to_id(token)
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids of what its files call `eos_token`: none, one, or two where they contradict each other."""
+        ids = (self._backend.token_to_id(token) for token in self._ends)
+        return tuple(token for token in ids if token is not None)
 
     @property
     def vocab_size(self) -> int:
@@ -249,16 +254,17 @@ def _read_config(directory: Path) -> dict[str, Any]:
         path = directory / name
         if path.is_file():
             try:
-                config.update(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+                read = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
             except msgspec.MsgspecError as error:
                 raise TokenizerError(f"{path} cannot be read: {error}") from None
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several named ones
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        config["chat_template"] = named.get("default")
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        config["chat_template"] = path.read_text(encoding="utf-8")
+            # (null says nothing: what the other file says stays)
+            config.update({key: value for key, value in read.items() if value is not None})
+            if name == "special_tokens_map.json":
+                config[_OTHER_END] = _special_tokens(config).get("eos_token")
+    try:
+        config["chat_template"] = read_chat_template(directory, config.get("chat_template"))
+    except (OSError, ValueError) as error:
+        raise TokenizerError(str(error)) from None
     return config
 
 

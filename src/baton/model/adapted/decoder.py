@@ -210,7 +210,12 @@ class _Given(nn.Module):
 
 
 class _GivenOutput(SimpleNamespace):
-    past_key_values = hidden_states = attentions = cross_attentions = None
+    """What else a class may ask the part for (keys that are kept, attentions; the library's names change from
+    version to version) was not asked of it: None, as the library has it then."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
 
     def __getitem__(self, place: int) -> Any:
         return (self.last_hidden_state, None)[place]

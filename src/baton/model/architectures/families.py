@@ -62,8 +62,9 @@ _TEXT_MODELS = {
 }
 """By `model_type` of a text_config."""
 _SCORES = "ForSequenceClassification"
+_END = "eos_token_id"
 _OF_THE_WHOLE = (
-    *("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config"),
+    *("bos_token_id", "dtype", "torch_dtype", "quantization_config"),
     "tie_word_embeddings",
 )
 
@@ -83,7 +84,12 @@ def text_part(raw: Mapping[str, Any], name: str, file: str) -> Mapping[str, Any]
             raise whole.refused(f"its text_config is of a model that {reason}")
         raise text.wrong("model_type", f"must be one of {', '.join(_TEXT_MODELS)}")
     outside = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
-    return {**text.all(), **outside, "architectures": [_TEXT_MODELS[kind]]}
+    both = [end for part in (raw, text.all()) for end in _listed(part.get(_END))]
+    return {**text.all(), **outside, _END: both or None, "architectures": [_TEXT_MODELS[kind]]}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def classifies(raw: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ class GenerationConfig:
     """What the file says."""
 
     eos_token_ids: tuple[int, ...] = ()
-    """Ids that end an answer; empty: those of config.json."""
+    """Ids that end an answer, beside those of config.json and of the tokenizer."""
     sampling: dict[str, float | int] = field(default_factory=dict)
     """Only what the file says: temperature, top_p, top_k, min_p, repetition_penalty."""
 

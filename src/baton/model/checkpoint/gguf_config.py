@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,11 +26,20 @@ SOURCE: Final = "its metadata"
 ROPE_FACTORS: Final = "rope_freqs.weight"
 _DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _ENDS: Final = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> _<EOT> "
-    "<|end_of_text|> <end_of_utterance>".split()
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> "
+    "<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> "
+    "<|tool_response>".split()
 )
 """Tokens that end an answer, whatever the metadata calls the end, as in llama.cpp."""
 _CONTROL: Final = 3
+_CONTROL_ENDS: Final = frozenset(("</s>",))
+"""Likewise, where they are control tokens: in Gemma's vocabulary it is a tag of HTML."""
+_NO_END_BESIDE: Final = (
+    ("<|end|>", frozenset(("<|return|>", "<|call|>"))),
+    ("<|end|>", frozenset(("<|calls|>", "<|flush|>"))),
+    ("</s>", frozenset(("<|tool_response>",))),
+)
+"""No end where all of these are: gpt-oss ends each message of an answer with `<|end|>`."""
 _OURS: Final = re.compile(r"(?:model\.layers\.(?P<layer>\d+)\.)?(?P<module>.+)\.(?P<last>weight|bias)\Z")
 _BLOCK: Final = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<last>weight|bias)\Z")
 _MORE_TOKENS: Final = re.compile(r"blk\.(\d+\.nextn\.)")
@@ -92,16 +101,25 @@ def read_generation(path: Path) -> dict[str, Any]:
     }
     given = {key: fields.any(f"general.sampling.{name}") for key, name in names.items()}
     ends = [fields.any(f"tokenizer.ggml.{key}") for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    tokens, kinds = file.strings("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.ggml.token_type")
-    if isinstance(kinds, list):
-        ends += [
-            number
-            for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-            if kind == _CONTROL and token in _ENDS
-        ]
+    ends += ends_by_name(
+        file.strings("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.ggml.token_type")
+    )
     # float32 of the file: 0.7 is not 0.699999988079071
     found = {key: float(f"{value:.6g}") for key, value in given.items() if isinstance(value, (int, float))}
     return {**found, "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None))}
+
+
+def ends_by_name(tokens: Sequence[str], kinds: object) -> list[int]:
+    """Ids of tokens that end an answer by their names, of whatever kind a file says they are: many converters
+    write plain ones, or those that a user added."""
+    control = (
+        {token for token, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL}
+        if isinstance(kinds, list)
+        else set()
+    )
+    present = (_ENDS & set(tokens)) | (_CONTROL_ENDS & control)
+    none = {end for end, beside in _NO_END_BESIDE if beside <= present}
+    return [number for number, token in enumerate(tokens) if token in present - none]
 
 
 def has_gguf_tokenizer(path: Path) -> bool:
