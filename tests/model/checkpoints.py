@@ -58,6 +58,15 @@ _SIGLIP = {
     "patch_size": 14,
 }
 _PIXTRAL = _SIGLIP | {"model_type": "pixtral", "head_dim": 8}
+_QWEN2_VISION = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 4,
+    "out_hidden_size": 64, "window_size": 8, "fullatt_block_indexes": [0],
+}  # fmt: skip
+_QWEN3_VISION = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 4,
+    "out_hidden_size": 64, "deepstack_visual_indexes": [0],
+}  # fmt: skip
+_MROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 5_000_000.0, "mrope_section": [6, 5, 5]}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ODD: dict[str, Any] = {
     "hidden_size": 72,
@@ -235,6 +244,38 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-images": (
         "Gemma3Text",
         {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 24, "images": ("Gemma3", _SIGLIP)},
+    ),
+    "qwen2_5-vl": (
+        "Qwen2_5_VLText",
+        {
+            "num_key_value_heads": 2,
+            "rope_parameters": _MROPE | {"mrope_section": [2, 3, 3]},
+            "images": ("Qwen2_5_VL", _QWEN2_VISION),
+        },
+    ),
+    "qwen3-vl": (
+        "Qwen3VLText",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "rope_parameters": _MROPE | {"mrope_interleaved": True},
+            "tie_word_embeddings": True,
+            "images": ("Qwen3VL", _QWEN3_VISION),
+        },
+    ),
+    "qwen3-vl-moe": (
+        "Qwen3VLMoeText",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "rope_parameters": _MROPE | {"mrope_interleaved": True},
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "mlp_only_layers": [1],
+            "tie_word_embeddings": False,
+            "images": ("Qwen3VLMoe", _QWEN3_VISION),
+        },
     ),
     "mistral-images": (
         "Mistral",
@@ -453,7 +494,7 @@ def make_checkpoint(
     name = "GPT2LMHeadModel" if family == "GPT2" else f"{family.removesuffix('Text')}ForCausalLM"
     if images is not None:
         kind, vision = images
-        tied = config.tie_word_embeddings
+        tied = settings.get("tie_word_embeddings", getattr(config, "tie_word_embeddings", False))
         config = getattr(transformers, f"{kind}Config")(
             text_config=config, vision_config=vision, tie_word_embeddings=tied
         )

@@ -17,7 +17,17 @@ from baton.model.architectures.reading import (
     windows_of,
 )
 from baton.model.description.fields import MAX_CONTEXT, Fields
-from baton.model.description.model import AttentionConfig, Description, LayerConfig, MoeConfig
+from baton.model.description.model import (
+    AttentionConfig,
+    Description,
+    LayerConfig,
+    MixtureNames,
+    MoeConfig,
+    Names,
+)
+
+_OLD_ROPES = {"mrope": "default"}
+"""Of models that see images, too: of texts it is the same."""
 
 
 def _qwen2(fields: Fields) -> Description:
@@ -31,7 +41,7 @@ def _qwen3(fields: Fields) -> Description:
 
 def _qwen(fields: Fields, *, qkv_bias: bool, output_bias: bool, qk_norm: bool = False) -> Description:
     sizes = read_sizes(fields)
-    rope, mlp = read_rope(fields, sizes), read_mlp(fields)
+    rope, mlp = read_rope(fields, sizes, old_names=_OLD_ROPES), read_mlp(fields)
 
     def layer(window: int | None) -> LayerConfig:
         attention = AttentionConfig(
@@ -58,7 +68,7 @@ def _qwen3_moe(fields: Fields) -> Description:
         sizes.heads,
         sizes.kv_heads,
         sizes.head_dim,
-        read_rope(fields, sizes),
+        read_rope(fields, sizes, old_names=_OLD_ROPES),
         sizes.head_dim**-0.5,
         fields.integer("sliding_window", most=MAX_CONTEXT) if window else None,
         bias,
@@ -71,7 +81,7 @@ def _qwen3_moe(fields: Fields) -> Description:
     mixture = MoeConfig(experts, chosen, expert, normalized=fields.flag("norm_topk_prob"))
     mixed = layers_with_experts(fields, sizes.layers)
     layers = [LayerConfig(attention, mixture if has else dense) for has in mixed]
-    return describe(fields, sizes, layers)
+    return describe(fields, sizes, layers, names=Names(mixture=MixtureNames(stacked="halves")))
 
 
 def _windows(fields: Fields, layers: int) -> list[int | None]:

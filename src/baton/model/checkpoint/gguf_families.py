@@ -251,6 +251,12 @@ GGUF_FAMILIES: Final[Mapping[str, GgufFamily]] = {
     "llama": GgufFamily("LlamaForCausalLM", paired=True, more=_llama),
     "qwen2": GgufFamily("Qwen2ForCausalLM"),
     "qwen3": GgufFamily("Qwen3ForCausalLM"),
+    # The text parts of models that see images, which another file (mmproj) is for.
+    "qwen2vl": GgufFamily("Qwen2ForCausalLM"),
+    "qwen3vl": GgufFamily("Qwen3ForCausalLM"),
+    "qwen3vlmoe": GgufFamily(
+        "Qwen3MoeForCausalLM", {"mlp.gate": "ffn_gate_inp", **_EXPERTS}, mixture=True, more=_qwen3_moe
+    ),
     "ernie4_5": GgufFamily("Ernie4_5ForCausalLM"),
     "gemma": GgufFamily("GemmaForCausalLM", plus_one=True),
     "gemma2": GgufFamily("Gemma2ForCausalLM", _RESULT_NORMS, plus_one=True, more=_gemma2),

@@ -140,9 +140,9 @@ class MixtureNames:
     """One tensor [experts, 2 size, hidden], gates first; "": each expert has its own two."""
     down_of_all: str = ""
     """Likewise, [experts, hidden, size]."""
-    stacked: Literal["", "gpt_oss"] = ""
-    """How files have experts in tensors of all, if otherwise than that: `reading.gpt_oss`, which gives each
-    its own."""
+    stacked: Literal["", "gpt_oss", "halves"] = ""
+    """How files may have experts in tensors of all, if otherwise than that: `reading.gpt_oss`, which gives
+    each its own."""
     shared: str = "mlp.shared_experts"
     shared_gate: str = "mlp.shared_expert_gate"
 

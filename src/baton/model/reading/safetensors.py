@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from baton.model.checkpoint.files import LoadError, checkpoint_files
 from baton.model.checkpoint.quantization import Quantization, Scheme
-from baton.model.reading.gpt_oss import views
+from baton.model.reading.gpt_oss import halves, views
 from baton.model.reading.layouts import LayoutError, expected, read
 from baton.model.weights.grouped import Grouped
 
@@ -52,8 +52,8 @@ class SafetensorsSource:
                 self._open(path)
             self._name_as_text()
             self._name_as_whole()
-            if stacked == "gpt_oss":
-                self._name_experts()
+            if stacked:
+                self._name_experts(views if stacked == "gpt_oss" else halves)
         except BaseException:
             self._stack.close()
             raise
@@ -75,6 +75,8 @@ class SafetensorsSource:
         renamed = {ours: name for name in self._files if (ours := _of_text(name))}
         if any(ours.startswith("model.") and ours != name for ours, name in renamed.items()):
             self.rename(renamed)
+        elif any(name.startswith(_IMAGES) for name in self._files):
+            self.rename({name: name for name in self._files if not name.startswith(_IMAGES)})
 
     def rename(self, renamed: Mapping[str, str]) -> None:
         """`renamed`: by new names the present ones; tensors that are not among these are forgotten."""
@@ -90,9 +92,12 @@ class SafetensorsSource:
         renamed.setdefault("lm_head.weight", "embed_tokens.weight")
         self.rename(renamed)
 
-    def _name_experts(self) -> None:
+    def _name_experts(self, views: Callable[[Mapping[str, Any]], Iterable[tuple[str, str, Any]]]) -> None:
         """Experts that lie in tensors of all of them get names of their own."""
-        found = list(views(self._files))
+        try:
+            found = list(views(self._files))
+        except LoadError as error:
+            raise LoadError(f"{str(self._directory)!r}: {error}") from None
         self._files = {ours: view or self._files[name] for ours, name, view in found}
         self._paths = {ours: self._paths[name] for ours, name, _ in found}
 
@@ -213,6 +218,10 @@ class SafetensorsSource:
             return None
         kind: str = self._files[source].get_slice(source).get_dtype()
         return None if kind.startswith(("F", "BF")) else scheme
+
+
+_IMAGES = ("visual.", "model.visual.")
+"""Begins names of what sees images, where the decoder's have the names of a model of texts (Qwen2.5-VL)."""
 
 
 def _are_numbers(scales: Tensor) -> bool:
