@@ -101,6 +101,28 @@ def test_the_metadata_say_what_config_json_says(tmp_path: Path, variant: str) ->
     assert found.norm_eps == pytest.approx(expected.norm_eps)
 
 
+@pytest.mark.parametrize(
+    ("variant", "arch"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3-moe", "qwen3vlmoe")]
+)
+def test_text_parts_of_models_that_see_images(tmp_path: Path, variant: str, arch: str) -> None:
+    """llama.cpp's converter writes them with the names of models of texts."""
+
+    def change(writer: Any) -> None:
+        writer.add_rope_dimension_sections([6, 5, 5, 0])
+        writer.add_uint32(f"{arch}.n_deepstack_layers", 3)
+
+    source = tmp_path / "source"
+    source.mkdir()
+    model = make_checkpoint(source, variant)
+    write_gguf(source, tmp_path / "model.gguf", "F32", change=change, arch=arch)
+    executor = TorchExecutor.from_config(config_for(tmp_path / "model.gguf"), 0, "")
+    driver = Driver(executor)
+    request = driver.add(prompt_of(40, seed=4), 12, ALL)
+    driver.run()
+    check(request, model)
+    executor.close()
+
+
 def test_blocks_that_predict_more_tokens_are_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -96,15 +96,16 @@ def write_gguf(
     *,
     change: Callable[[Any], None] | None = None,
     tokenizer: bool = False,
+    arch: str = "",
 ) -> dict[str, Tensor]:
     """Writes the checkpoint of `directory` (safetensors) to a GGUF file.
 
-    Returns its weights as they are then, under their usual names and in their usual order: what a float32
-    model must hold to be the same one.
+    `arch`: another name of the same architecture.  Returns its weights as they are then, under their usual
+    names and in their usual order: what a float32 model must hold to be the same one.
     """
     kind_of = (lambda name: kinds) if isinstance(kinds, str) else kinds
     config = json.loads((directory / "config.json").read_text())
-    arch = ARCHITECTURES[config["architectures"][0]]
+    arch = arch or ARCHITECTURES[config["architectures"][0]]
     writer = GGUFWriter(path, arch)
     _describe(writer, config, arch)
     if tokenizer:

@@ -35,7 +35,7 @@ from baton.executor.drafts.mtp import MtpLayer, longest_row, mtp_layer_of
 from baton.executor.drafts.runs import sampled_tokens
 from baton.executor.kv_pool import KvPool
 from baton.executor.profiler import StepProfiler
-from baton.executor.reading import read_model
+from baton.executor.reading import read_config, read_model
 from baton.executor.results.pooling import Float64Array, Pooler
 from baton.executor.results.prompt_logprobs import prompt_logprobs
 from baton.executor.results.routing import ExpertReports
@@ -348,7 +348,7 @@ class TorchExecutor:
         self._sampler.close()
 
     def _read_config(self, directory: str) -> ModelConfig:
-        return ModelConfig.from_directory(directory, self._config.model_impl)
+        return read_config(self._config, directory)
 
     def _why_not_load(self, directory: str) -> str:
         """Why the checkpoint cannot take the place of the one that is loaded, or ""."""

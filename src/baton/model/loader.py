@@ -49,6 +49,7 @@ Source = SafetensorsSource | GgufSource
 OnLayer = Callable[[str, float], None]
 """Called with the first tensor of a layer that is in place, and how much of the whole is."""
 _EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
 _AT_ONCE = 1 << 26
 """Elements of layers that several threads fill at once, at most."""
 
@@ -244,7 +245,7 @@ def _check(model: Module, source: Source, directory: Path, config: ModelConfig) 
     pieces = (piece for layer in model.layers_within() for piece in layer.pieces)
     wanted = {_name_of(piece, source): piece.shape for piece in pieces}
     # A rank whose share of a small vocabulary is empty declares no piece, but the tensor is known.
-    known = {_EMBEDDING, "lm_head.weight"}
+    known = {_EMBEDDING, _HEAD}
     if isinstance(model, AdaptedDecoder):
         known |= {name for name in source.names() if model.names.is_computed(name)} | model.unread
     missing: list[str] = []
@@ -260,9 +261,14 @@ def _check(model: Module, source: Source, directory: Path, config: ModelConfig) 
                 f"drafts with; {source.described_by} promises it, but whoever saved the file left it out: "
                 "leave method mtp away"
             )
+        hint = (
+            "; it may have been saved for vectors of texts: give --runner pooling"
+            if missing == [_HEAD]
+            else ""
+        )
         raise LoadError(
             f"{str(directory)!r}: no tensor {some(sorted(missing))} in the checkpoint, which "
-            f"{config.architecture} needs according to {source.described_by}"
+            f"{config.architecture} needs according to {source.described_by}{hint}"
         )
     unexpected = sorted(name for name in source.names() if name not in known and not _is_harmless(name))
     if unused := [name for name in unexpected if name.startswith(config.names.unused)]:

@@ -87,6 +87,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     executor: Literal["torch", "simulated"]
     device: Literal["cpu", "cuda"]
+    headless: bool = False
+    """Nobody asks for tokens: an output head is not read, and a checkpoint may lack it."""
     dtype: Dtype
     """Of activations; also of weights, unless these are quantized, and of the KV cache, unless it is."""
     kv_cache_dtype: Literal["int8"] | None = None

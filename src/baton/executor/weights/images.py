@@ -249,6 +249,8 @@ def _identity(
     }
     if config.speculation is not None and config.speculation.method == "mtp":
         place["mtp"] = True
+    if config.headless:
+        place["headless"] = True
     # Files that were written again have other times; the fingerprint looks at parts of them only.
     stats = [path.stat() for path in _files(directory)]
     key = {**place, "checkpoint": checkpoint, "files": [[stat.st_size, stat.st_mtime_ns] for stat in stats]}

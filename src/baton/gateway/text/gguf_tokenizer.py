@@ -78,8 +78,9 @@ def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
         what = f"its tokenizer is a {kind!r}" if tokens else "it has no tokenizer"
         raise ValueError(f"{what}; Baton reads gpt2 and llama; give a directory with one by --tokenizer")
     kinds = file.metadata.get("tokenizer.ggml.token_type")
-    valid = isinstance(kinds, list) and len(kinds) == len(tokens)
-    kinds = list(kinds) if valid else [1] * len(tokens)
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        kinds = [1] * len(tokens)
+    kinds = list(kinds)
     for number in ends_by_name(tokens, kinds):
         kinds[number] = _CONTROL  # (as llama.cpp takes them; a template's text would be cut otherwise)
     make = _byte_level if kind == "gpt2" else _sentencepiece

@@ -87,9 +87,12 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
             f"--device {options.device}: {model.architecture} would be computed by transformers, which Baton "
             "has do so on CPUs only; give --device cpu"
         )
+    tasks, pooling, judge = _pooling(options, directory, model)
+    headless = "generate" not in tasks and (judge is None or judge.head)
     instance = instance_config(
         replace(options, device=device),  # (steps overlap on a CUDA device that was found, too)
         model=str(directory),
+        headless=headless and options.executor == "torch" and not adapted,
         max_model_len=max_model_len,
         device=device,
         dtype=_dtype(options.dtype, model.dtype, device),
@@ -109,7 +112,6 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
     instance = with_draft_model(
         instance, model.vocab_size, tokenizer, lambda checkpoint: _dtype("auto", checkpoint, device)
     )
-    tasks, pooling, judge = _pooling(options, directory, model)
     served = ServedModel(
         names=options.served_model_name or (options.model or EMBEDDED_MODEL,),
         tokenizer=tokenizer,
@@ -152,8 +154,13 @@ def _pooling(
         raise OptionError(
             "--runner generate: this model has a head of scores, and none of tokens; leave it away"
         )
+    if options.runner == "generate" and model.reads_only:
+        raise OptionError(
+            "--runner generate: this model's class has no head of tokens: it gives vectors of texts; leave "
+            "it away"
+        )
     pools = options.runner == "pooling" or (
-        options.runner == "auto" and bool(files or tokens or model.labels)
+        options.runner == "auto" and bool(files or tokens or model.labels or model.reads_only)
     )
     pooling = files.pooling if files is not None else Pooling("last")
     if options.pooler_config is not None:

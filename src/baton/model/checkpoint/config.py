@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from baton.model.architectures.families import Implementation, classifies, family_of, text_part
+from baton.model.architectures.families import Implementation, classifies, family_of, reads_only, text_part
 from baton.model.checkpoint.gguf import is_gguf
 from baton.model.checkpoint.gguf_config import SOURCE, read_config
 from baton.model.checkpoint.labels import Activation, read_activation, read_labels
@@ -43,6 +43,8 @@ class ModelConfig(Description):
     """What the checkpoint says of its weights: one of SUPPORTED_DTYPES."""
     bos_token_ids: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
+    reads_only: bool = field(default=False, compare=False)
+    """Its class has no head at all: it gives vectors of texts."""
     labels: tuple[str, ...] = ()
     """Of a model that scores texts (…ForSequenceClassification), by the rows of `score.weight`; (): its head
     gives logits of tokens."""
@@ -89,20 +91,26 @@ class ModelConfig(Description):
         described = family.describe(inside)
         _check_served(inside, described)
         labels = read_labels(inside) if classifies(raw) else ()
-        if labels:
-            described = replace(described, tie_word_embeddings=True, mtp=None)  # (there is no head of tokens)
+        bodies = reads_only(raw)
+        if labels or bodies:
+            described = _without_head(described)
         return cls(
             **{item.name: getattr(described, item.name) for item in fields(described)},
             architecture=family.architecture,
             dtype=_dtype(inside),
             bos_token_ids=inside.token_ids("bos_token_id", described.vocab_size),
             eos_token_ids=inside.token_ids("eos_token_id", described.vocab_size),
+            reads_only=bodies,
             labels=labels,
             activation=read_activation(inside, len(labels)) if labels else "identity",
             quantization=read_quantization(inside),
             implementation=computed_by,
             whole=dict(raw) if computed_by == "transformers" else {},
         )
+
+    def without_head(self) -> ModelConfig:
+        """The same, where nobody asks for tokens."""
+        return _without_head(self)
 
     @property
     def max_context(self) -> int:
@@ -195,6 +203,14 @@ class ModelConfig(Description):
     def kv_heads_of_rank(self, rank: int, size: int) -> tuple[int, int]:
         """[first, stop) KV heads of a rank."""
         return heads_of_rank(self.num_kv_heads, rank, size)
+
+
+_Described = TypeVar("_Described", bound=Description)
+
+
+def _without_head(model: _Described) -> _Described:
+    """With the embedding in place of a head of tokens, which is not there, or not needed."""
+    return replace(model, tie_word_embeddings=True, mtp=None)
 
 
 def _check_served(inside: Fields, model: Description) -> None:

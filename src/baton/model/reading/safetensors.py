@@ -85,11 +85,12 @@ class SafetensorsSource:
 
     def _name_as_whole(self) -> None:
         """A checkpoint of the layers alone, as embedding models are saved: its tensors get the names that
-        they have in the whole model, and the embedding stands for the head, which nobody reads."""
+        they have in the whole model."""
         if "embed_tokens.weight" not in self._files or any(name.startswith("model.") for name in self._files):
             return
-        renamed = {name if name.startswith("lm_head.") else f"model.{name}": name for name in self._files}
-        renamed.setdefault("lm_head.weight", "embed_tokens.weight")
+        renamed = {
+            name if name.startswith(("lm_head.", "score.")) else f"model.{name}": name for name in self._files
+        }
         self.rename(renamed)
 
     def _name_experts(self, views: Callable[[Mapping[str, Any]], Iterable[tuple[str, str, Any]]]) -> None:
