@@ -24,6 +24,7 @@ from baton.grammar.description import (
     Grammar,
     GrammarError,
     Json,
+    Lark,
     Regex,
     Repeat,
     Sequence,
@@ -36,6 +37,7 @@ from baton.grammar.description import (
     Until,
 )
 from baton.grammar.json_schema import prepared
+from baton.grammar.lark import between_tags, in_json
 from baton.protocol.params.sampling import MAX_GRAMMAR_BYTES
 
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
@@ -126,6 +128,11 @@ class _Compiler:
             case Grammar(source):
                 name = f"user{len(self.grammars)}"
                 self.grammars.append((name, _of_user(source)))
+                return self._rule(f"@{name}")
+            case Lark(source, end):
+                name = f"tool{len(self.grammars)}"
+                made = between_tags(source, end) if end else in_json(source)
+                self.grammars.append((name, _OPTIONS + made))
                 return self._rule(f"@{name}")
 
     def literal(self, text: str) -> str:

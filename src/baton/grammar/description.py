@@ -45,6 +45,14 @@ class Grammar(msgspec.Struct, tag="grammar", frozen=True):
     source: str
 
 
+class Lark(msgspec.Struct, tag="lark", frozen=True):
+    """What a tool's grammar allows, which is Lark's notation: as it stands in a JSON string."""
+
+    source: str
+    end: str = ""
+    """As it is, up to this tag, which belongs to it."""
+
+
 class Text(msgspec.Struct, tag="text", frozen=True):
     """Exactly this."""
 
@@ -141,6 +149,7 @@ Content = (
     | Regex
     | Choice
     | Grammar
+    | Lark
     | Text
     | Token
     | Tokens
