@@ -130,10 +130,18 @@ class _Compiler:
                 self.grammars.append((name, _of_user(source)))
                 return self._rule(f"@{name}")
             case Lark(source, end):
-                name = f"tool{len(self.grammars)}"
-                made = between_tags(source, end) if end else in_json(source)
-                self.grammars.append((name, _OPTIONS + made))
-                return self._rule(f"@{name}")
+                return self._tool(source, end)
+
+    def _tool(self, source: str, end: str) -> str:
+        name = f"tool{len(self.grammars)}"
+        if not end:
+            made, behind = in_json(source), ""
+        elif self._names is not None and self._names.match(end):
+            made, behind = between_tags(source), self.literal(end)
+        else:
+            made, behind = between_tags(source, end), ""
+        self.grammars.append((name, _OPTIONS + made))
+        return self._rule(f"@{name} {behind}".rstrip())
 
     def literal(self, text: str) -> str:
         """A text in which names of special tokens mean these."""

@@ -101,9 +101,9 @@ def in_json(source: str) -> str:
     return rewriting.as_rules()
 
 
-def between_tags(source: str, end: str) -> str:
+def between_tags(source: str, end: str = "") -> str:
     """The grammar of its texts and of what ends them: `end`.  In none of them it stands, nor its tag before
-    another one.  Raises `GrammarError`."""
+    another one.  "": they end at a token that is no text.  Raises `GrammarError`."""
     rewriting = _Rewriting(source, escaped=False)
     if rewriting.is_regular:
         return rewriting.as_terminal(end)

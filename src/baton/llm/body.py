@@ -26,7 +26,8 @@ from baton.gateway.generation.outputs import classes_of as _classes_of
 from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.parsing.plan import Parsing
 from baton.gateway.reading.arguments import Prompt, as_list, one_params, token_ids
-from baton.gateway.reading.constraints.calling import Function, functions_of, loosened, structure_of
+from baton.gateway.reading.constraints.calling import structure_of
+from baton.gateway.reading.constraints.functions import Function, functions_of, loosened
 from baton.gateway.reading.constraints.structured import CheckedGrammars, asked_for, described
 from baton.gateway.reading.conversations import Conversation, render_conversation
 from baton.gateway.reading.judging import activated, checked, judging, scorer_of, scores_of

@@ -18,7 +18,8 @@ from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.parsing.formats import CALLS
 from baton.gateway.parsing.parser import parse
 from baton.gateway.parsing.plan import Parsing
-from baton.gateway.reading.constraints.calling import functions_of, loosened, structure_of
+from baton.gateway.reading.constraints.calling import structure_of
+from baton.gateway.reading.constraints.functions import functions_of, loosened
 from baton.grammar.checking import Checker
 from baton.grammar.description import Json, Structure
 from baton.grammar.vocabulary import matching_tokenizer

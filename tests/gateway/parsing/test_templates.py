@@ -16,7 +16,8 @@ from baton.gateway.parsing.choice import choose
 from baton.gateway.parsing.deltas import Call, Content, Delta, Parsed, Reasoning
 from baton.gateway.parsing.plan import AnswerParser, Parsing
 from baton.gateway.parsing.templates.template import TemplateError, load
-from baton.gateway.reading.constraints.calling import functions_of, structure_of
+from baton.gateway.reading.constraints.calling import structure_of
+from baton.gateway.reading.constraints.functions import functions_of
 from baton.gateway.reading.constraints.template_calls import written
 from tests.gateway.parsing.fixtures import TYPES
 from tests.gateway.parsing.test_oracle import TOOLS, template_of

@@ -13,9 +13,9 @@ from baton.gateway.anthropic.schemas import (
     OutputFormat,
     Thinking,
 )
+from baton.gateway.anthropic.tools import tool_of
 from baton.gateway.api.formats import JsonSchemaFormat, ResponseFormat
 from baton.gateway.api.schemas import ChatRequest
-from baton.gateway.api.tools import check_name
 from baton.gateway.errors import BadRequest
 
 APART = frozenset({"messages", "system", "tools", "tool_choice", "output_config", "output_format"})
@@ -31,8 +31,8 @@ NAMES = {
 """Fields of a chat by the names that they have here: for errors."""
 
 
-def chat_of(body: CountTokensRequest) -> ChatRequest:
-    """Raises `BadRequest`."""
+def chat_of(body: CountTokensRequest, *, refuse_tools: bool = False) -> tuple[ChatRequest, list[str]]:
+    """(the chat, kinds of tools that were left out).  `refuse_tools`: none is.  Raises `BadRequest`."""
     if body.messages is None:
         raise _wrong("messages", "it is missing; give a list with at least one message")
     conversation = conversation_of(body.system, body.messages)
@@ -41,16 +41,27 @@ def chat_of(body: CountTokensRequest) -> ChatRequest:
         messages=conversation.messages,
         continue_final_message=conversation.prefilled,
         add_generation_prompt=not conversation.prefilled,
-        tools=None if body.tools is None else [_tool(tool, i) for i, tool in enumerate(body.tools)],
+        tools=None,
         response_format=_form(body),
         reasoning_effort=None if body.output_config is None else body.output_config.effort,
     )
-    _choose(chat, body.tool_choice)
+    skipped: list[str] = []
+    if body.tools is not None:
+        chat.tools = []
+        for i, tool in enumerate(body.tools):
+            made = tool_of(tool, f"tools[{i}]", refuse=refuse_tools)
+            if made is not None:
+                chat.tools.append(made)
+            elif tool["type"] not in skipped:
+                skipped.append(tool["type"])
+    _choose(chat, body.tool_choice, skipped)
     switches = _think(chat, body.thinking, after_tools=conversation.after_tools)
     chat.chat_template_kwargs = {**switches, **(body.chat_template_kwargs or {})} or None
     if isinstance(body, MessagesRequest):
         _set_sampling(chat, body)
-    return chat
+    if skipped:
+        chat.tools = chat.tools or None
+    return chat, skipped
 
 
 def _set_sampling(chat: ChatRequest, body: MessagesRequest) -> None:
@@ -65,38 +76,17 @@ def _set_sampling(chat: ChatRequest, body: MessagesRequest) -> None:
         chat.thinking_token_budget = None  # (`max_tokens` ends it first)
 
 
-def _tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
-    where, kind = f"tools[{number}]", tool.get("type")
-    if kind not in (None, "custom"):
-        raise BadRequest(
-            f"{where}.type: {str(kind)[:50]!r} is a tool of Anthropic's, which this server does not have; "
-            "give one of your own, with name and input_schema",
-            param="tools",
-            code="unsupported_parameter",
-        )
-    check_name(tool.get("name"), f"{where}.name")
-    schema, description = tool.get("input_schema"), tool.get("description")
-    if not isinstance(schema, Mapping):
-        raise _wrong(f"{where}.input_schema", "must be a JSON schema, an object")
-    if not isinstance(description, str | None):
-        raise _wrong(f"{where}.description", "must be a text")
-    if not isinstance(tool.get("strict"), bool | None):
-        raise _wrong(f"{where}.strict", "must be true or false")
-    function = {"name": tool["name"], "parameters": schema}
-    if description is not None:
-        function["description"] = description
-    if tool.get("strict"):
-        function["strict"] = True
-    return {"type": "function", "function": function}
-
-
-def _choose(chat: ChatRequest, choice: MessagesToolChoice | None) -> None:
+def _choose(chat: ChatRequest, choice: MessagesToolChoice | None, skipped: Sequence[str]) -> None:
     if choice is None:
         return
     match choice.type:
         case "auto" | "none":
             chat.tool_choice = choice.type
         case "any" | "tool" if not chat.tools:
+            if skipped:
+                raise _wrong(
+                    "tool_choice", f"this server has no {', '.join(skipped)[:200]}; give a tool of your own"
+                )
             raise _wrong("tool_choice", f"{choice.type!r} needs tools; give some")
         case "any":
             chat.tool_choice = "required"

@@ -16,9 +16,19 @@ class Function(Struct, forbid_unknown_fields=True):
 
 
 class ToolCall(Struct, forbid_unknown_fields=True):
+    """It has `function` or `custom`, as its type says."""
+
     id: str
-    type: Literal["function"]
-    function: Function
+    type: Literal["function", "custom"]
+    function: Function | None = None
+    custom: Custom | None = None
+    """Of a tool that takes a text."""
+
+
+class Custom(Struct, forbid_unknown_fields=True):
+    name: str
+    input: str
+    """Only its beginning if the answer was cut off."""
 
 
 class FunctionDelta(Struct, forbid_unknown_fields=True):
@@ -27,13 +37,20 @@ class FunctionDelta(Struct, forbid_unknown_fields=True):
     name: str | None = None
 
 
+class CustomDelta(Struct, forbid_unknown_fields=True):
+    input: str
+    """More of it."""
+    name: str | None = None
+
+
 class ToolCallDelta(Struct, forbid_unknown_fields=True):
-    """The first one of a call has its id, type and name."""
+    """The first one of a call has its id, type and name.  It has `function` or `custom`."""
 
     index: Annotated[int, Meta(ge=0)]
-    function: FunctionDelta
+    function: FunctionDelta | None = None
+    custom: CustomDelta | None = None
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: Literal["function", "custom"] | None = None
 
 
 _LETTERS = string.ascii_letters + string.digits

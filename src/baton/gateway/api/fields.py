@@ -148,7 +148,7 @@ Tool = Annotated[
     Meta(
         extra_json_schema={
             "properties": {
-                "type": {"const": "function"},
+                "type": {"type": "string", "description": "function or custom; others are left out."},
                 "function": {
                     "type": "object",
                     "properties": {
@@ -159,8 +159,17 @@ Tool = Annotated[
                     },
                     "required": ["name"],
                 },
+                "custom": {
+                    "type": "object",
+                    "description": "A tool that takes a text.",
+                    "properties": {
+                        "name": {"type": "string", "minLength": 1, "maxLength": 128},
+                        "description": {"type": "string"},
+                        "format": {"type": "object", "description": "text, or a lark or regex grammar."},
+                    },
+                    "required": ["name"],
+                },
             },
-            "required": ["function"],
         }
     ),
 ]

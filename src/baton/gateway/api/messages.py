@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from baton.gateway.api.fields import MAX_ROLE
+from baton.gateway.api.custom import arguments_of
 from baton.gateway.errors import BadRequest
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -165,6 +166,8 @@ def _check_no_parts(value: object, field: str) -> None:
 
 def _read_tool_call(call: object, where: str) -> dict[str, Any]:
     """Arguments are a JSON object."""
+    if isinstance(call, Mapping) and isinstance(call.get("custom"), Mapping):
+        call = _as_function(call, where)
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         raise BadRequest(f"{where}: each must be an object with a function", param="messages")
     function = dict(call["function"])
@@ -182,3 +185,12 @@ def _read_tool_call(call: object, where: str) -> dict[str, Any]:
         value = Arguments(value, text)
     function["arguments"] = {} if value is None else value
     return {**call, "function": function}
+
+
+def _as_function(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Of a tool that takes a text: as the model wrote it."""
+    custom = call["custom"]
+    if not isinstance(custom.get("name"), str) or not isinstance(custom.get("input"), str):
+        raise BadRequest(f"{where}: custom must have name and input, both texts", param="messages")
+    function = {"name": custom["name"], "arguments": arguments_of(custom["input"])}
+    return {"id": call.get("id"), "type": "function", "function": function}

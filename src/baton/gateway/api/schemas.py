@@ -169,6 +169,8 @@ class ChatRequest(SamplingFields, kw_only=True):
     documents: f.Documents | None = None
     echo: bool | None = None
     """The answer begins with the last message's text, if that is of the same role."""
+    web_search_options: f.Anything | None = None
+    """Offers a search, which this server does not have: left out, as a tool of that kind is."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

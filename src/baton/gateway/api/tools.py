@@ -8,10 +8,13 @@ from typing import Any
 
 import msgspec
 
+from baton.gateway.api.custom import CustomTool, as_function, read_custom
 from baton.gateway.errors import BadRequest
 
 MAX_TOOLS = 1024
 """Of one request."""
+KINDS = ("function", "custom")
+"""Of tools that can be called here: who asks answers their calls."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}\Z")
 _MAX_DEPTH = 4
 """Of a parameter's schema, where its types are looked for."""
@@ -33,10 +36,14 @@ class Tools(msgspec.Struct, array_like=True, frozen=True):
     """Of those that follow it if it can be kept, and else any."""
     schemas: bytes = b"{}"
     """Of those whose arguments are bound: name → schema, as JSON."""
+    custom: list[str] = []
+    """Of those that take a text: their calls' arguments are `{"input": …}` for the model alone."""
+    grammars: dict[str, str] = {}
+    """Of those of them whose text is bound: name → Lark grammar."""
 
     def without_schemas(self) -> Tools:
         """For who reads calls, and does not bind them."""
-        return msgspec.structs.replace(self, schemas=b"{}")
+        return msgspec.structs.replace(self, schemas=b"{}", grammars={})
 
     @property
     def wanted(self) -> bool:
@@ -70,16 +77,74 @@ def read_tools(tools: object, choice: object = None, *, bind: bool = False) -> T
         function["name"]: found for function in functions if (found := _types_of(function.get("parameters")))
     }
     strict = [function["name"] for function in functions if function.get("strict")]
-    loose = [function["name"] for function in functions if bind and function.get("strict") is None]
+    custom = _custom(tools)
+    texts = [tool.name for tool in custom]
+    loose = [
+        function["name"]
+        for function in functions
+        if function.get("strict") is None and (bind or function["name"] in texts)
+    ]
     if chosen == "none":
-        return Tools(names, types, chosen)
+        return Tools(names, types, chosen, custom=texts)
     bound = [chosen] if named else names if chosen == "required" else [*strict, *loose]
     schemas = {
         function["name"]: function["parameters"]
         for function in functions
         if function["name"] in bound and function.get("parameters")
     }
-    return Tools(names, types, chosen, named, strict, loose, _encoded(schemas))
+    grammars = {tool.name: tool.grammar for tool in custom if tool.grammar and tool.name in bound}
+    return Tools(names, types, chosen, named, strict, loose, _encoded(schemas), texts, grammars)
+
+
+def _custom(tools: Sequence[Any]) -> list[CustomTool]:
+    return [
+        read_custom(tool["custom"], f"tools[{i}].custom")
+        for i, tool in enumerate(tools)
+        if tool.get("type") == "custom"
+    ]
+
+
+def shown(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """As the model sees them: each of them a function.  (They were read before.)"""
+    if tools is None:
+        return None
+    return [
+        {"type": "function", "function": as_function(read_custom(tool["custom"], "tools"))}
+        if tool.get("type") == "custom"
+        else dict(tool)
+        for tool in tools
+    ]
+
+
+def served(
+    tools: list[dict[str, Any]] | None, choice: object, *, refuse: bool
+) -> tuple[list[dict[str, Any]] | None, list[str]]:
+    """Those tools that can be called here, and the kinds of the others, which are only offered.  `refuse`: none
+    is left out, and `read_tools` refuses it.  Raises `BadRequest` where one that is left out is demanded."""
+    if not tools or refuse:
+        return tools, []
+    skipped = [
+        tool["type"]
+        for tool in tools
+        if isinstance(tool, Mapping) and isinstance(tool.get("type"), str) and tool["type"] not in KINDS
+    ]
+    if not skipped:
+        return tools, []
+    left = [tool for tool in tools if not isinstance(tool, Mapping) or tool.get("type") not in skipped]
+    check_left(left, choice, skipped)
+    return left or None, list(dict.fromkeys(skipped))
+
+
+def check_left(left: Sequence[object], choice: object, skipped: Sequence[str]) -> None:
+    """Raises `BadRequest` where a call must come and nothing is left that could be called."""
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if (choice == "required" and not left) or kind in skipped:
+        raise BadRequest(
+            f"tool_choice: this server has no {', '.join(dict.fromkeys(skipped))[:200]}; give a tool of type "
+            "'function' or 'custom', and answer its calls",
+            param="tool_choice",
+            code="unsupported_parameter",
+        )
 
 
 def narrowed(
@@ -119,7 +184,11 @@ def _allowed(tool: object, known: Sequence[str], where: str) -> str:
 def _name_in(tool: object) -> object:
     """Of a function that is chosen, in chat's form or the one of Responses; None: there is none."""
     match tool:
-        case {"type": "function", "function": {"name": name}} | {"type": "function", "name": name}:
+        case (
+            {"type": "function", "function": {"name": name}}
+            | {"type": "custom", "custom": {"name": name}}
+            | {"type": "function" | "custom", "name": name}
+        ):
             return name
     return None
 
@@ -153,9 +222,14 @@ def _function(tool: object, where: str) -> Mapping[str, Any]:
     if not isinstance(tool, Mapping):
         raise BadRequest(f"{where}: must be an object with type and function", param="tools")
     kind = tool.get("type", "function")
+    if kind == "custom":
+        custom = read_custom(tool.get("custom"), f"{where}.custom")
+        check_name(custom.name, f"{where}.custom.name")
+        return as_function(custom)
     if kind != "function":
         raise BadRequest(
-            f"{where}.type: {str(kind)[:50]!r} is not supported; only 'function' is", param="tools"
+            f"{where}.type: {str(kind)[:50]!r} is not supported; only 'function' and 'custom' are",
+            param="tools",
         )
     function = tool.get("function")
     if not isinstance(function, Mapping):
@@ -188,7 +262,7 @@ def _choice(choice: object, names: list[str]) -> tuple[str, bool]:
             return "required", False
         case "required":
             raise BadRequest("tool_choice: 'required' needs tools; give some", param="tool_choice")
-        case {"type": "function"} if isinstance(name := _name_in(choice), str):
+        case {"type": "function" | "custom"} if isinstance(name := _name_in(choice), str):
             if name not in names:
                 raise _unknown("tool_choice", name)
             return name, True

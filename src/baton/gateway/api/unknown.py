@@ -29,7 +29,6 @@ _OTHER = (
     "prediction",
     "prompt_embeds",
     "suffix",
-    "web_search_options",
 )
 _PARTS_CUT = ("max_tokens_per_query", "max_tokens_per_doc")
 Refusal = tuple[tuple[Any, ...], str]
@@ -57,16 +56,17 @@ UNSUPPORTED: dict[str, Refusal] = {
 
 
 class UnknownFields:
-    """Warns of field names that nobody knows, once each."""
+    """Warns of field names that nobody knows, once each, and of kinds of tools that were left out."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
-    def warn(self, names: Iterable[str]) -> None:
+    def warn(self, names: Iterable[str], what: str = "ignoring the unknown request field") -> None:
         for name in names:
-            if name not in self._warned and len(self._warned) < MAX_WARNED:
-                self._warned.add(name)
-                log.warning("ignoring the unknown request field %r (said once)", name[:100])
+            said = f"{what} {name[:100]!r}"
+            if said not in self._warned and len(self._warned) < MAX_WARNED:
+                self._warned.add(said)
+                log.warning("%s (said once)", said)
 
 
 def unknown_in(field: str, raw: msgspec.Raw, known: frozenset[str]) -> list[str]:

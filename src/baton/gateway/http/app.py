@@ -57,12 +57,14 @@ def create_app(
     root_path: str = "",
     keep_alive_s: float = 0.0,
     responses: ResponseStore | None = None,
+    refuse_tools: bool = False,
 ) -> Starlette:
     """The application for one served model.
 
     `access`: who may do what; None: no keys.  `sharing`: how users share the server.  `tokenizer`: if it is
     loaded already.  `root_path`: what a proxy puts before paths.  `keep_alive_s`: after so long a silence a
     stream gets a comment; 0: none.  `responses`: where answers of /v1/responses are kept; None: nowhere.
+    `refuse_tools`: those that the server cannot serve are refused, not left out.
 
     Raises `TokenizerError` or `ChatTemplateError` if it cannot be loaded, and `WeightsError`.
     """
@@ -79,6 +81,7 @@ def create_app(
         access=access,
         sharing=Sharing(access, sharing),
         responses=ResponseStore() if responses is None else responses,
+        refuse_tools=refuse_tools,
     )
     client.require(Requirements(served.max_model_len, served.vocab_size))
     client.cluster.start_name = served.checkpoint

@@ -7,6 +7,7 @@ generation here; how the answer looks is its renderer's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from starlette.requests import Request
@@ -23,6 +24,9 @@ from baton.gateway.reading.truncation import truncated
 from baton.protocol.params.sampling_params import SamplingParams, make_params
 
 _CHAT_NAMES: Mapping[str, str] = {}
+SKIPPED_TOOLS = b"x-baton-skipped-tools"
+_MAX_SKIPPED = 20
+"""Kinds in a header."""
 
 
 async def start_chat(
@@ -127,6 +131,14 @@ def _named(field: str, names: Mapping[str, str]) -> tuple[str, str] | None:
         if field == name or field.startswith((f"{name}.", f"{name}[")):
             return name, own + field[len(name) :]
     return None
+
+
+def skipped_header(found: Found) -> list[tuple[bytes, bytes]]:
+    """Kinds of tools that were offered and left out, for the answer's headers."""
+    if not found.skipped:
+        return []
+    kinds = [re.sub(r"[^!-+.-~-]", "?", kind[:60]) for kind in found.skipped[:_MAX_SKIPPED]]
+    return [(SKIPPED_TOOLS, ", ".join(kinds).encode())]
 
 
 def has_short_ids(gateway: Gateway) -> bool:

@@ -89,6 +89,8 @@ class Gateway:
     _unknown: UnknownFields = field(default_factory=UnknownFields)
     sharing: Sharing = field(default_factory=Sharing)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    refuse_tools: bool = False
+    """Tools that the server cannot serve are refused, not left out."""
     grammars: Grammars = field(init=False)
     _permits: Permits = field(default_factory=Permits)
     """Of requests that want many log-probabilities."""
@@ -115,6 +117,7 @@ class Gateway:
             formats=self.formats,
             judge=self.served.judge,
             keeps=self.responses.keeps,
+            refuse_tools=self.refuse_tools,
             encoding=self.tokenizer.encoding.source(),
             special_names=self.tokenizer.special_names,
         )
@@ -195,6 +198,7 @@ class Gateway:
         finally:
             body.end()
         self._unknown.warn(unknown)
+        self._unknown.warn(found.skipped, "leaving out a tool that this server does not have:")
         return decoded, found
 
     async def grammar(self, found: Found) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from starlette.responses import Response
@@ -79,8 +79,17 @@ class Renderer(Protocol):
 class GenerationResponse(Response):
     """Answers with a generation, and closes it."""
 
-    def __init__(self, generation: Generation, renderer: Renderer, *, stream: bool) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        renderer: Renderer,
+        *,
+        stream: bool,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
         self.background = None
+        self._headers = list(headers)
+        """Besides those of every answer."""
         self._generation = generation
         self._renderer = renderer
         self._stream = stream
@@ -118,11 +127,11 @@ class GenerationResponse(Response):
         return {} if found is None else {"server-timing": server_timing(found)}
 
     def _traced(self) -> list[tuple[bytes, bytes]]:
-        """Which span the request is."""
+        """Which span the request is, and what else is told of it."""
         story = self._generation.story
         if story is None or story.trace is None:
-            return []
-        return [(b"traceresponse", story.trace.response.encode())]
+            return self._headers
+        return [(b"traceresponse", story.trace.response.encode()), *self._headers]
 
     async def _send_large(self, send: Send) -> None:
         """A body that is written as its client takes it: nowhere is it whole."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from baton.gateway.api.fields import EFFORTS
 from baton.gateway.api.schemas import ChatFields
-from baton.gateway.api.tools import Tools, narrowed, read_tools
+from baton.gateway.api.tools import Tools, narrowed, read_tools, shown
 from baton.gateway.errors import BadRequest
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.text.chat_template import ChatTemplate
@@ -41,7 +41,7 @@ def render_conversation(
         messages,
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
-        tools=given if tools.wanted else None,
+        tools=shown(given) if tools.wanted else None,
         documents=request.documents,
         variables={**defaults, **_variables(request.chat_template_kwargs, request.reasoning_effort)},
     )

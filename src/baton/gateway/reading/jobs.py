@@ -57,30 +57,38 @@ class Beside(NamedTuple):
     """What the gateway knows: sent before the body, by jobs that have a `MORE`."""
     thinks: bool = True
     """It is known how the model writes reasoning."""
+    refuse_tools: bool = False
+    """Tools that the server cannot serve are refused, not left out."""
 
 
 class Translation(NamedTuple):
     """How the body of another API becomes a chat's."""
 
-    chat: Callable[[Any, Beside], tuple[msgspec.Struct, ChatRequest | None]]
-    """(what the gateway gets to know of the body, the chat; None: it cannot be read yet).  Raises
-    `BadRequest` in that API's own names."""
+    chat: Callable[[Any, Beside], tuple[msgspec.Struct, ChatRequest | None, list[str]]]
+    """(what the gateway gets to know of the body, the chat, kinds of tools that were left out; None: it cannot
+    be read yet).  Raises `BadRequest` in that API's own names."""
     kind: type[msgspec.Struct]
     """Of the first of these."""
     apart: frozenset[str] = frozenset()
     """Its fields that nobody needs once it is translated: what became messages and tools."""
 
 
-def _responses(body: ResponsesRequest, beside: Beside) -> tuple[ReadResponses, ChatRequest | None]:
+def _responses(
+    body: ResponsesRequest, beside: Beside
+) -> tuple[ReadResponses, ChatRequest | None, list[str]]:
     known = msgspec.msgpack.decode(beside.more, type=Known) if beside.more else None
-    return translate(body, keeps=beside.keeps, harmony=beside.harmony, known=known)
+    return translate(
+        body, keeps=beside.keeps, harmony=beside.harmony, known=known, refuse=beside.refuse_tools
+    )
 
 
-def _messages(body: CountTokensRequest, beside: Beside) -> tuple[CountTokensRequest, ChatRequest]:
-    chat = anthropic.chat_of(body)
+def _messages(
+    body: CountTokensRequest, beside: Beside
+) -> tuple[CountTokensRequest, ChatRequest, list[str]]:
+    chat, skipped = anthropic.chat_of(body, refuse_tools=beside.refuse_tools)
     if not beside.thinks:
         chat.thinking_token_budget = None  # (there is nothing to bound)
-    return body, chat
+    return body, chat, skipped
 
 
 TRANSLATIONS: dict[Job, Translation] = {
@@ -112,6 +120,7 @@ APART = frozenset(
         "chat_template_kwargs",
         "tools",
         "tool_choice",
+        "web_search_options",
         "tokens",
         "query",
         "queries",

@@ -18,7 +18,7 @@ import msgspec
 from baton.gateway.api.messages import ContentFormat, read_messages
 from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, RankingFields
 from baton.gateway.api.schemas import ChatFields, ChatRequest, decode_body, decode_prompt
-from baton.gateway.api.tools import Tools, read_tools
+from baton.gateway.api.tools import Tools, read_tools, served
 from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.reading.checks import check_ids, check_not_empty, check_prompt, text_too_long
@@ -27,7 +27,16 @@ from baton.gateway.reading.constraints.structured import Asked
 from baton.gateway.reading.conversations import echo_of, render_conversation
 from baton.gateway.reading.failure import Failure
 from baton.gateway.reading.fitting import fitting
-from baton.gateway.reading.jobs import APART, KINDS, MORE, TRANSLATIONS, Beside, Job, Translated
+from baton.gateway.reading.jobs import (
+    APART,
+    CONVERSATIONS,
+    KINDS,
+    MORE,
+    TRANSLATIONS,
+    Beside,
+    Job,
+    Translated,
+)
 from baton.gateway.reading.pooled import inputs_of, pairs_of, prompts_of
 from baton.gateway.responses.translation import ReadResponses
 from baton.gateway.served_model import Judge
@@ -72,6 +81,8 @@ class Settings(msgspec.Struct, frozen=True):
     """... and so many for each byte of the body: what JSON's smallest values become."""
     keeps: bool = False
     """Answers are kept for requests that go on from them."""
+    refuse_tools: bool = False
+    """Tools that the server cannot serve are refused, not left out."""
     nice: int = 10
     """The niceness of a helper that has a share of a busy machine; 0: none gives way, for whatever body."""
 
@@ -98,6 +109,8 @@ class Found(msgspec.Struct, array_like=True):
     """Of a conversation: the last message's text, with which the answer is to begin."""
     bindings: list[Binding] = []
     """What binds the answers: the first that can be kept does (`constraints/binding.py`); none: nothing."""
+    skipped: list[str] = []
+    """Kinds of tools that were offered and left out."""
 
     @property
     def is_long(self) -> bool:
@@ -152,18 +165,22 @@ class Reader:
             more, body = body[4:size], body[size:]
         request, unknown = decode_body(body, KINDS[job])
         read: Any = request
-        translation = TRANSLATIONS.get(job)
+        translation, skipped = TRANSLATIONS.get(job), list[str]()
         if translation is not None:
             formats = self.settings.formats
-            beside = Beside(formats.is_harmony, self.settings.keeps, more, formats.thinks)
-            known, chat = translation.chat(request, beside)
+            refuse = self.settings.refuse_tools
+            beside = Beside(formats.is_harmony, self.settings.keeps, more, formats.thinks, refuse)
+            known, chat, skipped = translation.chat(request, beside)
             if chat is None:
                 return Translated(known, ChatRequest()), Found(), unknown
             request, read = chat, Translated(known, chat)
+        elif job in CONVERSATIONS:
+            skipped = self._skip_tools(request)
         try:
             if getattr(request, "drops_oldest", False) and self._encoding is not None:
                 self._drop_oldest(request, self._encoding)
             found = self._find(job, request)
+            found.skipped = skipped
             self._bind(job, request, found)
             if self._encoding is not None and found.is_long:
                 self._convert(job, request, found, self._encoding)
@@ -200,6 +217,20 @@ class Reader:
                 Answer(failure=Failure(f"{asked.field}: {error}", asked.field, None))
             )
         return msgspec.msgpack.encode(Answer(found=found))
+
+    def _skip_tools(self, request: Any) -> list[str]:
+        """Leaves out the tools that cannot be called here.  Returns their kinds."""
+        refuse = self.settings.refuse_tools
+        request.tools, skipped = served(request.tools, request.tool_choice, refuse=refuse)
+        if getattr(request, "web_search_options", None) is not None:
+            if refuse:
+                raise BadRequest(
+                    "web_search_options: the server has no search engine; leave it out",
+                    param="web_search_options",
+                    code="unsupported_parameter",
+                )
+            skipped = list(dict.fromkeys(["web_search", *skipped]))
+        return skipped
 
     def _find(self, job: Job, request: Any) -> Found:
         match job:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.gateway.api.calls import call_id
+from baton.gateway.api.custom import InputReader, input_of
 from baton.gateway.generation.generation import Completion, Generation, Update
-from baton.gateway.parsing.deltas import Call, Content, Delta, Reasoning
+from baton.gateway.parsing.deltas import Call, Called, Content, Delta, Reasoning
 from baton.gateway.rendering.chunks import ChunkRenderer, Shape
 from baton.gateway.rendering.formats import Part, TokenNames, chat_logprobs, encode, timings_member, usage
 
@@ -36,16 +37,20 @@ class ChatOptions(Shape):
     """What each answer begins with."""
     short_ids: bool = False
     """Calls' ids have nine letters and digits, as the model's template wants them."""
+    custom: frozenset[str] = frozenset()
+    """Names of tools that take a text."""
 
 
 class ChatRenderer(ChunkRenderer):
     """A `Renderer`."""
 
-    __slots__ = ("_options", "_top_logprobs")
+    __slots__ = ("_inputs", "_options", "_top_logprobs")
 
     def __init__(self, generation: Generation, options: ChatOptions, names: TokenNames) -> None:
         self._top_logprobs = options.top_logprobs
         self._options = options
+        self._inputs: dict[tuple[int, int], InputReader] = {}
+        """Of calls of tools that take a text: by choice and call."""
         super().__init__(
             generation,
             names,
@@ -89,7 +94,7 @@ class ChatRenderer(ChunkRenderer):
                 return b"".join(
                     [
                         self._openings[update.index] + data[:-1] + self._plain
-                        for data in map(self._delta, update.deltas)
+                        for data in [self._delta(update.index, delta) for delta in update.deltas]
                         if data
                     ]
                 )
@@ -107,7 +112,8 @@ class ChatRenderer(ChunkRenderer):
             # One event for each thing that is said; the last one tells all else.  (The stream helper of
             # OpenAI's client looks for a call's end only after the event that began it.)
             apart = update.finish_reason is not None and update.deltas[-1:] != []
-            said = [*filter(None, map(self._delta, update.deltas)), *([b"{}"] if apart else ())]
+            deltas = [self._delta(update.index, delta) for delta in update.deltas]
+            said = [*filter(None, deltas), *([b"{}"] if apart else ())]
             *before, content = said or [b"{}"]
             for data in before:
                 yield 1, self._openings[update.index] + data + b',"logprobs":null'
@@ -125,7 +131,7 @@ class ChatRenderer(ChunkRenderer):
         else:
             yield 0, self._event_end(update)
 
-    def _delta(self, delta: Delta) -> bytes:
+    def _delta(self, choice: int, delta: Delta) -> bytes:
         """As JSON; empty if it is not wanted."""
         match delta:
             case Content(text):
@@ -134,12 +140,28 @@ class ChatRenderer(ChunkRenderer):
                 data = encode(text)
                 wanted = self._options.include_reasoning
                 return b'{"reasoning":' + data + b',"reasoning_content":' + data + b"}" if wanted else b""
+            case Call() if self._options.custom and (call := self._custom(choice, delta)) is not None:
+                return b'{"tool_calls":[' + encode(call) + b"]}" if call else b""
             case Call(index, None, arguments):
-                call: dict[str, Any] = {"index": index, "function": {"arguments": arguments}}
+                call = {"index": index, "function": {"arguments": arguments}}
             case Call(index, name, arguments, id):
                 function = {"name": name, "arguments": arguments}
                 call = {"index": index, "id": self._id(id), "type": "function", "function": function}
         return b'{"tool_calls":[' + encode(call) + b"]}"
+
+    def _custom(self, choice: int, delta: Call) -> dict[str, Any] | None:
+        """Of a call of a tool that takes a text; empty: nothing new.  None: it is none."""
+        place = choice, delta.index
+        if delta.name is None:
+            if (reader := self._inputs.get(place)) is None:
+                return None
+            text = reader.push(delta.arguments)
+            return {"index": delta.index, "custom": {"input": text}} if text else {}
+        if delta.name not in self._options.custom:
+            return None
+        reader = self._inputs[place] = InputReader()
+        custom = {"name": delta.name, "input": reader.push(delta.arguments)}
+        return {"index": delta.index, "id": self._id(delta.id), "type": "custom", "custom": custom}
 
     def _id(self, own: str | None) -> str:
         """Of a call; `own`: as the model says it."""
@@ -160,20 +182,21 @@ class ChatRenderer(ChunkRenderer):
         yield from self._routes(completion)
         yield 0, b"}"
 
+    def _call(self, call: Called) -> dict[str, Any]:
+        arguments = "".join(call.arguments)
+        if call.name in self._options.custom:
+            custom = {"name": call.name, "input": input_of(arguments)}
+            return {"id": self._id(call.id), "type": "custom", "custom": custom}
+        function = {"name": call.name, "arguments": arguments}
+        return {"id": self._id(call.id), "type": "function", "function": function}
+
     def _message(self, completion: Completion) -> dict[str, Any]:
         parsed = completion.parsed
         if parsed is None:
             return {"content": self._options.echo + completion.text}
         content = self._options.echo + "".join(parsed.content)
         reasoning = "".join(parsed.reasoning) if self._options.include_reasoning else ""
-        calls = [
-            {
-                "id": self._id(call.id),
-                "type": "function",
-                "function": {"name": call.name, "arguments": "".join(call.arguments)},
-            }
-            for call in parsed.calls
-        ]
+        calls = [self._call(call) for call in parsed.calls]
         return {
             "content": content if content or not (parsed.calls or parsed.reasoning) else None,
             "tool_calls": calls,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from baton.gateway.api.calls import call_id
@@ -17,6 +17,7 @@ from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.parsing.deltas import Content
 from baton.gateway.rendering.formats import Part, TokenNames, encode, logprobs_entry, timings_member
 from baton.gateway.responses.output import Output, event
+from baton.gateway.responses.tools import Names
 from baton.protocol.params.sampling import TokenLogprobs
 
 Keep = Callable[[bytes, list[tuple[str, bytes]]], bool]
@@ -41,6 +42,10 @@ class ResponsesOptions:
     """As of `ChatOptions`."""
     timings: bool = False
     """It says where its time went."""
+    custom: frozenset[str] = frozenset()
+    """The model's names of tools that take a text."""
+    names: Names = field(default_factory=dict)
+    """Of tools in namespaces."""
 
 
 class ResponsesRenderer:
@@ -73,6 +78,8 @@ class ResponsesRenderer:
             lambda own: call_id(own, short=options.short_ids),
             tells=options.stream,
             encrypted=options.encrypted,
+            custom=options.custom,
+            names=options.names,
         )
         self._finish: str | None = None
         """How it ended."""

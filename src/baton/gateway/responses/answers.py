@@ -57,9 +57,27 @@ class FunctionCallItem(Struct, forbid_unknown_fields=True, tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
+    """The one that the tool is in."""
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+class CustomToolCallItem(Struct, forbid_unknown_fields=True, tag="custom_tool_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    """The text that the tool gets, as it is."""
+    namespace: str | None = None
+
+
+class CompactionItem(Struct, forbid_unknown_fields=True, tag="compaction"):
+    id: str
+    encrypted_content: str
+    """A summary of what was said, for later requests to this server."""
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomToolCallItem
 
 
 class ResponseError(Struct, forbid_unknown_fields=True):
@@ -142,6 +160,17 @@ class ResponseEvent(Struct, forbid_unknown_fields=True):
     logprobs: list[ResponseLogprob] | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
+
+
+class CompactedResponse(Struct, forbid_unknown_fields=True):
+    """What a conversation became: messages of users as they were, and a summary."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
 
 
 class InputTokens(Struct, forbid_unknown_fields=True):

@@ -15,6 +15,15 @@ from typing import Any
 import msgspec
 
 from baton.gateway.errors import BadRequest
+from baton.gateway.responses.other_items import (
+    ASKS_NOTHING,
+    as_action_call,
+    as_action_output,
+    as_answered_call,
+    as_function_call,
+    compacted,
+    name_of,
+)
 
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ROLES = frozenset({"user", "assistant", "system", "developer"})
@@ -60,8 +69,22 @@ class Turns:
                 self._message(item, where)
             case "function_call":
                 self._call(item, where)
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 self._output(item, where)
+            case "custom_tool_call":
+                self._call(as_function_call(item, where), where)
+            case "local_shell_call" | "shell_call" | "apply_patch_call":
+                self._call(as_action_call(item, where), where)
+            case "local_shell_call_output" | "shell_call_output" | "apply_patch_call_output":
+                self._output(as_action_output(item), where)
+            case "compaction" | "compaction_summary":
+                self.say("user", compacted(item, where))
+            case "mcp_call" | "code_interpreter_call":
+                call, output = as_answered_call(item)
+                self._call(call, where)
+                self._output(output, where)
+            case kind if kind in ASKS_NOTHING:
+                pass
             case "reasoning":
                 self._reasoning(item, where)
             case None:
@@ -98,7 +121,7 @@ class Turns:
         _check_arguments(item["arguments"], f"{where}.arguments")
         self._called.add(item["call_id"])
         turn = self._open or self._begin()
-        function = {"name": item["name"], "arguments": item["arguments"]}
+        function = {"name": name_of(item), "arguments": item["arguments"]}
         turn.setdefault("tool_calls", []).append(
             {"id": item["call_id"], "type": "function", "function": function}
         )

@@ -11,11 +11,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from baton.gateway.api.custom import InputReader
 from baton.gateway.parsing.deltas import Call, Content, Delta, Reasoning
 from baton.gateway.responses.items import sealed
+from baton.gateway.responses.tools import Names
 
 Status = Literal["completed", "incomplete"]
-_Kind = Literal["", "message", "reasoning", "function_call"]
+_Kind = Literal["", "message", "reasoning", "function_call", "custom_tool_call"]
+_CALLS = ("function_call", "custom_tool_call")
+_NO_NAMES: Names = {}
 
 encode = msgspec.json.encode
 
@@ -33,11 +37,14 @@ class Output:
         "_after",
         "_before",
         "_call_id",
+        "_custom",
         "_encrypted",
         "_index",
+        "_input",
         "_kind",
         "_logprobs",
         "_name",
+        "_names",
         "_pieces",
         "_place",
         "_tells",
@@ -47,14 +54,26 @@ class Output:
     )
 
     def __init__(
-        self, token: str, call_id: Callable[[str | None], str], *, tells: bool, encrypted: bool
+        self,
+        token: str,
+        call_id: Callable[[str | None], str],
+        *,
+        tells: bool,
+        encrypted: bool,
+        custom: frozenset[str] = frozenset(),
+        names: Names = _NO_NAMES,
     ) -> None:
         """`token`: of the answer's id, for those of items.  `call_id`: a call's, by the model's own name for
-        it.  `tells`: there are events.  `encrypted`: reasoning has `encrypted_content`, too."""
+        it.  `tells`: there are events.  `encrypted`: reasoning has `encrypted_content`, too.  `custom`: tools
+        that take a text, and `names`, by the model's names."""
         self._token = token
         self._call_id = call_id
         self._tells = tells
         self._encrypted = encrypted
+        self._custom = custom
+        self._names = names
+        self._input = InputReader()
+        """Of a call that has a text."""
         self.sequence = 0
         """Number of the next event."""
         self.items: list[tuple[str, bytes]] = []
@@ -92,12 +111,22 @@ class Output:
                 return opening + self._grow(text)
             case Call(index, name, arguments, id):
                 opening = b""
-                if self._kind != "function_call" or self._index != index:
+                if self._kind not in _CALLS or self._index != index:
                     opening = self.close("completed")
                     self._index = index
-                    self._name = {"call_id": self._call_id(id), "name": name or ""}
-                    opening += self._open("function_call")
+                    opening += self._open_call(name or "", id)
+                if self._kind == "custom_tool_call":
+                    arguments = self._input.push(arguments)
                 return opening + (self._grow(arguments) if arguments else b"")
+
+    def _open_call(self, name: str, id: str | None) -> bytes:
+        self._name = {"call_id": self._call_id(id), "name": name}
+        if name in self._names:
+            self._name["namespace"], self._name["name"] = self._names[name]
+        if name not in self._custom:
+            return self._open("function_call")
+        self._input = InputReader()
+        return self._open("custom_tool_call")
 
     def text(self, text: str, logprobs: Sequence[bytes] = ()) -> bytes:
         """More of the answer's text."""
@@ -136,16 +165,17 @@ class Output:
         name = {
             "message": b"response.output_text.delta",
             "reasoning": b"response.reasoning_text.delta",
+            "custom_tool_call": b"response.custom_tool_call_input.delta",
         }.get(kind, b"response.function_call_arguments.delta")
         self._before = b"event: " + name + b'\ndata: {"type":"' + name + b'",' + self._place
-        if kind != "function_call":
+        if kind not in _CALLS:
             self._before += b',"content_index":0'
         if kind == "message":
             self._after = b',"logprobs":[],"sequence_number":%d}\n\n'
         self._before += b',"delta":'
         item = self._item(id, "in_progress", empty=True)
         events += self._event("response.output_item.added", b'"output_index":%d,"item":' % index + item)
-        if kind != "function_call":
+        if kind not in _CALLS:
             part = b',"content_index":0,"part":' + self._part(b'""', b"")
             events += self._event("response.content_part.added", self._place + part)
         return events
@@ -160,6 +190,8 @@ class Output:
         logprobs = b",".join(self._logprobs)
         if kind == "function_call" and not _is_object(self._pieces[0]):
             status = "incomplete"
+        elif kind == "custom_tool_call" and self._input.is_open:
+            status = "incomplete"
         item = self._item(id, status)
         events = b""
         if self._tells:
@@ -170,10 +202,14 @@ class Output:
             elif kind == "reasoning":
                 said = b',"content_index":0,"text":' + text
                 events = self._event("response.reasoning_text.done", self._place + said)
+            elif kind == "custom_tool_call":
+                events = self._event(
+                    "response.custom_tool_call_input.done", self._place + b',"input":' + text
+                )
             else:
                 said = b',"name":' + encode(self._name["name"]) + b',"arguments":' + text
                 events = self._event("response.function_call_arguments.done", self._place + said)
-            if kind != "function_call":
+            if kind not in _CALLS:
                 events += self._event("response.content_part.done", self._place + part)
             done = b'"output_index":%d,"item":' % len(self.items) + item
             events += self._event("response.output_item.done", done)
@@ -185,7 +221,7 @@ class Output:
         return event(kind, members + b"," + self.number())
 
     def _id(self) -> str:
-        prefix = {"message": "msg", "reasoning": "rs"}.get(self._kind, "fc")
+        prefix = {"message": "msg", "reasoning": "rs", "custom_tool_call": "ctc"}.get(self._kind, "fc")
         return f"{prefix}_{self._token}{len(self.items):02}"
 
     def _part(self, text: bytes, logprobs: bytes) -> bytes:
@@ -199,6 +235,8 @@ class Output:
         head: dict[str, Any] = {"id": id, "type": self._kind, "status": status}
         if self._kind == "function_call":
             return encode({**head, **self._name, "arguments": text})
+        if self._kind == "custom_tool_call":
+            return encode({**head, **self._name, "input": text})
         content = b"[]" if empty else b"[" + self._part(encode(text), b",".join(self._logprobs)) + b"]"
         if self._kind == "message":
             head["role"] = "assistant"

@@ -43,7 +43,12 @@ Item = Annotated[
                         "message",
                         "function_call",
                         "function_call_output",
+                        "custom_tool_call",
+                        "custom_tool_call_output",
+                        "local_shell_call",
+                        "local_shell_call_output",
                         "reasoning",
+                        "compaction",
                         "item_reference",
                     ]
                 }
@@ -57,7 +62,7 @@ Tool = Annotated[
     Meta(
         extra_json_schema={
             "properties": {
-                "type": {"const": "function"},
+                "type": {"type": "string", "description": "function, custom, namespace; others are left out."},
                 "name": {"type": "string", "minLength": 1, "maxLength": 128},
                 "description": {"anyOf": [{"type": "string"}, {"type": "null"}]},
                 "parameters": {
@@ -65,7 +70,7 @@ Tool = Annotated[
                 },
                 "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
             },
-            "required": ["type", "name"],
+            "required": ["type"],
         }
     ),
 ]

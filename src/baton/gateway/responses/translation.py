@@ -12,6 +12,7 @@ from baton.gateway.api.formats import JsonSchemaFormat, ResponseFormat
 from baton.gateway.api.schemas import ChatRequest
 from baton.gateway.errors import BadRequest
 from baton.gateway.responses.items import Turns, is_reference, references
+from baton.gateway.responses.other_items import more_tools
 from baton.gateway.responses.schemas import (
     ENCRYPTED,
     INCLUDABLE,
@@ -20,7 +21,7 @@ from baton.gateway.responses.schemas import (
     Text,
     TextFormat,
 )
-from baton.gateway.responses.tools import ChatTools, chat_tools
+from baton.gateway.responses.tools import ChatTools, Names, chat_tools
 
 _SAME = (
     "model",
@@ -57,7 +58,15 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
 }
 """Fields of a chat by the names that they have here: for errors."""
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
 """Of items' ids."""
 
 
@@ -93,25 +102,29 @@ class ReadResponses(msgspec.Struct):
     """Ids of items, or `previous`: without them the body cannot be read."""
     encrypted: bool = False
     logprobs: bool = False
+    names: Names = {}
+    """Of tools in namespaces."""
 
 
 def translate(
-    body: ResponsesRequest, *, keeps: bool, harmony: bool, known: Known | None
-) -> tuple[ReadResponses, ChatRequest | None]:
-    """(what concerns the answer, the chat; None: more has to be known first).
+    body: ResponsesRequest, *, keeps: bool, harmony: bool, known: Known | None, refuse: bool = False
+) -> tuple[ReadResponses, ChatRequest | None, list[str]]:
+    """(what concerns the answer, the chat, kinds of tools that were left out; None: more has to be known first).
 
-    `keeps`: this server keeps answers.  `known`: what it has kept.  Raises `BadRequest`.
+    `keeps`: this server keeps answers.  `known`: what it has kept.  `refuse`: no tools are left out.  Raises
+    `BadRequest`.
     """
     given = body.input
-    if given is None or given == "" or given == []:
-        raise BadRequest("input: it is missing; give a text, or a list with at least one item", param="input")
-    items = given if isinstance(given, list) else [_user(given)]
+    if given is None:
+        raise BadRequest("input: it is missing; give a text, or a list of items", param="input")
+    # (An empty one asks for an answer to nothing, which clients do to see whether a model is there.)
+    items = given if isinstance(given, list) and given else [_user(given or "")]
     named = references(items)
     previous = body.previous_response_id
     if previous is not None or named:
         _check_keeps("previous_response_id" if previous is not None else "input", keeps)
         if known is None:
-            return ReadResponses(previous=previous, needs=named), None
+            return ReadResponses(previous=previous, needs=named), None, []
     known = known or Known()
     items = [_resolved(item, known) if is_reference(item) else item for item in items]
     turns = Turns(harmony=harmony)
@@ -119,15 +132,15 @@ def translate(
         turns.add(msgspec.json.decode(data), f"previous_response_id: item {number}")
     for number, item in enumerate(items):
         turns.add(item, f"input[{number}]" if isinstance(given, list) else "input")
-    tools = chat_tools(body.tools, body.tool_choice)
+    tools = chat_tools(body.tools, body.tool_choice, refuse=refuse, more=more_tools(items))
     chat = _chat(body, with_instructions(body.instructions, turns.finished()), tools)
-    read = ReadResponses(said=_said(body, tools), previous=previous)
+    read = ReadResponses(said=_said(body, tools), previous=previous, names=tools.names)
     include = body.include or ()
     read.encrypted, read.logprobs = ENCRYPTED in include, LOGPROBS in include
     read.keeps = keeps and body.store is not False
     if read.keeps:
         read.items = [_kept(item) for item in items]
-    return read, chat
+    return read, chat, tools.skipped
 
 
 def with_instructions(instructions: str | None, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -264,7 +277,7 @@ def _kept(item: Mapping[str, Any]) -> tuple[str, str]:
     kind = item.get("type") or "message"
     id = item.get("id")
     if not isinstance(id, str) or not id:
-        id = f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
+        id = f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(16)}"
     kept = {"id": id, "type": kind, **item}
     if kind == "message" and isinstance(item.get("content"), str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"

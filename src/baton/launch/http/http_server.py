@@ -199,6 +199,7 @@ def make_http(
         responses=ResponseStore(
             limits.responses_store, parse_bytes("--responses-store-memory", limits.responses_store_memory)
         ),
+        refuse_tools=limits.unknown_tools == "refuse",
     )
     app.state.gateway.generator.logs = log_requests
     app.state.gateway.generator.events = EventLog(events_keep)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from baton.launch.limits import MAX_SECONDS
 from baton.launch.options.flag import Options, flag
@@ -242,6 +242,12 @@ class HttpOptions(Options):
         unit="bytes",
         size=True,
         metavar="SIZE",
+    )
+    unknown_tools: Literal["skip", "refuse"] = flag(
+        "skip",
+        "What becomes of tools that the server does not have (web_search, computer, …) where a request only "
+        "offers them: left out of the prompt, and named in the log and the header x-baton-skipped-tools; or "
+        "the request is refused.",
     )
 
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from baton.gateway.http.chatting import chat_params, chat_prompt, has_short_ids, start_chat
+from baton.gateway.http.chatting import chat_params, chat_prompt, has_short_ids, skipped_header, start_chat
 from baton.gateway.http.context import Gateway, stream_options
 from baton.gateway.http.responses import GenerationResponse
 from baton.gateway.rendering.chat import ChatOptions, ChatRenderer
@@ -32,6 +32,7 @@ def chat_routes(gateway: Gateway) -> list[Route]:
             echo=found.echo,
             include_reasoning=body.include_reasoning is not False,
             short_ids=has_short_ids(gateway),
+            custom=frozenset(found.tools.custom),
             prompt_logprobs=body.prompt_logprobs,
             token_ids=bool(body.return_token_ids),
             routed_experts=bool(body.return_routed_experts),
@@ -41,7 +42,9 @@ def chat_routes(gateway: Gateway) -> list[Route]:
         )
         names = TokenNames(gateway.tokenizer, bool(body.return_tokens_as_token_ids))
         renderer = ChatRenderer(generation, shape, names)
-        return GenerationResponse(generation, renderer, stream=bool(body.stream))
+        return GenerationResponse(
+            generation, renderer, stream=bool(body.stream), headers=skipped_header(found)
+        )
 
     async def render(request: Request) -> Response:
         """The prompt of a conversation, as it would be answered."""

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from baton.gateway.anthropic.translation import NAMES
 from baton.gateway.errors import BadRequest
-from baton.gateway.http.chatting import has_short_ids, renamed, start_chat
+from baton.gateway.http.chatting import has_short_ids, renamed, skipped_header, start_chat
 from baton.gateway.http.context import Gateway
 from baton.gateway.http.responses import GenerationResponse
 from baton.gateway.reading.prompts import encode
@@ -51,7 +51,9 @@ def message_routes(gateway: Gateway) -> list[Route]:
             timings=bool(body.timings),
         )
         renderer = MessageRenderer(generation, options)
-        return GenerationResponse(generation, renderer, stream=bool(body.stream))
+        return GenerationResponse(
+            generation, renderer, stream=bool(body.stream), headers=skipped_header(found)
+        )
 
     async def count_tokens(request: Request) -> Response:
         (body, chat), found = await gateway.read_prompted(request, "count_tokens")

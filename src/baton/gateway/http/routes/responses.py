@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from baton.gateway.errors import ApiError, BadRequest, NotFound
 from baton.gateway.generation.generation import Generation
-from baton.gateway.http.chatting import chat_params, has_short_ids, renamed, start_chat
+from baton.gateway.http.chatting import chat_params, has_short_ids, renamed, skipped_header, start_chat
 from baton.gateway.http.context import Gateway
 from baton.gateway.http.responses import GenerationResponse
 from baton.gateway.reading.jobs import Translated
@@ -62,10 +62,13 @@ def responses_routes(gateway: Gateway) -> list[Route]:
             top_logprobs=(chat.top_logprobs or 0) if body.logprobs else None,
             short_ids=has_short_ids(gateway),
             timings=bool(chat.timings),
+            custom=frozenset(found.tools.custom),
+            names=body.names,
         )
         keep = _keeper(gateway, request, body, options, before) if body.keeps else None
         names = TokenNames(gateway.tokenizer, as_ids=False)
-        return ItemsResponse(generation, ResponsesRenderer(generation, options, names, keep), options.stream)
+        renderer = ResponsesRenderer(generation, options, names, keep)
+        return ItemsResponse(generation, renderer, options.stream, skipped_header(found))
 
     async def count(request: Request) -> Response:
         """How many tokens the prompt has."""
@@ -107,8 +110,14 @@ def responses_routes(gateway: Gateway) -> list[Route]:
 class ItemsResponse(GenerationResponse):
     """Its items come in the order in which the model says them, also as a whole."""
 
-    def __init__(self, generation: Generation, renderer: ResponsesRenderer, stream: bool) -> None:
-        super().__init__(generation, renderer, stream=stream)
+    def __init__(
+        self,
+        generation: Generation,
+        renderer: ResponsesRenderer,
+        stream: bool,
+        headers: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        super().__init__(generation, renderer, stream=stream, headers=headers)
         self._items = renderer
 
     async def _whole(self) -> bytes:

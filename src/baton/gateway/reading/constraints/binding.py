@@ -15,7 +15,8 @@ from baton.gateway.api.schemas import ChatRequest, SamplingFields
 from baton.gateway.api.tools import Tools
 from baton.gateway.errors import BadRequest
 from baton.gateway.parsing.choice import Formats
-from baton.gateway.reading.constraints.calling import Function, functions_of, loosened, structure_of
+from baton.gateway.reading.constraints.calling import structure_of
+from baton.gateway.reading.constraints.functions import Function, functions_of, loosened
 from baton.gateway.reading.constraints.structured import Asked, asked_by, described
 from baton.gateway.reading.failure import Failure
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
+from baton.gateway.api.custom import INPUT
 from baton.gateway.api.tools import Tools
 from baton.gateway.errors import BadRequest
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.parsing.formats import Think
+from baton.gateway.reading.constraints.functions import Function
 from baton.gateway.reading.constraints.template_calls import written
 from baton.grammar.description import (
     AnyText,
@@ -23,6 +23,7 @@ from baton.grammar.description import (
     Either,
     Ending,
     Json,
+    Lark,
     Regex,
     Repeat,
     Structure,
@@ -34,18 +35,8 @@ from baton.grammar.description import (
 from baton.grammar.description import Sequence as Parts
 
 _SPACES = Regex(r"[ \n]{0,4}")
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
-_SAYS_WHAT = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf"})
-"""Keywords of a schema that may say of which type it is."""
 _SAYS_NOTHING = frozenset({"type", "description", "title", "default", "examples", "$comment"})
 """Keywords that leave a text free."""
-
-
-class Function(NamedTuple):
-    """A tool that may be called."""
-
-    name: str
-    schema: Mapping[str, Any]
 
 
 class Writing(NamedTuple):
@@ -199,7 +190,7 @@ def _json(begin: str, end: str) -> Callable[[Function], Content]:
     """`NAME` in them stands for the name."""
 
     def call(function: Function) -> Content:
-        return Parts([Text(begin.replace("NAME", function.name)), Json(dict(function.schema)), Text(end)])
+        return Parts([Text(begin.replace("NAME", function.name)), *function.arguments, Text(end)])
 
     return call
 
@@ -210,7 +201,7 @@ def _kimi(function: Function) -> Content:
             Text(f"<|tool_call_begin|>functions.{function.name}:"),
             Regex("[0-9]{1,3}"),
             Text("<|tool_call_argument_begin|>"),
-            Json(dict(function.schema)),
+            *function.arguments,
             Text("<|tool_call_end|>"),
         ]
     )
@@ -231,6 +222,9 @@ def _tags(begin: str, frame: Frame, end: str) -> Callable[[Function], Content]:
 def parameters(frame: Frame, function: Function, *, bare: bool = False) -> Content:
     """Arguments as tags, in the order of the schema; `bare`: a line break may stand before one, none
     behind.  Raises `BadRequest`."""
+    if function.grammar:
+        before, behind = frame(INPUT, True)
+        return Parts([Text(before), Lark(function.grammar, behind)])
     parts: list[Content] = []
     for key, schema, required in _properties(function):
         is_text = _is_text(schema)
@@ -261,6 +255,8 @@ def _tag_value(function: Function, key: str, schema: Any, is_text: bool, behind:
 
 
 def _python(function: Function) -> Content:
+    if function.grammar:
+        return Parts([Text(f'{function.name}({INPUT}="'), Lark(function.grammar), Text('")')])
     listed = [
         (Parts([Text(f"{key}="), Json(_with_definitions(function, schema))]), required)
         for key, schema, required in _properties(function)
@@ -383,18 +379,3 @@ _TRIGGERS = {
     "glm45": "<tool_call>",
 }
 """Of formats that have nothing before all calls."""
-
-
-def functions_of(tools: Tools) -> list[Function]:
-    schemas: dict[str, Any] = msgspec.json.decode(tools.schemas)
-    return [Function(name, _of_object(schemas.get(name, ANY_OBJECT))) for name in tools.names]
-
-
-def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
-    """Arguments are an object also where the schema does not say so."""
-    return schema if _SAYS_WHAT & schema.keys() else {**ANY_OBJECT, **schema}
-
-
-def loosened(functions: Sequence[Function], tools: Tools) -> list[Function]:
-    """Any object where a schema need not be kept."""
-    return [one if one.name in tools.strict else Function(one.name, ANY_OBJECT) for one in functions]

@@ -17,7 +17,8 @@ import msgspec
 
 from baton.gateway.api import structural as s
 from baton.gateway.errors import BadRequest
-from baton.gateway.reading.constraints.calling import STYLES, Function, parameters
+from baton.gateway.reading.constraints.calling import STYLES, parameters
+from baton.gateway.reading.constraints.functions import Function
 from baton.grammar.description import (
     Choice,
     Content,
