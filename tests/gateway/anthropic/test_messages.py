@@ -334,17 +334,17 @@ def test_fields_that_change_nothing_are_accepted(server: GatewayServer, tokenize
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: must be at least 1"),
         ({"thinking": {"type": "adaptive", "display": "x"}}, "thinking.display: 'x' must be"),
         (
-            {"tools": [{"type": "web_search_20250305", "name": "w"}]},
-            "tools[0].type: 'web_search_20250305' is a tool",
+            {"tools": [{"type": "web_search_20250305", "name": "w"}], "tool_choice": {"type": "any"}},
+            "tool_choice: this server has no web_search_20250305",
         ),
         (
-            {"tools": [{"type": "computer_20250124", "name": "c"}]},
-            "tools[0].type: 'computer_20250124' is a tool",
+            {
+                "tools": [TIME, {"type": "computer_20250124", "name": "c"}],
+                "tool_choice": {"type": "tool", "name": "c"},
+            },
+            "tool_choice.name: there is no tool 'c'",
         ),
-        (
-            {"tools": [TIME, {"type": "bash_20250124", "name": "bash"}]},
-            "tools[1].type: 'bash_20250124' is a tool",
-        ),
+        ({"tools": [{"type": "bash_20250124", "name": "a b"}]}, "tools[0].name: 'a b' must be of letters"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name: 'a b' must be of letters"),
         ({"tools": [{"input_schema": {}}]}, "tools[0].name: it is missing"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema: must be a JSON schema"),

@@ -181,6 +181,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     cache_salt: f.CacheSalt | None = None
     request_id: f.RequestId | None = None
     spaces_between_special_tokens: bool | None = None
+    client_metadata: f.Ignored = f.nothing()
     prompt_cache_options: f.Ignored = f.nothing()
     prompt_cache_retention: f.Ignored = f.nothing()
     session_id: f.Ignored = f.nothing()
