@@ -84,6 +84,15 @@ ROUTES: tuple[Route, ...] = (
         required=("input",),
     ),
     Route(
+        "post",
+        "/v1/responses/compact",
+        "A conversation, shortened to its users' messages and a summary",
+        responses.CompactedResponse,
+        ResponsesRequest,
+        (404, 429, 503),
+        required=("input",),
+    ),
+    Route(
         "get",
         "/v1/responses/{name}",
         "An answer that is kept (--responses-store)",

@@ -56,6 +56,7 @@ RIGHTS: dict[str, Right] = {
     "/v1/completions/render": "user",
     "/v1/responses": "user",
     "/v1/responses/input_tokens": "user",
+    "/v1/responses/compact": "user",
     "/v1/responses/{name}": "user",
     "/v1/responses/{name}/input_items": "user",
     "/v1/messages": "user",

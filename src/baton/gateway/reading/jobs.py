@@ -12,6 +12,7 @@ from baton.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
 from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from baton.gateway.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from baton.gateway.reading.constraints.structured import FIELDS
+from baton.gateway.responses.compaction import compacting
 from baton.gateway.responses.schemas import ResponsesRequest
 from baton.gateway.responses.translation import Known, ReadResponses, translate
 
@@ -25,6 +26,7 @@ Job = Literal[
     "rerank",
     "score",
     "responses",
+    "compact",
     "messages",
     "count_tokens",
     "structure",
@@ -39,6 +41,7 @@ KINDS: dict[Job, type[msgspec.Struct]] = {
     "rerank": RerankRequest,
     "score": ScoreRequest,
     "responses": ResponsesRequest,
+    "compact": ResponsesRequest,
     "messages": MessagesRequest,
     "count_tokens": CountTokensRequest,
 }
@@ -59,6 +62,8 @@ class Beside(NamedTuple):
     """It is known how the model writes reasoning."""
     refuse_tools: bool = False
     """Tools that the server cannot serve are refused, not left out."""
+    max_model_len: int = 0
+    """Tokens of the context."""
 
 
 class Translation(NamedTuple):
@@ -82,6 +87,17 @@ def _responses(
     )
 
 
+def _compact(body: ResponsesRequest, beside: Beside) -> tuple[ReadResponses, ChatRequest | None, list[str]]:
+    known = msgspec.msgpack.decode(beside.more, type=Known) if beside.more else None
+    return compacting(
+        body,
+        keeps=beside.keeps,
+        harmony=beside.harmony,
+        known=known,
+        max_model_len=beside.max_model_len,
+    )
+
+
 def _messages(
     body: CountTokensRequest, beside: Beside
 ) -> tuple[CountTokensRequest, ChatRequest, list[str]]:
@@ -93,11 +109,12 @@ def _messages(
 
 TRANSLATIONS: dict[Job, Translation] = {
     "responses": Translation(_responses, ReadResponses),
+    "compact": Translation(_compact, ReadResponses),
     "messages": Translation(_messages, MessagesRequest, anthropic.APART),
     "count_tokens": Translation(_messages, CountTokensRequest, anthropic.APART),
 }
 """A kind that is here is read as a `Translated`, and its prompt as a chat's."""
-MORE: frozenset[Job] = frozenset({"responses"})
+MORE: frozenset[Job] = frozenset({"responses", "compact"})
 """Before their bodies stands `Beside.more`, and its length as four bytes."""
 
 

@@ -168,8 +168,14 @@ class Reader:
         translation, skipped = TRANSLATIONS.get(job), list[str]()
         if translation is not None:
             formats = self.settings.formats
-            refuse = self.settings.refuse_tools
-            beside = Beside(formats.is_harmony, self.settings.keeps, more, formats.thinks, refuse)
+            beside = Beside(
+                harmony=formats.is_harmony,
+                keeps=self.settings.keeps,
+                more=more,
+                thinks=formats.thinks,
+                refuse_tools=self.settings.refuse_tools,
+                max_model_len=self.settings.max_model_len,
+            )
             known, chat, skipped = translation.chat(request, beside)
             if chat is None:
                 return Translated(known, ChatRequest()), Found(), unknown

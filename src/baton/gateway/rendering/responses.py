@@ -194,23 +194,24 @@ class ResponsesRenderer:
             "incomplete_details": None if reason is None else {"reason": reason},
             "store": self._keep is not None,
         }
-        usage = encode(self._usage()) if ended else b"null"
+        usage = encode(usage_of(self._generation)) if ended else b"null"
         listed = b",".join([item for _, item in items])
         told = timings_member(self._generation, ended and self._options.timings)
         return b"".join(
             (encode(head)[:-1], b",", self._before, b',"output":[', listed, b'],"usage":', usage, told, b"}")
         )
 
-    def _usage(self) -> dict[str, Any]:
-        generation = self._generation
-        prompt, generated = generation.num_prompt, generation.num_generated
-        return {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": generation.num_cached or 0, "cache_write_tokens": 0},
-            "output_tokens": generated,
-            "output_tokens_details": {"reasoning_tokens": generation.num_reasoning},
-            "total_tokens": prompt + generated,
-        }
+
+def usage_of(generation: Generation) -> dict[str, Any]:
+    """Its tokens so far."""
+    prompt, generated = generation.num_prompt, generation.num_generated
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": generation.num_cached or 0, "cache_write_tokens": 0},
+        "output_tokens": generated,
+        "output_tokens_details": {"reasoning_tokens": generation.num_reasoning},
+        "total_tokens": prompt + generated,
+    }
 
 
 def _failure(error: ApiError) -> dict[str, str]:

@@ -139,7 +139,7 @@ def translate(
     read.encrypted, read.logprobs = ENCRYPTED in include, LOGPROBS in include
     read.keeps = keeps and body.store is not False
     if read.keeps:
-        read.items = [_kept(item) for item in items]
+        read.items = [listed(item) for item in items]
     return read, chat, tools.skipped
 
 
@@ -272,7 +272,7 @@ def _format_said(wanted: TextFormat | None) -> dict[str, Any]:
     }
 
 
-def _kept(item: Mapping[str, Any]) -> tuple[str, str]:
+def listed(item: Mapping[str, Any]) -> tuple[str, str]:
     """(its id, the item as JSON, in the form in which items are listed)."""
     kind = item.get("type") or "message"
     id = item.get("id")

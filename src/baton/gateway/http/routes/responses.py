@@ -17,9 +17,10 @@ from baton.gateway.generation.generation import Generation
 from baton.gateway.http.chatting import chat_params, has_short_ids, renamed, skipped_header, start_chat
 from baton.gateway.http.context import Gateway
 from baton.gateway.http.responses import GenerationResponse
-from baton.gateway.reading.jobs import Translated
+from baton.gateway.reading.jobs import Job, Translated
 from baton.gateway.reading.prompts import encode
 from baton.gateway.reading.reader import Found
+from baton.gateway.rendering.compaction import CompactionRenderer
 from baton.gateway.rendering.formats import TokenNames, in_turns
 from baton.gateway.rendering.responses import Keep, ResponsesOptions, ResponsesRenderer
 from baton.gateway.responses.store import Kept, Run
@@ -80,6 +81,28 @@ def responses_routes(gateway: Gateway) -> list[Route]:
             raise renamed(error, NAMES) from None
         return _json({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
+    async def compact(request: Request) -> Response:
+        """A conversation that is shortened, by the model."""
+        arrived = time.monotonic()
+        try:
+            (body, chat), found, _ = await _read(gateway, request, "compact")
+            gateway.model_name(chat.model)
+            generation = await start_chat(
+                gateway,
+                request,
+                chat,
+                found,
+                arrived=arrived,
+                limit="max_output_tokens",
+                source="input",
+                shorten=True,
+                names=NAMES,
+            )
+        except ApiError as error:
+            raise renamed(error, NAMES) from None
+        renderer = CompactionRenderer(generation, secrets.token_hex(16), body.items)
+        return GenerationResponse(generation, renderer, stream=False)
+
     async def retrieve(request: Request) -> Response:
         kept = _kept(gateway, request)
         if request.query_params.get("stream") == "true":
@@ -101,6 +124,7 @@ def responses_routes(gateway: Gateway) -> list[Route]:
     return [
         Route("/v1/responses", create, methods=["POST"]),
         Route("/v1/responses/input_tokens", count, methods=["POST"]),
+        Route("/v1/responses/compact", compact, methods=["POST"]),
         Route(path, retrieve, methods=["GET"]),
         Route(path, delete, methods=["DELETE"]),
         Route(path + "/input_items", input_items, methods=["GET"]),
@@ -131,7 +155,9 @@ class ItemsResponse(GenerationResponse):
         return await in_turns(renderer.whole([]))
 
 
-async def _read(gateway: Gateway, request: Request) -> tuple[Translated, Found, Sequence[Run]]:
+async def _read(
+    gateway: Gateway, request: Request, job: Job = "responses"
+) -> tuple[Translated, Found, Sequence[Run]]:
     """(the body, its prompt, the conversation before it).  Raises `ApiError` in a chat's names."""
     owner, store = _owner(request), gateway.responses
     runs: Sequence[Run] = ()
@@ -163,7 +189,7 @@ async def _read(gateway: Gateway, request: Request) -> tuple[Translated, Found, 
             references[id] = item
         return msgspec.msgpack.encode(Known(history, references))
 
-    read, found = await gateway.read_prompted(request, "responses", known)
+    read, found = await gateway.read_prompted(request, job, known)
     found.check()
     return read, found, runs
 
