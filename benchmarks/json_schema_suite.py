@@ -87,7 +87,7 @@ def run() -> tuple[Counter[str], list[tuple[str, str]], Counter[str]]:
 
 
 def takes(tokenizer: LLTokenizer, grammar: str, text: str) -> bool:
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits(grammar))
     tokens = list(text.encode())
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 

@@ -36,7 +36,7 @@ class Checker:
         began = time.thread_time()
         grammar = compile_structure(structure, self._special)
         tokenizer = self._bytes()
-        limits = parser_limits()
+        limits = parser_limits(grammar)
         _, problems = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=limits)
         if problems:
             raise GrammarError(_one_line(problems[0]))

@@ -142,7 +142,7 @@ class Grammars:
     # ---- in the threads
 
     def _compile(self, grammar: str) -> LLMatcher:
-        made = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=parser_limits())
+        made = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=parser_limits(grammar))
         check_matcher(made)
         return made
 

@@ -38,6 +38,7 @@ from baton.grammar.description import (
 )
 from baton.grammar.json_schema import prepared
 from baton.grammar.lark import between_tags, in_json
+from baton.grammar.limits import counted
 from baton.protocol.params.sampling import MAX_GRAMMAR_BYTES
 
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
@@ -58,7 +59,8 @@ def compile_structure(structure: Structure, special_tokens: Mapping[str, int]) -
         if structure.thinking_ends is not None:
             body = f"{compiler.until(structure.thinking_ends)} /[ \\n]{{0,4}}/ ({body})"
         rules = [f"start: {body}", *compiler.rules]
-        found = _grammars([("answer", _OPTIONS + "\n".join(rules)), *compiler.grammars])
+        source = counted(compiler.counted) + _OPTIONS + "\n".join(rules)
+        found = _grammars([("answer", source), *compiler.grammars])
     if len(found) > MAX_GRAMMAR_BYTES:
         raise GrammarError(
             f"becomes a grammar of {len(found) >> 10} KiB; at most {MAX_GRAMMAR_BYTES >> 10} are possible"
@@ -89,6 +91,8 @@ class _Compiler:
     def __init__(self, special_tokens: Mapping[str, int]) -> None:
         self.rules: list[str] = []
         self.grammars: list[tuple[str, str]] = []
+        self.counted = 0
+        """Characters that strings of schemas are counted to."""
         self._special = special_tokens
         longest_first = sorted(map(re.escape, filter(None, special_tokens)), key=len, reverse=True)
         self._names = re.compile("(" + "|".join(longest_first) + ")") if longest_first else None
@@ -97,7 +101,9 @@ class _Compiler:
         """An expression for it; `last`: the answer ends with it."""
         match content:
             case Json(schema, most_spaces):
-                return self._rule("%json " + json.dumps(prepared(schema, most_spaces), ensure_ascii=False))
+                found, characters = prepared(schema, most_spaces)
+                self.counted += characters
+                return self._rule("%json " + json.dumps(found, ensure_ascii=False))
             case Regex(pattern):
                 return f"/{regex_to_lark(pattern)}/" if pattern else '""'
             case Choice(texts):

@@ -2,7 +2,8 @@
 specifications do.
 
 What is left out: names of hosts in Punycode (`xn--…`), whose validity no expression says; leap seconds
-with an offset from UTC other than none.
+with an offset from UTC other than none; in `iri` and its kin, `idn-email` and `idn-hostname` what is not
+ASCII; in `regex` what looks around, nests, or refers.
 """
 
 from __future__ import annotations
@@ -48,14 +49,43 @@ _EMAIL = (
     rf"(?:{_HOST}|\[(?:{_IPV4}|IPv6:{_ipv6()})\])"
 )
 
+_PERCENT = "%[0-9A-Fa-f]{2}"
+_PLAIN = r"[A-Za-z0-9._~!$&'()*+,;=-]"
+_SEGMENT = rf"(?:{_PLAIN}|[:@]|{_PERCENT})*"
+_AUTHORITY = rf"(?:(?:{_PLAIN}|:|{_PERCENT})*@)?(?:{_PLAIN}|{_PERCENT})*(?::[0-9]*)?"
+_RELATIVE = (
+    rf"(?://{_AUTHORITY}(?:/{_SEGMENT})*|/(?:(?:{_PLAIN}|[:@]|{_PERCENT})+(?:/{_SEGMENT})*)?"
+    rf"|(?:{_PLAIN}|@|{_PERCENT})+(?:/{_SEGMENT})*)?"
+)
+_REFERENCE = (
+    rf"(?:[A-Za-z][A-Za-z0-9+.-]*:)?{_RELATIVE}"
+    rf"(?:\?(?:{_PLAIN}|[:@/?]|{_PERCENT})*)?(?:#(?:{_PLAIN}|[:@/?]|{_PERCENT})*)?"
+)
+_NAME = rf"(?:[A-Za-z0-9_]|{_PERCENT})+(?:\.(?:[A-Za-z0-9_]|{_PERCENT})+)*"
+_VARIABLE = rf"{_NAME}(?:\*|:[1-9][0-9]{{0,3}})?"
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+_ATOM_OF_REGEX = r"(?:[A-Za-z0-9 _,:;<>@#%&=~!/\"'`-]|\\[dDwWsStnrfv.*+?^$|(){}\[\]\\/]|\[\^?(?:[A-Za-z0-9_ .]|[a-y]-z|[A-Y]-Z|[0-8]-9)+\]|\.)(?:[*+?]|\{[1-9][0-9]?\})?"
+_BRANCH_OF_REGEX = rf"\^?(?:{_ATOM_OF_REGEX}|\((?:\?:)?(?:{_ATOM_OF_REGEX})*(?:\|(?:{_ATOM_OF_REGEX})*)*\)[*+?]?)*\$?"
+
 FORMATS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}[Tt]{_TIME}$",
     "hostname": f"^{_HOST}$",
+    "idn-hostname": f"^{_HOST}$",
     "email": f"^{_EMAIL}$",
+    "idn-email": f"^{_EMAIL}$",
     "ipv6": f"^{_ipv6()}$",
+    "uri-reference": f"^{_REFERENCE}$",
+    "iri-reference": f"^{_REFERENCE}$",
+    "uri-template": rf"^(?:[A-Za-z0-9._~!$&()*+,;=:/?#@-]|{_PERCENT}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$",
+    "json-pointer": f"^{_POINTER}$",
+    "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
+    "regex": rf"^{_BRANCH_OF_REGEX}(?:\|{_BRANCH_OF_REGEX})*$",
 }
-"""Name → an expression for the whole string."""
-KEPT_FORMATS = frozenset({"duration", "ipv4", "uri", "uuid"})
-"""Those that are llguidance's own."""
+"""Name → an expression for the whole string, in Rust's notation.  Those of internationalized names allow what
+is valid in the narrower format as well, `regex` what every dialect has."""
+KEPT_FORMATS = {"duration": "duration", "ipv4": "ipv4", "uri": "uri", "iri": "uri", "uuid": "uuid"}
+"""Name → the format of llguidance's own that is it."""
+BINDING = frozenset({*FORMATS, *KEPT_FORMATS})
+"""Those that the specification defines.  Any other is an annotation."""

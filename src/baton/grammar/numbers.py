@@ -1,0 +1,164 @@
+"""Numbers of schemas, before the grammar library sees them.
+
+The library holds each as a double, and its integers have 64 bits.  Up to 2^53 both are exact.  Beyond, a bound
+is moved *inwards*, to the next number that both hold: every answer is still valid, and some valid ones will not
+be given.  Where nothing is left to choose from, or a constant is no such number, the schema is refused.
+
+| given | becomes |
+| --- | --- |
+| a bound up to 2^53 | itself |
+| one of integers up to 10^17 | the next double inwards, itself included |
+| one that is farther out on its own side (a minimum of -2^63) | -10^17, or -2^53 where fractions may be |
+| one that is farther out on the other side (a minimum of 10^30) | refused |
+| one nearer to 0 than 10^-15 | the next of 0 and ±10^-15 inwards |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from baton.grammar.description import GrammarError
+
+EXACT = 2**53
+_FARTHEST = 10**17
+_NEAREST = 1e-15
+_MOST_COEFFICIENT, _MOST_FRACTION = 65_535, 6
+KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def bounds(schema: Mapping[str, Any], types: Collection[str], place: str) -> dict[str, Any]:
+    """The schema's keywords of numbers as the library keeps them.  `types`: of values that they are for.
+    Raises `GrammarError`."""
+    found: dict[str, Any] = {}
+    whole = "number" not in types
+    for keyword, sign in (("minimum", 1), ("maximum", -1)):
+        exclusive_keyword = "exclusive" + keyword.capitalize()
+        inclusive, exclusive = schema.get(keyword), schema.get(exclusive_keyword)
+        if isinstance(exclusive, bool):  # (draft 4)
+            inclusive, exclusive = (None, inclusive) if exclusive else (inclusive, None)
+        for key, value, is_exclusive in ((keyword, inclusive, False), (exclusive_keyword, exclusive, True)):
+            if value is None and key not in schema:
+                continue
+            if value is None:
+                if isinstance(schema.get(key), bool) or keyword in schema:
+                    continue
+            if not is_number(value) or not math.isfinite(value):
+                raise GrammarError(f"{place}{key}: must be a number")
+            moved, still = _inwards(value, sign, whole, is_exclusive)
+            if moved is None:
+                raise GrammarError(
+                    f"{place}{key}: the keyword {key} cannot be enforced with {_shown(value)}: numbers may have "
+                    f"up to {_FARTHEST if whole else EXACT:.0e} on either side"
+                )
+            name = exclusive_keyword if still else keyword
+            if name not in found or (moved - found[name]) * sign > 0:
+                found[name] = moved
+    if "multipleOf" in schema:
+        multiple = _multiple(schema["multipleOf"], whole, place)
+        if multiple is not None:
+            found["multipleOf"] = multiple
+    return found
+
+
+def _inwards(
+    value: int | float, sign: int, whole: bool, exclusive: bool
+) -> tuple[int | float | None, bool]:
+    """(the bound that the library keeps, whether it is still exclusive); `sign`: 1 for a lower bound."""
+    farthest = _FARTHEST if whole else EXACT
+    if value and abs(value) < _NEAREST:
+        return (sign * _NEAREST if value * sign > 0 else 0), False
+    if abs(value) <= EXACT:
+        return value, exclusive
+    if value * sign < -farthest:
+        return -sign * farthest, False
+    if value * sign > farthest:
+        return None, False
+    exact = Fraction(value)
+    moved = float(value)
+    while Fraction(moved) * sign < exact * sign or (exclusive and Fraction(moved) == exact):
+        moved = math.nextafter(moved, sign * math.inf)
+    if abs(moved) > farthest:
+        return None, False
+    return int(moved), False
+
+
+def _multiple(value: Any, whole: bool, place: str) -> int | float | None:
+    if not is_number(value) or not math.isfinite(value) or value <= 0:
+        raise GrammarError(f"{place}multipleOf: must be a number above 0")
+    exact = Decimal(repr(value)).normalize()
+    if whole and exact and (1 / Fraction(exact)).denominator == 1:
+        return None  # (every integer is one)
+    coefficient, exponent = int("".join(map(str, exact.as_tuple().digits))), int(exact.as_tuple().exponent)
+    if exponent > 0:
+        coefficient, exponent = coefficient * 10 ** min(exponent, 20), 0
+    # (The library shifts the double until it is whole, and would go on with what that is.)
+    shifted, shifts = float(value), 0
+    while shifted % 1 and shifts <= _MOST_FRACTION:
+        shifted, shifts = shifted * 10, shifts + 1
+    exact_for_library = shifted == coefficient and shifts == -exponent
+    if coefficient > _MOST_COEFFICIENT or -exponent > _MOST_FRACTION or not exact_for_library:
+        raise GrammarError(
+            f"{place}multipleOf: the keyword multipleOf cannot be enforced with {_shown(value)}: it may have "
+            f"{_MOST_FRACTION} digits behind the point, and be {_MOST_COEFFICIENT} without it"
+        )
+    return value
+
+
+def check_multiples(multiples: Collection[int | float]) -> None:
+    """Of a schema that combines schemas: whether the library holds their least common multiple.  Raises
+    `GrammarError`."""
+    exact = [Fraction(Decimal(repr(value))) for value in set(multiples)]
+    if len(exact) < 2:
+        return
+    unit = math.lcm(*(value.denominator for value in exact))
+    scale = 10 ** len(str(unit))
+    whole = [int(value * scale) for value in exact]
+    if math.lcm(*whole) * max(whole) >= 2**32:
+        raise GrammarError("multipleOf: the keyword multipleOf cannot be enforced with such different values")
+
+
+def check_constant(value: Any, place: str) -> None:
+    """Of `const` and `enum`.  Raises `GrammarError`."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            check_constant(one, f"{place}.{name}")
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            check_constant(one, f"{place}[{number}]")
+    elif is_number(value) and value:
+        if abs(value) <= EXACT and abs(value) >= _NEAREST:
+            return
+        if abs(value) > _FARTHEST or abs(value) < _NEAREST or Fraction(float(value)) != value:
+            keyword = place.rpartition(".")[2].partition("[")[0]
+            raise GrammarError(
+                f"{place}: the keyword {keyword} cannot be enforced with {_shown(value)}: integers above 2^53 "
+                "may be lost in doubles; give it as a text"
+            )
+
+
+def size(value: Any, place: str, most: int, *, wrong: str = "") -> int:
+    """A count: of characters, items, names.  Raises `GrammarError` if it is none, or above `most`."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise GrammarError(f"{place}: must be an integer, not negative")
+    if value > most:
+        keyword = place.rpartition(".")[2]
+        raise GrammarError(
+            f"{place}: the keyword {keyword} cannot be enforced with {_shown(value)}: at most {most} are "
+            f"possible{wrong}"
+        )
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if abs(value) < 10**40 else f"{Decimal(value):.3e}"
+    return text[:60]

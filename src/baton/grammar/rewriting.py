@@ -1,0 +1,323 @@
+"""Keywords that llguidance does not have, written with those that it has.
+
+Each of these takes a keyword away and says the same in schemas that must hold beside the rest: exactly the
+same, or what it raises says that it cannot.
+
+| keyword | becomes |
+| --- | --- |
+| `not` | its opposite (`negation.py`) |
+| `if`, `then`, `else` | either `if` and `then`, or the opposite of `if` and `else` |
+| `oneOf` | `anyOf`, where no two of its schemas can hold together; else each one with the opposite of those that can hold with it |
+| `dependentRequired`, `dependentSchemas`, `dependencies` | either the name is not there, or it is and they hold |
+| `propertyNames` | the names that there may be; or patterns of them, and no others |
+| `contains` | at least one item; of a short array: one of its places |
+| `uniqueItems` of a few values | all arrays of them |
+| `minProperties`, `maxProperties` beside optional names | which of these there are |
+| `unevaluatedProperties`, `unevaluatedItems` alone | `additionalProperties`, `items` |
+
+What asks for nothing is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from baton.grammar.description import GrammarError
+from baton.grammar.disjointness import is_impossible, types_under
+from baton.grammar.documents import Document, Schema, as_type, type_of, types_of
+from baton.grammar.negation import opposite
+from baton.grammar.patterns import Rust
+from baton.grammar.regexes import NotExpressible
+
+_MOST_CHOICES = 64
+_MOST_ARRAYS = 330
+_SHORT = 5
+"""Items of an array whose places are tried."""
+_MOST_UNPROVEN = 40
+"""Pairs of a `oneOf` that may hold together."""
+
+
+class Rewriting:
+    """Of one schema of a document."""
+
+    def __init__(self, schema: Mapping[str, Any], place: str, document: Document) -> None:
+        self.rest = dict(schema)
+        """Without what was rewritten."""
+        self.parts: list[Schema] = []
+        """What must hold beside it."""
+        self._place, self._document = place, document
+        self._base = {key: value for key, value in schema.items() if key not in _REWRITTEN}
+
+    def run(self) -> None:
+        """Rewrites all.  Raises `GrammarError`."""
+        for keyword, rewrite in _REWRITTEN.items():
+            if keyword not in self.rest:
+                continue
+            value = self.rest.pop(keyword)
+            try:
+                rewrite(self, value)
+            except NotExpressible as error:
+                self._refuse(keyword, str(error))
+            except (TypeError, AttributeError, KeyError, IndexError):
+                self._refuse(keyword, "it is malformed")
+
+    def _refuse(self, keyword: str, why: str = "") -> None:
+        raise GrammarError(
+            f"{self._place}{keyword}: the keyword {keyword} cannot be enforced{f' ({why})' if why else ''}; "
+            "leave it out"
+        )
+
+    def _types(self, *schemas: Schema) -> frozenset[str]:
+        return types_under([self._base, *schemas], self._document)
+
+    def _opposite(self, schema: Schema, *beside: Schema) -> list[dict[str, Any]]:
+        """`beside`: what holds as well, and of which types a value is therefore."""
+        return opposite(schema, self._types(*beside), self._document)
+
+    def _either(self, options: list[Schema]) -> None:
+        if True not in options:
+            self.parts.append(
+                False if not options else options[0] if len(options) == 1 else {"anyOf": options}
+            )
+
+    def negated(self, value: Schema) -> None:
+        self._either([*self._opposite(value)])
+
+    def condition(self, value: Schema) -> None:
+        then, other = self.rest.pop("then", True), self.rest.pop("else", True)
+        if then is True and other is True:
+            return
+        options: list[Schema] = [{"allOf": [value, then]}] if then is not True else [value]
+        for one in self._opposite(value):
+            options.append({"allOf": [one, other]} if other is not True else one)
+        self._either(options)
+
+    def without_condition(self, value: Schema) -> None:
+        """`then` or `else` without `if` says nothing."""
+
+    def one_of(self, value: Any) -> None:
+        if not isinstance(value, list) or not value:
+            raise NotExpressible("it must be a list of schemas")
+        together: dict[int, list[int]] = {number: [] for number in range(len(value))}
+        for one, other in itertools.combinations(range(len(value)), 2):
+            if not is_impossible([self._base, value[one], value[other]], self._document):
+                together[one].append(other)
+                together[other].append(one)
+        if sum(map(len, together.values())) > _MOST_UNPROVEN * 2:
+            raise NotExpressible("its schemas may hold together")
+        options: list[Schema] = []
+        for number, others in together.items():
+            parts: list[Schema] = [value[number]]
+            for other in others:
+                forbidden = self._opposite(value[other], value[number])
+                parts.append({"anyOf": forbidden} if forbidden else False)
+            if False not in parts:
+                options.append(parts[0] if len(parts) == 1 else {"allOf": parts})
+        self._either(options)
+
+    def dependent(self, value: Any) -> None:
+        for name, needs in value.items():
+            required = _names(self._base.get("required"))
+            if isinstance(needs, list):
+                missing = [one for one in needs if one != name and one not in required]
+                if not missing:
+                    continue
+                part: Schema = {"required": [name, *missing]}
+            elif needs is True or needs == {}:
+                continue
+            else:
+                part = {"allOf": [{"required": [name]}, needs]} if needs is not False else False
+            options: list[Schema] = [] if name in required else [{"properties": {name: False}}]
+            self._either(options if part is False else [*options, part])
+
+    def property_names(self, value: Any) -> None:
+        if not opposite(value, frozenset({"string"}), self._document):
+            return
+        if value is False:
+            self.parts.append({"maxProperties": 0})
+            return
+        names = _listed(value)
+        if names is not None:
+            self.parts.append(
+                {"properties": {name: True for name in names}, "additionalProperties": False}
+            )
+            return
+        left = set(value) - _SAYS_NOTHING
+        if isinstance(value.get("pattern"), str) and left <= {"type", "pattern"}:
+            pattern = value["pattern"]
+        elif left <= {"type", "minLength", "maxLength"}:
+            least, most = value.get("minLength", 0), value.get("maxLength", "")
+            pattern = Rust(f"^(?s:.){{{least},{most}}}$")
+        else:
+            raise NotExpressible("only enum, const, a pattern or lengths")
+        self.parts.append({"patternProperties": {pattern: True}, "additionalProperties": False})
+
+    def contains(self, value: Any) -> None:
+        least, most = self.rest.pop("minContains", 1), self.rest.pop("maxContains", None)
+        if least == 0 and most is None:
+            return
+        if value is True or value == {}:
+            more = {} if most is None else {"maxItems": most}
+            self.parts.append({"minItems": least, **more})
+            return
+        if most is not None:
+            raise NotExpressible("maxContains")
+        longest = self._base.get("maxItems", math.inf)
+        if least != 1 or longest > _SHORT:
+            raise NotExpressible(f"only in an array of at most {_SHORT} items")
+        self._either(
+            [
+                {"prefixItems": [*([True] * place), value], "minItems": place + 1}
+                for place in range(int(longest))
+            ]
+            if types_of(self._base) == {"array"}
+            else [
+                {"type": as_type(types_of(self._base) - {"array"})},
+                *(
+                    {"type": "array", "prefixItems": [*([True] * place), value], "minItems": place + 1}
+                    for place in range(int(longest))
+                ),
+            ]
+        )
+
+    def without_contains(self, value: Any) -> None:
+        """`minContains` or `maxContains` without `contains` says nothing."""
+
+    def unique(self, value: Any) -> None:
+        if value is False or self._base.get("maxItems", 2) in (0, 1) or "array" not in types_of(self._base):
+            return
+        if value is not True:
+            raise NotExpressible("it must be true or false")
+        items = self._base.get("items")
+        if self._base.get("prefixItems") is not None or isinstance(items, list):
+            raise NotExpressible("only of a few values")
+        values = self._values(items)
+        least, most = self._base.get("minItems", 0), self._base.get("maxItems", math.inf)
+        if values is None or len(values) > 6:
+            raise NotExpressible("only of a few values")
+        counts = [count for count in range(len(values) + 1) if least <= count <= most]
+        if sum(math.perm(len(values), count) for count in counts) > _MOST_ARRAYS:
+            raise NotExpressible("only of a few values")
+        arrays = [list(one) for count in counts for one in itertools.permutations(values, count)]
+        other = as_type(types_of(self._base) - {"array"})
+        self._either([{"enum": arrays}, *([{"type": other}] if other else [])])
+
+    def _values(self, schema: Schema) -> list[Any] | None:
+        if not isinstance(schema, Mapping):
+            return [] if schema is False else None
+        if isinstance(schema.get("$ref"), str) and not self._document.is_foreign:
+            target = self._document.resolved(schema["$ref"])
+            if isinstance(target, Mapping) and "$ref" not in target and len(schema) == 1:
+                return self._values(target)
+        found = _listed(schema)
+        if found is None and schema.get("type") == "boolean":
+            found = [False, True]
+        if found is None:
+            return None
+        return [
+            one
+            for one in found
+            if type_of(one) in types_of(schema) and not isinstance(one, list | Mapping)
+        ]
+
+    def properties_counted(self, keyword: str, value: Any) -> None:
+        """`minProperties` and `maxProperties`."""
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+            raise NotExpressible("it must be an integer, not negative")
+        least = value if keyword == "minProperties" else self.rest.get("minProperties", 0)
+        most = value if keyword == "maxProperties" else self.rest.get("maxProperties", math.inf)
+        required = set(_names(self._base.get("required")))
+        if least <= len(required):
+            least = 0
+        properties = self._base.get("properties") or {}
+        optional = [name for name, one in properties.items() if name not in required and one is not False]
+        closed = self._base.get("additionalProperties") is False and not self._base.get("patternProperties")
+        if most >= len(required) + len(optional) and closed:
+            most = math.inf
+        for name in ("minProperties", "maxProperties"):
+            self.rest.pop(name, None)
+        if not least and most == math.inf:
+            return
+        counts: dict[str, Any] = {"minProperties": least} if least else {}
+        if most != math.inf:
+            counts["maxProperties"] = most
+        if not optional:
+            self.rest.update(counts)
+            return
+        need, room = int(least) - len(required), most - len(required)
+        options: list[Schema] = []
+        total = 0
+        for count in range(len(optional) + 1):
+            if count > room:
+                break
+            enough = count >= need
+            if most == math.inf and count > max(need, 0):
+                break
+            if not enough and closed:
+                continue
+            total += math.comb(len(optional), count)
+            if total > _MOST_CHOICES:
+                raise NotExpressible("beside so many optional names")
+            for chosen in itertools.combinations(optional, count):
+                part: dict[str, Any] = {"required": [*sorted(required), *chosen]}
+                if most != math.inf or not enough:
+                    part["properties"] = {name: False for name in optional if name not in chosen}
+                    if not closed:
+                        part.update(counts)
+                options.append(part)
+        other = types_of(self._base) - {"object"}
+        if other:
+            options = [{"type": "object", **one} for one in options if isinstance(one, dict)]
+            options.append({"type": as_type(other)})
+        self._either(options)
+
+    def unevaluated(self, keyword: str, value: Any) -> None:
+        if value is True or value == {}:
+            return
+        if self._base.keys() & _EVALUATES or any(key in self.rest for key in _EVALUATES):
+            raise NotExpressible("beside schemas in place")
+        names = {"unevaluatedProperties": "additionalProperties", "unevaluatedItems": "items"}[keyword]
+        if names in self.rest:
+            return  # (all are evaluated)
+        if self.parts and keyword == "unevaluatedItems":
+            raise NotExpressible("beside contains")
+        self.rest[names] = value
+
+
+_EVALUATES = frozenset(
+    {"allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas", "dependencies", "contains", "additionalItems"}
+)
+_SAYS_NOTHING = frozenset({"title", "description", "$comment", "default", "examples"})
+_REWRITTEN: dict[str, Callable[[Rewriting, Any], None]] = {
+    "unevaluatedProperties": lambda self, value: self.unevaluated("unevaluatedProperties", value),
+    "unevaluatedItems": lambda self, value: self.unevaluated("unevaluatedItems", value),
+    "minProperties": lambda self, value: self.properties_counted("minProperties", value),
+    "maxProperties": lambda self, value: self.properties_counted("maxProperties", value),
+    "uniqueItems": Rewriting.unique,
+    "contains": Rewriting.contains,
+    "minContains": Rewriting.without_contains,
+    "maxContains": Rewriting.without_contains,
+    "propertyNames": Rewriting.property_names,
+    "dependentRequired": Rewriting.dependent,
+    "dependentSchemas": Rewriting.dependent,
+    "dependencies": Rewriting.dependent,
+    "oneOf": Rewriting.one_of,
+    "not": Rewriting.negated,
+    "if": Rewriting.condition,
+    "then": Rewriting.without_condition,
+    "else": Rewriting.without_condition,
+}
+
+
+def _names(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values of one that lists them and says nothing else."""
+    if set(schema) - _SAYS_NOTHING - {"type"} not in ({"enum"}, {"const"}):
+        return None
+    return list(schema["enum"]) if "enum" in schema else [schema["const"]]
