@@ -16,6 +16,7 @@ import msgspec
 from baton.engine.counters import Counters
 from baton.engine.handover.handovers import Handovers
 from baton.engine.loads import Turnover
+from baton.engine.outbox import Outboxes
 from baton.engine.request import Request
 from baton.engine.scheduling.backlog import Backlog
 from baton.engine.scheduling.decisions import Admission
@@ -58,6 +59,7 @@ class Dispatcher:
         turnover: Turnover,
         costs: StepCosts | None,
         counters: Counters,
+        outboxes: Outboxes,
         salted: bool,
     ) -> None:
         self.buffer = buffer
@@ -67,6 +69,7 @@ class Dispatcher:
         self._turnover = turnover
         self._costs = costs
         self._counters = counters
+        self._outboxes = outboxes
         self._salted = salted
 
     def decide(self, now: float) -> None:
@@ -140,6 +143,7 @@ class Dispatcher:
             self._counters.count_admission(request, caching=caching, num_followed=admission.num_followed)
         else:
             self._counters.recomputed_tokens += len(request.tokens) - admission.num_computed
+        self._outboxes.tell_progress(request, admission.num_computed)
         handover = self._handovers.departures.departs(request)
         if handover:
             self._handovers.departures.admitted(request, admission.num_computed)

@@ -139,6 +139,8 @@ class Intake:
         if submit.noted:
             request.notes = Notes()
             request.notes.add(now, "arrived", request.num_prompt, request.num_generated)
+        if submit.progress and not request.num_generated:
+            request.progress_at = now
         return request
 
     def _make_place(self, submit: Submit, flow: Flow, now: float) -> None:

@@ -11,6 +11,8 @@ from baton.engine.request import Outbox, Request
 from baton.protocol.messages.requests import FromEngine, Routed
 
 _MAX_UNNAMED = 256
+PROGRESS_S = 0.5
+"""Between two words about how far a prompt is."""
 
 
 class Outboxes:
@@ -70,6 +72,19 @@ class Outboxes:
         """From now on the request's tokens go there."""
         request.outbox = outbox
         self.redirections += 1
+
+    def tell_progress(self, request: Request, computed: int) -> None:
+        """So many leading tokens of the prompt are computed: its client is told, if it asked, not often."""
+        due, now, through = request.progress_at, self.now, computed >= request.num_prompt
+        if due is None or request.num_generated or request.outbox is self.nowhere:
+            return
+        if now < due and not through:
+            return
+        request.progress_at = now + PROGRESS_S
+        since = now if request.first_admitted is None else request.first_admitted
+        milliseconds = round(1000 * max(0.0, now - since))
+        request.gateway.progress.append((request.id, min(computed, request.num_prompt), milliseconds))
+        self.touch(request.gateway)
 
     def reply(self, outbox: Outbox, message: FromEngine) -> None:
         """To this gateway, if it was not dropped meanwhile."""

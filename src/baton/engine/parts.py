@@ -90,6 +90,7 @@ class Machinery:
             turnover,
             self.costs,
             counters,
+            outboxes,
             salted=config.speculation is not None,
         )
         self.intake = Intake(

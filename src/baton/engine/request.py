@@ -57,6 +57,7 @@ class Request:
         "origin",
         "outbox",
         "patient",
+        "progress_at",
         "prompt_logprobs_sent",
         "rank",
         "root",
@@ -169,6 +170,8 @@ class Request:
         """Drafts that were right, since it is here."""
         self.notes: Notes | None = None
         """Its way, if its gateway wants to know it."""
+        self.progress_at: float | None = None
+        """From when on its client is told again how far its prompt is; None: it did not ask."""
         self.prompt_logprobs_sent = 1 if len(tokens) == self.num_prompt else self.num_prompt
         """Prompt positions below this need no log-probabilities any more (position 0 never has any)."""
         self.routes_sent = NEVER if sampling.routes_from is None else sampling.routes_from
@@ -227,6 +230,7 @@ class Outbox:
         "ids",
         "logprobs",
         "name",
+        "progress",
         "prompt_logprobs",
         "requests",
         "routes",
@@ -252,6 +256,8 @@ class Outbox:
         self.finished: list[Finished] = []
         self.cached: list[tuple[int, int]] = []
         """Of requests that were admitted, and no reason to send anything."""
+        self.progress: list[tuple[int, int, int]] = []
+        """Of prompts that are computed, for those who ask."""
 
     def call(self, name: str) -> None:
         """A gateway has said who it is."""
@@ -272,7 +278,7 @@ class Outbox:
 
     def take(self) -> Outputs | None:
         """What was collected, or None if there is nothing; the outbox is empty afterwards."""
-        if not (self.ids or self.finished or self.prompt_logprobs):
+        if not (self.ids or self.finished or self.prompt_logprobs or self.progress):
             return None
         outputs = Outputs(
             ids=pack_int64(self.ids),
@@ -281,7 +287,9 @@ class Outbox:
             prompt_logprobs=self.prompt_logprobs,
             finished=self.finished,
             cached=self.cached,
+            progress=self.progress,
         )
         self.ids, self.tokens = array(INT64), array(INT32)
-        self.logprobs, self.prompt_logprobs, self.finished, self.cached = [], [], [], []
+        self.logprobs, self.prompt_logprobs, self.finished = [], [], []
+        self.cached, self.progress = [], []
         return outputs

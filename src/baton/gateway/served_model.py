@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -79,11 +79,54 @@ class Routing:
 
 
 @dataclass(frozen=True)
+class Alias:
+    """Further names of the model: all that a pattern matches."""
+
+    pattern: str
+    """A name in which each `*` stands for any text."""
+    name: str | None = None
+    """What answers say; None: the name that was asked for."""
+
+    def matches(self, asked: str) -> bool:
+        """Whether that is one of them."""
+        parts = self.pattern.split("*")
+        return re.fullmatch(".*".join(map(re.escape, parts)), asked, re.DOTALL) is not None
+
+    def __str__(self) -> str:
+        return self.pattern if self.name is None else f"{self.pattern}={self.name}"
+
+
+VENDORS = (Alias("claude-*"),)
+"""What agents ask for that were told a server's address and nothing else (Claude Code)."""
+
+
+def read_names(given: Sequence[str]) -> tuple[tuple[str, ...], tuple[Alias, ...]]:
+    """What --served-model-name gives: `NAME`, `PATTERN` (with `*`), or either with `=NAME`, which answers then
+    say.  Returns the names and the others.  Raises `ValueError`."""
+    if not all(given):
+        raise ValueError("must not be empty")
+    names = tuple(name for name in given if "*" not in name and "=" not in name)
+    aliases = []
+    for entry in given:
+        if entry in names:
+            continue
+        pattern, equals, name = entry.rpartition("=") if "=" in entry else (entry, "", "")
+        if not pattern or (equals and name not in names):
+            listed = ", ".join(map(repr, names)) or "none"
+            raise ValueError(
+                f"{entry!r}: what stands before = is a name or a pattern, after it one of the names that are "
+                f"given beside it ({listed})"
+            )
+        aliases.append(Alias(pattern, name or None))
+    return names, tuple(aliases)
+
+
+@dataclass(frozen=True)
 class ServedModel:
     """One model under its names.  Lengths are in tokens."""
 
     names: tuple[str, ...]
-    """What clients may call it; the first one is what answers say."""
+    """What clients may call it; the first one is what answers say that were asked for no name."""
     tokenizer: Path
     """Directory with tokenizer.json and tokenizer_config.json."""
     max_model_len: int
@@ -129,6 +172,8 @@ class ServedModel:
     """Of each token, that a request may ask for at most; -1: all of the vocabulary."""
     seed: int | None = None
     """Makes requests without a seed reproducible, in order of arrival."""
+    aliases: tuple[Alias, ...] = ()
+    """Further names, which no list of models has."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds, for the models list."""
 
@@ -141,3 +186,7 @@ class ServedModel:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    def alias_of(self, asked: str) -> Alias | None:
+        """The first pattern that matches a name that is no name of the model; None: none does."""
+        return next((alias for alias in self.aliases if alias.matches(asked)), None)

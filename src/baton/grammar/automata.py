@@ -127,9 +127,7 @@ class _Machine:
 
     def step(self, states: frozenset[int], point: int) -> set[int]:
         moves = [self._moves[state] for state in states]
-        return {
-            move[1] for move in moves if move is not None and any(a <= point <= b for a, b in move[0])
-        }
+        return {move[1] for move in moves if move is not None and any(a <= point <= b for a, b in move[0])}
 
 
 def _smallest(rows: list[list[int]], accepting: set[int]) -> tuple[list[list[int]], set[int]]:

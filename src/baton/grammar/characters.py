@@ -40,9 +40,7 @@ def points(text: str) -> Ranges:
 ANY = inverted(())
 DIGITS: Ranges = ((48, 57),)
 WORD = joined([(48, 57), (65, 90), (95, 95), (97, 122)])
-SPACE = joined(
-    [*points("\t\n\x0b\x0c\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"), (0x2000, 0x200A)]
-)
+SPACE = joined([*points("\t\n\x0b\x0c\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"), (0x2000, 0x200A)])
 LINE_ENDS = points("\n\r\u2028\u2029")
 
 

@@ -80,9 +80,7 @@ def _merged(one: _Facts, other: _Facts) -> _Facts:
     return _Facts(
         types=one.types & other.types,
         values=values,
-        properties={
-            name: (*one.properties.get(name, ()), *other.properties.get(name, ())) for name in names
-        },
+        properties={name: (*one.properties.get(name, ()), *other.properties.get(name, ())) for name in names},
         required=one.required | other.required,
         closed=(*one.closed, *other.closed),
         items=(*one.items, *other.items),

@@ -65,7 +65,9 @@ _NAME = rf"(?:[A-Za-z0-9_]|{_PERCENT})+(?:\.(?:[A-Za-z0-9_]|{_PERCENT})+)*"
 _VARIABLE = rf"{_NAME}(?:\*|:[1-9][0-9]{{0,3}})?"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 _ATOM_OF_REGEX = r"(?:[A-Za-z0-9 _,:;<>@#%&=~!/\"'`-]|\\[dDwWsStnrfv.*+?^$|(){}\[\]\\/]|\[\^?(?:[A-Za-z0-9_ .]|[a-y]-z|[A-Y]-Z|[0-8]-9)+\]|\.)(?:[*+?]|\{[1-9][0-9]?\})?"
-_BRANCH_OF_REGEX = rf"\^?(?:{_ATOM_OF_REGEX}|\((?:\?:)?(?:{_ATOM_OF_REGEX})*(?:\|(?:{_ATOM_OF_REGEX})*)*\)[*+?]?)*\$?"
+_BRANCH_OF_REGEX = (
+    rf"\^?(?:{_ATOM_OF_REGEX}|\((?:\?:)?(?:{_ATOM_OF_REGEX})*(?:\|(?:{_ATOM_OF_REGEX})*)*\)[*+?]?)*\$?"
+)
 
 FORMATS = {
     "date": f"^{_DATE}$",

@@ -322,9 +322,7 @@ _WRITERS: dict[str, Callable[[_Written, Any], None]] = {
     },
     "properties": lambda self, value: self.properties("properties", value),
     "patternProperties": lambda self, value: self.pattern_properties("patternProperties", value),
-    **{
-        key: (lambda self, value, key=key: self.definitions(key, value)) for key in ("$defs", "definitions")
-    },
+    **{key: (lambda self, value, key=key: self.definitions(key, value)) for key in ("$defs", "definitions")},
     "required": lambda self, value: self.required("required", value),
     "minLength": lambda self, value: self.least("minLength", value, MAX_COUNT),
     "minItems": lambda self, value: self.least("minItems", value, MAX_ITEMS),

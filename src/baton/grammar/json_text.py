@@ -20,7 +20,9 @@ WRITTEN = {chr(code): json.dumps(chr(code))[1:-1] for code in (*range(0x20), ord
 """Characters that stand otherwise in a JSON string, and how."""
 _OTHERS = r'[\x00-\x1f"\\]'
 _FLAGS = re.compile(r"\?(?:P?<[A-Za-z_][A-Za-z0-9_]*>|([isu]*)(?:-([isu]*))?([:)]))")
-_LONG_ESCAPE = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)|u(?:\{[^}]*\}|.{4})|U(?:\{[^}]*\}|.{8}))")
+_LONG_ESCAPE = re.compile(
+    r"\\(?:[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)|u(?:\{[^}]*\}|.{4})|U(?:\{[^}]*\}|.{8}))"
+)
 _CLASSES = "dDsSwW"
 _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 _ANCHORS = "AzbB<>"
@@ -126,7 +128,7 @@ class _Expression:
         return f"(?:{plain}|{self._exact(others)})"
 
     def _one(self, character: str) -> str:
-        self._members(re.escape(character) if character in "\"\\" else f"[\\x{ord(character):02x}]")
+        self._members(re.escape(character) if character in '"\\' else f"[\\x{ord(character):02x}]")
         return f"(?:{self._exact(re.escape(WRITTEN[character]))})"
 
     def _exact(self, expression: str) -> str:

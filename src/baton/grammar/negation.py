@@ -311,9 +311,7 @@ class _Negation:
         return [] if value is False else [{"type": as_type(self._types), "allOf": [value]}]
 
     def condition(self, value: Any) -> list[dict[str, Any]]:
-        found = [
-            {"allOf": [value, other]} for other in self.of(self._schema.get("then", True))
-        ]
+        found = [{"allOf": [value, other]} for other in self.of(self._schema.get("then", True))]
         others_ = self.of(self._schema.get("else", True))
         return [
             *found,

@@ -68,9 +68,7 @@ def bounds(schema: Mapping[str, Any], types: Collection[str], place: str) -> dic
     return found
 
 
-def _inwards(
-    value: int | float, sign: int, whole: bool, exclusive: bool
-) -> tuple[int | float | None, bool]:
+def _inwards(value: int | float, sign: int, whole: bool, exclusive: bool) -> tuple[int | float | None, bool]:
     """(the bound that the library keeps, whether it is still exclusive); `sign`: 1 for a lower bound."""
     farthest = _FARTHEST if whole else EXACT
     if value and abs(value) < _NEAREST:

@@ -11,7 +11,18 @@ import re
 from collections.abc import Sequence
 
 from baton.grammar.automata import complement
-from baton.grammar.characters import ANY, DIGITS, LINE_ENDS, SPACE, WORD, Ranges, inverted, joined, points, text_of
+from baton.grammar.characters import (
+    ANY,
+    DIGITS,
+    LINE_ENDS,
+    SPACE,
+    WORD,
+    Ranges,
+    inverted,
+    joined,
+    points,
+    text_of,
+)
 from baton.grammar.description import GrammarError
 from baton.grammar.limits import MAX_COUNT
 from baton.grammar.regexes import (
@@ -78,7 +89,9 @@ def others(pattern: str, where: str) -> Rust | None:
     try:
         found = complement(_one_node(_ways(pattern, where), where))
     except NotExpressible as error:
-        raise GrammarError(f"{where}: the keyword not cannot be enforced with this pattern: {error}") from None
+        raise GrammarError(
+            f"{where}: the keyword not cannot be enforced with this pattern: {error}"
+        ) from None
     return None if found is None else Rust(_searched(found))
 
 
@@ -302,7 +315,12 @@ class _Reader:
             if self._pattern.startswith("-", self._at) and not self._pattern.startswith("-]", self._at):
                 self._at += 1
                 last = self._member()
-                if len(first) == 1 and len(last) == 1 and first[0][0] == first[0][1] and last[0][0] == last[0][1]:
+                if (
+                    len(first) == 1
+                    and len(last) == 1
+                    and first[0][0] == first[0][1]
+                    and last[0][0] == last[0][1]
+                ):
                     if first[0][0] > last[0][0]:
                         raise GrammarError(f"{self._where}: a range of a class is out of order")
                     ranges.append((first[0][0], last[0][0]))

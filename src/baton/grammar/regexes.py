@@ -105,7 +105,9 @@ def written(node: Node) -> str:
         case Characters(text):
             return text
         case Chain(parts):
-            return "".join(f"(?:{written(one)})" if isinstance(one, Either) else written(one) for one in parts)
+            return "".join(
+                f"(?:{written(one)})" if isinstance(one, Either) else written(one) for one in parts
+            )
         case Either(options):
             return "|".join(map(written, options))
         case Repeated(inner, least, most):
@@ -194,9 +196,7 @@ def _repeated(paths: list[Path], least: int, most: int | None) -> list[Path]:
     # (Nothing comes before the beginning, and nothing after the end: they are in its first and last turn.)
     middle: Path = [Repeated(Either(tuple(plain)), 0, None)] if plain else []
     once: Path = [Repeated(Either(tuple(plain)), 1, None)] if plain else []
-    found = [
-        [*first, *middle, *last] for first in [[], *begins] for last in [[], *ends] if first or last
-    ]
+    found = [[*first, *middle, *last] for first in [[], *begins] for last in [[], *ends] if first or last]
     if plain:
         found.append(once)
     return found if least else [*found, []]

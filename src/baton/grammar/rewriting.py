@@ -141,9 +141,7 @@ class Rewriting:
             return
         names = _listed(value)
         if names is not None:
-            self.parts.append(
-                {"properties": {name: True for name in names}, "additionalProperties": False}
-            )
+            self.parts.append({"properties": {name: True for name in names}, "additionalProperties": False})
             return
         left = set(value) - _SAYS_NOTHING
         if isinstance(value.get("pattern"), str) and left <= {"type", "pattern"}:
@@ -218,9 +216,7 @@ class Rewriting:
         if found is None:
             return None
         return [
-            one
-            for one in found
-            if type_of(one) in types_of(schema) and not isinstance(one, list | Mapping)
+            one for one in found if type_of(one) in types_of(schema) and not isinstance(one, list | Mapping)
         ]
 
     def properties_counted(self, keyword: str, value: Any) -> None:
@@ -288,7 +284,18 @@ class Rewriting:
 
 
 _EVALUATES = frozenset(
-    {"allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas", "dependencies", "contains", "additionalItems"}
+    {
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "$ref",
+        "dependentSchemas",
+        "dependencies",
+        "contains",
+        "additionalItems",
+    }
 )
 _SAYS_NOTHING = frozenset({"title", "description", "$comment", "default", "examples"})
 _REWRITTEN: dict[str, Callable[[Rewriting, Any], None]] = {

@@ -19,7 +19,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,7 +34,7 @@ from baton.ipc.sockets.curve import Encryption
 from baton.launch import status
 from baton.launch.announce import announce
 from baton.launch.descriptors import raise_descriptor_limit
-from baton.launch.http.listening import listen, listen_unix
+from baton.launch.http.listening import listen_all, listen_unix
 from baton.launch.http.tls import tls_context
 from baton.launch.instances.fleet import Fleet
 from baton.launch.instances.supervisor import InstanceFailed
@@ -162,14 +162,18 @@ def run_server(chosen: Chosen[ServeOptions], guest: Guest | None = None) -> None
     served = _Served(chosen, plan, instances, access, sharing, descriptors, placed=placed)
     tls = tls_context(options.ssl_certfile, options.ssl_keyfile)
     served = replace(served, tls=tls)
-    listener = listen(options.host, options.port) if options.uds is None else listen_unix(options.uds)
-    with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(served, listener, started, guest))
+    uds = options.uds
+    listeners = listen_all(options.host, options.port) if uds is None else [listen_unix(uds)]
+    with contextlib.ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for listener in listeners:
+            stack.enter_context(contextlib.closing(listener))
+        runner.run(_serve(served, listeners, started, guest))
 
 
 async def _serve(
-    served: _Served, listener: socket.socket, started: float, guest: Guest | None = None
+    served: _Served, listeners: Sequence[socket.socket], started: float, guest: Guest | None = None
 ) -> None:
+    listener = listeners[0]
     options, plan = served.chosen.options, served.plan
     fatal: list[str] = []
     end = _End(options.drain_delay, guest)
@@ -220,7 +224,7 @@ async def _serve(
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, http)
         if guest is None:
             others.append(asyncio.create_task(status.show(client, http.totals, announcing), name="status"))
-        serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
+        serving = asyncio.create_task(http.serve(sockets=list(listeners)), name="http")
         if guest is not None:
             visit.append(asyncio.create_task(guest.run(), name="guest"))
         await asyncio.wait((serving, instances, *visit), return_when=asyncio.FIRST_COMPLETED)

@@ -13,6 +13,7 @@ import pytest
 
 from baton.gateway.access import Access
 from baton.gateway.anthropic.conversations import conversation_of
+from baton.gateway.http.alive import SignsOfLife
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.protocol.messages.requests import Finished
 from tests.gateway.anthropic.events import events_of, put_together, same, settled
@@ -489,7 +490,7 @@ def test_a_pause_ends_a_turn_that_the_client_may_continue(
 
 def test_silence_is_filled_with_pings(byte_level: Path, tokenizer: Tokenizer) -> None:
     with GatewayServer(byte_level, eos=END, vocab=512) as one:
-        one.app.keep_alive_s = 0.02
+        one.app.signs = SignsOfLife(0.02)
         ids = answer_with(one, tokenizer, "One two.")
         one.engine.behaviour.hold_after = 1
         body = {"max_tokens": 50, "messages": USER, "stream": True}

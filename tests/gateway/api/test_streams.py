@@ -10,7 +10,8 @@ import pytest
 
 from baton.gateway.errors import RequestCancelled
 from baton.gateway.generation.sequence import Update
-from baton.gateway.http import responses
+from baton.gateway.http import streaming
+from baton.gateway.http.alive import SILENT
 from baton.gateway.http.stepping import begin
 from baton.gateway.instances.inbox import Inbox, Turn
 from baton.protocol.params.sampling import TokenLogprobs
@@ -297,13 +298,13 @@ class _Written:
         self.flows = True
         self.inbox = self
         self.turns, self.sent, self.weighed = list(turns), [], 0
-        weigh = responses._are_much
+        weigh = streaming._are_much
 
         def counted(updates: list[Update]) -> bool:
             self.weighed += 1
             return weigh(updates)
 
-        monkeypatch.setattr(responses, "_are_much", counted)
+        monkeypatch.setattr(streaming, "_are_much", counted)
 
     def take(self) -> list[Update]:
         return self.turns.pop(0)
@@ -323,7 +324,7 @@ async def test_an_update_of_text_is_written_and_not_weighed(monkeypatch):
     text = [Update(0, letter, [1], [], None, None) for letter in "abc"]
     much = Update(0, "d", [1] * 2000, [found] * 2000, None, None)
     written = _Written(monkeypatch, text[:1], text[1:2], [], text, [much])
-    flow = responses._Flow(written, written, written.send)
+    flow = streaming.Stream(written, written, written.send, SILENT)
     for _ in range(2):
         flow.on_news()
     assert (written.sent, written.weighed) == ([b"a", b"b"], 0)

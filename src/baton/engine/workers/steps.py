@@ -155,6 +155,8 @@ class StepReader:
                 if request.notes is not None:
                     what = "chunk" if num_tokens < len(request.tokens) else "prefilled"
                     request.notes.add(now, what, piece, num_tokens, slot)
+                if request.progress_at is not None:
+                    self._outboxes.tell_progress(request, num_tokens)
                 self._scheduler.computed(request, num_tokens)
                 if request.departure is not None and self._departures is not None:
                     self._departures.computed(request, num_tokens)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from baton.gateway.api.answers import Count, Timings
+from baton.gateway.api.answers import Count, PromptProgress, Timings
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "model_context_window_exceeded"
@@ -130,7 +130,7 @@ class MessageStop(Struct, forbid_unknown_fields=True, tag="message_stop", tag_fi
 
 
 class Ping(Struct, forbid_unknown_fields=True, tag="ping", tag_field="type"):
-    pass
+    prompt_progress: PromptProgress | None = None
 
 
 MessageEvent = (

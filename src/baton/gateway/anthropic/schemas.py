@@ -158,6 +158,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     seed: f.Seed | None = None
     timings: bool | None = None
     """As in /v1/chat/completions."""
+    return_progress: bool | None = None
+    """The same."""
     priority: f.Priority | None = None
     cache_salt: f.CacheSalt | None = None
     service_tier: f.Ignored = f.nothing()

@@ -44,7 +44,10 @@ def _editor(*, undo: bool, inserts: str) -> dict[str, Any]:
         "new_str": {"type": "string", "description": "With str_replace: what takes its place."},
         "insert_line": {"type": "integer", "description": "With insert: the line behind which; 0: the top."},
     }
-    properties[inserts] = {"type": "string", "description": f"{_said(properties, inserts)}With insert: the text."}
+    properties[inserts] = {
+        "type": "string",
+        "description": f"{_said(properties, inserts)}With insert: the text.",
+    }
     return _commands(commands, properties, ["path"])
 
 

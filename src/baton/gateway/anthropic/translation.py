@@ -68,7 +68,7 @@ def _set_sampling(chat: ChatRequest, body: MessagesRequest) -> None:
     chat.max_tokens = body.max_tokens
     chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
     chat.stop = body.stop_sequences
-    chat.stream, chat.timings = body.stream, body.timings
+    chat.stream, chat.timings, chat.return_progress = body.stream, body.timings, body.return_progress
     chat.seed, chat.priority, chat.cache_salt = body.seed, body.priority, body.cache_salt
     chat.user = None if body.metadata is None else body.metadata.user_id
     budget = chat.thinking_token_budget

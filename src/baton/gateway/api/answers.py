@@ -176,6 +176,19 @@ class Completion(Struct, forbid_unknown_fields=True):
     timings: Timings | None = None
 
 
+class PromptProgress(Struct, forbid_unknown_fields=True):
+    """With `return_progress`, in events of a stream before its first text: how far the prompts are, in tokens,
+    under llama.cpp's names."""
+
+    total: Count
+    cache: Count
+    """Of them, from the prefix cache."""
+    processed: Count
+    """Of them, computed or from the cache."""
+    time_ms: Count
+    """Since the prompt was begun."""
+
+
 class CompletionChunkChoice(Struct, forbid_unknown_fields=True):
     index: Count
     text: str
@@ -197,6 +210,7 @@ class CompletionChunk(Struct, forbid_unknown_fields=True):
     usage: Usage | None = None
     timings: Timings | None = None
     """In the last one."""
+    prompt_progress: PromptProgress | None = None
 
 
 class TopLogprob(Struct, forbid_unknown_fields=True):
@@ -287,6 +301,7 @@ class ChatCompletionChunk(Struct, forbid_unknown_fields=True):
     prompt_token_ids: list[int] | None = None
     timings: Timings | None = None
     """In the last one."""
+    prompt_progress: PromptProgress | None = None
 
 
 class ModelCard(Struct, forbid_unknown_fields=True):
@@ -314,6 +329,10 @@ class Tokens(Struct, forbid_unknown_fields=True):
 
 class Text(Struct, forbid_unknown_fields=True):
     prompt: str
+
+
+class ServerLoad(Struct, forbid_unknown_fields=True):
+    server_load: Count
 
 
 class Health(Struct, forbid_unknown_fields=True):

@@ -67,6 +67,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     timings: bool | None = None
     """The answer says where its time went."""
+    return_progress: bool | None = None
+    """A stream says how far its prompt is."""
     priority: f.Priority | None = None
     cache_salt: f.CacheSalt | None = None
     request_id: f.RequestId | None = None

@@ -7,6 +7,7 @@ woken through its inbox (`inbox.py`); here only what the table needs of an inbox
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import msgspec
 from baton.gateway.errors import ApiError
 from baton.observe.events.trail import Trail
 from baton.protocol.messages.reports import PromptLogprobs
-from baton.protocol.messages.requests import Finished, Submit, Target
+from baton.protocol.messages.requests import Finished, Outputs, Submit, Target
 from baton.protocol.params.sampling import Sampling, Stopping, TokenLogprobs
 from baton.protocol.routes import Routes
 from baton.protocol.rules.fair_queue import EVERYBODY, FairLine, Flow
@@ -116,6 +117,10 @@ class EngineRequest:
     """Whatever the consumer wants to find here."""
     trail: Trail | None = None
     """Its way, if somebody wants to know it: then the engines note it as well."""
+    wants_progress: bool = False
+    """Its consumer wants to know how far its prompt is computed."""
+    progress: tuple[int, int] | None = None
+    """(tokens of its prompt that are computed, milliseconds since it was admitted), as was told last."""
 
     @property
     def num_generated(self) -> int:
@@ -177,6 +182,7 @@ class EngineRequest:
             patient=self.patient,
             flow=self.flow,
             noted=self.trail is not None,
+            progress=self.wants_progress and not self.num_generated,
         )
 
     def note(self, now: float, what: str, b: int = 0, text: str = "") -> None:
@@ -231,6 +237,22 @@ class EngineRequest:
         """Puts the sequence among the news.  The caller wakes the consumer afterwards."""
         if not self.has_news:
             self.inbox.add(self)
+
+
+def hear_of_prompts(
+    running: Mapping[int, EngineRequest], sender: str, outputs: Outputs, woken: dict[Consumer, None]
+) -> None:
+    """Notes what an instance says of the prompts of its requests, and in `woken` who wanted to know."""
+    for number, cached in outputs.cached:
+        owner = running.get(number)
+        if owner is not None and sender in owner.plan:
+            owner.num_cached = cached
+    for number, computed, milliseconds in outputs.progress:
+        owner = running.get(number)
+        if owner is not None and sender in owner.plan and owner.wants_progress:
+            owner.progress = computed, milliseconds
+            owner.notify()
+            woken[owner.inbox] = None
 
 
 def in_order(parked: list[EngineRequest]) -> list[EngineRequest]:

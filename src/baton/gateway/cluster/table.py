@@ -41,7 +41,7 @@ import msgspec
 from baton.gateway.arranging.measured import Counting
 from baton.gateway.cluster.continued import Continued
 from baton.gateway.cluster.member import Member
-from baton.gateway.cluster.request import Consumer, EngineRequest, in_order
+from baton.gateway.cluster.request import Consumer, EngineRequest, hear_of_prompts, in_order
 from baton.gateway.cluster.routing import Job, Plan, choose
 from baton.gateway.cluster.trails import Trails
 from baton.gateway.errors import ApiError, InstanceUnavailable
@@ -233,10 +233,7 @@ class RequestTable:
             owner = owners[index]
             if owner is not None:
                 owner.add_logprobs(logprobs)
-        for number, cached in outputs.cached:
-            owner = self.running.get(number)
-            if owner is not None and name in owner.plan:
-                owner.num_cached = cached
+        hear_of_prompts(self.running, name, outputs, woken)
         for number, prompt_logprobs in outputs.prompt_logprobs:
             owner = self.running.get(number)
             if owner is not None and owner.at == sender.name and owner.add_prompt_logprobs(prompt_logprobs):

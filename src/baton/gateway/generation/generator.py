@@ -152,6 +152,7 @@ class Generator:
         grammar: str = "",
         grammar_field: str = "",
         timed: bool = False,
+        progress: bool = False,
         trace: Trace | None = None,
     ) -> Generation:
         """Submits prompts × `params.n` sequences.
@@ -163,6 +164,7 @@ class Generator:
         prompts stood, for errors.  `drop_output`: only the prompt is of interest.  `patient`: only the end of
         each sequence is, so tokens may come late, unless something has to be looked for in them.
         `timed`: its story is told with the answer, also where none are kept; `trace`: to a collector.
+        `progress`: how far the prompts are is wanted while they are computed (`progress.py`).
         `shorten`: an answer of `max_tokens` for which there is no room ends earlier, and is not refused.
         `parsing`: how the texts are taken apart (`Update.deltas`).  Raises `BadRequest`, `InvalidParameter`,
         `InstanceUnavailable`, or `Overloaded` if too many are held back already.
@@ -239,6 +241,7 @@ class Generator:
         def make(sequence: Sequence, inbox: Inbox) -> EngineRequest:
             request = prepare(sequence, inbox)
             request.trail = None if story is None else story.trail()
+            request.wants_progress = progress and not sequence.index % params.n
             return request
 
         def prepare(sequence: Sequence, inbox: Inbox) -> EngineRequest:

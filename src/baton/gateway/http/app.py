@@ -21,16 +21,19 @@ from starlette.types import ExceptionHandler, Receive, Scope, Send
 from baton.gateway.access import Access
 from baton.gateway.errors import ApiError, BadRequest, MethodNotAllowed, NotFound
 from baton.gateway.generation.generator import Generator
+from baton.gateway.http.alive import SILENT, SignsOfLife
 from baton.gateway.http.context import Gateway
 from baton.gateway.http.failures import error_response
 from baton.gateway.http.middleware import GatewayMiddleware
-from baton.gateway.http.responses import KEEP_ALIVE, SEND
+from baton.gateway.http.paths import own_path
+from baton.gateway.http.responses import SEND, SIGNS
 from baton.gateway.http.routes.chat import chat_routes
 from baton.gateway.http.routes.cluster import cluster_routes
 from baton.gateway.http.routes.completions import completion_routes
 from baton.gateway.http.routes.docs import docs_routes
 from baton.gateway.http.routes.embeddings import embedding_routes
 from baton.gateway.http.routes.events import event_routes
+from baton.gateway.http.routes.front import front_routes
 from baton.gateway.http.routes.messages import message_routes
 from baton.gateway.http.routes.ranking import ranking_routes
 from baton.gateway.http.routes.responses import responses_routes
@@ -55,15 +58,15 @@ def create_app(
     sharing: SharingOptions | None = None,
     tokenizer: Tokenizer | None = None,
     root_path: str = "",
-    keep_alive_s: float = 0.0,
+    signs: SignsOfLife | None = None,
     responses: ResponseStore | None = None,
     refuse_tools: bool = False,
 ) -> Starlette:
     """The application for one served model.
 
     `access`: who may do what; None: no keys.  `sharing`: how users share the server.  `tokenizer`: if it is
-    loaded already.  `root_path`: what a proxy puts before paths.  `keep_alive_s`: after so long a silence a
-    stream gets a comment; 0: none.  `responses`: where answers of /v1/responses are kept; None: nowhere.
+    loaded already.  `root_path`: what a proxy puts before paths.  `signs`: what clients are sent while nothing
+    else comes; None: nothing.  `responses`: where answers of /v1/responses are kept; None: nowhere.
     `refuse_tools`: those that the server cannot serve are refused, not left out.
 
     Raises `TokenizerError` or `ChatTemplateError` if it cannot be loaded, and `WeightsError`.
@@ -104,9 +107,10 @@ def create_app(
         *cluster_routes(gateway),
         *ui_routes(gateway),
         *docs_routes(root_path),
+        *front_routes(root_path),
     ]
     app = _Application(routes=routes, lifespan=lifespan, exception_handlers=_ERROR_HANDLERS)
-    app.root_path, app.keep_alive_s = root_path, keep_alive_s
+    app.root_path, app.signs = root_path, signs or SILENT
     app.router.redirect_slashes = False
     app.state.gateway = gateway
     app.add_middleware(GatewayMiddleware, access=access, metrics=metrics)
@@ -120,21 +124,16 @@ def create_app(
 
 class _Application(Starlette):
     """Keeps the server's `send` for who writes many pieces; reads `/health/`, and what has a proxy's path
-    before it, as `/health`.
-
-    Both are taken off before anything looks at the path: what protects a route sees the path that is routed.
-    """
+    before it, as `/health`, and so on (`paths.py`), before anything looks at the path."""
 
     root_path = ""
-    keep_alive_s = 0.0
+    signs = SILENT
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].endswith("/"):
-            scope["path"] = scope["path"].rstrip("/") or "/"
-        if self.root_path and f"{scope.get('path')}/".startswith(f"{self.root_path}/"):
-            scope["path"] = scope["path"].removeprefix(self.root_path) or "/"
+        if scope["type"] == "http":
+            scope["path"] = own_path(scope["path"], self.root_path)
         scope[SEND] = send
-        scope[KEEP_ALIVE] = self.keep_alive_s
+        scope[SIGNS] = self.signs
         await super().__call__(scope, receive, send)
 
 

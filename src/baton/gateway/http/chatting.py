@@ -70,6 +70,7 @@ async def start_chat(
         drop_output=drop_output,
         shorten=shorten,
         timed=bool(body.timings),
+        progress=bool(body.stream and body.return_progress),
     )
 
 

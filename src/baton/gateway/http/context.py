@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,13 +34,15 @@ from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.reading.jobs import CONVERSATIONS, Job, with_more
 from baton.gateway.reading.reader import Found, Reader, Settings, decode_answer
 from baton.gateway.responses.store import ResponseStore
-from baton.gateway.served_model import ServedModel
+from baton.gateway.served_model import Alias, ServedModel
 from baton.gateway.sharing import Sharing
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.observe.events.context import Trace, caller_of
 from baton.observe.metrics import Metrics
 from baton.observe.tracing.tracer import Tracer
 from baton.protocol.params.sampling_params import SamplingParams
+
+log = logging.getLogger(__name__)
 
 _MIN_BODY_BYTES = 4 << 20
 _MAX_BODY_BYTES = 16 << 20
@@ -92,6 +95,8 @@ class Gateway:
     refuse_tools: bool = False
     """Tools that the server cannot serve are refused, not left out."""
     grammars: Grammars = field(init=False)
+    _aliases_told: set[Alias] = field(init=False, default_factory=set)
+    """Those that the log has said are used."""
     _permits: Permits = field(default_factory=Permits)
     """Of requests that want many log-probabilities."""
 
@@ -223,14 +228,27 @@ class Gateway:
         """The name to answer under.  Raises `NotFound` for a model that is not served."""
         if asked is None or asked == "":
             return self.served.name
-        if asked not in self.served.names:
-            names = ", ".join(repr(name) for name in self.served.names)
+        if asked in self.served.names:
+            return asked
+        alias = self.served.alias_of(asked)
+        if alias is None:
+            names = ", ".join(repr(name) for name in [*self.served.names, *map(str, self.served.aliases)])
             raise NotFound(
-                f"model: {asked[:200]!r} is not served here; ask for {names}",
+                f"model: {asked[:200]!r} is not served here; ask for {names}, or start the server with "
+                "--served-model-name for other names",
                 param="model",
                 code="model_not_found",
             )
-        return asked
+        if alias not in self._aliases_told:
+            self._aliases_told.add(alias)
+            log.warning(
+                "a client asks for the model %r: %s answers, as to all names that match %s "
+                "(--served-model-name says which)",
+                asked[:200],
+                self.served.name,
+                alias.pattern,
+            )
+        return alias.name or asked
 
 
 def stream_options(request: SamplingFields) -> StreamOptions:

@@ -22,7 +22,7 @@ class Route(NamedTuple):
     """As it is declared; see `RIGHTS`."""
     summary: str
     answer: Any
-    """Type of the body of a 200; a media type if it is not JSON."""
+    """Type of the body of a 200; a media type if it is not JSON, or two with a comma."""
     body: type[msgspec.Struct] | None = None
     errors: tuple[int, ...] = ()
     """Statuses besides those that the path's right, and a body, bring with them."""

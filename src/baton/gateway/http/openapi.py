@@ -16,6 +16,7 @@ from baton.gateway.anthropic import answers as anthropic
 from baton.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
 from baton.gateway.api import answers, events, orders, pooling, schemas, states
 from baton.gateway.http.described import INSTANCE, JSON, PAUSE, Route, Schema, event_schema
+from baton.gateway.http.paths import WITHOUT_V1
 from baton.gateway.http.rights import RIGHTS
 from baton.gateway.responses import answers as responses
 from baton.gateway.responses.schemas import ResponsesRequest
@@ -199,6 +200,15 @@ ROUTES: tuple[Route, ...] = (
         (404, 503),
         required=("tokens",),
     ),
+    Route(
+        "get", "/tokenizer_info", "tokenizer_config.json, with the chat template that is used", dict[str, Any]
+    ),
+    Route(
+        "get", "/", "That a server is here; a page for people (Accept: text/html)", "text/plain, text/html"
+    ),
+    Route("get", "/load", "How many requests are being answered", answers.ServerLoad),
+    Route("get", "/ping", "As /health", answers.Health),
+    Route("post", "/ping", "As /health", answers.Health),
     Route("get", "/health", "The server is alive, whether or not it can serve", answers.Health),
     Route(
         "get",
@@ -309,7 +319,8 @@ def make_document() -> dict[str, Any]:
             "description": "OpenAI's API with vLLM's extensions. Fields that are null were not given; those "
             "that are not listed are ignored, with a line in the server's log, or refused by name if they "
             "would change the answer. Every answer has the header X-Request-Id. A key is sent as a bearer or "
-            "in the header x-api-key.",
+            "in the header x-api-key. Of the paths with /v1 the common ones are served without it, too "
+            f"({', '.join('/' + path for path in WITHOUT_V1)}).",
         },
         "paths": paths,
         "components": {
@@ -346,7 +357,9 @@ def _operation(route: Route, known: Mapping[int, Schema]) -> dict[str, Any]:
     if route.body is not None:
         statuses |= {400, 408, 413}
     if isinstance(route.answer, str):
-        content: dict[str, Any] = {route.answer: {"schema": {"type": "string"}}}
+        content: dict[str, Any] = {
+            media: {"schema": {"type": "string"}} for media in route.answer.split(", ")
+        }
     else:
         content = {JSON: {"schema": known[id(route.answer)]}}
     if route.events is not None:

@@ -41,7 +41,10 @@ from baton.protocol.rules.signing import Signed
 Right = Literal["open", "user", "operator", "member"]
 
 RIGHTS: dict[str, Right] = {
+    "/": "open",
     "/health": "open",
+    "/ping": "open",
+    "/load": "open",
     "/ready": "open",
     "/metrics": "open",
     "/version": "open",
@@ -70,6 +73,7 @@ RIGHTS: dict[str, Right] = {
     "/score": "user",
     "/tokenize": "user",
     "/detokenize": "user",
+    "/tokenizer_info": "user",
     "/server_info": "operator",
     "/stats": "operator",
     "/debug/ledger": "operator",

@@ -78,9 +78,7 @@ class Translation(NamedTuple):
     """Its fields that nobody needs once it is translated: what became messages and tools."""
 
 
-def _responses(
-    body: ResponsesRequest, beside: Beside
-) -> tuple[ReadResponses, ChatRequest | None, list[str]]:
+def _responses(body: ResponsesRequest, beside: Beside) -> tuple[ReadResponses, ChatRequest | None, list[str]]:
     known = msgspec.msgpack.decode(beside.more, type=Known) if beside.more else None
     return translate(
         body, keeps=beside.keeps, harmony=beside.harmony, known=known, refuse=beside.refuse_tools
@@ -98,9 +96,7 @@ def _compact(body: ResponsesRequest, beside: Beside) -> tuple[ReadResponses, Cha
     )
 
 
-def _messages(
-    body: CountTokensRequest, beside: Beside
-) -> tuple[CountTokensRequest, ChatRequest, list[str]]:
+def _messages(body: CountTokensRequest, beside: Beside) -> tuple[CountTokensRequest, ChatRequest, list[str]]:
     chat, skipped = anthropic.chat_of(body, refuse_tools=beside.refuse_tools)
     if not beside.thinks:
         chat.thinking_token_budget = None  # (there is nothing to bound)

@@ -44,13 +44,15 @@ class ChatOptions(Shape):
 class ChatRenderer(ChunkRenderer):
     """A `Renderer`."""
 
-    __slots__ = ("_inputs", "_options", "_top_logprobs")
+    __slots__ = ("_begun", "_inputs", "_options", "_top_logprobs")
 
     def __init__(self, generation: Generation, options: ChatOptions, names: TokenNames) -> None:
         self._top_logprobs = options.top_logprobs
         self._options = options
         self._inputs: dict[tuple[int, int], InputReader] = {}
         """Of calls of tools that take a text: by choice and call."""
+        self._begun = False
+        """It has been said who speaks."""
         super().__init__(
             generation,
             names,
@@ -75,7 +77,12 @@ class ChatRenderer(ChunkRenderer):
         yield 0, timings_member(self._generation, self._shape.timings) + b"}"
 
     def begin(self) -> bytes:
+        """Nothing: a chunk with choices is taken for the first token, so it comes with that."""
+        return b""
+
+    def _opening(self) -> bytes:
         """Every choice begins by saying who speaks, before any token is counted."""
+        self._begun = True
         rest = (
             b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null,"token_ids":null}]'
             + b',"prompt_token_ids":'
@@ -89,7 +96,7 @@ class ChatRenderer(ChunkRenderer):
         return b"".join(opening + rest for opening in self._openings)
 
     def chunk(self, update: Update) -> bytes:
-        if self._plain is not None and update.finish_reason is None:
+        if self._plain is not None and self._begun and update.finish_reason is None:
             if update.deltas is not None:
                 return b"".join(
                     [
@@ -115,11 +122,16 @@ class ChatRenderer(ChunkRenderer):
             deltas = [self._delta(update.index, delta) for delta in update.deltas]
             said = [*filter(None, deltas), *([b"{}"] if apart else ())]
             *before, content = said or [b"{}"]
+            if before and not self._begun:
+                yield 0, self._opening()
             for data in before:
                 yield 1, self._openings[update.index] + data + b',"logprobs":null'
                 yield 0, self._event_end(Update(update.index, "", [], [], None, None))
+        silent = content == b"{}" and not update.finish_reason and not (update.token_ids and wants_tokens)
+        if not (self._begun or silent):
+            yield 0, self._opening()
         self._usage.add(len(update.token_ids))
-        if content == b"{}" and not update.finish_reason and not (update.token_ids and wants_tokens):
+        if silent:
             return
         yield 1, self._openings[update.index] + content + b',"logprobs":'
         if top_logprobs is not None and update.token_ids:

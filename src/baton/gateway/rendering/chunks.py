@@ -14,6 +14,7 @@ from typing import Any
 
 from baton.gateway.errors import ApiError
 from baton.gateway.generation.generation import Completion, Generation, Update
+from baton.gateway.generation.progress import Progress
 from baton.gateway.generation.sequence import Sequence
 from baton.gateway.rendering.formats import (
     DONE,
@@ -46,8 +47,6 @@ class Shape:
 
 class ChunkRenderer:
     """The part of a `Renderer` that does not depend on the endpoint."""
-
-    idle = b": keep-alive\n\n"
 
     __slots__ = ("_generation", "_head", "_names", "_openings", "_plain", "_shape", "_usage")
 
@@ -91,6 +90,14 @@ class ChunkRenderer:
 
     def failure(self, error: ApiError) -> bytes:
         return event(encode(error.body()))
+
+    def sign_of_life(self) -> bytes:
+        """A comment: for clients of these APIs any bytes count, and an event would be taken for a token."""
+        return b": keep-alive\n\n"
+
+    def progress(self, progress: Progress) -> bytes:
+        """llama.cpp's member, in a chunk without choices."""
+        return event(encode({**self._head, "choices": [], "prompt_progress": progress._asdict()}))
 
     def _event_end(self, update: Update, more: bytes = b"", reason: bytes | None = None) -> bytes:
         """What follows a choice's log-probabilities; `more`: members of the choice after the usual ones,

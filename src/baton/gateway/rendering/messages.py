@@ -12,6 +12,7 @@ from baton.gateway.api.calls import call_id
 from baton.gateway.errors import ApiError
 from baton.gateway.generation.ending import timings_of
 from baton.gateway.generation.generation import Completion, Generation, Update
+from baton.gateway.generation.progress import Progress
 from baton.gateway.parsing.deltas import Call, Content, Delta, Parsed, Reasoning, Said
 from baton.gateway.rendering.formats import Part, encode
 from baton.gateway.rendering.inputs import object_of
@@ -39,8 +40,6 @@ class MessageRenderer:
     """A `Renderer` of one sequence."""
 
     __slots__ = ("_delta", "_generation", "_hidden", "_index", "_kind", "_options", "_reason", "_sequence")
-
-    idle = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, generation: Generation, options: MessageOptions) -> None:
         self._generation = generation
@@ -160,6 +159,13 @@ class MessageRenderer:
 
     def failure(self, error: ApiError) -> bytes:
         return b"event: error\ndata: " + encode(error_body(error, self._generation.request_id)) + b"\n\n"
+
+    def sign_of_life(self) -> bytes:
+        return _event("ping")
+
+    def progress(self, progress: Progress) -> bytes:
+        """A ping that says more: clients that do not look at it take it for any other."""
+        return _event("ping", prompt_progress=progress._asdict())
 
     def _more(self, delta: Delta) -> bytes:
         match delta:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from baton.gateway.errors import ApiError, InstanceUnavailable
 from baton.gateway.generation.generation import Completion, Generation, Update
+from baton.gateway.generation.progress import Progress
 from baton.gateway.reading.judging import Scorer, activated, checked, scores_of
 from baton.gateway.rendering.formats import Part, encode, usage
 from baton.gateway.served_model import Activation
@@ -19,8 +20,6 @@ _WORK = 16
 
 class PooledRenderer:
     """What all of them have in common: they are not streamed."""
-
-    idle = b""
 
     def __init__(self, generation: Generation, model: str) -> None:
         self.generation = generation
@@ -42,6 +41,12 @@ class PooledRenderer:
         return b""
 
     def failure(self, error: ApiError) -> bytes:
+        return b""
+
+    def sign_of_life(self) -> bytes:
+        return b""
+
+    def progress(self, progress: Progress) -> bytes:
         return b""
 
     def results(self) -> list[bytes]:

@@ -14,6 +14,7 @@ from typing import Any
 from baton.gateway.api.calls import call_id
 from baton.gateway.errors import ApiError, BadRequest, Overloaded
 from baton.gateway.generation.generation import Completion, Generation, Update
+from baton.gateway.generation.progress import Progress
 from baton.gateway.parsing.deltas import Content
 from baton.gateway.rendering.formats import Part, TokenNames, encode, logprobs_entry, timings_member
 from baton.gateway.responses.output import Output, event
@@ -50,8 +51,6 @@ class ResponsesOptions:
 
 class ResponsesRenderer:
     """A `Renderer`, of one sequence."""
-
-    idle = b": keep-alive\n\n"
 
     __slots__ = (
         "_before",
@@ -149,6 +148,18 @@ class ResponsesRenderer:
         closing = self._output.close("incomplete")
         response = self._response("failed", self._output.items, error=_failure(error))
         return closing + event("response.failed", b'"response":' + response + b"," + self._output.number())
+
+    def sign_of_life(self) -> bytes:
+        """An event: clients drop comments before they look at the clock.  Of a kind that all know, with the
+        answer as it is so far."""
+        return self._in_progress()
+
+    def progress(self, progress: Progress) -> bytes:
+        return self._in_progress(b'"prompt_progress":' + encode(progress._asdict()) + b",")
+
+    def _in_progress(self, more: bytes = b"") -> bytes:
+        response = b'"response":' + self._response("in_progress", self._output.items) + b"," + more
+        return event("response.in_progress", response + self._output.number())
 
     def whole(self, completions: list[Completion]) -> Iterator[Part]:
         """Of all updates (`chunk`, `parts`) together."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from baton.gateway.api.answers import Timings
+from baton.gateway.api.answers import PromptProgress, Timings
 
 Count = Annotated[int, Meta(ge=0)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -150,6 +150,8 @@ class ResponseEvent(Struct, forbid_unknown_fields=True):
     type: str
     sequence_number: Count
     response: ResponseObject | None = None
+    prompt_progress: PromptProgress | None = None
+    """Of `response.in_progress`."""
     output_index: Count | None = None
     item: OutputItem | None = None
     item_id: str | None = None

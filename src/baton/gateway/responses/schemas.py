@@ -62,7 +62,10 @@ Tool = Annotated[
     Meta(
         extra_json_schema={
             "properties": {
-                "type": {"type": "string", "description": "function, custom, namespace; others are left out."},
+                "type": {
+                    "type": "string",
+                    "description": "function, custom, namespace; others are left out.",
+                },
                 "name": {"type": "string", "minLength": 1, "maxLength": 128},
                 "description": {"anyOf": [{"type": "string"}, {"type": "null"}]},
                 "parameters": {
@@ -176,6 +179,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     timings: bool | None = None
     """As in /v1/chat/completions."""
+    return_progress: bool | None = None
+    """The same."""
     thinking_token_budget: f.Budget | None = None
     priority: f.Priority | None = None
     cache_salt: f.CacheSalt | None = None

@@ -45,6 +45,7 @@ _SAME = (
     "structured_outputs",
     "thinking_token_budget",
     "timings",
+    "return_progress",
     "priority",
     "cache_salt",
     "request_id",

@@ -87,6 +87,8 @@ class Tokenizer:
 
     def __init__(self, backend: Backend, description: _Description, config: Mapping[str, Any]) -> None:
         self._backend = backend
+        self.config = config
+        """What tokenizer_config.json says."""
         self.special_ids = frozenset(token.id for token in description.added_tokens if token.special)
         marks = frozenset(token.id for token in description.added_tokens if token.content in MARKERS)
         self._named_ids = self.special_ids | marks

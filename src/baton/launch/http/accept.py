@@ -132,7 +132,13 @@ class Acceptor:
         task.add_done_callback(self._opening.discard)
 
     async def _connect(self, connection: socket.socket) -> None:
-        made = self._make()
+        try:
+            made = self._make()
+        except Exception:
+            log.exception("a connection could not be taken over")
+            connection.close()
+            self._table.lost()
+            return
         try:
             if self._tls is None:
                 await self._loop.connect_accepted_socket(lambda: made, connection)
@@ -142,7 +148,13 @@ class Acceptor:
                     lambda: made, connection, ssl=self._tls, ssl_handshake_timeout=handshake_s
                 )
         except Exception as error:
-            log.debug("a connection could not be taken over: %s", error)
+            clients = isinstance(error, OSError | ssl.SSLError)  # (it left, or its handshake failed)
+            log.log(
+                logging.DEBUG if clients else logging.ERROR,
+                "a connection could not be taken over: %r",
+                error,
+                exc_info=None if clients else error,
+            )
             connection.close()
             if not made.opened:
                 self._table.lost()

@@ -23,6 +23,7 @@ from typing import Any
 import uvicorn
 
 from baton.gateway.access import Access
+from baton.gateway.http.alive import SignsOfLife
 from baton.gateway.http.app import create_app
 from baton.gateway.http.context import Gateway
 from baton.gateway.instances.client import ClusterClient
@@ -195,7 +196,7 @@ def make_http(
         access=access,
         sharing=sharing,
         root_path=root_path,
-        keep_alive_s=limits.sse_keep_alive_interval,
+        signs=SignsOfLife(limits.sse_keep_alive_interval, limits.early_headers_after),
         responses=ResponseStore(
             limits.responses_store, parse_bytes("--responses-store-memory", limits.responses_store_memory)
         ),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import logging
 import os
 import socket
@@ -50,6 +51,40 @@ class Listener(socket.socket):
             self.successor.close()
 
 
+_TRIES = 16
+"""To find a port that is free at several addresses."""
+
+
+def listen_all(host: str, port: int) -> list[Listener]:
+    """`listen`, at every address of a name of this machine's loopback: clients ask `localhost` by IPv6 first,
+    or by IPv4 alone.  The IPv4 one comes first; addresses that the machine does not have are left out."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return [listen(host, port)]
+    addresses = sorted({str(one[4][0]) for one in found}, key=lambda address: (":" in address, address))
+    if len(addresses) == 1 or not all(ipaddress.ip_address(one).is_loopback for one in addresses):
+        return [listen(host, port)]
+    for left in reversed(range(_TRIES if port == 0 else 1)):
+        listeners = [listen(addresses[0], port)]
+        try:
+            for address in addresses[1:]:
+                with contextlib.suppress(_NoAddress):
+                    listeners.append(listen(address, listeners[0].getsockname()[1]))
+        except OptionError:
+            for listener in listeners:
+                listener.close()
+            if not left:
+                raise
+        else:
+            return listeners
+    raise AssertionError("one of the tries has ended")
+
+
+class _NoAddress(OptionError):
+    """The machine does not have it."""
+
+
 def listen(host: str, port: int) -> Listener:
     """Raises `OptionError`.  Call it before anything is loaded: a taken port is known at once, and
     connections wait until they are accepted."""
@@ -66,9 +101,10 @@ def listen(host: str, port: int) -> Listener:
     except OSError as error:
         if isinstance(error, socket.gaierror):
             raise OptionError(f"--host {host}: {error.strerror}; give an address of this machine") from None
-        elsewhere = error.errno == errno.EADDRNOTAVAIL
+        elsewhere = error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
         fix = "an address of this machine with --host" if elsewhere else "another --port"
-        raise OptionError(f"cannot listen on {host}:{port}: {error.strerror}; give {fix}") from None
+        kind = _NoAddress if elsewhere else OptionError
+        raise kind(f"cannot listen on {host}:{port}: {error.strerror}; give {fix}") from None
 
 
 def listen_unix(path: str) -> Listener:

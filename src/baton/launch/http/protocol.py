@@ -10,7 +10,9 @@ What is different from uvicorn's:
 * An answer to HTTP/1.0 that has no length ends with the connection, not with a chunk.
 * No WebSockets; an offer to upgrade is ignored.
 
-`on_headers_complete` follows that of uvicorn 0.54.
+`on_headers_complete` follows that of uvicorn 0.54.  What is subclassed here is no public interface of uvicorn:
+pyproject.toml allows the versions that were tried, and `tests/launch/test_uvicorn.py` says what to look at in a
+newer one.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import termios
 import urllib.parse
 from array import array
@@ -29,6 +32,8 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from baton.launch.http.limits import Closed, Connections, Reason
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
@@ -43,6 +48,10 @@ _FIELD_BYTES = 4
 
 class TooLarge(Exception):
     """Raised inside the parser to stop it."""
+
+
+_CLIENTS = (httptools.HttpParserError, UnicodeError)
+"""What callbacks of the parser raise for what a client has sent: a URL or a method that is none."""
 
 
 class Connection(HttpToolsProtocol):
@@ -109,10 +118,16 @@ class Connection(HttpToolsProtocol):
             self._decline(data[offer.args[0] :])
             return
         except httptools.HttpParserError as error:
-            if isinstance(error.__context__, TooLarge):
+            cause = error.__context__
+            if isinstance(cause, TooLarge):
                 self._refuse_head()
-            else:
+            elif cause is None or isinstance(cause, _CLIENTS):
                 self.refuse(400, "this is no HTTP request", "malformed")
+            else:
+                self._failed(cause)
+            return
+        except Exception as error:
+            self._failed(error)
             return
         if self._held_back > self._max_head:
             self._refuse_head()
@@ -296,6 +311,11 @@ class Connection(HttpToolsProtocol):
 
     # -- inside
 
+    def _failed(self, error: BaseException) -> None:
+        """A defect, ours or of what this builds on: the client has done nothing wrong."""
+        log.error("a request could not be taken: %r", error, exc_info=error)
+        self.refuse(500, "internal error; the server's log has it")
+
     def _decline(self, rest: bytes) -> None:
         """The client offers another protocol (h2c, as Java's does, or WebSockets).  It is not taken up, and
         the request is served.  The parser has left the body out: another one, given what it has to know of
@@ -369,7 +389,7 @@ class _CloseDelimited(RequestResponseCycle):
 
 def refusal(status: int, message: str, retry_after_s: int | None = None) -> bytes:
     """A whole answer, after which the connection ends."""
-    kind = "service_unavailable_error" if status == 503 else "invalid_request_error"
+    kind = {500: "server_error", 503: "service_unavailable_error"}.get(status, "invalid_request_error")
     error = {"message": message, "type": kind, "param": None, "code": HTTPStatus(status).name.lower()}
     body = msgspec.json.encode({"error": error})
     wait = f"retry-after: {retry_after_s}\r\n" if retry_after_s is not None else ""

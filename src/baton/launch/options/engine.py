@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS
+from baton.gateway.served_model import read_names
 from baton.launch.limits import MAX_SECONDS, OptionError
 from baton.launch.options.flag import JsonObject, Options, flag
 from baton.launch.options.record import RecordOptions
@@ -26,11 +27,6 @@ def cost_parts(text: str) -> list[float]:
     except ValueError:
         raise ValueError("give up to four numbers of seconds, such as 0.002,1e-5,2e-5,1e-9") from None
     return parts
-
-
-def _check_names(names: tuple[str, ...]) -> None:
-    if not all(names):
-        raise ValueError("must not be empty")
 
 
 def _check_group_size(size: int | None) -> None:
@@ -82,7 +78,11 @@ class ModelOptions(Options):
     )
     revision: str | None = flag(None, "Branch, tag or commit on the hub.", unset="the newest")
     served_model_name: tuple[str, ...] = flag(
-        (), "Names that clients use. Repeatable.", unset="MODEL", check=_check_names
+        (),
+        "Names that clients use. `*` in one stands for any text (claude-*), and NAME=OTHER answers as OTHER, "
+        "one of the others; without it answers say the name that was asked for. Repeatable.",
+        unset="MODEL, and claude-* for texts",
+        check=read_names,
     )
     model_impl: Literal["auto", "baton", "transformers"] = flag(
         "auto",

@@ -201,8 +201,17 @@ class HttpOptions(Options):
         unit="seconds",
     )
     sse_keep_alive_interval: float = flag(
+        10.0,
+        "Seconds of silence in a stream, also before its first token, after which a sign of life is sent, of a "
+        "kind that the API's clients count (serving.md); 0: none.",
+        least=0,
+        most=MAX_SECONDS,
+        unit="seconds",
+    )
+    early_headers_after: float = flag(
         0.0,
-        "Seconds of silence in a stream after which a comment is sent, so that proxies keep it; 0: none.",
+        "Seconds after which an answer that is not streamed begins: status 200, white space while it is "
+        "made, then the body. What fails after that is an error's body under the status 200. 0: never.",
         least=0,
         most=MAX_SECONDS,
         unit="seconds",

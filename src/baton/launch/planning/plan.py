@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from baton.gateway.served_model import PAIR, QWEN3_RERANKER, Judge, Routing, ServedModel, Task
+from baton.gateway.served_model import (
+    PAIR,
+    QWEN3_RERANKER,
+    VENDORS,
+    Judge,
+    Routing,
+    ServedModel,
+    Task,
+    read_names,
+)
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions
 from baton.launch.planning.draft_model import check_mtp, with_draft_model
@@ -112,8 +121,10 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
     instance = with_draft_model(
         instance, model.vocab_size, tokenizer, lambda checkpoint: _dtype("auto", checkpoint, device)
     )
+    names, aliases = read_names(options.served_model_name)
     served = ServedModel(
-        names=options.served_model_name or (options.model or EMBEDDED_MODEL,),
+        names=names or (options.model or EMBEDDED_MODEL,),
+        aliases=aliases if options.served_model_name or "generate" not in tasks else VENDORS,
         tokenizer=tokenizer,
         max_model_len=max_model_len,
         eos_token_ids=tuple(dict.fromkeys((*generation.eos_token_ids, *model.eos_token_ids))),

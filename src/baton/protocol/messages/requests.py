@@ -108,6 +108,8 @@ class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
     """Whose it is: requests of one priority are served fairly by flow."""
     noted: bool = False
     """Its gateway wants to know its way (`protocol/notes.py`)."""
+    progress: bool = False
+    """Its client wants to know how far its prompt is computed (`Outputs.progress`)."""
 
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
@@ -204,6 +206,10 @@ class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):
     cached: list[tuple[int, int]] = []
     """(request id, its prompt tokens that came from the prefix cache) of those that were admitted with any:
     before the first token or with it, for who ends a request before the engine does."""
+    progress: list[tuple[int, int, int]] = []
+    """(request id, leading tokens of its prompt that are computed, milliseconds since it was admitted) of those
+    that ask (`Submit.progress`): when they are admitted, then twice a second at most, and when the prompt is
+    through."""
 
 
 class Routed(msgspec.Struct, tag="routed", array_like=True, frozen=True):

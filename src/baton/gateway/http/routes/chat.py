@@ -43,7 +43,11 @@ def chat_routes(gateway: Gateway) -> list[Route]:
         names = TokenNames(gateway.tokenizer, bool(body.return_tokens_as_token_ids))
         renderer = ChatRenderer(generation, shape, names)
         return GenerationResponse(
-            generation, renderer, stream=bool(body.stream), headers=skipped_header(found)
+            generation,
+            renderer,
+            stream=bool(body.stream),
+            progress=bool(body.return_progress),
+            headers=skipped_header(found),
         )
 
     async def render(request: Request) -> Response:

@@ -55,6 +55,7 @@ def completion_routes(gateway: Gateway) -> list[Route]:
             grammar=grammar,
             grammar_field=field,
             timed=bool(body.timings),
+            progress=bool(body.stream and body.return_progress),
         )
         shape = CompletionOptions(
             model=model,
@@ -71,7 +72,9 @@ def completion_routes(gateway: Gateway) -> list[Route]:
         )
         names = TokenNames(gateway.tokenizer, bool(body.return_tokens_as_token_ids))
         renderer = CompletionRenderer(generation, prompts, shape, names)
-        return GenerationResponse(generation, renderer, stream=bool(body.stream))
+        return GenerationResponse(
+            generation, renderer, stream=bool(body.stream), progress=bool(body.return_progress)
+        )
 
     async def render(request: Request) -> Response:
         """The prompts, as they would be completed."""

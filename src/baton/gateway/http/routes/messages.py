@@ -52,7 +52,11 @@ def message_routes(gateway: Gateway) -> list[Route]:
         )
         renderer = MessageRenderer(generation, options)
         return GenerationResponse(
-            generation, renderer, stream=bool(body.stream), headers=skipped_header(found)
+            generation,
+            renderer,
+            stream=bool(body.stream),
+            progress=bool(body.return_progress),
+            headers=skipped_header(found),
         )
 
     async def count_tokens(request: Request) -> Response:

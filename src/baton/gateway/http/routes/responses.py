@@ -69,7 +69,8 @@ def responses_routes(gateway: Gateway) -> list[Route]:
         keep = _keeper(gateway, request, body, options, before) if body.keeps else None
         names = TokenNames(gateway.tokenizer, as_ids=False)
         renderer = ResponsesRenderer(generation, options, names, keep)
-        return ItemsResponse(generation, renderer, options.stream, skipped_header(found))
+        progress = bool(chat.return_progress)
+        return ItemsResponse(generation, renderer, options.stream, progress, skipped_header(found))
 
     async def count(request: Request) -> Response:
         """How many tokens the prompt has."""
@@ -139,9 +140,10 @@ class ItemsResponse(GenerationResponse):
         generation: Generation,
         renderer: ResponsesRenderer,
         stream: bool,
+        progress: bool,
         headers: Sequence[tuple[bytes, bytes]],
     ) -> None:
-        super().__init__(generation, renderer, stream=stream, headers=headers)
+        super().__init__(generation, renderer, stream=stream, progress=progress, headers=headers)
         self._items = renderer
 
     async def _whole(self) -> bytes:

@@ -86,6 +86,10 @@ def server_routes(gateway: Gateway) -> list[Route]:
             return _json({"status": "paused", "reason": reason}, 503, {"retry-after": "5"})
         return _json({"status": "ready"})
 
+    async def load(_: Request) -> Response:
+        """Requests that are being answered."""
+        return _json({"server_load": len(gateway.generator.open)})
+
     async def version(_: Request) -> Response:
         return _json({"version": __version__})
 
@@ -196,7 +200,9 @@ def server_routes(gateway: Gateway) -> list[Route]:
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/health", health),
+        Route("/ping", health, methods=["GET", "POST"]),
         Route("/ready", ready),
+        Route("/load", load),
         Route("/version", version),
         Route("/server_info", server_info),
         Route("/metrics", metrics),

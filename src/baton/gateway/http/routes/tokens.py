@@ -48,7 +48,14 @@ def token_routes(gateway: Gateway) -> list[Route]:
             text = tokenizer.decode(unpack_int32(found.ids[0]), skip_special_tokens=False)
         return Response(formats.encode({"prompt": text}), media_type="application/json")
 
+    async def tokenizer_info(_: Request) -> Response:
+        """What its files say, and the template that is used here."""
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.config}
+        answer = {**config, "chat_template": tokenizer.template_source}
+        return Response(formats.encode(answer), media_type="application/json")
+
     return [
+        Route("/tokenizer_info", tokenizer_info),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
     ]
