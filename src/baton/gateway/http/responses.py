@@ -63,7 +63,7 @@ class GenerationResponse(Response):
     ) -> None:
         """`progress`: a stream tells how far its prompt is.  `headers`: besides those of every answer."""
         self.background = None
-        self._headers = list(headers)
+        self._more_headers = list(headers)
         self._generation = generation
         self._renderer = renderer
         self._stream = stream
@@ -150,8 +150,8 @@ class GenerationResponse(Response):
         """Which span the request is, and what else is told of it."""
         story = self._generation.story
         if story is None or story.trace is None:
-            return self._headers
-        return [(b"traceresponse", story.trace.response.encode()), *self._headers]
+            return self._more_headers
+        return [(b"traceresponse", story.trace.response.encode()), *self._more_headers]
 
     async def _send_large(self, send: Send, signs: SignsOfLife) -> None:
         """A body that is written as its client takes it: nowhere is it whole."""
