@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Regex, pre_tokenizers
 
-from baton.gateway.text import gguf_tokenizer
+from baton.gateway.text import gguf_pieces
 from baton.gateway.text.tokenizer import Tokenizer, TokenizerError
 from baton.model.checkpoint.hub import resolve_model
 from tests.model.gguf_files import GGUFWriter, add_tokenizer
@@ -159,11 +158,46 @@ def test_ways_to_cut_a_text(tmp_path: Path, pre: str, expected: list[int]) -> No
     assert Tokenizer.from_directory(path).encode("abc abc") == expected
 
 
+def pieces_of(name: str, text: str) -> list[str]:
+    """As texts, not in the signs that stand for bytes."""
+    cut = gguf_pieces.cutter(name)
+    assert cut is not None
+    return [text[first:end] for _, (first, end) in cut.pre_tokenize_str(text)]
+
+
+ODD = "HelloWorld's DON'T 1234567 x9  a/b?!\r\n\r\n  é́té 中文かな한글 Ωμέγα ﬁ 12,345.6 \u2028 ok\t\t "
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "pieces"),
+    [
+        ("glm4", "I'LL 12345 ab!\n\n", ["I", "'LL", " ", "123", "45", " ab", "!\n\n"]),
+        ("chatglm-bpe", "I'LL 12345", ["I", "'LL", " ", "123", "45"]),
+        ("seed-coder", "I'LL 12\n a!\n\n", ["I", "'LL", " ", "1", "2", "\n", " a", "!", "\n\n"]),
+        ("superbpe", "so, 1234567 and on", ["so, ", "1", "234", "567", " and on"]),
+        ("deepseek-v3", "x 12345中文abc !if", ["x", " ", "123", "45", "中文", "abc", " !", "if"]),
+        ("deepseek-v3", "a.b\n (x)", ["a", ".b", "\n", " (", "x", ")"]),
+        (
+            "deepseek-llm",
+            "x 123中文\n a, b  ",
+            ["x", " ", "1", "2", "3", "中文", "\n", " a", ",", " b", "  "],
+        ),
+        ("deepseek-coder", "x=12 中文\n\tif", ["x", "=", "1", "2", " ", "中文", "\n", "\tif"]),
+        ("minerva-7b", "ab 12", ["ab", " ", "1", "2"]),
+    ],
+)
+def test_pieces_by_name(name: str, text: str, pieces: list[str]) -> None:
+    assert pieces_of(name, text) == pieces
+
+
+@pytest.mark.parametrize("name", sorted({*gguf_pieces._CUTS, *gguf_pieces._WITH_DIGITS, *gguf_pieces._GPT2}))
+def test_nothing_of_a_text_is_lost_between_its_pieces(name: str) -> None:
+    assert "".join(pieces_of(name, ODD)) == ODD
+
+
 def test_pieces_of_gpt_oss() -> None:
     """Words begin at capitals and keep their contractions; three digits; slashes with what follows."""
-    cut = pre_tokenizers.Split(Regex(gguf_tokenizer._EXPRESSIONS["gpt-4o"]), "isolated")
-    pieces = [piece for piece, _ in cut.pre_tokenize_str("HelloWorld's DON'T 12345  a/b?!/\r\nété ")]
-    assert pieces == [
+    assert pieces_of("gpt-4o", "HelloWorld's DON'T 12345  a/b?!/\r\nété ") == [
         "Hello", "World's", " DON'T", " ", "123", "45", " ", " a", "/b", "?!/\r\n", "été", " ",
     ]  # fmt: skip
 

@@ -17,8 +17,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
+from baton.gateway.text.gguf_pieces import WHOLE_WORDS, cutter, is_normalized
 from baton.gateway.text.template_files import one_template
 from baton.model.checkpoint.gguf import GgufFile, read_gguf
 from baton.model.checkpoint.gguf_config import ends_by_name
@@ -26,35 +27,6 @@ from baton.model.checkpoint.gguf_config import ends_by_name
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 """Kinds of tokens"""
 
-_LLAMA3: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2: Final = _LLAMA3.replace("{1,3}", "")
-_TEKKEN: Final = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_GPT4O: Final = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_WHOLE_WORDS: Final = frozenset(
-    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken".split()
-)
-"""Where a piece that is a token is not merged, and a text begins with the BOS, as llama.cpp has it."""
-_EXPRESSIONS: Final = {
-    **dict.fromkeys(_WHOLE_WORDS | {"dbrx", "smaug-bpe"}, _LLAMA3),
-    "tekken": _TEKKEN,
-    "gpt-4o": _GPT4O,
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _QWEN2),
-}
-_GPT2: Final = frozenset(("gpt-2", "default", "olmo", "mpt", "jais", "trillion", "granite-docling"))
-"""Cut as in GPT-2."""
-_DIGITS: Final = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"))
-"""Likewise, with each digit on its own."""
 _TEMPLATE: Final = "tokenizer.chat_template"
 """And, of others that have names, the name after a dot."""
 _SPECIAL: Final = {
@@ -100,7 +72,7 @@ def _config(file: GgufFile, tokens: list[str], kind: str) -> dict[str, Any]:
             found[name] = tokens[number]
     adds = file.metadata.get("tokenizer.ggml.add_bos_token")
     if not isinstance(adds, bool):
-        adds = kind == "llama" or file.metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
+        adds = kind == "llama" or file.metadata.get("tokenizer.ggml.pre") in WHOLE_WORDS
     templates = {
         key.removeprefix(_TEMPLATE).removeprefix(".") or "default": text
         for key, text in file.metadata.items()
@@ -111,8 +83,8 @@ def _config(file: GgufFile, tokens: list[str], kind: str) -> dict[str, Any]:
 
 def _byte_level(file: GgufFile, tokens: list[str], kinds: list[int]) -> Tokenizer:
     name = file.metadata.get("tokenizer.ggml.pre", "default")
-    expression = _EXPRESSIONS.get(name)
-    if expression is None and name not in _GPT2 | _DIGITS:
+    cut = cutter(name)
+    if cut is None:
         raise ValueError(
             f"texts are cut as in {str(name)[:60]!r} (tokenizer.ggml.pre), which Baton does not know; give a "
             "directory with its tokenizer by --tokenizer"
@@ -120,20 +92,12 @@ def _byte_level(file: GgufFile, tokens: list[str], kinds: list[int]) -> Tokenize
     halves = [merge.partition(" ") for merge in file.strings("tokenizer.ggml.merges")]
     merges = [(first, second) for first, _, second in halves]
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in _WHOLE_WORDS))
-    if expression == _QWEN2:
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in WHOLE_WORDS))
+    if is_normalized(name):
         tokenizer.normalizer = normalizers.NFC()
-    if expression is not None:
-        cut: Any = [pre_tokenizers.Split(Regex(expression), "isolated"), _bytes(False)]
-    else:
-        cut = [*([pre_tokenizers.Digits(individual_digits=True)] if name in _DIGITS else []), _bytes(True)]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cut)
+    tokenizer.pre_tokenizer = cut
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _bytes(cut: bool) -> pre_tokenizers.ByteLevel:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut)
 
 
 def _sentencepiece(file: GgufFile, tokens: list[str], kinds: list[int]) -> Tokenizer:
