@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.gateway.parsing.calls import Types
+from baton.gateway.parsing.tags import Types
 from baton.gateway.parsing.deltas import Parsed
-from baton.gateway.parsing.formats import CALLS, THINKS, Calls, Think
+from baton.gateway.parsing.formats import CALLS, THINKS
+from baton.gateway.parsing.frames import Calls, Think
 from baton.gateway.parsing.parser import ResponseParser
 
 ARGUMENTS: list[dict[str, Any]] = [
@@ -71,6 +72,30 @@ def framed(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
             return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in objects)
         case "qwen3_coder":
             return "\n".join(_coder(*call) for call in calls)
+        case "mimo":
+            return "\n".join(_coder(*call, line="") for call in calls)
+        case "seed_oss":
+            return "\n".join(_coder(*call, prefix="seed:") for call in calls)
+        case "hy_v3":
+            inner = "".join(
+                f"<tool_call>{tool}<tool_sep>\n"
+                + "".join(
+                    f"<arg_key>{key}</arg_key>\n<arg_value>{_text(value)}</arg_value>\n"
+                    for key, value in arguments.items()
+                )
+                + "</tool_call>\n"
+                for tool, arguments in calls
+            )
+            return f"<tool_calls>\n{inner}</tool_calls>"
+        case "step3":
+            inner = "".join(
+                f"<｜tool_call_begin｜>function<｜tool_sep｜>{_invoke(*call, prefix='steptml:')}<｜tool_call_end｜>"
+                for call in calls
+            )
+            return f"<｜tool_calls_begin｜>{inner}<｜tool_calls_end｜>"
+        case "kimi_k3":
+            inner = "".join(_xtml(number, *call) for number, call in enumerate(calls, 1))
+            return f"<|open|>tools<|sep|>{inner}<|close|>tools<|sep|>"
         case "glm45":
             return "\n".join(
                 f"<tool_call>{tool}\n"
@@ -94,9 +119,32 @@ def framed(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
             return _deepseek(f"function<｜tool▁sep｜>{t}\n```json\n{dump(a)}\n```" for t, a in calls)
         case "deepseek_v31":
             return _deepseek(f"{t}<｜tool▁sep｜>{dump(a)}" for t, a in calls)
-        case "deepseek_v32":
-            inner = "\n".join(_dsml(*call) for call in calls)
-            return f"<｜DSML｜function_calls>\n{inner}\n</｜DSML｜function_calls>"
+        case "deepseek_v32" | "deepseek_v4" | "deepseek_v41":
+            outer = {"deepseek_v32": "function_calls", "deepseek_v4": "tool_calls"}.get(name, " calls")
+            inner = "\n".join(_dsml(*call, space=" " * outer.startswith(" ")) for call in calls)
+            return f"<｜DSML｜{outer}>\n{inner}\n</｜DSML｜{outer}>"
+        case "xlam":
+            return "[" + ", ".join(objects) + "]"
+        case "granite-20b-fc":
+            return "".join(f"<function_call> {one}" for one in objects)
+        case "internlm":
+            return "".join(f"<|action_start|><|plugin|>\n{one}\n<|action_end|>\n" for one in objects)
+        case "longcat":
+            return "\n".join(f"<longcat_tool_call>\n{one}\n</longcat_tool_call>" for one in objects)
+        case "apertus":
+            inner = ", ".join(dump({tool: arguments}) for tool, arguments in calls)
+            return f"<|tools_prefix|>[{inner}]<|tools_suffix|>"
+        case "olmo3":
+            return "<function_calls>" + "\n".join(_python(*call) for call in calls) + "</function_calls>"
+        case "lfm2":
+            inner = ", ".join(_python(*call) for call in calls)
+            return f"<|tool_call_start|>[{inner}]<|tool_call_end|>"
+        case "gemma4":
+            return "".join(f"<|tool_call>call:{t}{_loose(a, '<|%s|>' % chr(34))}<tool_call|>" for t, a in calls)
+        case "functiongemma":
+            return "".join(
+                f"<start_function_call>call:{t}{_loose(a, '<escape>')}<end_function_call>" for t, a in calls
+            )
         case "kimi_k2":
             inner = "".join(
                 f"<|tool_call_begin|>functions.{t}:{i}<|tool_call_argument_begin|>{dump(a)}<|tool_call_end|>"
@@ -110,11 +158,7 @@ def framed(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
         case "phi4_mini_json":
             return "functools[" + ", ".join(objects) + "]"
         case "pythonic":
-            inner = ", ".join(
-                f"{tool}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
-                for tool, arguments in calls
-            )
-            return f"[{inner}]"
+            return "[" + ", ".join(_python(*call) for call in calls) + "]"
         case "openai":
             return "".join(
                 f"<|channel|>commentary to=functions.{tool} <|constrain|>json<|message|>{dump(arguments)}"
@@ -129,25 +173,53 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else dump(value)
 
 
-def _coder(tool: str, arguments: dict[str, Any]) -> str:
-    inner = "".join(f"<parameter={key}>\n{_text(value)}\n</parameter>\n" for key, value in arguments.items())
-    return f"<tool_call>\n<function={tool}>\n{inner}</function>\n</tool_call>"
-
-
-def _invoke(tool: str, arguments: dict[str, Any]) -> str:
+def _coder(tool: str, arguments: dict[str, Any], line: str = "\n", prefix: str = "") -> str:
     inner = "".join(
-        f'<parameter name="{key}">{_text(value)}</parameter>\n' for key, value in arguments.items()
+        f"<parameter={key}>{line}{_text(value)}{line}</parameter>\n" for key, value in arguments.items()
     )
-    return f'<invoke name="{tool}">\n{inner}</invoke>'
+    return f"<{prefix}tool_call>\n<function={tool}>\n{inner}</function>\n</{prefix}tool_call>"
 
 
-def _dsml(tool: str, arguments: dict[str, Any]) -> str:
+def _invoke(tool: str, arguments: dict[str, Any], prefix: str = "") -> str:
     inner = "".join(
-        f'<｜DSML｜parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">'
-        f"{_text(value)}</｜DSML｜parameter>\n"
+        f'<{prefix}parameter name="{key}">{_text(value)}</{prefix}parameter>\n'
         for key, value in arguments.items()
     )
-    return f'<｜DSML｜invoke name="{tool}">\n{inner}</｜DSML｜invoke>'
+    return f'<{prefix}invoke name="{tool}">\n{inner}</{prefix}invoke>'
+
+
+def _dsml(tool: str, arguments: dict[str, Any], space: str = "") -> str:
+    mark = f"｜DSML｜{space}"
+    inner = "".join(
+        f'<{mark}parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">'
+        f"{_text(value)}</{mark}parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f'<{mark}invoke name="{tool}">\n{inner}</{mark}invoke>'
+
+
+_JSON_TYPES = {str: "string", bool: "boolean", type(None): "null", list: "array", dict: "object"}
+
+
+def _xtml(number: int, tool: str, arguments: dict[str, Any]) -> str:
+    inner = "".join(
+        f'<|open|>argument key="{key}" type="{_JSON_TYPES.get(type(value), "number")}"<|sep|>'
+        f"{_text(value)}<|close|>argument<|sep|>"
+        for key, value in arguments.items()
+    )
+    return f'<|open|>call tool="{tool}" index="{number}"<|sep|>{inner}<|close|>call<|sep|>'
+
+
+def _python(tool: str, arguments: dict[str, Any]) -> str:
+    return f"{tool}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def _loose(value: Any, quote: str) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_loose(one, quote)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_loose(one, quote) for one in value) + "]"
+    return f"{quote}{value}{quote}" if isinstance(value, str) else dump(value)
 
 
 def _deepseek(calls: Iterator[str]) -> str:
@@ -162,7 +234,7 @@ def answers() -> list[Answer]:
         if calls.harmony:
             found += _harmony(calls)
             continue
-        leading = name in ("llama3_json", "pythonic")
+        leading = name in ("llama3_json", "pythonic", "xlam")
         befores = [""] if leading else ["", "I look.", "1 < 2\n\n"]
         for several, before in itertools.product(CALLS_OF, befores):
             for think, thought in ((None, ""), (THINKS["qwen3"], "hm\n\n<tool> 😀")):

@@ -8,67 +8,80 @@ call has begun, it stays one, as its name is with the client; if its arguments t
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Callable
 
+from baton.gateway.parsing.coercion import WRAPPERS, unwrapped, whole_object
 from baton.gateway.parsing.emitting import Output
-from baton.gateway.parsing.formats import Frame, JsonFrame, NamedFrame, TaggedFrame
-from baton.gateway.parsing.json_text import escaped, json_object, json_value, object_in, text_value
-from baton.gateway.parsing.reading import Reading, Step, markers_of, nothing
+from baton.gateway.parsing.frames import Frame, JsonFrame, LooseFrame, NamedFrame, PythonFrame, TaggedFrame
+from baton.gateway.parsing.json_text import json_object, json_value, object_in, text_value
+from baton.gateway.parsing.loose_values import loose_object
+from baton.gateway.parsing.python_calls import python_calls
+from baton.gateway.parsing.reading import Give, Reading, Step, markers_of, nothing
+from baton.gateway.parsing.results import BROKEN, DONE, MAX_ARGUMENTS, MAX_HELD, NOT, Result
+from baton.gateway.parsing.tags import TagReader, Types
 
-MAX_HELD = 1 << 14
-"""Characters in which a call must say its name and begin its arguments."""
 _TAIL = re.compile(r"[\s}\]]*")
-
-Types = Mapping[str, Mapping[str, tuple[str, ...]]]
-"""Tool → parameter → types of JSON that it may have; a parameter that is not there is a text."""
-
-
-class Result(Enum):
-    NOT = 0
-    BROKEN = 1
-    DONE = 2
-
-
-NOT, BROKEN, DONE = Result.NOT, Result.BROKEN, Result.DONE
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 
 class CallReader:
     """Reads calls of one text into an `Output`."""
 
-    def __init__(self, reading: Reading, output: Output, types: Types) -> None:
+    def __init__(
+        self, reading: Reading, output: Output, types: Types, known: Callable[[str], bool]
+    ) -> None:
+        """`known`: whether there is such a tool."""
         self._reading = reading
         self._output = output
         self._types = types
+        self._known = known
+        self._tags = TagReader(reading, output, types, self._begin)
+        self._before = 0
+        """Characters of arguments that came before the name."""
 
     def read(self, frame: Frame, opened: str) -> Step[Result]:
+        self._before = 0
         match frame:
             case JsonFrame():
-                result = yield from self.json(frame)
+                result = yield from self.json(frame, self._known if frame.known else None)
             case NamedFrame():
                 result = yield from self._named(frame)
             case TaggedFrame():
-                result = yield from self._tagged(frame, opened)
+                result = yield from self._tags.read(frame, opened)
+            case PythonFrame():
+                result = yield from self._python(frame)
+            case LooseFrame():
+                result = yield from self._loose(frame)
             case _:
                 raise TypeError(f"no reader for {type(frame).__name__}")
         return result
 
+    @property
+    def is_long(self) -> bool:
+        """What was read since the mark is too much for what is not known to be a call yet.  Arguments that
+        stand before their name do not count: they may be as long as arguments are."""
+        return self._reading.held > MAX_HELD and self._reading.held - self._before > MAX_HELD
+
     # -- JSON
 
-    def json(self, frame: Frame) -> Step[Result]:
+    def json(self, frame: Frame, known: Callable[[str], bool] | None = None) -> Step[Result]:
+        """`known`: as of `json_call`."""
         reading = self._reading
+        keyed = isinstance(frame, JsonFrame) and frame.keyed
         yield from reading.spaces()
         many = yield from reading.literal("[")
         yield from reading.spaces()
-        result = yield from self.json_call()
+        result = yield from self._keyed() if keyed else self.json_call(known)
         while many and result is DONE:
             reading.mark()
             yield from reading.spaces()
             again = yield from reading.literal(",")
             yield from reading.spaces()
-            result = (yield from self.json_call()) if again else NOT
+            if again:
+                result = yield from self._keyed() if keyed else self.json_call(known)
+            else:
+                result = NOT
             if result is NOT:
                 reading.back()
                 result = DONE
@@ -90,6 +103,7 @@ class CallReader:
         reading, output = self._reading, self._output
         if not (yield from reading.literal("{")):
             return NOT
+        self._before = 0
         name: str | None = None
         held: list[str] | None = None
         """Arguments that came before the name."""
@@ -115,7 +129,7 @@ class CallReader:
                     begun = True
                 else:
                     held = []
-                    if not (yield from self._value_of_arguments(held.append)):
+                    if not (yield from self._value_of_arguments(self._counted(held.append))):
                         return NOT
             elif not (yield from json_value(reading, nothing)):
                 return self._ended(begun)
@@ -128,9 +142,47 @@ class CallReader:
             return DONE
         if name is None or (known is not None and held is None) or not self._begin(name):
             return NOT
-        output.arguments("".join(held) if held is not None else "{}")
+        output.arguments(self._bare(name, "".join(held)) if held is not None else "{}")
         output.complete()
         return DONE
+
+    def _keyed(self) -> Step[Result]:
+        """`{NAME: {…}}`."""
+        reading = self._reading
+        if not (yield from reading.literal("{")):
+            return NOT
+        yield from reading.spaces()
+        name = yield from text_value(reading)
+        yield from reading.spaces()
+        if not name or not (yield from reading.literal(":")):
+            return NOT
+        yield from reading.spaces()
+        result = yield from self._arguments(name)
+        if result is DONE:
+            yield from reading.spaces()
+            yield from reading.literal("}")
+        return result
+
+    def _counted(self, give: Give) -> Give:
+        """Gives arguments whose name is not known; they do not count as held."""
+
+        def put(text: str) -> None:
+            self._before = min(self._before + len(text), MAX_ARGUMENTS)
+            give(text)
+
+        return put
+
+    def _bare(self, name: str, arguments: str) -> str:
+        """Without what a model put around all arguments once more."""
+        types = self._types.get(name.strip(), {})
+        if not types or not any(f'"{wrapper}"' in arguments[:64] for wrapper in WRAPPERS):
+            return arguments
+        whole = whole_object(arguments)
+        if whole is None or len(whole) != 1:
+            return arguments
+        ((key, value),) = whole.items()
+        found = unwrapped(value, list(types)) if key in WRAPPERS and key not in types else None
+        return arguments if found is None else found
 
     def _ended(self, begun: bool) -> Result:
         """The object goes on in no way that is known, maybe behind its arguments."""
@@ -144,7 +196,7 @@ class CallReader:
         held: list[str] = []
         if not (yield from self._value_of_arguments(held.append)) or not self._begin(name):
             return NOT
-        output.arguments("".join(held))
+        output.arguments(self._bare(name, "".join(held)))
         output.complete()
         return DONE
 
@@ -157,13 +209,28 @@ class CallReader:
             begun = self._begin(name, id)
             return begun
 
-        whole = yield from json_object(self._reading, self._output.arguments, begin)
+        give = self._output.arguments
+        wrapped = yield from self._reading.ahead(self._wraps(name))
+        held: list[str] = []
+        whole = yield from json_object(self._reading, held.append if wrapped else give, begin)
+        if begun and wrapped:
+            give(self._bare(name, "".join(held)) if whole else "".join(held))
         if not begun:
             return NOT
         if not whole:
             return BROKEN
         self._output.complete()
         return DONE
+
+    def _wraps(self, name: str) -> Step[bool]:
+        """Whether the object that follows may hold all arguments once more."""
+        types = self._types.get(name.strip(), {})
+        reading = self._reading
+        if not types or not (yield from reading.literal("{")):
+            return False
+        yield from reading.spaces()
+        found = yield from reading.one_of([f'"{key}"' for key in WRAPPERS if key not in types])
+        return bool(found)
 
     def _value_of_arguments(self, give: Callable[[str], None]) -> Step[bool]:
         """An object, a text that is one, or null."""
@@ -185,7 +252,7 @@ class CallReader:
         return True
 
     def _begin(self, name: str, id: str | None = None) -> bool:
-        if self._reading.held > MAX_HELD or not name.strip():
+        if self.is_long or not name.strip():
             return False
         self._reading.release()
         self._output.begin(name.strip(), id)
@@ -226,114 +293,48 @@ class CallReader:
             reading.unread("{")
         yield from reading.spaces()
         id = named.groupdict().get("id") or (id or "").strip() or None
-        result = yield from self.object(named["name"], id)
+        # (A call may have no arguments.)
+        ends = (frame.close.lstrip(),) if frame.close else frame.open
+        if (yield from reading.ahead(reading.one_of(ends))):
+            result = self.empty(named["name"], id)
+        else:
+            result = yield from self.object(named["name"], id)
         if result is DONE:
             yield from self._close(frame)
         return result
 
-    # -- tags
-
-    def _tagged(self, frame: TaggedFrame, opened: str) -> Step[Result]:
-        reading, output = self._reading, self._output
-        if opened != frame.head:
-            yield from reading.spaces()
-            if frame.head and not (yield from reading.literal(frame.head)):
-                return NOT
-        name, found = yield from reading.upto(markers_of(frame.name_end))
-        name = name.strip()
-        if not found or not name or any(c.isspace() or c in '<>"' for c in name):
+    def empty(self, name: str, id: str | None = None) -> Result:
+        """A call without arguments."""
+        if not self._begin(name, id):
             return NOT
-        if not self._begin(name):
-            return NOT
-        if found in (frame.key, frame.close):
-            reading.unread(found)
-        types = self._types.get(name, {})
-        ends = tuple(end for end in (frame.key, frame.foot or frame.close) if end)
-        opening = "{"
-        while True:
-            yield from reading.spaces()
-            end = yield from reading.one_of(ends)
-            if not end:
-                return BROKEN
-            if end != frame.key:
-                break
-            key, found = yield from reading.upto(markers_of((frame.key_end,)))
-            if not found:
-                return BROKEN
-            kinds = types.get(key.strip(), ("string",))
-            if frame.typed:
-                flag, found = yield from reading.upto(markers_of(('">',)))
-                kinds = ("string",) if flag == "true" else ("json",)
-            if frame.value:
-                yield from reading.spaces()
-                if not (yield from reading.literal(frame.value)):
-                    return BROKEN
-            output.arguments(opening + json.dumps(key.strip(), ensure_ascii=False) + ": ")
-            opening = ", "
-            if not (yield from self._tagged_value(frame, kinds)):
-                return BROKEN
-        output.arguments("{}" if opening == "{" else "}")
-        output.complete()
-        if frame.foot and frame.close:
-            reading.mark()
-            yield from reading.spaces()
-            if (yield from reading.literal(frame.close)):
-                reading.release()
-            else:
-                reading.back()
+        self._output.arguments("{}")
+        self._output.complete()
         return DONE
 
-    def _tagged_value(self, frame: TaggedFrame, kinds: tuple[str, ...]) -> Step[bool]:
-        """Gives a value as JSON; False: it did not end."""
+    # -- others between markers
+
+    def _python(self, frame: PythonFrame) -> Step[Result]:
+        result = yield from python_calls(self._reading, self._output, _is_name, lines=frame.lines)
+        if result is DONE:
+            yield from self._close(frame)
+        return result
+
+    def _loose(self, frame: LooseFrame) -> Step[Result]:
         reading, output = self._reading, self._output
-        ends = markers_of((frame.value_end, *frame.stray_ends))
-        if frame.lines:
-            yield from reading.literal("\n")
-        if kinds != ("string",):
-            text, found = yield from reading.upto(ends)
-            if found:
-                output.arguments(coerced(text.strip("\n") if frame.lines else text, kinds))
-        else:
-            output.arguments('"')
-            held = ""
-
-            def give(text: str) -> None:
-                nonlocal held
-                text, held = held + text, ""
-                if frame.lines and text.endswith("\n"):
-                    text, held = text[:-1], "\n"
-                output.arguments(escaped(text))
-
-            found = yield from reading.until(ends, give)
-            forgotten = not found or found in frame.stray_ends
-            output.arguments((escaped(held) if forgotten else "") + ('"' if found else ""))
-        if found in frame.stray_ends:
-            reading.unread(found[1:])
-        return bool(found)
+        yield from reading.spaces()
+        if not (yield from reading.literal(frame.before)):
+            return NOT
+        name, found = yield from reading.upto(markers_of(("{",)))
+        if not found or not _is_name(name.strip()) or not self._begin(name):
+            return NOT
+        reading.unread("{")
+        types = self._types.get(name.strip(), {})
+        if not (yield from loose_object(reading, output.arguments, frame.quote, types)):
+            return BROKEN
+        output.complete()
+        yield from self._close(frame)
+        return DONE
 
 
-def coerced(text: str, kinds: tuple[str, ...]) -> str:
-    """A value that stands as text, as JSON of one of these types; a JSON string if it is none of them."""
-    bare = text.strip()
-    word = {"True": "true", "False": "false", "None": "null"}.get(bare, bare)
-    reading = Reading(word, ended=True)
-    pieces: list[str] = []
-    step = json_value(reading, pieces.append)
-    try:
-        next(step)
-    except StopIteration as end:
-        if end.value and reading.at == len(word) and _is_one(word, kinds):
-            return "".join(pieces)
-    return json.dumps(text, ensure_ascii=False)
-
-
-_KINDS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
-
-
-def _is_one(word: str, kinds: tuple[str, ...]) -> bool:
-    kind = _KINDS.get(word[0], "number")
-    if kind == "number":
-        whole = re.fullmatch(r"-?[0-9]+(\.0+)?", word) is not None
-        return bool({"number", "json"} & set(kinds)) or (whole and "integer" in kinds)
-    # (A text in quotes, where a text may stand, has them.)
-    return "json" in kinds or (kind in kinds and kind != "string")
+def _is_name(text: str) -> bool:
+    return _IDENTIFIER.fullmatch(text) is not None

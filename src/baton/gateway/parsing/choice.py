@@ -6,7 +6,8 @@ import re
 
 import msgspec
 
-from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS, Calls, Think
+from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS
+from baton.gateway.parsing.frames import Calls, Think
 from baton.gateway.parsing.parser import HARMONY_MARKERS
 from baton.gateway.parsing.templates.parser import begins_thinking as template_begins_thinking
 from baton.gateway.parsing.templates.template import CALLS as CALLS_FIELD
@@ -97,11 +98,9 @@ class Formats(msgspec.Struct, frozen=True):
         if self.response is not None:
             marks |= self.response.marks
         if self.thinking is not None:
-            marks |= {self.thinking.open, self.thinking.close}
+            marks |= self.thinking.words
         if self.calling is not None:
-            marks |= {*self.calling.dropped}
-            for frame in self.calling.frames:
-                marks |= frame.words
+            marks |= self.calling.words
         return frozenset(marks)
 
     def begins_thinking(self, prompt: str, *, continued: str | None = None) -> bool:

@@ -1,110 +1,20 @@
-"""How models frame reasoning and calls, as data.  Names are those of vLLM's parsers."""
+"""The formats of models, by vLLM's names of parsers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-
-@dataclass(frozen=True, kw_only=True)
-class Think:
-    """A region of reasoning before the answer."""
-
-    open: str
-    close: str
-    from_start: bool = False
-    """An answer begins with reasoning even where neither the prompt nor the model opens it."""
-    ends_at_call: bool = False
-    """A call ends it too."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """What all frames of calls have."""
-
-    open: tuple[str, ...]
-    """A call begins at one of these."""
-    close: str = ""
-    """What follows it."""
-
-    @property
-    def words(self) -> set[str]:
-        """Its markers, as they may be tokens."""
-        texts = {*self.open, self.close.strip().removeprefix("```")}
-        if isinstance(self, NamedFrame):
-            texts |= {self.before, *self.ends}
-        if isinstance(self, TaggedFrame):
-            texts |= {self.head, self.key, self.key_end, self.value, self.value_end, self.foot}
-        return {text for text in texts if text}
-
-
-@dataclass(frozen=True, kw_only=True)
-class JsonFrame(Frame):
-    """`{"name": …, "arguments": {…}}`, or a list of such."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedFrame(Frame):
-    """The name as it is, then the arguments as a JSON object."""
-
-    before: str = ""
-    """The name follows this; what stands before is of no interest."""
-    ends: tuple[str, ...]
-    """The name ends at one of these, or at the first `{`."""
-    pattern: str = r"(?P<name>[^\s{}\"']+)"
-    """What stands there as name, as a whole; `id`, if there is such a group, names the call."""
-    skips: tuple[tuple[str, str], ...] = ()
-    """(marker that ends the name, what ends the text after it): that text is of no interest."""
-    or_json: bool = False
-    """Or what a `JsonFrame` has."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaggedFrame(Frame):
-    """A tag for each argument, with its value as text: JSON is made of it by the tool's schema."""
-
-    head: str = ""
-    """Before the name."""
-    name_end: tuple[str, ...]
-    """After the name; those that begin a parameter or end the call are not part of it."""
-    key: str
-    """Before a parameter's key."""
-    key_end: str
-    value: str = ""
-    """Between key and value, after spaces."""
-    value_end: str
-    stray_ends: tuple[str, ...] = ()
-    """What ends a value whose own end was forgotten; not part of it."""
-    foot: str = ""
-    """After the last parameter."""
-    typed: bool = False
-    """After the key follows `true">` for a text, `false">` for JSON."""
-    lines: bool = True
-    """A line break at each end of a value is not part of it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeadingJson(Frame):
-    """An answer that is a call from its first character: `{"name": …, "parameters": {…}}`, or several,
-    between them `;`.  The name must be one of the request's tools."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeadingPython(Frame):
-    """The same as Python's calls: `[f(a=1), g(b="x")]`."""
-
-
-@dataclass(frozen=True)
-class Calls:
-    """A format of calls."""
-
-    frames: tuple[Frame, ...] = ()
-    dropped: tuple[str, ...] = ()
-    """Around calls, and of no interest themselves."""
-    harmony: bool = False
-    """gpt-oss: messages on channels; reasoning too."""
-    short_ids: bool = False
-    """Ids of calls have nine letters and digits."""
-
+from baton.gateway.parsing.frames import (
+    Calls,
+    JsonFrame,
+    LeadingJson,
+    LeadingPython,
+    LooseFrame,
+    NamedFrame,
+    PythonFrame,
+    TaggedFrame,
+    Think,
+)
 
 _HERMES = JsonFrame(open=("<tool_call>",), close="</tool_call>")
 _CODER = TaggedFrame(
@@ -114,7 +24,6 @@ _CODER = TaggedFrame(
     key="<parameter=",
     key_end=">",
     value_end="</parameter>",
-    stray_ends=("\n<parameter=", "\n</function>"),
     foot="</function>",
     close="</tool_call>",
 )
@@ -128,24 +37,58 @@ _GLM = TaggedFrame(
     close="</tool_call>",
     lines=False,
 )
+_HUNYUAN = replace(_GLM, name_end=("<tool_sep>",), outer="</tool_calls>")
 _MINIMAX = TaggedFrame(
-    open=('<invoke name="',),
-    name_end=('">',),
-    key='<parameter name="',
-    key_end='">',
+    open=("<invoke name=",),
+    name_end=(">",),
+    key="<parameter name=",
+    key_end=">",
     value_end="</parameter>",
     foot="</invoke>",
+    outer="</minimax:tool_call>",
 )
-_DSML = TaggedFrame(
-    open=('<｜DSML｜invoke name="',),
-    name_end=('">',),
-    key='<｜DSML｜parameter name="',
-    key_end='" string="',
-    value_end="</｜DSML｜parameter>",
-    foot="</｜DSML｜invoke>",
-    typed=True,
+_STEP = TaggedFrame(
+    open=("<steptml:invoke name=",),
+    name_end=(">",),
+    key="<steptml:parameter name=",
+    key_end=">",
+    value_end="</steptml:parameter>",
+    foot="</steptml:invoke>",
+    close="<｜tool_call_end｜>",
+    outer="<｜tool_calls_end｜>",
+)
+_XTML = TaggedFrame(
+    open=("<|open|>call ",),
+    name_end=("<|sep|>",),
+    name_pattern=r'(?:.*\s)?tool="(?P<name>[^"]+)".*',
+    key="<|open|>argument ",
+    key_end="<|sep|>",
+    key_pattern=r'(?:(?:key="(?P<key>[^"]*)"|type="(?P<type>[^"]*)"|\w+="[^"]*")\s*)+',
+    value_end="<|close|>argument<|sep|>",
+    foot="<|close|>call<|sep|>",
+    outer="<|close|>tools<|sep|>",
     lines=False,
+    escapes=True,
 )
+
+
+def _dsml(outer: str, space: str = "", *others: str) -> Calls:
+    """DeepSeek's tags; `space` after their prefix, `others`: more ways to write the outer one."""
+    mark = f"｜DSML｜{space}"
+    frame = TaggedFrame(
+        open=(f"<{mark}invoke name=",),
+        name_end=(">",),
+        key=f"<{mark}parameter name=",
+        key_end=">",
+        key_pattern=r'\s*"(?P<key>[^"]+)"(?:\s+string="(?P<string>[^"]*)")?\s*',
+        value_end=f"</{mark}parameter>",
+        foot=f"</{mark}invoke>",
+        outer=f"</{mark}{outer}>",
+        lines=False,
+    )
+    return Calls((frame,), dropped=(f"<{mark}{outer}>", *(f"<{mark}{one}>" for one in others), frame.outer))
+
+
 _DEEPSEEK_OUTER = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _MISTRAL = NamedFrame(
     open=("[TOOL_CALLS]",),
@@ -153,14 +96,33 @@ _MISTRAL = NamedFrame(
     skips=(("[CALL_ID]", "[ARGS]"),),
     or_json=True,
 )
+_STEP_OUTER = ("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>function<｜tool_sep｜>")
+_XTML_OUTER = (
+    *(f"<|open|>{one}<|sep|>" for one in ("tools", "response")),
+    *(f"<|close|>{one}<|sep|>" for one in ("tools", "response", "message")),
+)
 
 CALLS: dict[str, Calls] = {
     "hermes": Calls((_HERMES,)),
     "ernie45": Calls((_HERMES,), dropped=("<response>", "</response>")),
     "qwen3_coder": Calls((_CODER,)),
+    "mimo": Calls((replace(_CODER, lines=False),)),
+    "seed_oss": Calls(
+        (replace(_CODER, open=("<seed:tool_call>", "<function="), close="</seed:tool_call>"),),
+    ),
     "glm45": Calls((_GLM,)),
+    "hy_v3": Calls((_HUNYUAN,), dropped=("<tool_calls>", "</tool_calls>")),
     "minimax_m2": Calls((_MINIMAX,), dropped=("<minimax:tool_call>", "</minimax:tool_call>")),
+    "step3": Calls((_STEP,), dropped=(*_STEP_OUTER, "<｜tool_call_end｜>", "<｜tool_calls_end｜>")),
     "llama3_json": Calls((LeadingJson(open=("<|python_tag|>",)),)),
+    "xlam": Calls(
+        (
+            LeadingJson(open=(), listed=True),
+            JsonFrame(open=("<tool_call>",), close="</tool_call>", known=True),
+            JsonFrame(open=("[TOOL_CALLS]",), known=True),
+            JsonFrame(open=("```json",), close="```", known=True),
+        )
+    ),
     "mistral": Calls((_MISTRAL,), short_ids=True),
     "mistral_v11": Calls((_MISTRAL,), short_ids=True),
     "deepseek_v3": Calls(
@@ -178,7 +140,9 @@ CALLS: dict[str, Calls] = {
         (NamedFrame(open=("<｜tool▁call▁begin｜>",), ends=("<｜tool▁sep｜>",), close="<｜tool▁call▁end｜>"),),
         dropped=_DEEPSEEK_OUTER,
     ),
-    "deepseek_v32": Calls((_DSML,), dropped=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")),
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls", "", "toolcalls", "tool"),
+    "deepseek_v41": _dsml("calls", " "),
     "kimi_k2": Calls(
         (
             NamedFrame(
@@ -190,61 +154,134 @@ CALLS: dict[str, Calls] = {
         ),
         dropped=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ),
+    "kimi_k3": Calls((_XTML,), dropped=_XTML_OUTER),
     "granite": Calls((JsonFrame(open=("<|tool_call|>", "<tool_call>")),)),
+    "granite-20b-fc": Calls((JsonFrame(open=("<function_call>",)),)),
     "jamba": Calls((JsonFrame(open=("<tool_calls>",), close="</tool_calls>"),)),
+    "internlm": Calls((JsonFrame(open=("<|action_start|><|plugin|>",), close="<|action_end|>"),)),
+    "longcat": Calls((JsonFrame(open=("<longcat_tool_call>",), close="</longcat_tool_call>"),)),
+    "apertus": Calls((JsonFrame(open=("<|tools_prefix|>",), close="<|tools_suffix|>", keyed=True),)),
     "phi4_mini_json": Calls((JsonFrame(open=("functools",)),)),
     "pythonic": Calls((LeadingPython(open=("<|python_start|>",)),), dropped=("<|python_end|>",)),
+    "olmo3": Calls((PythonFrame(open=("<function_calls>",), close="</function_calls>", lines=True),)),
+    "lfm2": Calls((PythonFrame(open=("<|tool_call_start|>",), close="<|tool_call_end|>"),)),
+    "gemma4": Calls(
+        (LooseFrame(open=("<|tool_call>",), close="<tool_call|>", before="call:", quote='<|"|>'),),
+    ),
+    "functiongemma": Calls(
+        (
+            LooseFrame(
+                open=("<start_function_call>",),
+                close="<end_function_call>",
+                before="call:",
+                quote="<escape>",
+            ),
+        ),
+    ),
     "openai": Calls(harmony=True),
 }
 CALL_NAMES = {
     **{name: name for name in CALLS},
     "qwen3_xml": "qwen3_coder",
+    "step3p5": "qwen3_coder",
+    "step5": "qwen3_coder",
     "qwen": "hermes",
+    "qwen3_json": "hermes",
+    "granite4": "hermes",
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
-    "olmo3": "pythonic",
     "hunyuan_a13b": "jamba",
-    "granite-20b-fc": "granite",
     "glm47": "glm45",
+    "ling3": "glm45",
     "gpt_oss": "openai",
     "harmony": "openai",
 }
 """Name of a flag's value → that of the format."""
+UNREAD_CALLS = {
+    "beam": "hermes",
+    "cohere_command3": "hermes",
+    "cohere_command4": "hermes",
+    "dots": "hermes",
+    "gigachat3": "mistral_v11",
+    "hy_v4": "hy_v3",
+    "inkling": "gemma4",
+    "k2_horizon": "kimi_k2",
+    "minicpm5": "qwen3_coder",
+    "minimax_m3": "minimax_m2",
+    "muse": "qwen3_coder",
+    "muse_glimmer": "qwen3_coder",
+    "musespark1x": "qwen3_coder",
+    "plamo3": "hermes",
+    "poolside_v1": "glm45",
+}
+"""vLLM's names of formats that are not read here → the one that is nearest."""
 
 _TAGS = Think(open="<think>", close="</think>")
 THINKS: dict[str, Think | None] = {
     "qwen3": _TAGS,
-    "deepseek_r1": Think(open="<think>", close="</think>", from_start=True),
-    "kimi_k2": Think(open="<think>", close="</think>", ends_at_call=True),
+    "deepseek_r1": replace(_TAGS, from_start=True),
+    "kimi_k2": replace(_TAGS, ends_at_call=True),
+    "kimi_k3": Think(open="<|open|>think<|sep|>", close="<|close|>think<|sep|>"),
+    "hunyuan_a13b": replace(_TAGS, dropped=("<answer>", "</answer>")),
+    "minimax_m3": Think(open="<mm:think>", close="</mm:think>"),
     "mistral": Think(open="[THINK]", close="[/THINK]"),
     "seed_oss": Think(open="<seed:think>", close="</seed:think>"),
+    "gemma4": Think(open="<|channel>thought", close="<channel|>"),
+    "granite": Think(
+        open="Here is my thought process:",
+        close="Here is my response:",
+        also=(("Here's my thought process:", "Here's my response:"),),
+    ),
     "openai_gptoss": None,
 }
 """None: harmony, which has it in its channels."""
 THINK_NAMES = {
     **{name: name for name in THINKS},
     "deepseek_v3": "qwen3",
+    "deepseek_v4": "deepseek_r1",
+    "deepseek_v41": "deepseek_r1",
     "ernie45": "qwen3",
     "glm45": "qwen3",
+    "glm47": "qwen3",
+    "granite_thinking_parser": "qwen3",
     "holo2": "qwen3",
-    "hunyuan_a13b": "qwen3",
+    "hy_v3": "qwen3",
+    "ling3": "qwen3",
+    "mimo": "qwen3",
     "olmo3": "qwen3",
     "minimax_m2": "deepseek_r1",
     "nemotron_v3": "deepseek_r1",
     "step3": "deepseek_r1",
+    "step3p5": "deepseek_r1",
+    "step5": "deepseek_r1",
     "gpt_oss": "openai_gptoss",
     "harmony": "openai_gptoss",
 }
 """Name of a flag's value → that of the format."""
+UNREAD_THINKS = {
+    "beam": "qwen3",
+    "cohere_command3": "qwen3",
+    "cohere_command4": "qwen3",
+    "hy_v4": "hunyuan_a13b",
+    "inkling": "gemma4",
+    "k2_horizon": "qwen3",
+    "minicpmv": "qwen3",
+    "minimax_m2_append_think": "minimax_m2",
+    "muse": "qwen3",
+    "muse_glimmer": "qwen3",
+    "musespark1x": "qwen3",
+    "plamo3": "qwen3",
+    "poolside_v1": "qwen3",
+}
+"""vLLM's names of formats that are not read here → the one that is nearest."""
 
 
 def _markers() -> frozenset[str]:
-    thinks = (think for think in THINKS.values() if think is not None)
-    marks = {mark for think in thinks for mark in (think.open, think.close)}
+    marks = {mark for think in THINKS.values() if think is not None for mark in think.words}
     for calls in CALLS.values():
-        marks |= {*calls.dropped, *(word for frame in calls.frames for word in frame.words)}
+        marks |= calls.words
     return frozenset(marks)
 
 
 MARKERS = _markers()
-"""Of all formats."""
+"""Tags of all formats."""

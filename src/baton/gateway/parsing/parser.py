@@ -11,12 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from baton.gateway.parsing.calls import BROKEN, DONE, MAX_HELD, NOT, CallReader, Result, Types
-from baton.gateway.parsing.deltas import Delta, Parsed
+from baton.gateway.parsing.calls import CallReader
+from baton.gateway.parsing.deltas import Call, Content, Delta, Parsed
 from baton.gateway.parsing.emitting import Output
-from baton.gateway.parsing.formats import Calls, Frame, LeadingJson, LeadingPython, Think
+from baton.gateway.parsing.frames import Calls, Frame, LeadingJson, LeadingPython, TaggedFrame, Think
 from baton.gateway.parsing.python_calls import python_calls
 from baton.gateway.parsing.reading import Reading, Step, markers_of
+from baton.gateway.parsing.results import BROKEN, DONE, MAX_HELD, NOT, Result
+from baton.gateway.parsing.tags import Types
 
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _HEADS = ("<|start|>", "<|channel|>", "<|message|>")
@@ -29,6 +31,7 @@ class ResponseParser:
     """Parses one answer."""
 
     __slots__ = (
+        "_ahead",
         "_caller",
         "_calling",
         "_calls",
@@ -37,7 +40,9 @@ class ResponseParser:
         "_reading",
         "_step",
         "_think",
+        "_types",
         "_unclosed",
+        "stopped",
         "thinking",
     )
 
@@ -51,17 +56,23 @@ class ResponseParser:
         types: Types | None = None,
         thinking: bool = False,
         parallel: bool = True,
+        ahead: bool = False,
     ) -> None:
         """`think` None: there is no reasoning (but harmony's, if `calls` is that).  `calling` false: what
         looks like a call is text.  `tools`: names.  `thinking`: the text begins inside of reasoning
-        (`choice.begins_thinking`).  `parallel`: more than one call."""
+        (`choice.begins_thinking`).  `parallel`: more than one call.  `ahead`: the text is what thoughts hold
+        from a call's marker on; it is read to where they end."""
         self._think = think
         self._calls = calls
         self._calling = calling
         self._known = frozenset(tools)
+        self._types = types or {}
+        self._ahead = ahead
+        self.stopped = False
+        """With `ahead`: thoughts end here."""
         self._reading = Reading()
         self._output = Output(parallel=parallel)
-        self._caller = CallReader(self._reading, self._output, types or {})
+        self._caller = CallReader(self._reading, self._output, self._types, self._known.__contains__)
         self._unclosed = 0
         """Frames that were text, and whose ends will be."""
         self.thinking = think is not None and thinking
@@ -106,8 +117,11 @@ class ResponseParser:
         frames = self._calls.frames if self._calls is not None and self._calling else ()
         dropped = self._calls.dropped if self._calls is not None else ()
         opens = {marker: frame for frame in frames for marker in frame.open}
-        closes = {frame.close for frame in frames if frame.close.startswith("<")}
-        marks = (think.open, think.close) if think is not None else ()
+        closes = {end for frame in frames for end in _ends_of(frame) if end.startswith("<")}
+        marks: tuple[str, ...] = ()
+        if think is not None:
+            marks = (*think.opens, *think.closes)
+            dropped = (*dropped, *think.dropped)
         markers = markers_of(tuple(dict.fromkeys((*marks, *opens, *closes, *dropped))))
         leading = next((one for one in frames if isinstance(one, LeadingJson | LeadingPython)), None)
         if self.thinking:
@@ -119,8 +133,12 @@ class ResponseParser:
             if not found:
                 return
             if think is not None and found in marks:
+                if self._ahead and found in think.closes:
+                    self.stopped = True
+                    yield
+                    return
                 output.content.region()
-                if found == think.open:
+                if found in think.opens:
                     yield from self._reason((*opens, *dropped))
                     if leading is not None and not output.begun:
                         yield from self._lead(leading)
@@ -138,17 +156,43 @@ class ResponseParser:
         assert think is not None
         self.thinking = True
         output.reasoning.separate()
-        ends = (think.close, *(opens if think.ends_at_call else ()))
+        marks = markers_of(tuple(dict.fromkeys((*think.opens, *think.closes, *opens))))
         while True:
-            found = yield from reading.until(markers_of((think.open, *ends)), output.reasoning.push)
-            if found == think.open:  # (once more: the prompt has it, or the model repeats itself)
+            found = yield from reading.until(marks, output.reasoning.push)
+            if found in think.opens:  # (once more: the prompt has it, or the model repeats itself)
                 continue
-            break
+            if not found or found in think.closes:
+                break
+            if think.ends_at_call or (yield from self._calls_within(found)):
+                reading.unread(found)
+                break
+            output.reasoning.push(found)
         self.thinking = False
         output.reasoning.region()
         output.content.region()
-        if found != think.close:
-            reading.unread(found)
+
+    def _calls_within(self, opened: str) -> Step[bool]:
+        """Whether a marker within thoughts begins calls with which the answer ends.  All that follows is held
+        until that is known, and read by a parser of its own."""
+        reading, think, calls = self._reading, self._think, self._calls
+        if not self._calling:
+            return False
+        reading.mark()
+        ahead = ResponseParser(think, calls, tools=self._known, types=self._types, ahead=True)
+        deltas = ahead.push(opened)
+        while True:
+            text = reading.rest[: MAX_HELD - reading.held]
+            reading.at += len(text)
+            deltas += ahead.push(text)
+            if ahead.stopped or (deltas and isinstance(deltas[0], Content)):
+                found = False
+                break
+            if reading.held >= MAX_HELD or (reading.ended and not reading.rest):
+                found = any(isinstance(delta, Call) for delta in deltas)
+                break
+            yield
+        reading.back()
+        return found
 
     def _lead(self, frame: Frame) -> Step[None]:
         """What the answer begins with may be a call without a marker."""
@@ -177,6 +221,8 @@ class ResponseParser:
         reading = self._reading
         if isinstance(frame, LeadingPython):
             return (yield from python_calls(reading, self._output, self._known.__contains__))
+        if isinstance(frame, LeadingJson) and frame.listed:
+            return (yield from self._caller.json(frame, self._known.__contains__))
         result = yield from self._caller.json_call(self._known.__contains__)
         while result is DONE:
             reading.mark()
@@ -199,7 +245,7 @@ class ResponseParser:
             except StopIteration as end:
                 result: Result = end.value
                 break
-            if output.begun == before and reading.held > MAX_HELD:
+            if output.begun == before and self._caller.is_long:
                 step.close()
                 result = NOT
                 break
@@ -235,6 +281,8 @@ class ResponseParser:
         recipient = _RECIPIENT.search(head)
         if recipient is not None and self._calling:
             yield from reading.spaces()
+            if (yield from reading.ahead(reading.one_of((*_ENDS, *_HEADS)))):
+                return self._caller.empty(recipient[1])
             return (yield from self._caller.object(recipient[1]))
         reading.release()
         output.begun += 1  # (it is a message, and stays one)
@@ -248,6 +296,10 @@ class ResponseParser:
         if end in _HEADS:
             reading.unread(end)
         return DONE
+
+
+def _ends_of(frame: Frame) -> tuple[str, ...]:
+    return (frame.close, frame.outer) if isinstance(frame, TaggedFrame) else (frame.close,)
 
 
 def parse(parser: ResponseParser, text: str) -> Parsed:

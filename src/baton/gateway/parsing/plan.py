@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from baton.gateway.parsing.calls import Types
+from baton.gateway.parsing.tags import Types
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.parsing.parser import ResponseParser
 from baton.gateway.parsing.templates.parser import TemplateParser

@@ -96,12 +96,30 @@ class Reading:
         """Lifts the mark."""
         self._mark = None
 
+    def ahead(self, step: Step[T]) -> Step[T]:
+        """Runs it and goes back to where it began; marks within it, and lifting this one, are not its
+        business."""
+        lifts = self._mark is None
+        if self._mark is None:
+            self._mark = self.at
+        offset = self.at - self._mark
+        result = yield from step
+        self.at = self._mark + offset
+        if lifts:
+            self._mark = None
+        return result
+
     def unread(self, text: str) -> None:
         """This was read last, and is to be read again."""
         if self._mark is None:
             self.buffer, self.at = text + self.buffer[self.at :], 0
         else:
             self.at -= len(text)
+
+    @property
+    def rest(self) -> str:
+        """What is there and not read yet."""
+        return self.buffer[self.at :]
 
     # -- generators
 

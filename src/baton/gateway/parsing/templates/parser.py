@@ -18,9 +18,11 @@ from typing import Any
 
 import regex
 
-from baton.gateway.parsing.calls import MAX_HELD, Types, coerced
+from baton.gateway.parsing.coercion import coerced
 from baton.gateway.parsing.deltas import Content, Delta, append
 from baton.gateway.parsing.emitting import Output, Words
+from baton.gateway.parsing.results import MAX_HELD
+from baton.gateway.parsing.tags import Types
 from baton.gateway.parsing.templates.template import (
     CALLS,
     CONTENT,

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import regex
 
-from baton.gateway.parsing.formats import Think
+from baton.gateway.parsing.frames import Think
 from baton.gateway.parsing.templates.values import KINDS, check_transform
 
 REASONING = ("reasoning_content", "reasoning", "thinking")

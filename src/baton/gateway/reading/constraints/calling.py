@@ -13,7 +13,7 @@ from baton.gateway.api.custom import INPUT
 from baton.gateway.api.tools import Tools
 from baton.gateway.errors import BadRequest
 from baton.gateway.parsing.choice import Formats
-from baton.gateway.parsing.formats import Think
+from baton.gateway.parsing.frames import Think
 from baton.gateway.reading.constraints.functions import Function
 from baton.gateway.reading.constraints.template_calls import written
 from baton.grammar.description import (
