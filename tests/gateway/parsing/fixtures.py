@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.gateway.parsing.tags import Types
 from baton.gateway.parsing.deltas import Parsed
 from baton.gateway.parsing.formats import CALLS, THINKS
 from baton.gateway.parsing.frames import Calls, Think
 from baton.gateway.parsing.parser import ResponseParser
+from baton.gateway.parsing.tags import Types
 
 ARGUMENTS: list[dict[str, Any]] = [
     {},
@@ -140,7 +140,9 @@ def framed(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
             inner = ", ".join(_python(*call) for call in calls)
             return f"<|tool_call_start|>[{inner}]<|tool_call_end|>"
         case "gemma4":
-            return "".join(f"<|tool_call>call:{t}{_loose(a, '<|%s|>' % chr(34))}<tool_call|>" for t, a in calls)
+            return "".join(
+                f"<|tool_call>call:{t}{_loose(a, '<|%s|>' % chr(34))}<tool_call|>" for t, a in calls
+            )
         case "functiongemma":
             return "".join(
                 f"<start_function_call>call:{t}{_loose(a, '<escape>')}<end_function_call>" for t, a in calls

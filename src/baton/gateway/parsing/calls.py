@@ -28,9 +28,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 class CallReader:
     """Reads calls of one text into an `Output`."""
 
-    def __init__(
-        self, reading: Reading, output: Output, types: Types, known: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, reading: Reading, output: Output, types: Types, known: Callable[[str], bool]) -> None:
         """`known`: whether there is such a tool."""
         self._reading = reading
         self._output = output

@@ -104,7 +104,9 @@ def whole_object(text: str) -> dict[str, str] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return {k: json.dumps(v, ensure_ascii=False) for k, v in value.items()} if isinstance(value, dict) else None
+    return (
+        {k: json.dumps(v, ensure_ascii=False) for k, v in value.items()} if isinstance(value, dict) else None
+    )
 
 
 def unwrapped(arguments: str, known: Sequence[str]) -> str | None:

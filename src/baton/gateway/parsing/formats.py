@@ -46,6 +46,7 @@ _MINIMAX = TaggedFrame(
     value_end="</parameter>",
     foot="</invoke>",
     outer="</minimax:tool_call>",
+    lines=False,
 )
 _STEP = TaggedFrame(
     open=("<steptml:invoke name=",),
@@ -56,6 +57,7 @@ _STEP = TaggedFrame(
     foot="</steptml:invoke>",
     close="<｜tool_call_end｜>",
     outer="<｜tool_calls_end｜>",
+    lines=False,
 )
 _XTML = TaggedFrame(
     open=("<|open|>call ",),
@@ -198,20 +200,20 @@ CALL_NAMES = {
 }
 """Name of a flag's value → that of the format."""
 UNREAD_CALLS = {
-    "beam": "hermes",
-    "cohere_command3": "hermes",
-    "cohere_command4": "hermes",
-    "dots": "hermes",
-    "gigachat3": "mistral_v11",
+    "beam": "hf",
+    "cohere_command3": "granite",
+    "cohere_command4": "granite",
+    "dots": "minimax_m2",
+    "gigachat3": "granite",
     "hy_v4": "hy_v3",
-    "inkling": "gemma4",
-    "k2_horizon": "kimi_k2",
+    "inkling": "hf",
+    "k2_horizon": "glm45",
     "minicpm5": "qwen3_coder",
     "minimax_m3": "minimax_m2",
-    "muse": "qwen3_coder",
-    "muse_glimmer": "qwen3_coder",
-    "musespark1x": "qwen3_coder",
-    "plamo3": "hermes",
+    "muse": "minimax_m2",
+    "muse_glimmer": "minimax_m2",
+    "musespark1x": "minimax_m2",
+    "plamo3": "kimi_k2",
     "poolside_v1": "glm45",
 }
 """vLLM's names of formats that are not read here → the one that is nearest."""
@@ -259,17 +261,17 @@ THINK_NAMES = {
 }
 """Name of a flag's value → that of the format."""
 UNREAD_THINKS = {
-    "beam": "qwen3",
+    "beam": "hf",
     "cohere_command3": "qwen3",
     "cohere_command4": "qwen3",
-    "hy_v4": "hunyuan_a13b",
-    "inkling": "gemma4",
+    "hy_v4": "hy_v3",
+    "inkling": "hf",
     "k2_horizon": "qwen3",
     "minicpmv": "qwen3",
     "minimax_m2_append_think": "minimax_m2",
-    "muse": "qwen3",
-    "muse_glimmer": "qwen3",
-    "musespark1x": "qwen3",
+    "muse": "hf",
+    "muse_glimmer": "hf",
+    "musespark1x": "hf",
     "plamo3": "qwen3",
     "poolside_v1": "qwen3",
 }

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from baton.gateway.parsing.coercion import ANY, coerced
-from baton.gateway.parsing.json_text import MAX_DEPTH, escaped, json_value
+from baton.gateway.parsing.json_text import MAX_DEPTH, escaped, json_value, text_value
 from baton.gateway.parsing.reading import Give, Reading, Step, markers_of
 
 _BARE = re.compile(r"[^,}\]]*")
@@ -35,8 +35,11 @@ def loose_object(
         if (yield from reading.literal(quote)):
             key, _ = yield from reading.upto(markers_of((quote,)))
             yield from reading.word(_KEY)
+        elif (yield from reading.peek()) == '"':
+            key = (yield from text_value(reading)) or ""
+            yield from reading.spaces()
         else:
-            key = (yield from reading.word(_KEY)).strip().strip("\"'")
+            key = (yield from reading.word(_KEY)).strip()
         if not (yield from reading.literal(":")):
             return False
         give((", " if begun else "") + json.dumps(key, ensure_ascii=False) + ": ")

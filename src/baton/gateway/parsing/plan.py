@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from baton.gateway.parsing.tags import Types
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.parsing.parser import ResponseParser
+from baton.gateway.parsing.tags import Types
 from baton.gateway.parsing.templates.parser import TemplateParser
 
 AnswerParser = ResponseParser | TemplateParser

@@ -17,8 +17,8 @@ import msgspec
 
 from baton.gateway.api import structural as s
 from baton.gateway.errors import BadRequest
-from baton.gateway.reading.constraints.calling import STYLES, parameters
 from baton.gateway.reading.constraints.functions import Function
+from baton.gateway.reading.constraints.writing import STYLES, parameters
 from baton.grammar.description import (
     Choice,
     Content,
