@@ -83,7 +83,7 @@ def test_an_agents_turns(client: OpenAI) -> None:
         {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"sun": True})},
     ]
     second = client.chat.completions.create(**{**ASK, "messages": messages, "tool_choice": "none"})
-    assert second.choices[0].message.tool_calls == []
+    assert second.choices[0].message.tool_calls is None
     assert second.choices[0].message.content
     messages[-1]["tool_call_id"] = "other"
     with pytest.raises(openai.BadRequestError, match=r"messages\[2\]\.tool_call_id"):

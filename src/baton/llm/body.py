@@ -318,6 +318,7 @@ class Body:
             calling=tools.wanted and bool(formats.calls),
             tools=frozenset(tools.names),
             types=tools.types,
+            demanded=tools.demanded and bool(formats.calls),
         )
 
     def _thinks(self, text: str | None, ids: list[int]) -> bool:

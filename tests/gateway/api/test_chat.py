@@ -251,5 +251,5 @@ def test_what_was_not_asked_for_is_null(server: GatewayServer, stream):
         return
     assert (done.prompt_logprobs, done.prompt_token_ids, done.kv_transfer_params) == (None, None, None)
     message = done.choices[0].message
-    assert (message.tool_calls, message.reasoning_content, message.function_call) == ([], None, None)
+    assert (message.tool_calls, message.reasoning_content, message.function_call) == (None, None, None)
     assert done.choices[0].token_ids is None

@@ -157,9 +157,9 @@ class CompletionChoice(Struct, forbid_unknown_fields=True):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
     stop_reason: int | str | None
-    token_ids: list[int] | None
     prompt_logprobs: PromptLogprobs | None
     prompt_token_ids: list[int] | None
+    token_ids: list[int] | None = None
     routed_experts: RoutedExperts | None = None
 
 
@@ -195,8 +195,8 @@ class CompletionChunkChoice(Struct, forbid_unknown_fields=True):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
-    token_ids: list[int] | None
     prompt_token_ids: list[int] | None
+    token_ids: list[int] | None = None
 
 
 class CompletionChunk(Struct, forbid_unknown_fields=True):
@@ -239,10 +239,11 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
     annotations: None
     audio: None
     function_call: None
-    tool_calls: list[ToolCall]
     reasoning: str | None
     reasoning_content: str | None
     """The same under its older name."""
+    tool_calls: list[ToolCall] | None = None
+    """Only where there are calls."""
 
 
 class ChatChoice(Struct, forbid_unknown_fields=True):
@@ -251,7 +252,7 @@ class ChatChoice(Struct, forbid_unknown_fields=True):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
     stop_reason: int | str | None
-    token_ids: list[int] | None
+    token_ids: list[int] | None = None
     routed_experts: RoutedExperts | None = None
 
 
@@ -284,7 +285,7 @@ class ChatChunkChoice(Struct, forbid_unknown_fields=True):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
-    token_ids: list[int] | None
+    token_ids: list[int] | None = None
     stop_reason: int | str | None = None
 
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from baton.gateway.api.fields import MAX_ROLE
 from baton.gateway.api.custom import arguments_of
+from baton.gateway.api.fields import MAX_ROLE
 from baton.gateway.errors import BadRequest
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}

@@ -16,7 +16,7 @@ MAX_TOOLS = 1024
 KINDS = ("function", "custom")
 """Of tools that can be called here: who asks answers their calls."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}\Z")
-_MAX_DEPTH = 4
+_MAX_DEPTH = 8
 """Of a parameter's schema, where its types are looked for."""
 _MAX_CHOICES = 16
 
@@ -26,7 +26,7 @@ class Tools(msgspec.Struct, array_like=True, frozen=True):
 
     names: list[str] = []
     types: dict[str, dict[str, tuple[str, ...]]] = {}
-    """Tool → parameter → types of JSON that it may have; parameters without types are not there."""
+    """Tool → parameter → types of JSON that it may have; none: its schema does not say."""
     choice: str = "auto"
     """`auto`, `none`, `required`; else the tool that must be called, if `named`."""
     named: bool = False
@@ -277,8 +277,16 @@ def _types_of(schema: object) -> dict[str, tuple[str, ...]]:
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
         return {}
-    found = {str(key): tuple(dict.fromkeys(_types(value, schema, 0))) for key, value in properties.items()}
-    return {key: types for key, types in found.items() if types}
+    return {
+        str(key): tuple(dict.fromkeys(_json_type(one) for one in _types(value, schema, 0)))
+        for key, value in properties.items()
+    }
+
+
+def _json_type(name: str) -> str:
+    """Of a type by a name that people write."""
+    lower = name.strip().lower()
+    return _NAMES.get(lower, lower)
 
 
 def _types(schema: object, root: object, depth: int) -> list[str]:
@@ -297,16 +305,36 @@ def _types(schema: object, root: object, depth: int) -> list[str]:
     if isinstance(reference, str) and reference.startswith("#/"):
         there: object = root
         for part in reference[2:].split("/"):
-            there = there.get(part) if isinstance(there, Mapping) else None
+            key = part.replace("~1", "/").replace("~0", "~")
+            there = there.get(key) if isinstance(there, Mapping) else None
         types += _types(there, root, depth + 1)
     if not types:
         values = [*(schema["enum"] if isinstance(schema.get("enum"), list) else ())]
         values += [schema["const"]] if "const" in schema else []
-        types += [_KINDS.get(type(value), "number") for value in values]
+        types += [_KINDS.get(type(value), "string") for value in values]
         types += ["object"] if "properties" in schema else ["array"] if "items" in schema else []
     if schema.get("nullable") is True:
         types.append("null")
     return types
 
 
-_KINDS: dict[type, str] = {str: "string", bool: "boolean", type(None): "null", dict: "object", list: "array"}
+_KINDS: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+    dict: "object",
+    list: "array",
+}
+_NAMES = {
+    **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
+    **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short"), "integer"),
+    **dict.fromkeys(("unsigned", "whole"), "integer"),
+    **dict.fromkeys(("float", "float32", "float64", "double", "decimal", "num"), "number"),
+    "bool": "boolean",
+    **dict.fromkeys(("dict", "map", "mapping"), "object"),
+    **dict.fromkeys(("list", "arr", "tuple", "sequence", "set"), "array"),
+    **dict.fromkeys(("none", "nonetype"), "null"),
+}
+"""Types by names of other languages, which tools' schemas have."""

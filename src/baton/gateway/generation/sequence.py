@@ -284,7 +284,7 @@ class Sequence:
             self.num_cached = min(self.request.num_cached, len(self.prompt))
             self.routes = self.request.routes or []
         if self._parser is not None and update.finish_reason is not None:
-            update.deltas = (update.deltas or []) + self._parser.finish()
+            update.deltas = (update.deltas or []) + self._parser.finish(whole=update.finish_reason == "stop")
             self.num_reasoning += self._held_thoughts
             self._held_thoughts = 0
             update.called = self._parser.num_complete > 0

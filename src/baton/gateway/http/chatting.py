@@ -158,5 +158,6 @@ def _parsing(gateway: Gateway, body: ChatRequest, found: Found) -> Parsing | Non
         tools=frozenset(tools.names),
         types=tools.types,
         parallel=body.parallel_tool_calls is not False,
+        demanded=tools.demanded,
     )
     return parsing if parsing.changes_anything else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.gateway.parsing.deltas import Call, Content, Delta, Reasoning, append
+from baton.gateway.parsing.reading import nothing
 
 
 class Words:
@@ -60,7 +61,8 @@ class Words:
 class Output:
     """Deltas that were not taken yet."""
 
-    def __init__(self, *, parallel: bool) -> None:
+    def __init__(self, *, parallel: bool, demanded: bool = False) -> None:
+        """`demanded`: the answer is calls alone; what looks like text is a part of one that was cut off."""
         self.deltas: list[Delta] = []
         self.begun = 0
         """Calls, unwanted ones too."""
@@ -70,7 +72,7 @@ class Output:
         self._parallel = parallel
         self._drops = False
         """The call that is written now is not wanted."""
-        self.content = Words(lambda text: append(self.deltas, Content(text)))
+        self.content = Words(nothing if demanded else lambda text: append(self.deltas, Content(text)))
         self.reasoning = Words(lambda text: append(self.deltas, Reasoning(text)), strict=True)
 
     def begin(self, name: str, id: str | None = None) -> None:
@@ -78,6 +80,7 @@ class Output:
         self.begun += 1
         self._drops = self.num_calls > 0 and not self._parallel
         self.content.region()
+        self.content.separate()
         if not self._drops:
             append(self.deltas, Call(self.num_calls, name, "", id))
             self.num_calls += 1

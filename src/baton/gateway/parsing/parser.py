@@ -42,6 +42,7 @@ class ResponseParser:
         "_think",
         "_types",
         "_unclosed",
+        "_whole",
         "stopped",
         "thinking",
     )
@@ -56,11 +57,12 @@ class ResponseParser:
         types: Types | None = None,
         thinking: bool = False,
         parallel: bool = True,
+        demanded: bool = False,
         ahead: bool = False,
     ) -> None:
         """`think` None: there is no reasoning (but harmony's, if `calls` is that).  `calling` false: what
         looks like a call is text.  `tools`: names.  `thinking`: the text begins inside of reasoning
-        (`choice.begins_thinking`).  `parallel`: more than one call.  `ahead`: the text is what thoughts hold
+        (`choice.begins_thinking`).  `parallel`: more than one call.  `demanded`: the answer is calls alone.  `ahead`: the text is what thoughts hold
         from a call's marker on; it is read to where they end."""
         self._think = think
         self._calls = calls
@@ -68,10 +70,11 @@ class ResponseParser:
         self._known = frozenset(tools)
         self._types = types or {}
         self._ahead = ahead
+        self._whole = False
         self.stopped = False
         """With `ahead`: thoughts end here."""
         self._reading = Reading()
-        self._output = Output(parallel=parallel)
+        self._output = Output(parallel=parallel, demanded=demanded)
         self._caller = CallReader(self._reading, self._output, self._types, self._known.__contains__)
         self._unclosed = 0
         """Frames that were text, and whose ends will be."""
@@ -98,9 +101,10 @@ class ResponseParser:
         next(self._step)
         return self._output.take()
 
-    def finish(self) -> list[Delta]:
-        """What was held back; the text is over."""
+    def finish(self, *, whole: bool = False) -> list[Delta]:
+        """What was held back; the text is over.  `whole`: the model ended it, and was not cut off."""
         self._reading.ended = True
+        self._whole = whole
         for _ in self._step:
             raise AssertionError("a text that has ended was waited for")
         output = self._output
@@ -281,7 +285,8 @@ class ResponseParser:
         recipient = _RECIPIENT.search(head)
         if recipient is not None and self._calling:
             yield from reading.spaces()
-            if (yield from reading.ahead(reading.one_of((*_ENDS, *_HEADS)))):
+            ends = bool((yield from reading.ahead(reading.one_of((*_ENDS, *_HEADS)))))
+            if ends or (self._whole and not (yield from reading.peek())):
                 return self._caller.empty(recipient[1])
             return (yield from self._caller.object(recipient[1]))
         reading.release()

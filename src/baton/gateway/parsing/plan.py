@@ -25,6 +25,8 @@ class Parsing:
     tools: Collection[str] = ()
     types: Types = field(default_factory=dict)
     parallel: bool = True
+    demanded: bool = False
+    """The answer is calls alone, after its reasoning."""
 
     @property
     def has_reasoning(self) -> bool:
@@ -49,6 +51,7 @@ class Parsing:
                 types=self.types,
                 thinking=self.thinking,
                 parallel=self.parallel,
+                demanded=self.demanded,
             )
         return ResponseParser(
             self.formats.thinking_in(self.thinking),
@@ -58,4 +61,5 @@ class Parsing:
             types=self.types,
             thinking=self.thinking,
             parallel=self.parallel,
+            demanded=self.demanded,
         )

@@ -13,7 +13,7 @@ from baton.gateway.parsing.deltas import Call, Called, Content, Delta, Reasoning
 from baton.gateway.rendering.chunks import ChunkRenderer, Shape
 from baton.gateway.rendering.formats import Part, TokenNames, chat_logprobs, encode, timings_member, usage
 
-_PLAIN = b'},"logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":null}]}\n\n'
+_PLAIN = b'},"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
 _MESSAGE: dict[str, Any] = {
     "role": "assistant",
     "content": "",
@@ -21,11 +21,11 @@ _MESSAGE: dict[str, Any] = {
     "annotations": None,
     "audio": None,
     "function_call": None,
-    "tool_calls": [],
     "reasoning": None,
     "reasoning_content": None,
 }
-"""Clients look at these keys without asking whether they are there, so all are, as vLLM sends them."""
+"""Clients look at these keys without asking whether they are there, so all are; `tool_calls` only where
+there are some."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class ChatRenderer(ChunkRenderer):
         """Every choice begins by saying who speaks, before any token is counted."""
         self._begun = True
         rest = (
-            b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null,"token_ids":null}]'
+            b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
             + b',"prompt_token_ids":'
             + self._prompt_ids(self._generation.sequences[0])
             + self._usage.in_chunk()
@@ -209,9 +209,9 @@ class ChatRenderer(ChunkRenderer):
         content = self._options.echo + "".join(parsed.content)
         reasoning = "".join(parsed.reasoning) if self._options.include_reasoning else ""
         calls = [self._call(call) for call in parsed.calls]
-        return {
+        message: dict[str, Any] = {
             "content": content if content or not (parsed.calls or parsed.reasoning) else None,
-            "tool_calls": calls,
             "reasoning": reasoning or None,
             "reasoning_content": reasoning or None,
         }
+        return {**message, "tool_calls": calls} if calls else message

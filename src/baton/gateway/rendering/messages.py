@@ -15,7 +15,7 @@ from baton.gateway.generation.generation import Completion, Generation, Update
 from baton.gateway.generation.progress import Progress
 from baton.gateway.parsing.deltas import Call, Content, Delta, Parsed, Reasoning, Said
 from baton.gateway.rendering.formats import Part, encode
-from baton.gateway.rendering.inputs import object_of
+from baton.gateway.rendering.inputs import object_in
 
 _END = b"}}\n\n"
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -84,12 +84,15 @@ class MessageRenderer:
         blocks: list[dict[str, Any]] = []
         for part in parsed.parts:
             if not isinstance(part, Said):
-                input = object_of("".join(part.arguments))
-                blocks.append(
-                    {"type": "tool_use", "id": self._id(part.id), "name": part.name, "input": input}
-                )
+                input = object_in("".join(part.arguments))
+                if input is not None:  # (else it was cut off: half of a call is none)
+                    blocks.append(
+                        {"type": "tool_use", "id": self._id(part.id), "name": part.name, "input": input}
+                    )
                 continue
             text = "".join(part.pieces)
+            if blocks and not part.reasoning and blocks[-1]["type"] == "tool_use":
+                text = text.lstrip()
             if not text:
                 continue
             if part.reasoning:
@@ -181,6 +184,8 @@ class MessageRenderer:
                 return begun + (self._delta + encode(arguments) + _END if arguments else b"")
 
     def _text(self, text: str) -> bytes:
+        if self._kind == "tool_use":
+            text = text.lstrip()
         if self._kind == "text":
             return self._delta + encode(text) + _END
         block = {"type": "text", "text": ""}

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
-from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS
+from baton.gateway.parsing.formats import (
+    CALL_NAMES,
+    CALLS,
+    THINK_NAMES,
+    THINKS,
+    UNREAD_CALLS,
+    UNREAD_THINKS,
+)
 from baton.gateway.served_model import read_names
 from baton.launch.limits import MAX_SECONDS, OptionError
 from baton.launch.options.flag import JsonObject, Options, flag
@@ -39,10 +46,14 @@ def _check_head_bits(bits: int | None) -> None:
         raise ValueError("give 4, 6, 8 or 16")
 
 
-def _check_parser(names: Mapping[str, str]) -> Callable[[str], None]:
+def _check_parser(names: Mapping[str, str], unread: Mapping[str, str]) -> Callable[[str], None]:
     known = ("auto", "none", "hf", *names)
 
     def check(name: str) -> None:
+        if name in unread:
+            raise ValueError(
+                f"the format {name!r} is not read here; the one that is nearest is {unread[name]!r}"
+            )
         if name not in known:
             raise ValueError(f"give one of {', '.join(known)}")
 
@@ -151,7 +162,7 @@ class ModelOptions(Options):
         f"How the model writes calls of tools: {', '.join(CALLS)}, or another name that vLLM has for one of "
         "these; hf: the checkpoint's response_template is run; none: calls are text. auto: as its "
         "response_template shows, else its chat template.",
-        check=_check_parser(CALL_NAMES),
+        check=_check_parser(CALL_NAMES, UNREAD_CALLS),
         metavar="NAME",
     )
     reasoning_parser: str = flag(
@@ -159,7 +170,7 @@ class ModelOptions(Options):
         f"How the model writes reasoning: {', '.join(THINKS)}, or another name that vLLM has for one of "
         "these; hf: the checkpoint's response_template is run; none: it is part of the answer. auto: as its "
         "response_template shows, else its chat template.",
-        check=_check_parser(THINK_NAMES),
+        check=_check_parser(THINK_NAMES, UNREAD_THINKS),
         metavar="NAME",
     )
     runner: Literal["auto", "generate", "pooling"] = flag(

@@ -21,6 +21,7 @@ import regex
 from baton.gateway.parsing.coercion import coerced
 from baton.gateway.parsing.deltas import Content, Delta, append
 from baton.gateway.parsing.emitting import Output, Words
+from baton.gateway.parsing.reading import nothing
 from baton.gateway.parsing.results import MAX_HELD
 from baton.gateway.parsing.tags import Types
 from baton.gateway.parsing.templates.template import (
@@ -67,9 +68,10 @@ class TemplateParser:
         types: Types | None = None,
         thinking: bool = False,
         parallel: bool = True,
+        demanded: bool = False,
     ) -> None:
         """`calling` and `reasons` false: such a region is plain text.  `thinking`: the text begins inside of
-        reasoning."""
+        reasoning.  `demanded`: the answer is calls alone."""
         self._template = template
         self._calling = calling
         self._reasons = reasons
@@ -77,7 +79,8 @@ class TemplateParser:
         self._output = output = Output(parallel=parallel)
         content = template.fields.get(CONTENT)
         output.content = Words(
-            lambda text: append(output.deltas, Content(text)), strict=content is None or content.strips
+            nothing if demanded else lambda text: append(output.deltas, Content(text)),
+            strict=content is None or content.strips,
         )
         self._buffer = ""
         self._at = 0
@@ -117,7 +120,7 @@ class TemplateParser:
                 self._buffer, self._at = self._buffer[drop:], _BEHIND
         return self._output.take()
 
-    def finish(self) -> list[Delta]:
+    def finish(self, *, whole: bool = False) -> list[Delta]:
         """What was held back; the text is over."""
         self._ended = True
         self._read()
