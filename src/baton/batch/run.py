@@ -8,6 +8,7 @@ key, the run ends without a line for what it has not done, so the next run does 
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -153,6 +154,8 @@ def lines_of(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := source.readline(MAX_LINE + 1):
         number += 1
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)  # (what some editors write at a file's head)
         if len(line) > MAX_LINE and not line.endswith(b"\n"):
             while (rest := source.readline(MAX_LINE)) and not rest.endswith(b"\n"):
                 pass

@@ -151,6 +151,9 @@ class ServedModel:
     """Of the chat template's own switches, where a request says nothing."""
     content_format: Literal["auto", "string", "openai"] = "auto"
     """How a message's text parts come to the chat template; auto: as the template reads them."""
+    unsupported_content: Literal["note", "refuse"] = "note"
+    """What becomes of images, sound and files in a conversation: a short text stands in their place, or the
+    request is refused."""
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     """How the model writes calls and reasoning (`parsing.formats`); auto: as its chat template shows."""

@@ -95,7 +95,7 @@ class AsyncLLM(Body):
 
         def prepare() -> Prepared:
             return self._converse(
-                messages_of(messages, self._content_format),
+                self._read(messages_of, messages),
                 sampling_params,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,

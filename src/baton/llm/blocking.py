@@ -90,7 +90,7 @@ class LLM(Body):
 
         Raises `ValueError` for messages or parameters that cannot be served, with the field's name.
         """
-        conversations = conversations_of(messages, self._content_format)
+        conversations = self._read(conversations_of, messages)
         params = _for_each(sampling_params, len(conversations))
         requests = [
             self._converse(
@@ -122,7 +122,7 @@ class LLM(Body):
         tools: Sequence[Tool] | None = None,
     ) -> Generator[Delta, None, None]:
         """As `chat_stream`, with what the model thinks and calls: `Content`, `Reasoning`, `Call`."""
-        conversation = messages_of(messages, self._content_format)
+        conversation = self._read(messages_of, messages)
         request = self._converse(conversation, sampling_params, tools=tools)
         request = replace(request, params=request.params.replace(n=1))
         generation = self._background.call(self._start_one(request))

@@ -11,10 +11,11 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from msgspec.structs import replace
 
+from baton.gateway.api.content import Noted, Notes
 from baton.gateway.api.fields import INT32
 from baton.gateway.api.messages import ContentFormat
 from baton.gateway.api.schemas import ChatRequest
@@ -47,6 +48,7 @@ log = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
+_Read = TypeVar("_Read")
 
 _TAIL = 64
 """Tokens at a prompt's end that show whether its answer begins inside of reasoning."""
@@ -107,6 +109,7 @@ class Body:
         self._background = Background(self._plan)
         self._grammars = CheckedGrammars(self._background.tokenizer)
         self._known: tuple[str | None, Formats] | None = None
+        self._noted = Noted()
         self._close = weakref.finalize(self, self._background.stop)
         try:
             self._background.start()
@@ -289,10 +292,13 @@ class Body:
         except NotText as error:
             raise ValueError(f"{where}: {error}") from None
 
-    @property
-    def _content_format(self) -> ContentFormat:
-        asked = self._plan.served.content_format
-        return self._background.tokenizer.content_format if asked == "auto" else asked
+    def _read(self, read: Callable[[Any, ContentFormat, Notes], _Read], messages: Any) -> _Read:
+        """Messages by a function of `arguments`.  Raises `ValueError`."""
+        served = self._plan.served
+        notes = Notes(served.unsupported_content == "refuse")
+        found = read(messages, "string" if served.content_format == "string" else "openai", notes)
+        self._noted.warn(notes.counts)
+        return found
 
     @property
     def _formats(self) -> Formats:

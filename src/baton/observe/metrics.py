@@ -140,6 +140,14 @@ class Metrics:
             [("another_secret",), ("replayed",), ("clocks_differ",), ("another_body",)],
         )
         self.registry.register(self._refused)
+        self._noted = Tallies(
+            model_name,
+            "unsupported_content",
+            "Parts of conversations that the model does not read, by kind; arguments: no JSON object.",
+            ("kind",),
+            [("image",), ("audio",), ("video",), ("file",), ("other",), ("arguments",)],
+        )
+        self.registry.register(self._noted)
 
     def first_tokens(self, count: int, prompt: int, seconds: float) -> None:
         """The first tokens of a sequence came, so long after the request."""
@@ -220,6 +228,11 @@ class Metrics:
             "generated_tokens": int(self._generation_tokens.value),
             "ended": int(self._success.total),
         }
+
+    def content_noted(self, counts: Mapping[str, int]) -> None:
+        """Parts of a conversation that the model does not read: kind → how many."""
+        for kind, count in counts.items():
+            self._noted.add((kind,), count)
 
     def member_refused(self, code: str) -> None:
         self._refused.add((code,), 1)

@@ -8,6 +8,7 @@ import pytest
 
 from baton.gateway.anthropic.conversations import conversation_of
 from baton.gateway.anthropic.signatures import sign, thoughts_in
+from baton.gateway.api.content import Notes
 from baton.gateway.api.messages import read_messages
 from baton.gateway.errors import BadRequest
 
@@ -37,9 +38,7 @@ def result(id: str, content: Any = "done", **more: Any) -> dict[str, Any]:
 
 
 def read(*messages: dict[str, Any], head: Any = None) -> list[dict[str, Any]]:
-    found = conversation_of(head, messages).messages
-    read_messages(found)  # (a chat takes them)
-    return found
+    return read_messages(conversation_of(head, messages).messages, notes=Notes())
 
 
 def said(*messages: dict[str, Any], head: Any = None) -> list[tuple[str, str]]:
@@ -93,9 +92,8 @@ def test_thoughts_go_to_the_template() -> None:
     redacted = {"type": "redacted_thinking", "data": "xyz"}
     _, answer, *_ = read(user("a"), assistant(thought, redacted, hidden, text("b")), user("c"))
     assert (answer["content"], answer["reasoning_content"]) == ("b", "Hm.\nSo é.")
-    assert "thinking" not in answer
     _, answer, *_ = read(user("a"), assistant(thought, use("1")), user(result("1")))
-    assert answer["thinking"] == answer["reasoning"] == "Hm."
+    assert answer["reasoning_content"] == answer["reasoning"] == "Hm."
 
 
 @pytest.mark.parametrize(
@@ -147,8 +145,9 @@ def test_prefills() -> None:
     given = [user("Greek for sun?"), assistant("It is (")]
     assert conversation_of(None, given).prefilled
     assert not conversation_of(None, given[:1]).prefilled
-    empty = conversation_of(None, [*given[:1], assistant("")])
-    assert (empty.prefilled, len(empty.messages)) == (False, 1)
+    for silent in (assistant(""), assistant({"type": "thinking", "thinking": "Hm"})):
+        empty = conversation_of(None, [*given[:1], silent])
+        assert (empty.prefilled, len(empty.messages)) == (False, 1)
 
 
 def test_whether_tools_answered_last() -> None:
@@ -187,14 +186,14 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
         (assistant({"type": "tool_use", "id": "1", "name": "f"}), r"content\[0\].input: must be an object"),
         (assistant({"type": "tool_use", "id": "1", "input": {}}), r"content\[0\].name: must be a text"),
         (assistant(use("1")), "messages: the last one calls a tool; send its tool_result"),
-        (assistant({"type": "thinking", "thinking": "a"}), "messages: the last one has no text to continue"),
         ({"role": "system", "content": [IMAGE]}, "'image' is an image, and this model takes only text;"),
     ],
 )
 def test_what_is_refused(message: dict[str, Any], words: str) -> None:
     begun = assistant(use("0"), text("a"))
+    given = [user("a"), message] if message["role"] == "assistant" else [begun, message]
     with pytest.raises(BadRequest, match=words) as caught:
-        conversation_of(None, [user("a"), message] if message["role"] == "assistant" else [begun, message])
+        read_messages(conversation_of(None, given).messages)
     assert caught.value.param == "messages"
 
 
@@ -204,4 +203,4 @@ def test_there_must_be_a_turn() -> None:
     with pytest.raises(BadRequest, match="messages: the last one has no text to continue"):
         conversation_of("a", [assistant("")])
     with pytest.raises(BadRequest, match=r"system\[0\].type: 'image' is an image"):
-        conversation_of([IMAGE], [user("b")])
+        read_messages(conversation_of([IMAGE], [user("b")]).messages)

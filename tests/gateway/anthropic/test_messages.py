@@ -248,7 +248,7 @@ def test_thoughts_that_are_not_shown_come_back(server: GatewayServer, tokenizer:
     thought, _ = whole["content"]
     assert (thought["type"], thought["thinking"]) == ("thinking", "")
     turns = [*USER, {"role": "assistant", "content": whole["content"]}, *USER]
-    assert conversation_of(None, turns).messages[1]["reasoning_content"] == "hm é"
+    assert conversation_of(None, turns).messages[1]["reasoning"] == "hm é"
 
 
 def test_calls_are_demanded(server: GatewayServer) -> None:

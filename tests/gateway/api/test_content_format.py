@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.gateway.api.messages import read_messages
-from baton.gateway.text.chat_template import MAX_TEMPLATE, ChatTemplate, ChatTemplateError, content_format
+from baton.gateway.text.chat_template import MAX_TEMPLATE, ChatTemplate, ChatTemplateError, check_template
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer
 
@@ -57,9 +57,9 @@ PARTS = [{"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "
     ],
 )  # fmt: skip
 def test_the_format_follows_from_the_template(template: str, found: str, rendered: str):
-    assert content_format(template) == found
-    messages = read_messages(PARTS, content_format(template))
-    assert ChatTemplate(template).render(messages) == rendered
+    made = ChatTemplate(template)
+    assert made.shapes.reads("user").parts == (found == "openai")
+    assert made.render(read_messages(PARTS, "openai")) == rendered
 
 
 def test_a_plain_text_stays_one_where_the_template_asks_and_is_a_part_where_it_does_not():
@@ -75,10 +75,10 @@ def test_a_plain_text_stays_one_where_the_template_asks_and_is_a_part_where_it_d
 def test_no_template_keeps_the_server_from_saying_so():
     for source in ("{% for %}", "{{ " + "(" * 50_000 + ")" * 50_000 + " }}"):
         with pytest.raises(ChatTemplateError, match="does not compile"):
-            content_format(source)
+            check_template(source)
     with pytest.raises(ChatTemplateError, match="characters; at most"):
-        content_format("x" * (MAX_TEMPLATE + 1))
-    assert content_format("{{ 'x' * 10**12 }}") == "string", "constants are not computed here"
+        check_template("x" * (MAX_TEMPLATE + 1))
+    check_template("{{ 'x' * 10**12 }}")  # (constants are not computed here)
 
 
 @pytest.mark.parametrize(("asked", "expected"), [("auto", "user:[a ][b]"), ("string", "user:[a \nb]")])

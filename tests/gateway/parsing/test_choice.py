@@ -32,11 +32,10 @@ QWEN = "{% if tools %}<tools>{{ tools }}</tools> <tool_call>\n{}</tool_call>{% e
 def test_what_a_template_shows(template: str | None, calls: str, think: str) -> None:
     formats = choose(template)
     assert (formats.calls, formats.think) == (calls, think)
-    assert formats.template_has_tools == ("tools" in (template or ""))
 
 
 def test_flags_go_before_the_template() -> None:
-    assert choose(QWEN, "llama4_json", "deepseek_r1") == Formats("llama3_json", "deepseek_r1", True)
+    assert choose(QWEN, "llama4_json", "deepseek_r1") == Formats("llama3_json", "deepseek_r1")
     assert choose(QWEN, "none", "none") == Formats("", "", True)
     for name, known in CALL_NAMES.items():
         assert choose("", name).calling is CALLS[known]

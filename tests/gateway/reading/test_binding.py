@@ -24,7 +24,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def reader() -> Reader:
-    formats = Formats(calls="hermes", template_has_tools=True)
+    formats = Formats(calls="hermes")
     return Reader(Settings(max_model_len=10_000, vocab_size=1000, template=TEMPLATE, formats=formats))
 
 

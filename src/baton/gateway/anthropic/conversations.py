@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from baton.gateway.anthropic.signatures import thoughts_in
+from baton.gateway.api.content import Unsupported, added, joined, said_on
 from baton.gateway.errors import BadRequest
 
 _ATTRIBUTION = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
@@ -35,48 +36,50 @@ class Conversation(NamedTuple):
     """The last turn brings results of tools."""
 
 
+Text = str | list[Any]
+"""Of a message: a text, or parts of one, `Unsupported` among them."""
+
+
 @dataclass
 class _Turn:
     role: str
-    texts: list[str] = field(default_factory=list)
+    text: Text = ""
+    speaks: bool = False
+    """It has a text, if only an empty one."""
     results: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
 
-    def add_note(self, text: str, *, first: bool = False) -> None:
+    def add(self, text: Text, *, first: bool = False) -> None:
+        self.speaks = True
+        self.text = added(text, self.text) if first else added(self.text, text)
+
+    def add_note(self, text: Text, *, first: bool = False) -> None:
         """A system message's text, in a user's turn.  It makes no turn of the user's after results of tools:
         templates forget what was thought before one."""
-        if self.results and not self.texts:
-            self.results[-1]["content"] = _joined([self.results[-1]["content"], text])
+        if self.results and not self.speaks:
+            self.results[-1]["content"] = added(self.results[-1]["content"], text)
         else:
-            self.texts.insert(0 if first else len(self.texts), text)
+            self.add(text, first=first)
 
     def messages(self) -> list[dict[str, Any]]:
-        text = _joined(self.texts)
         if self.role == "user":
-            own = [{"role": "user", "content": text}] if self.texts or not self.results else []
+            own = [{"role": "user", "content": self.text}] if self.speaks or not self.results else []
             return [*self.results, *own]
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.thoughts:
-            thoughts = "\n".join(self.thoughts)
-            message |= {"reasoning_content": thoughts, "reasoning": thoughts}
-            if not text:
-                message["thinking"] = thoughts  # (Harmony's template takes it, or the text)
+            message["reasoning"] = "\n".join(self.thoughts)
         if self.calls:
             message["tool_calls"] = self.calls
         return [message]
-
-
-def system_of(system: str | Sequence[Any] | None) -> str:
-    """The system prompt.  Raises `BadRequest`."""
-    return "" if system is None else _texts(system, "system")
 
 
 def conversation_of(system: str | Sequence[Any] | None, given: Sequence[Mapping[str, Any]]) -> Conversation:
     """Raises `BadRequest` with the place of what is wrong."""
     turns: list[_Turn] = []
     called: dict[str, str] = {}  # id of a call → name of its tool
-    head, notes = [system_of(system)], list[str]()
+    head: Text = "" if system is None else _texts(system, "system")
+    notes: Text = ""
     for i, message in enumerate(given):
         where = f"messages[{i}]"
         role, content = message.get("role"), message.get("content")
@@ -85,43 +88,43 @@ def conversation_of(system: str | Sequence[Any] | None, given: Sequence[Mapping[
         if role == "system":
             text = _texts(content, f"{where}.content")
             if not turns:
-                head.append(text)
+                head = added(head, text)
             elif turns[-1].role == "user":
                 turns[-1].add_note(text)
             else:
-                notes.append(text)
+                notes = added(notes, text)
             continue
         if notes and role == "assistant":
-            turns.append(_Turn("user", notes))
-            notes = []
+            turns.append(_Turn("user", notes, speaks=True))
+            notes = ""
         if not turns or turns[-1].role != role:
             turns.append(_Turn(role))
         _read_blocks(turns[-1], _blocks(content, f"{where}.content"), f"{where}.content", called)
         if notes:
-            turns[-1].add_note(_joined(notes), first=True)
-            notes = []
+            turns[-1].add_note(notes, first=True)
+            notes = ""
     if notes:
-        turns.append(_Turn("user", notes))
+        turns.append(_Turn("user", notes, speaks=True))
     if not turns:
         raise _wrong("messages", "give at least one message of role user")
     prefilled = _is_prefilled(turns)
-    text = _joined(head)
-    messages = [{"role": "system", "content": text}] if text else []
+    messages = [{"role": "system", "content": head}] if head else []
     for turn in turns:
         messages += turn.messages()
     return Conversation(messages, prefilled, bool(turns[-1].results))
 
 
 def _is_prefilled(turns: list[_Turn]) -> bool:
-    """Whether the answer goes on with the last turn; takes an empty one away."""
+    """Whether the answer goes on with the last turn; takes one away that says nothing (an answer that was cut
+    off while the model thought is asked for again)."""
     last = turns[-1]
     if last.role == "user":
         return False
     if last.calls:
         raise _wrong("messages", "the last one calls a tool; send its tool_result in a user message after it")
-    if _joined(last.texts):
+    if last.text:
         return True
-    if last.thoughts or len(turns) == 1:
+    if len(turns) == 1:
         raise _wrong(
             "messages", "the last one has no text to continue; end with a user message, or with text"
         )
@@ -137,15 +140,23 @@ def _blocks(content: object, where: str) -> Sequence[object]:
     return content
 
 
-def _texts(content: object, where: str) -> str:
+def _texts(content: object, where: str) -> Text:
     """Of what can be nothing but text."""
-    texts = [
+    parts = [
         _text(_block(block, f"{where}[{i}]"), f"{where}[{i}]", only="text")
         for i, block in enumerate(_blocks(content, where))
     ]
-    if texts:
-        texts[0] = _ATTRIBUTION.sub("", texts[0], count=1) if _ATTRIBUTION.match(texts[0]) else texts[0]
-    return _joined(texts, "\n")
+    if parts and isinstance(parts[0], str) and (line := _ATTRIBUTION.match(parts[0])):
+        parts[0] = parts[0][line.end() :]
+    return _content(parts)
+
+
+def _content(parts: Sequence[str | Unsupported]) -> Text:
+    """A single text is that, not a part."""
+    some: list[Any] = [
+        {"type": "text", "text": part} if isinstance(part, str) else part for part in parts if part
+    ]
+    return some[0]["text"] if len(some) == 1 and isinstance(some[0], dict) else some or ""
 
 
 def _block(block: object, where: str) -> Mapping[str, Any]:
@@ -154,20 +165,34 @@ def _block(block: object, where: str) -> Mapping[str, Any]:
     return block
 
 
-def _text(block: Mapping[str, Any], where: str, *, only: str) -> str:
-    if block["type"] != "text":
-        raise _refused(block["type"], where, only)
-    return _string(block, "text", where)
+def _text(block: Mapping[str, Any], where: str, *, only: str) -> str | Unsupported:
+    match block:
+        case {"type": "text"}:
+            return _string(block, "text", where)
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            return text
+        case {"type": "document", "source": {"type": "content", "content": content}} | {
+            "type": "search_result",
+            "content": content,
+        }:
+            inner = [part for part in _blocks(content, where) if isinstance(part, Mapping)]
+            if all(part.get("type") == "text" for part in inner):
+                return joined([{"text": _string(part, "text", where)} for part in inner])
+    return Unsupported(block["type"], _refused(block["type"], where, only))
 
 
 def _read_blocks(turn: _Turn, blocks: Sequence[object], where: str, called: dict[str, str]) -> None:
-    texts: list[str] = []
+    said: Text = ""
+    texts: list[str | Unsupported] = []
+    speaks = False
     for i, given in enumerate(blocks):
         place = f"{where}[{i}]"
         block = _block(given, place)
         kind = block["type"]
         if _WHERE.get(kind, turn.role) != turn.role:
             raise _wrong(place, f"a block of type {kind} belongs to a message of role {_WHERE[kind]}")
+        if kind in ("tool_use", "thinking", "redacted_thinking"):
+            said, texts = said_on(said, _content(texts)), []
         match kind:
             case "tool_use":
                 turn.calls.append(_call(block, place))
@@ -175,20 +200,21 @@ def _read_blocks(turn: _Turn, blocks: Sequence[object], where: str, called: dict
             case "tool_result":
                 turn.results.append(_result(block, place, called))
             case "thinking":
-                turn.thoughts.append(_string(block, "thinking", place) or thoughts_in(block.get("signature")))
+                thought = _string(block, "thinking", place) or thoughts_in(block.get("signature"))
+                turn.thoughts += [thought] if thought else []
             case "redacted_thinking":
                 pass  # (nobody here can read it)
             case _:
                 texts.append(_text(block, place, only=_KNOWN))
-    if texts:
-        turn.texts.append(_joined(texts, "\n"))
+                speaks = True
+    if speaks:
+        turn.add(said_on(said, _content(texts)))
 
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    arguments = block.get("input")
-    if not isinstance(arguments, Mapping):
+    if "input" not in block:
         raise _wrong(f"{where}.input", "must be an object")
-    function = {"name": _string(block, "name", where), "arguments": arguments}
+    function = {"name": _string(block, "name", where), "arguments": block["input"]}
     return {"id": _string(block, "id", where), "type": "function", "function": function}
 
 
@@ -200,10 +226,20 @@ def _result(block: Mapping[str, Any], where: str, called: Mapping[str, str]) -> 
         )
     content = block.get("content")
     text = "" if content is None else _texts(content, f"{where}.content")
-    if block.get("is_error") is True and not text.lstrip("<").lower().startswith(("error", "tool_use_error")):
-        # (Templates have no word for it.)
-        text = f"Error: {text}" if text else "Error"
+    if block.get("is_error") is True:
+        text = _failed(text)
     return {"role": "tool", "tool_call_id": id, "name": called[id], "content": text}
+
+
+def _failed(text: Text) -> Text:
+    """That a tool failed, in words: templates have none for it."""
+    first = text if isinstance(text, str) else text[0]["text"] if isinstance(text[0], dict) else ""
+    if first.lstrip("<").lower().startswith(("error", "tool_use_error")):
+        return text
+    said = f"Error: {first}" if first else "Error"
+    if isinstance(text, str):
+        return said
+    return [{"type": "text", "text": said}, *text[1 if first else 0 :]]
 
 
 def _string(block: Mapping[str, Any], name: str, where: str) -> str:
@@ -211,10 +247,6 @@ def _string(block: Mapping[str, Any], name: str, where: str) -> str:
     if not isinstance(value, str):
         raise _wrong(f"{where}.{name}", "must be a text")
     return value
-
-
-def _joined(texts: Sequence[str], by: str = "\n\n") -> str:
-    return by.join(filter(None, texts))
 
 
 _WHAT = {

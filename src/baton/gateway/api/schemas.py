@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from baton.gateway.api import fields as f
+from baton.gateway.api.content import refuse_parts
 from baton.gateway.api.fields import MAX_SEQUENCES
 from baton.gateway.api.formats import ResponseFormat
-from baton.gateway.api.messages import refuse_parts
 from baton.gateway.api.unknown import MAX_WARNED, UNSUPPORTED, Refusal, is_refused, unknown_in
 from baton.gateway.errors import BadRequest
 from baton.protocol.params.repetition import RepetitionDetection

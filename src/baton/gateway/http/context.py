@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 
 from baton.gateway.access import Access
+from baton.gateway.api.content import Noted
 from baton.gateway.api.pooling import PoolingFields
 from baton.gateway.api.schemas import (
     SamplingFields,
@@ -49,6 +50,9 @@ _MAX_BODY_BYTES = 16 << 20
 _BODY_BYTES_PER_TOKEN = 256
 _MAX_ORDER_BYTES = 64 << 10
 """Of the body of an operator's or an instance's request."""
+
+NOTED = b"x-unsupported-content"
+"""Header of an answer to a conversation with parts that the model does not read: `image=2, file=1`."""
 
 _OPERATIONS = {
     "/v1/chat/completions": ("chat", "chatcmpl-"),
@@ -90,6 +94,7 @@ class Gateway:
     """How the model writes calls and reasoning."""
     _reader: Reader = field(init=False)
     _unknown: UnknownFields = field(default_factory=UnknownFields)
+    _noted: Noted = field(default_factory=Noted)
     sharing: Sharing = field(default_factory=Sharing)
     responses: ResponseStore = field(default_factory=ResponseStore)
     refuse_tools: bool = False
@@ -114,9 +119,8 @@ class Gateway:
             max_model_len=self.served.max_model_len,
             vocab_size=self.served.vocab_size,
             template=self.tokenizer.template_source,
-            content_format=self.tokenizer.content_format
-            if self.served.content_format == "auto"
-            else self.served.content_format,
+            content_format="string" if self.served.content_format == "string" else "openai",
+            refuses=self.served.unsupported_content == "refuse",
             special_tokens=self.tokenizer.special_tokens,
             template_defaults=dict(self.served.template_defaults),
             formats=self.formats,
@@ -204,6 +208,11 @@ class Gateway:
             body.end()
         self._unknown.warn(unknown)
         self._unknown.warn(found.skipped, "leaving out a tool that this server does not have:")
+        if found.notes:
+            self._noted.warn(found.notes)
+            self.metrics.content_noted(found.notes)
+            told = ", ".join(f"{kind}={count}" for kind, count in found.notes.items())
+            request.scope["state"].setdefault("headers", []).append((NOTED, told.encode()))
         return decoded, found
 
     async def grammar(self, found: Found) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 It leaves in the scope's state: `request_id`; `key_id`, which stands for the key that was sent ("": none was
 needed); `min_priority`, the best `priority` that this caller may ask for (None: any); `signed`, the signature
-of a member (None: there is none).
+of a member (None: there is none).  What a handler leaves there as `headers` is added to those of the answer.
 
 Pure ASGI: a middleware that wraps responses in tasks and queues would cost more than all the rest.
 """
@@ -56,6 +56,7 @@ class GatewayMiddleware:
                 own = [(b"x-request-id", request_id.encode())]
                 if is_messages(scope["path"]):
                     own.append((b"request-id", request_id.encode()))  # (Anthropic's name of it)
+                own += state.get("headers", ())
                 message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 

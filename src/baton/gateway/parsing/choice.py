@@ -46,7 +46,6 @@ _THINK_SIGNS = (
     ("kimi_k2", ("<|tool_calls_section_begin|>", "</think>")),
     ("qwen3", ("</think>",)),
 )
-_KNOWS_TOOLS = re.compile(r"\btools\b")
 _OPENS = re.compile(r"""(<think>|\[THINK\]|<seed:think>)(\\n|\s)*['"]\s*-?\}\}""")
 """A text that a template writes and that ends where reasoning begins."""
 
@@ -56,8 +55,6 @@ class Formats(msgspec.Struct, frozen=True):
 
     calls: str = ""
     think: str = ""
-    template_has_tools: bool = False
-    """Its chat template has a place for tools."""
     template_opens: bool = False
     """Where the model shall think, its chat template opens the region: the model never does."""
     template: str = ""
@@ -118,11 +115,10 @@ def choose(template: str | None, calls: str = AUTO, think: str = AUTO, *, respon
     source = template or ""
     shown = response.replace("\\", "")  # (markers stand in it as expressions)
     if HF in (calls, think) or (calls == think == AUTO and _is_new(response, shown)):
-        return _by_template(source, response, calls, think)
+        return _by_template(response, calls, think)
     return Formats(
         _chosen(shown, calls, _CALL_SIGNS, CALL_NAMES) or _chosen(source, calls, _CALL_SIGNS, CALL_NAMES),
         _chosen(shown, think, _THINK_SIGNS, THINK_NAMES) or _chosen(source, think, _THINK_SIGNS, THINK_NAMES),
-        _KNOWS_TOOLS.search(source) is not None,
         _OPENS.search(source, max(0, source.rfind("add_generation_prompt"))) is not None,
     )
 
@@ -139,7 +135,7 @@ def _is_new(response: str, shown: str) -> bool:
     return calls or (template.reasoning != "" and not _chosen(shown, AUTO, _THINK_SIGNS, THINK_NAMES))
 
 
-def _by_template(source: str, response: str, calls: str, think: str) -> Formats:
+def _by_template(response: str, calls: str, think: str) -> Formats:
     if not {calls, think} <= {AUTO, NONE, HF}:
         raise TemplateError(
             "--tool-call-parser hf and --reasoning-parser hf go together: one response_template reads both"
@@ -150,7 +146,6 @@ def _by_template(source: str, response: str, calls: str, think: str) -> Formats:
     return Formats(
         HF if CALLS_FIELD in template.fields and calls != NONE else "",
         HF if template.reasoning and think != NONE else "",
-        _KNOWS_TOOLS.search(source) is not None,
         False,
         response,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from baton.gateway.api.content import Notes
 from baton.gateway.api.messages import ContentFormat, read_messages
 from baton.gateway.errors import BadRequest
 from baton.protocol.params.sampling_params import SamplingParams
@@ -58,18 +59,20 @@ def one_params(params: Any) -> SamplingParams:
     return params
 
 
-def conversations_of(messages: Any, content_format: ContentFormat) -> list[list[dict[str, Any]]]:
+def conversations_of(
+    messages: Any, content_format: ContentFormat, notes: Notes
+) -> list[list[dict[str, Any]]]:
     """One conversation, or several, checked."""
     if not isinstance(messages, Sequence) or not messages or not isinstance(messages[0], list | tuple):
-        return [messages_of(messages, content_format)]
+        return [messages_of(messages, content_format, notes)]
     conversations = []
     for number, conversation in enumerate(messages):
         try:
-            conversations.append(messages_of(conversation, content_format))
+            conversations.append(messages_of(conversation, content_format, notes))
         except BadRequest as error:
             raise ValueError(f"conversation {number}: {error}") from None
     return conversations
 
 
-def messages_of(messages: Any, content_format: ContentFormat) -> list[dict[str, Any]]:
-    return read_messages(list(messages) if isinstance(messages, tuple) else messages, content_format)
+def messages_of(messages: Any, content_format: ContentFormat, notes: Notes) -> list[dict[str, Any]]:
+    return read_messages(list(messages) if isinstance(messages, tuple) else messages, content_format, notes)

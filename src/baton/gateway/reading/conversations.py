@@ -35,8 +35,8 @@ def render_conversation(
     `BadRequest`, `ChatTemplateError`."""
     given, choice = narrowed(request.tools, request.tool_choice)
     tools = read_tools(given, choice, bind=getattr(request, "binds_tools", False))
-    if tools.wanted and (strict or tools.demanded or not formats.template_has_tools):
-        check_calling(formats)
+    if tools.wanted and (strict or tools.demanded or not template.shapes.shows_tools):
+        check_calling(formats, shows_tools=template.shapes.shows_tools)
     text = template.render(
         messages,
         add_generation_prompt=request.add_generation_prompt is not False,
@@ -45,15 +45,15 @@ def render_conversation(
         documents=request.documents,
         variables={**defaults, **_variables(request.chat_template_kwargs, request.reasoning_effort)},
     )
-    continued = _text_of(messages[-1]) if request.continue_final_message else None
+    continued = _text_of(messages[-1], template) if request.continue_final_message else None
     return text, Conversation(tools, formats.begins_thinking(text, continued=continued))
 
 
-def echo_of(request: ChatFields, messages: Sequence[Mapping[str, Any]]) -> str:
+def echo_of(request: ChatFields, messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> str:
     """The text of the last message, if who answers has written it."""
     last = messages[-1]
     answers = last.get("role") == "assistant" or request.add_generation_prompt is False
-    return _text_of(last) if answers else ""
+    return _text_of(last, template) if answers else ""
 
 
 def _variables(given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
@@ -70,9 +70,9 @@ def _variables(given: Mapping[str, Any] | None, effort: str | None) -> dict[str,
     return {"reasoning_effort": effort, **off, **(given or {})}
 
 
-def check_calling(formats: Formats) -> None:
-    """Raises `BadRequest` where the model cannot be given tools."""
-    if not formats.template_has_tools:
+def check_calling(formats: Formats, *, shows_tools: bool) -> None:
+    """Raises `BadRequest` where the model cannot be given tools.  `shows_tools`: its template does."""
+    if not shows_tools:
         raise BadRequest(
             "tools: the model's chat template has no place for tools; use a model that was trained for calls",
             param="tools",
@@ -86,6 +86,7 @@ def check_calling(formats: Formats) -> None:
         )
 
 
-def _text_of(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
+def _text_of(message: Mapping[str, Any], template: ChatTemplate) -> str:
+    """As it stands in the prompt."""
+    content = template.shapes.content(message["role"], message.get("content"))
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())

@@ -52,8 +52,6 @@ JOBS: tuple[Job, ...] = (*KINDS, "structure")
 class Beside(NamedTuple):
     """What a translation may depend on besides the body."""
 
-    harmony: bool = False
-    """The model writes it."""
     keeps: bool = False
     """The server keeps answers."""
     more: bytes = b""
@@ -80,9 +78,7 @@ class Translation(NamedTuple):
 
 def _responses(body: ResponsesRequest, beside: Beside) -> tuple[ReadResponses, ChatRequest | None, list[str]]:
     known = msgspec.msgpack.decode(beside.more, type=Known) if beside.more else None
-    return translate(
-        body, keeps=beside.keeps, harmony=beside.harmony, known=known, refuse=beside.refuse_tools
-    )
+    return translate(body, keeps=beside.keeps, known=known, refuse=beside.refuse_tools)
 
 
 def _compact(body: ResponsesRequest, beside: Beside) -> tuple[ReadResponses, ChatRequest | None, list[str]]:
@@ -90,7 +86,6 @@ def _compact(body: ResponsesRequest, beside: Beside) -> tuple[ReadResponses, Cha
     return compacting(
         body,
         keeps=beside.keeps,
-        harmony=beside.harmony,
         known=known,
         max_model_len=beside.max_model_len,
     )

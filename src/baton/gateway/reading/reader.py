@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from baton.gateway.api.content import Notes
 from baton.gateway.api.messages import ContentFormat, read_messages
 from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, RankingFields
 from baton.gateway.api.schemas import ChatFields, ChatRequest, decode_body, decode_prompt
@@ -59,7 +60,10 @@ class Settings(msgspec.Struct, frozen=True):
     vocab_size: int = 0
     """0: unknown."""
     template: str | None = None
-    content_format: ContentFormat = "string"
+    content_format: ContentFormat = "openai"
+    """`openai`: parts of a text are the template's to read, where it does."""
+    refuses: bool = False
+    """Conversations with parts that are no texts."""
     special_tokens: dict[str, str] = {}
     template_defaults: dict[str, Any] = {}
     """Of the template's own switches."""
@@ -111,6 +115,8 @@ class Found(msgspec.Struct, array_like=True):
     """What binds the answers: the first that can be kept does (`constraints/binding.py`); none: nothing."""
     skipped: list[str] = []
     """Kinds of tools that were offered and left out."""
+    notes: dict[str, int] = {}
+    """Of a conversation: what this model does not read and was noted, kind → how often (`api/content.py`)."""
 
     @property
     def is_long(self) -> bool:
@@ -169,7 +175,6 @@ class Reader:
         if translation is not None:
             formats = self.settings.formats
             beside = Beside(
-                harmony=formats.is_harmony,
                 keeps=self.settings.keeps,
                 more=more,
                 thinks=formats.thinks,
@@ -349,7 +354,8 @@ class Reader:
                 f"Please reduce the length of the messages, to at most {most}",
                 param="messages",
             )
-        messages = read_messages(request.messages, self.settings.content_format)
+        notes = Notes(self.settings.refuses)
+        messages = read_messages(request.messages, self.settings.content_format, notes)
         if self._template is None:
             self._template = self._compile()
         text, found = render_conversation(
@@ -362,7 +368,8 @@ class Reader:
             field="messages",
             tools=found.tools,
             thinking=found.thinking,
-            echo=echo_of(request, messages) if getattr(request, "echo", None) else "",
+            echo=echo_of(request, messages, self._template) if getattr(request, "echo", None) else "",
+            notes=notes.counts,
         )
 
     def _drop_oldest(self, request: Any, encoding: Encoding) -> None:
@@ -384,7 +391,9 @@ class Reader:
     def _compile(self) -> ChatTemplate:
         if self.settings.template is None:
             raise no_template()
-        return ChatTemplate(self.settings.template, self.settings.special_tokens)
+        return ChatTemplate(
+            self.settings.template, self.settings.special_tokens, self.settings.template_defaults
+        )
 
     def _check_text(self, field: str, text: str) -> None:
         if len(text) > self.settings.max_model_len * CHARACTERS_PER_TOKEN:

@@ -28,7 +28,7 @@ _TASK = (
 
 
 def compacting(
-    body: ResponsesRequest, *, keeps: bool, harmony: bool, known: Known | None, max_model_len: int
+    body: ResponsesRequest, *, keeps: bool, known: Known | None, max_model_len: int
 ) -> tuple[ReadResponses, ChatRequest | None, list[str]]:
     """As `translation.translate`; the items are the users' messages.  Raises `BadRequest`."""
     most = max(1, min(_MOST_TOKENS, max_model_len // _PART))
@@ -45,7 +45,7 @@ def compacting(
         truncation="auto",
         max_output_tokens=min(body.max_output_tokens or most, most),
     )
-    read, chat, _ = translate(asked, keeps=keeps, harmony=harmony, known=known)
+    read, chat, _ = translate(asked, keeps=keeps, known=known)
     if chat is None:
         return read, None, []
     chat.messages = [*(chat.messages or ()), {"role": "user", "content": _TASK}]

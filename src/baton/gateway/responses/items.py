@@ -1,19 +1,19 @@
 """Items of a conversation as messages of a chat.
 
 What a model says in one turn comes as several items (reasoning, texts, calls) and is one message of a chat.
-Items that only this server could have given are taken as it gives them; what another one would have to read
-(files, images, calls of hosted tools) is refused by its type.
+Items that only this server could have given are taken as it gives them, cut off or not; what another one
+would have to read (files, images, calls of hosted tools) is noted, or refused by its type (`api/content.py`).
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
-
+from baton.gateway.api.content import Unsupported, said_on
 from baton.gateway.errors import BadRequest
 from baton.gateway.responses.other_items import (
     ASKS_NOTHING,
@@ -27,14 +27,15 @@ from baton.gateway.responses.other_items import (
 
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ROLES = frozenset({"user", "assistant", "system", "developer"})
-_NO_TEXTS = {
-    "input_image": "an image",
-    "input_file": "a file",
-    "input_audio": "sound",
+_WORDS = {
     "image": "an image",
     "file": "a file",
     "audio": "sound",
+    "video": "a video",
+    "screenshot": "an image",
 }
+_OF_OTHERS = re.compile(r"_call(_output)?$|^mcp_|^compaction")
+"""Kinds of items that OpenAI's own tools and servers leave in a conversation."""
 _SEALED = "baton.reasoning.1:"
 """What `encrypted_content` of this server begins with; what another one has sealed is left out."""
 
@@ -44,11 +45,8 @@ Message = dict[str, Any]
 class Turns:
     """Messages, made item by item."""
 
-    def __init__(self, *, harmony: bool = False) -> None:
-        """`harmony`: the model writes it, and its template wants thoughts before calls under a name of its
-        own."""
+    def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._harmony = harmony
         self._open: Message | None = None
         """The model's message that more items may belong to."""
         self._called: set[str] = set()
@@ -89,42 +87,50 @@ class Turns:
                 self._reasoning(item, where)
             case None:
                 raise _wrong(f"{where}.type", "it is missing; give message, function_call, …")
+            case str(kind) if _OF_OTHERS.search(kind):
+                self._of_others(kind, where)
             case kind:
-                raise _wrong(
-                    f"{where}.type",
-                    f"{str(kind)[:50]!r} is not supported; items are message, function_call, "
-                    "function_call_output, reasoning and item_reference",
-                    code="unsupported_parameter",
-                )
+                raise _not_known(kind, where)
+
+    def _of_others(self, kind: str, where: str) -> None:
+        """What another server or model has done, and this one cannot read."""
+        part = Unsupported(kind, _not_known(kind, where))
+        if kind.endswith("_output"):
+            self._open = None
+            self.messages.append({"role": "user", "content": [part]})
+        else:
+            self._say([part])
 
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = item.get("role")
         if role not in _ROLES:
             raise _wrong(f"{where}.role", f"{str(role)[:50]!r} must be user, assistant, system or developer")
-        text = text_of(item.get("content"), f"{where}.content")
+        content = content_of(item.get("content"), f"{where}.content")
         if role != "assistant":
             self._open = None
-            self.messages.append({"role": role, "content": text})
-            return
+            self.messages.append({"role": role, "content": content})
+        else:
+            self._say(content)
+
+    def _say(self, content: str | list[Any]) -> None:
+        """More of what the model says."""
         turn = self._open
         if turn is not None and "tool_calls" in turn:
-            turn["content"] = (turn["content"] or "") + text
+            turn["content"] = said_on(turn["content"], content)
         elif turn is not None and turn["content"] is None:
-            turn["content"] = text
+            turn["content"] = content
         else:
-            self._begin()["content"] = text
+            self._begin()["content"] = content
 
     def _call(self, item: Mapping[str, Any], where: str) -> None:
-        for field in ("call_id", "name", "arguments"):
-            if not isinstance(item.get(field), str):
+        id = item.get("call_id") or item.get("id")
+        for field, value in (("call_id", id), ("name", item.get("name"))):
+            if not isinstance(value, str):
                 raise _wrong(f"{where}.{field}", "it is missing; give a text")
-        _check_arguments(item["arguments"], f"{where}.arguments")
-        self._called.add(item["call_id"])
+        self._called.add(id)
         turn = self._open or self._begin()
-        function = {"name": name_of(item), "arguments": item["arguments"]}
-        turn.setdefault("tool_calls", []).append(
-            {"id": item["call_id"], "type": "function", "function": function}
-        )
+        function = {"name": name_of(item), "arguments": item.get("arguments")}
+        turn.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
 
     def _output(self, item: Mapping[str, Any], where: str) -> None:
         call = item.get("call_id")
@@ -135,9 +141,11 @@ class Turns:
                 f"{where}.call_id",
                 f"no function_call before it has the call_id {call[:100]!r}; put the call before its output",
             )
-        text = text_of(item.get("output"), f"{where}.output")
+        output = item.get("output")
+        if isinstance(output, list) and all(isinstance(part, Mapping) and "type" in part for part in output):
+            output = content_of(output, f"{where}.output")
         self._open = None
-        self.messages.append({"role": "tool", "tool_call_id": call, "content": text})
+        self.messages.append({"role": "tool", "tool_call_id": call, "content": output})
 
     def _reasoning(self, item: Mapping[str, Any], where: str) -> None:
         text = _thoughts(item, where)
@@ -145,7 +153,7 @@ class Turns:
         if turn is None or (turn["content"] is not None and "tool_calls" not in turn):
             turn = self._begin()
         if text:
-            turn["reasoning_content"] = turn["reasoning"] = turn.get("reasoning", "") + text
+            turn["reasoning"] = "\n".join(filter(None, (turn.get("reasoning"), text)))
 
     def _begin(self) -> Message:
         self._open = {"role": "assistant", "content": None}
@@ -153,50 +161,50 @@ class Turns:
         return self._open
 
     def finished(self) -> list[Message]:
-        """All of them.  A turn of nothing but thoughts is left out: no chat has one."""
-        said = []
-        for message in self.messages:
-            calls = message.get("tool_calls")
-            if message["content"] is None and not calls:
-                continue
-            if self._harmony and calls and not message["content"] and message.get("reasoning"):
-                message = {**message, "thinking": message["reasoning"]}
-            said.append(message)
-        return said
+        """All of them."""
+        return self.messages
 
 
-def _check_arguments(arguments: str, where: str) -> None:
-    try:
-        if arguments.strip():
-            msgspec.json.decode(arguments)
-    except (msgspec.MsgspecError, RecursionError):
-        raise _wrong(where, "must be JSON; leave out calls that were cut off") from None
+def _not_known(kind: object, where: str) -> BadRequest:
+    return _wrong(
+        f"{where}.type",
+        f"{str(kind)[:50]!r} is not supported; items are message, function_call, function_call_output, "
+        "reasoning and item_reference",
+        code="unsupported_parameter",
+    )
 
 
-def text_of(content: object, where: str) -> str:
-    """Of a text, or of parts.  Raises `BadRequest`."""
+def content_of(content: object, where: str) -> str | list[Any]:
+    """A text, or the parts of one, as of a chat; `Unsupported` for those that are no texts.  Raises
+    `BadRequest`."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise _wrong(where, "must be a text or a list of parts")
-    texts = []
+    parts: list[Any] = []
     for i, part in enumerate(content):
         place = f"{where}[{i}]"
         if not isinstance(part, Mapping):
             raise _wrong(place, "must be a part: {'type': 'input_text', 'text': …}")
-        kind = str(part.get("type"))
-        field = _TEXTS.get(kind)
+        kind = part.get("type")
+        field = "text" if kind is None and "text" in part else _TEXTS.get(str(kind))
         if field is None:
-            what = next((what for word, what in _NO_TEXTS.items() if word in kind), "no text")
-            raise _wrong(
-                f"{place}.type",
-                f"{kind[:50]!r} is {what}, and this model takes only text; send parts of type 'input_text'",
-                code="unsupported_content",
-            )
-        if not isinstance(part.get(field), str):
+            parts.append(_unsupported(str(kind), f"{place}.type"))
+        elif not isinstance(part.get(field), str):
             raise _wrong(f"{place}.{field}", "must be a text")
-        texts.append(part[field])
-    return "\n".join(texts)
+        else:
+            parts.append({"type": "text", "text": part[field]})
+    return parts[0]["text"] if len(parts) == 1 and isinstance(parts[0], dict) else parts
+
+
+def _unsupported(kind: str, where: str) -> Unsupported:
+    what = next((what for word, what in _WORDS.items() if word in kind), "no text")
+    error = _wrong(
+        where,
+        f"{kind[:50]!r} is {what}, and this model takes only text; send parts of type 'input_text'",
+        code="unsupported_content",
+    )
+    return Unsupported(kind, error)
 
 
 def _thoughts(item: Mapping[str, Any], where: str) -> str:
@@ -212,7 +220,14 @@ def _thoughts(item: Mapping[str, Any], where: str) -> str:
     if texts:
         return "".join(texts)
     given = item.get("encrypted_content")
-    return unsealed(given) if isinstance(given, str) else ""
+    if isinstance(given, str) and (text := unsealed(given)):
+        return text
+    summary = item.get("summary")
+    return "\n".join(
+        part["text"]
+        for part in (summary if isinstance(summary, list) else ())
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+    )
 
 
 def sealed(reasoning: str) -> str:

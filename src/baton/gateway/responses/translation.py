@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from baton.gateway.api.content import added
 from baton.gateway.api.formats import JsonSchemaFormat, ResponseFormat
 from baton.gateway.api.schemas import ChatRequest
 from baton.gateway.errors import BadRequest
@@ -108,7 +109,7 @@ class ReadResponses(msgspec.Struct):
 
 
 def translate(
-    body: ResponsesRequest, *, keeps: bool, harmony: bool, known: Known | None, refuse: bool = False
+    body: ResponsesRequest, *, keeps: bool, known: Known | None, refuse: bool = False
 ) -> tuple[ReadResponses, ChatRequest | None, list[str]]:
     """(what concerns the answer, the chat, kinds of tools that were left out; None: more has to be known first).
 
@@ -128,7 +129,7 @@ def translate(
             return ReadResponses(previous=previous, needs=named), None, []
     known = known or Known()
     items = [_resolved(item, known) if is_reference(item) else item for item in items]
-    turns = Turns(harmony=harmony)
+    turns = Turns()
     for number, data in enumerate(known.history):
         turns.add(msgspec.json.decode(data), f"previous_response_id: item {number}")
     for number, item in enumerate(items):
@@ -149,13 +150,14 @@ def with_instructions(instructions: str | None, messages: list[dict[str, Any]]) 
     have a place for one such message."""
     if not instructions:
         return messages
-    texts, count = [instructions], 0
+    content: Any = instructions
+    count = 0
     for message in messages:
         if message["role"] not in ("system", "developer"):
             break
-        texts.append(message["content"])
+        content = added(content, message["content"])
         count += 1
-    return [{"role": "system", "content": "\n\n".join(texts)}, *messages[count:]]
+    return [{"role": "system", "content": content}, *messages[count:]]
 
 
 def _user(text: str) -> dict[str, Any]:

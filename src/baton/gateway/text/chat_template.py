@@ -7,19 +7,16 @@ The conventions that published templates rely on are reproduced here without imp
 (seconds of start-up): trimmed blocks, loop controls, `{% generation %}`, `raise_exception`, `strftime_now`,
 a `tojson` that does not escape HTML, and the special tokens (`bos_token`, `eos_token`, …) as variables.
 
-Whether a template reads a message's text parts itself is found in its syntax tree, as vLLM does
-(`content_format`).  A template of that kind that never asks whether content is a string gets a list of parts
-for a plain text, too.
-
-A message without text (tool calls only) has None for content where the template asks whether content is none
-(some know a tool call by that), else "", as many templates join it to other strings.
+How a template wants messages to look (a list of parts or a text, None or "" where there is no text, …) is
+asked by rendering (`shapes.py`).  One that rejects a conversation is given it once more in the ways that
+strict templates take (`shapes.tamer`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -29,10 +26,12 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from baton.gateway.api.messages import MAX_TEMPLATE, RESERVED_VARIABLES, ContentFormat
+from baton.gateway.api.call_arguments import Arguments
+from baton.gateway.api.messages import MAX_TEMPLATE, RESERVED_VARIABLES
+from baton.gateway.text.shapes import Shapes, tamer
 
-_ASKS_FOR_NONE = re.compile(r"""content(['"]\s*\])?\s+is\s+(not\s+)?none\b""", re.IGNORECASE)
-_ASKS_FOR_STRING = re.compile(r"""\bis\s+(not\s+)?string\b""")
+_OURS = 3
+"""Variables that are set here in `render`."""
 _CONTINUE_MARK = "\ue0ff\uf8d1continue here\uf8d1\ue0ff"
 
 
@@ -53,18 +52,24 @@ def no_template() -> ChatTemplateError:
 class ChatTemplate:
     """A compiled template and the variables that it always sees."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Raises `ChatTemplateError` if `source` is no template, `MemoryError` where that is limited."""
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`defaults`: of the template's own switches, where it is asked what it wants.  Raises
+        `ChatTemplateError` if `source` is no template, `MemoryError` where that is limited."""
         self._special_tokens = dict(special_tokens or {})
-        self._knows_developer = "developer" in source
-        self._asks_for_none = _ASKS_FOR_NONE.search(source) is not None
-        self._wraps = content_format(source) == "openai" and not _ASKS_FOR_STRING.search(source)
+        self._defaults = dict(defaults or {})
         try:
             self._template = _environment().from_string(source)
         except MemoryError:
             raise
         except Exception as error:  # (constants are computed while it is compiled)
             raise _no_template(error) from None
+        self.shapes = Shapes(self._render, Arguments)
+        """How it wants messages to look."""
 
     def render(
         self,
@@ -93,34 +98,21 @@ class ChatTemplate:
                     f"chat_template_kwargs: {name!r} is set by the server; leave it out",
                     "chat_template_kwargs",
                 )
-        conversation = [self._prepare(message) for message in messages]
-        if continue_final_message:
-            if not messages or not messages[-1].get("content"):
-                raise ChatTemplateError(
-                    "continue_final_message: the last message has no text to continue",
-                    "continue_final_message",
-                )
-            content = conversation[-1]["content"]
-            if isinstance(content, str):
-                conversation[-1]["content"] = content + _CONTINUE_MARK
-            else:
-                content[-1] = {**content[-1], "text": content[-1]["text"] + _CONTINUE_MARK}
-        try:
-            text = self._template.render(
-                {  # (not as arguments: a name may be one of the function's)
-                    **self._special_tokens,
-                    **{k: v for k, v in (variables or {}).items() if k not in self._special_tokens},
-                    "messages": conversation,
-                    "add_generation_prompt": add_generation_prompt,
-                    "tools": tools,
-                    "documents": documents,
-                }
+        if continue_final_message and (not messages or not messages[-1].get("content")):
+            raise ChatTemplateError(
+                "continue_final_message: the last message has no text to continue", "continue_final_message"
             )
-        except MemoryError:
-            raise
-        except Exception as error:  # the template is a foreign program: whatever it raises
-            given = "these messages" + (" and chat_template_kwargs" if variables else "")
-            raise ChatTemplateError(f"the chat template rejects {given}: {error}") from None
+        given = {
+            **(variables or {}),
+            "add_generation_prompt": add_generation_prompt,
+            "tools": tools,
+            "documents": documents,
+        }
+        conversation = self.shapes.prepare(messages)
+        try:
+            text = self._text_of(conversation, given, marked=continue_final_message)
+        except ChatTemplateError as error:
+            text = self._tamed(conversation, given, error, marked=continue_final_message)
         if not continue_final_message:
             return text
         end = text.rfind(_CONTINUE_MARK)
@@ -130,32 +122,80 @@ class ChatTemplate:
             )
         return text[:end]
 
-    def _prepare(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        prepared = dict(message)
-        if prepared.get("role") == "developer" and not self._knows_developer:
-            prepared["role"] = "system"
-        content = prepared.get("content")
-        if content is None and not self._asks_for_none:
-            prepared["content"] = ""
-        elif isinstance(content, list):
-            prepared["content"] = list(content)
-        elif content is not None and self._wraps:
-            prepared["content"] = [{"type": "text", "text": content}]
-        return prepared
+    def _text_of(
+        self, conversation: list[dict[str, Any]], variables: Mapping[str, Any], *, marked: bool
+    ) -> str:
+        """`marked`: where the last message ends, a mark follows."""
+        if marked:
+            conversation = _marked(conversation)
+        try:
+            return self._run(conversation, variables)
+        except MemoryError:
+            raise
+        except Exception as error:  # the template is a foreign program: whatever it raises
+            given = "these messages" + (" and chat_template_kwargs" if len(variables) > _OURS else "")
+            raise ChatTemplateError(f"the chat template rejects {given}: {error}") from None
+
+    def _tamed(
+        self,
+        conversation: list[dict[str, Any]],
+        variables: Mapping[str, Any],
+        error: ChatTemplateError,
+        *,
+        marked: bool,
+    ) -> str:
+        """What a strict template makes of it in another shape.  Raises the first error if it takes none."""
+        tried = [conversation]
+        for other in tamer(conversation):
+            if other not in tried:
+                tried.append(other)
+                with contextlib.suppress(ChatTemplateError):
+                    return self._text_of(other, variables, marked=marked)
+        raise error
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> str | None:
+        """For `Shapes`."""
+        try:
+            return self._run(messages, {**self._defaults, "add_generation_prompt": True, "tools": tools})
+        except MemoryError:
+            raise
+        except Exception:  # (an answer, too)
+            return None
+
+    def _run(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        return self._template.render(  # (not as arguments: a name may be one of the function's)
+            {
+                **self._special_tokens,
+                **{k: v for k, v in variables.items() if k not in self._special_tokens},
+                "messages": list(messages),
+                "documents": variables.get("documents"),
+            }
+        )
 
 
-def content_format(source: str) -> ContentFormat:
-    """`openai` if the template goes through a message's content part by part, else `string`.
+def _marked(conversation: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """With `_CONTINUE_MARK` at the end of the last text."""
+    marked = list(conversation)
+    place = next((i for i in reversed(range(len(marked))) if marked[i].get("content")), 0)
+    content = marked[place]["content"]
+    if isinstance(content, str):
+        content += _CONTINUE_MARK
+    else:
+        content = [*content[:-1], {**content[-1], "text": content[-1]["text"] + _CONTINUE_MARK}]
+    marked[place] = {**marked[place], "content": content}
+    return marked
 
-    Only parses.  Raises `ChatTemplateError` if `source` is no template, or longer than any.
-    """
+
+def check_template(source: str) -> None:
+    """Only parses.  Raises `ChatTemplateError` if `source` is no template, or longer than any."""
     if len(source) > MAX_TEMPLATE:
         raise ChatTemplateError(
             f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE} are read"
         )
     try:
-        tree = _environment().parse(source)
-        return "openai" if _loops_over_content(tree) else "string"
+        _environment().parse(source)
     except Exception as error:  # (nesting without end, too)
         raise _no_template(error) from None
 
@@ -172,91 +212,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
-
-
-def _loops_over_content(tree: nodes.Template) -> bool:
-    """`{% for part in message.content %}`, with `message` from a loop over `messages` or an item of it, and
-    both maybe under other names."""
-    loops, assigned = list(tree.find_all(nodes.For)), list(tree.find_all(nodes.Assign))
-    lists = _names_of(assigned, {"messages"}, _is_part_of)
-    items = {
-        loop.target.name
-        for loop in loops
-        if isinstance(loop.target, nodes.Name) and any(_is_part_of(loop.iter, name) for name in lists)
-    }
-    items |= {
-        node.target.name
-        for node in assigned
-        if isinstance(node.target, nodes.Name) and any(_is_item_of(node.node, name) for name in lists)
-    }
-    contents = {
-        node.target.name
-        for node in assigned
-        if isinstance(node.target, nodes.Name) and _is_content(node.node, items, lists)
-    }
-    contents |= _content_parameters(tree, lambda node: _is_content(node, items, lists))
-    return any(
-        _is_content(loop.iter, items, lists) or any(_is_part_of(loop.iter, name) for name in contents)
-        for loop in loops
-    )
-
-
-def _content_parameters(tree: nodes.Template, is_content: Callable[[nodes.Node], bool]) -> set[str]:
-    """Names of macros' parameters that are called with a message's content."""
-    macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
-    found: set[str] = set()
-    for call in tree.find_all(nodes.Call):
-        macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
-        if macro is not None:
-            pairs = zip(call.args, macro.args, strict=False)
-            found |= {parameter.name for value, parameter in pairs if is_content(value)}
-    return found
-
-
-def _names_of(
-    assigned: Sequence[nodes.Assign], known: set[str], matches: Callable[[nodes.Node, str], bool]
-) -> set[str]:
-    """`known` and the variables that are set to one of them, in turn."""
-    names = set(known)
-    while True:
-        more = {
-            node.target.name
-            for node in assigned
-            if isinstance(node.target, nodes.Name) and any(matches(node.node, name) for name in names)
-        }
-        if more <= names:
-            return names
-        names |= more
-
-
-def _is_part_of(node: nodes.Node | None, name: str) -> bool:
-    """The variable, maybe filtered or sliced."""
-    while isinstance(node, nodes.Filter | nodes.Test | nodes.Getitem):
-        if isinstance(node, nodes.Getitem) and not isinstance(node.arg, nodes.Slice):
-            return False
-        node = node.node
-    return isinstance(node, nodes.Name) and node.name == name
-
-
-def _is_item_of(node: nodes.Node, name: str) -> bool:
-    """`messages[0]` and the like."""
-    return isinstance(node, nodes.Getitem) and _is_part_of(node.node, name)
-
-
-def _is_content(node: nodes.Node, items: set[str], lists: set[str]) -> bool:
-    """`message.content`, `message["content"]`, `messages[0]["content"]`, maybe filtered."""
-    while isinstance(node, nodes.Filter) and node.node is not None:
-        node = node.node
-    if isinstance(node, nodes.Getattr):
-        named = node.attr == "content"
-    elif isinstance(node, nodes.Getitem):
-        named = isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    else:
-        return False
-    return named and (
-        any(_is_part_of(node.node, name) for name in items)
-        or any(_is_item_of(node.node, name) for name in lists)
-    )
 
 
 class _Generation(Extension):

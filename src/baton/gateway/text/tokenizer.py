@@ -18,9 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import tokenizers
 
-from baton.gateway.api.messages import ContentFormat
 from baton.gateway.parsing.formats import MARKERS
-from baton.gateway.text.chat_template import ChatTemplate, content_format, no_template
+from baton.gateway.text.chat_template import ChatTemplate, check_template, no_template
 from baton.gateway.text.decoders import byte_of, decoder_of
 from baton.gateway.text.detokenizer import (
     ByteDetokenizer,
@@ -114,14 +113,12 @@ class Tokenizer:
         response = config.get("response_template")
         self.response_template = "" if response is None else msgspec.json.encode(response).decode()
         """How transformers reads the model's answers, as JSON; "": not said."""
-        self.content_format: ContentFormat = "string"
-        """How the template wants a message's content; see `chat_template.content_format`."""
         self.use_template(self.template_source)
 
     def use_template(self, source: str | None) -> None:
         """Instead of the one that came with it; None: that one stays.  Raises `ChatTemplateError`."""
         if source is not None:
-            self.content_format = content_format(source)
+            check_template(source)
             self.template_source = source
 
     @classmethod

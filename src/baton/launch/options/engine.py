@@ -157,6 +157,12 @@ class ModelOptions(Options):
         "How a message's text parts come to the chat template: joined to one string, or as OpenAI's list of "
         "parts. auto: as the template reads them.",
     )
+    unsupported_content: Literal["note", "refuse"] = flag(
+        "note",
+        "What becomes of images, sound, files and other parts of a conversation that are no texts. note: a "
+        "short text stands in their place, and a header of the answer counts them; refuse: the request is "
+        "refused.",
+    )
     tool_call_parser: str = flag(
         "auto",
         f"How the model writes calls of tools: {', '.join(CALLS)}, or another name that vLLM has for one of "

@@ -137,6 +137,7 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
         chat_template=read_template(options.chat_template),
         template_defaults=read_template_defaults(options.default_chat_template_kwargs),
         content_format=options.chat_template_content_format,
+        unsupported_content=options.unsupported_content,
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
         tasks=tasks,
