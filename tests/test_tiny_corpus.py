@@ -58,7 +58,7 @@ def test_conversations_are_written_as_the_template_does(
 
 def test_the_template_shows_formats_and_markers(tokenizer: Tokenizer) -> None:
     formats = choose(tokenizer.template_source)
-    assert formats == Formats("hermes", "qwen3", True, True)
+    assert formats == Formats("hermes", "qwen3", template_opens=True)
     for marker in formats.markers:
         (token,) = tokenizer.encode(marker, add_special_tokens=False)
         assert token not in tokenizer.special_ids

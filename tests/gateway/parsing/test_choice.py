@@ -36,7 +36,7 @@ def test_what_a_template_shows(template: str | None, calls: str, think: str) -> 
 
 def test_flags_go_before_the_template() -> None:
     assert choose(QWEN, "llama4_json", "deepseek_r1") == Formats("llama3_json", "deepseek_r1")
-    assert choose(QWEN, "none", "none") == Formats("", "", True)
+    assert choose(QWEN, "none", "none") == Formats("", "")
     for name, known in CALL_NAMES.items():
         assert choose("", name).calling is CALLS[known]
     for name, known in THINK_NAMES.items():

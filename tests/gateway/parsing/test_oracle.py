@@ -22,8 +22,8 @@ def test_a_response_template_shows_the_formats(family: str, calls: str, think: s
     """Where the chat template shows nothing, or others; flags go before it."""
     response = json.dumps(template_of(family))
     for template in ("{{ tools }}", "{{ tools }}[TOOL_CALLS][THINK]"):
-        assert choose(template, response=response) == Formats(calls, think, True)
-    assert choose("", "mistral", "none", response=response) == Formats("mistral", "", False)
+        assert choose(template, response=response) == Formats(calls, think)
+    assert choose("", "mistral", "none", response=response) == Formats("mistral", "")
 
 
 def template_of(family: str) -> dict[str, Any]:

@@ -20,9 +20,14 @@ _TEXTS: dict[str, Any] = {
         {
             "type": "array",
             "items": {
-                "type": "object",
-                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                "required": ["type", "text"],
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                        "required": ["type", "text"],
+                    },
+                    f.OTHER_PART,
+                ]
             },
         },
     ]
@@ -36,7 +41,9 @@ _BLOCKS: dict[str, Any] = {
                 "type": "object",
                 "properties": {
                     "type": {
-                        "enum": ["text", "tool_use", "tool_result", "thinking", "redacted_thinking"],
+                        "type": "string",
+                        "description": "text, tool_use, tool_result, thinking or redacted_thinking; others, such "
+                        "as image, are noted or refused (--unsupported-content).",
                     }
                 },
                 "required": ["type"],

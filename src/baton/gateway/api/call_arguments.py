@@ -104,10 +104,11 @@ def _closings(text: str) -> list[str]:
             key = False
     rest = "".join(reversed(closers))
     ends: list[str] = []
+    text = text.rstrip() if not string else text
     if string:
         # (An escape may be cut, too: \u12, or the first half of a pair of them.)
         cuts = [len(text)] if escape < 0 else [escape]
         cuts += [at for at in (text.rfind("\\u"), text.rfind("\\u", 0, max(0, text.rfind("\\u")))) if at >= 0]
-        ends += [text[:at] + '"' + rest for at in cuts]
-    ends += [text + rest, text[:whole] + closed]
-    return ends
+        ends += [text[:at] + ('": null' if key else '"') + rest for at in cuts]
+    # (After a value; after a key, with and without its colon; inside of a number or of a word.)
+    return [*ends, *(text + middle + rest for middle in ("", ": null", "null")), text[:whole] + closed]

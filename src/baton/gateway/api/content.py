@@ -148,7 +148,10 @@ def _text_in(part: Mapping[str, Any], where: str, notes: Notes) -> str:
         return str(part["text"])
     name = _TEXTS.get(str(kind))
     if name is None:
-        return notes.text_of(Unsupported(_named(part), not_a_text(part, f"{where}.type", "messages")))
+        error = not_a_text(part, f"{where}.type", "messages")
+        if not isinstance(kind, str | None) or (kind is None and not _is_media(_named(part))):
+            raise error  # (no part of any API)
+        return notes.text_of(Unsupported(_named(part), error))
     if not isinstance(part.get(name), str):
         raise BadRequest(f"{where}.{name}: must be a text", param="messages")
     return str(part[name])
@@ -230,10 +233,14 @@ def _named(part: Mapping[str, Any]) -> str:
     return str(part["type"]) if part.get("type") is not None else next(iter(map(str, part)), "")
 
 
+def _is_media(name: str) -> bool:
+    return any(word in name for word in _WORDS)
+
+
 def not_a_text(part: Mapping[str, Any], where: str, param: str) -> BadRequest:
     """The error for a part that is none: what it is, and what the model takes."""
     name = _named(part)
-    if part.get("type") is None and not any(word in name for word in _WORDS):
+    if part.get("type") is None and not _is_media(name):
         what = "it is missing; give {'type': 'text', 'text': …}"
         return BadRequest(f"{where}: {what}", param=param, code="unsupported_content")
     what = next((_WHAT[kind] for word, kind in _WORDS.items() if word in name), _WHAT["other"])

@@ -109,6 +109,17 @@ def _part(field: str, *kinds: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": ["type", field]}
 
 
+OTHER_PART: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "not": {"enum": ["text", "input_text", "output_text", "refusal"]}},
+    },
+    "required": ["type"],
+    "description": "An image, say: noted, or refused (--unsupported-content).",
+}
+"""Of a message: what is no text."""
+
+
 Message = Annotated[
     dict[str, Any],
     Meta(
@@ -130,6 +141,7 @@ Message = Annotated[
                                     {"type": "string"},
                                     _part("text", "text", "input_text", "output_text"),
                                     _part("refusal", "refusal"),
+                                    OTHER_PART,
                                 ]
                             },
                         },
