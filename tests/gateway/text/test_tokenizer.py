@@ -281,7 +281,10 @@ def test_messages_are_read_as_templates_want_them():
             r"content\[0\]\.type: 'image_url' is an image",
         ),
         ([{"role": "user", "content": [{"image_url": "x"}]}], r"content\[0\]\.type: 'image_url' is an image"),
-        ([{"role": "user", "content": ["a", {}]}], r"content\[1\]\.type: it is missing; give {'type': 'text'"),
+        (
+            [{"role": "user", "content": ["a", {}]}],
+            r"content\[1\]\.type: it is missing; give {'type': 'text'",
+        ),
         (
             [{"role": "user", "content": [{"type": ["text"]}]}],
             r"content\[0\]\.type: \"\['text'\]\" is no text",

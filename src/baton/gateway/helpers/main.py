@@ -25,13 +25,31 @@ from baton.gateway.reading.reader import Reader, Settings
 from baton.gateway.text.encoding import Encoding
 from baton.ipc.processes.process import ParentGone, die_with_parent
 
-_CONVERSATION = b'{"messages": [{"role": "user", "content": "hello"}]}'
+_HELLO = {"role": "user", "content": [{"type": "text", "text": "hello"}]}
+_CALLED = [{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+_TURNS = [
+    {"role": "assistant", "content": text, "reasoning": thought, "tool_calls": calls}
+    for text in ("a", None)
+    for thought in ("b", None)
+    for calls in (_CALLED, None)
+]
+_CONVERSATIONS = [
+    msgspec.json.encode(body)
+    for body in (
+        {"messages": [_HELLO]},
+        {"messages": [_HELLO], "tools": [{"type": "function", "function": {"name": "f"}}]},
+        *({"messages": [{**_HELLO, "role": role}, _HELLO]} for role in ("system", "developer")),
+        *({"messages": [_HELLO, turn, _HELLO]} for turn in _TURNS),
+        {"messages": [_HELLO, _TURNS[0], {**_HELLO, "role": "tool", "tool_call_id": "call00001"}]},
+    )
+]
+"""Such that a template has been asked all that is asked of templates (`text/shapes.py`)."""
 
 
 def warm_up(reader: Reader) -> None:
-    """Renders a conversation here, so that children begin with a compiled template: without, the first
-    conversation takes one 9 ms, and each request that exceeds a limit costs a child.  A child tries it
-    before, as it may be more than a job may take."""
+    """Renders conversations here, so that children begin with a compiled template that has been asked how it
+    wants messages: without, the first conversation takes one 9 ms, and each request that exceeds a limit costs
+    a child.  A child tries it before, as it may be more than a job may take."""
     parent = os.getpid()
     child = os.fork()
     if not child:
@@ -39,13 +57,15 @@ def warm_up(reader: Reader) -> None:
         try:
             die_with_parent(parent)
             with socket.socket() as nobody:
-                _, healthy = Helper(nobody, reader).answer("chat", _CONVERSATION)
+                helper = Helper(nobody, reader)
+                healthy = all(helper.answer("chat", body)[1] for body in _CONVERSATIONS)
             code = 0 if healthy else 1
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
     if status == 0:
-        reader.answer("chat", _CONVERSATION)
+        for body in _CONVERSATIONS:
+            reader.answer("chat", body)
 
 
 def serve(control: socket.socket, reader: Reader) -> None:
