@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from baton.gateway.errors import ApiError
 from baton.gateway.generation.generation import Completion, Generation, Update
+from baton.gateway.generation.progress import Progress
 from baton.gateway.rendering.formats import Part, encode
 from baton.gateway.rendering.responses import usage_of
 from baton.gateway.responses.compaction import compaction_item
@@ -14,8 +15,6 @@ from baton.gateway.responses.compaction import compaction_item
 
 class CompactionRenderer:
     """A `Renderer` of one sequence, which is the summary."""
-
-    idle = b""
 
     def __init__(self, generation: Generation, token: str, items: Sequence[tuple[str, str]]) -> None:
         """`items`: what is kept as it is, with ids, as JSON."""
@@ -52,4 +51,10 @@ class CompactionRenderer:
         return b""
 
     def failure(self, error: ApiError) -> bytes:
+        return b""
+
+    def sign_of_life(self) -> bytes:
+        return b""
+
+    def progress(self, progress: Progress) -> bytes:
         return b""

@@ -124,9 +124,10 @@ class Turns:
 
     def _call(self, item: Mapping[str, Any], where: str) -> None:
         id = item.get("call_id") or item.get("id")
-        for field, value in (("call_id", id), ("name", item.get("name"))):
-            if not isinstance(value, str):
-                raise _wrong(f"{where}.{field}", "it is missing; give a text")
+        if not isinstance(id, str):
+            raise _wrong(f"{where}.call_id", "it is missing; give a text")
+        if not isinstance(item.get("name"), str):
+            raise _wrong(f"{where}.name", "it is missing; give a text")
         self._called.add(id)
         turn = self._open or self._begin()
         function = {"name": name_of(item), "arguments": item.get("arguments")}

@@ -120,7 +120,7 @@ def translate(
     if given is None:
         raise BadRequest("input: it is missing; give a text, or a list of items", param="input")
     # (An empty one asks for an answer to nothing, which clients do to see whether a model is there.)
-    items = given if isinstance(given, list) and given else [_user(given or "")]
+    items = given if isinstance(given, list) and given else [_user(given if isinstance(given, str) else "")]
     named = references(items)
     previous = body.previous_response_id
     if previous is not None or named:
