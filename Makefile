@@ -18,7 +18,7 @@ LIMITS ?= 0
 WATCH_MINUTES ?= 0.5
 NATIVE := hatch_build.py $(wildcard src/baton/model/cpu/native/*)
 
-.PHONY: gpu gpu-wheels serve test lint types imports pytest soak soak-server soak-cuts soak-structured soak-speculation clients browser findings deploy-check wheel check-wheel install install-dev clean
+.PHONY: gpu gpu-wheels serve test lint types imports pytest newest soak soak-server soak-cuts soak-structured soak-speculation clients browser findings deploy-check wheel check-wheel install install-dev clean
 
 serve: $(VENV)/.installed
 	$(BIN)/baton serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
@@ -42,6 +42,12 @@ ALONE := tests/gateway/http/test_openapi.py
 pytest: $(VENV)/.installed-dev
 	$(BIN)/pytest $(PYTEST_FLAGS) $(ALONE)
 	$(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20 $(PYTEST_FLAGS) $(ALONE:%=--ignore=%)
+
+# The short tests with the newest of everything that pyproject.toml allows, in an environment of its own; BEYOND=1: also
+# beyond its upper bounds. torch stays the one of constraints.txt. For a schedule: once a week tells in time.
+BEYOND ?= 0
+newest:
+	$(PYTHON) tools/newest.py --venv $(VENV)-newest $(if $(filter 1,$(BEYOND)),--beyond)
 
 # Fresh seeds of the simulator for MINUTES, with JOBS processes.
 soak: $(VENV)/.installed
@@ -147,4 +153,4 @@ $(VENV)-%/.installed: tests/%/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-clients $(VENV)-browser build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-browser $(VENV)-newest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

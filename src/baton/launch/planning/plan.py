@@ -6,6 +6,7 @@ model.  A combination that cannot be served is an `OptionError` with one line th
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from baton.launch.planning.instance_config import instance_config
 from baton.launch.planning.templates import read_template, read_template_defaults
 from baton.model.architectures.adapted import installed
 from baton.model.checkpoint.config import ModelConfig, UnsupportedModel
-from baton.model.checkpoint.files import check_files, has_tokenizer
+from baton.model.checkpoint.files import check_files, has_tokenizer, read_model_max_length
 from baton.model.checkpoint.fingerprint import fingerprint
 from baton.model.checkpoint.generation_config import read_generation_config
 from baton.model.checkpoint.gguf import is_gguf
@@ -42,6 +43,8 @@ from baton.model.checkpoint.sentence_files import (
 from baton.model.description.model import MoeConfig
 from baton.protocol.config import Dtype, InstanceConfig
 from baton.protocol.params.pooling import Pooling
+
+log = logging.getLogger(__name__)
 
 _DTYPES: dict[str, Dtype] = {
     "half": "float16",
@@ -80,7 +83,8 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
     generation = read_generation_config(
         directory, model.vocab_size, sampling=options.generation_config == "auto"
     )
-    max_model_len = _max_model_len(options, model)
+    tasks, pooling, judge = _pooling(options, directory, model)
+    max_model_len = _max_model_len(options, model, directory, tokenizer, vectors="generate" not in tasks)
     if options.executor == "torch":
         _check_tensor_parallel(options, model)
     device = _device(options)
@@ -96,7 +100,6 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
             f"--device {options.device}: {model.architecture} would be computed by transformers, which Baton "
             "has do so on CPUs only; give --device cpu"
         )
-    tasks, pooling, judge = _pooling(options, directory, model)
     headless = "generate" not in tasks and (judge is None or judge.head)
     instance = instance_config(
         replace(options, device=device),  # (steps overlap on a CUDA device that was found, too)
@@ -249,11 +252,22 @@ def _made(flag: str, name: str | None) -> str | None:
     return str(path)
 
 
-def _max_model_len(options: EngineOptions, model: ModelConfig) -> int:
+def _max_model_len(
+    options: EngineOptions, model: ModelConfig, directory: Path, tokenizer: Path, *, vectors: bool
+) -> int:
+    """What was asked for, up to what the positions are made for; else the least that a file says."""
     limit = model.max_context
     asked = options.max_model_len
     if asked is None:
-        return limit
+        said = {limit: "config.json"}
+        if limit == model.max_position_embeddings:  # (YaRN stretches what a tokenizer's file was written for)
+            said |= {read_model_max_length(tokenizer) or limit: "model_max_length of tokenizer_config.json"}
+        if vectors and not is_gguf(directory):
+            files = read_sentence_files(directory)
+            said |= {(files and files.max_length) or limit: "max_seq_length of sentence_bert_config.json"}
+        if (least := min(said)) < limit:
+            log.info("max_model_len is %d by %s; --max-model-len may be up to %d", least, said[least], limit)
+        return max(least, 2)
     if asked > limit:
         raise OptionError(
             f"--max-model-len {asked}: the model's context is {limit} tokens; give at most that"

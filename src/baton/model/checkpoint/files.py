@@ -24,6 +24,8 @@ _BITS: Final = {
     "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F4": 4,
     "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
+_MOST_TOKENS: Final = 1 << 40
+"""Beyond it no limit is meant: transformers writes 1e30 for none."""
 _TOKENIZERS: Final = (
     "tokenizer.json",
     "tokenizer.model",
@@ -69,6 +71,20 @@ def check_files(directory: Path) -> None:
 def has_tokenizer(directory: Path) -> bool:
     """Whether there is any file that a tokenizer can be made of."""
     return any((directory / name).is_file() for name in _TOKENIZERS) or any(directory.glob("*.tiktoken"))
+
+
+def read_model_max_length(tokenizer: Path) -> int | None:
+    """Tokens, as tokenizer_config.json says; None if it says nothing, or what stands for nothing there.
+
+    `tokenizer`: a directory, or a GGUF file, which says nothing of the kind.
+    """
+    try:
+        said = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
+        length = said.get("model_max_length") if isinstance(said, dict) else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    known = isinstance(length, (int, float)) and not isinstance(length, bool) and 2 <= length <= _MOST_TOKENS
+    return int(length) if known else None
 
 
 def some(names: Iterable[str]) -> str:
