@@ -45,13 +45,14 @@ def test_it_is_named_with_the_reason(architecture: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("installed", "says"), [("", "is not installed"), ("4.57.1", "of the transformers 4")]
+    ("installed", "says"),
+    [("", "is not installed"), ("4.57.1", "of the transformers 4"), ("5.21.1", "of the transformers 5.21")],
 )
 def test_the_library_is_asked_for(installed: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapted, "installed", lambda: installed)
     with pytest.raises(UnsupportedModel, match=says) as caught:
         ModelConfig.from_dict({"architectures": ["StableLmForCausalLM"], **SIZES}, "/m")
-    assert 'pip install "transformers>=5"' in str(caught.value)
+    assert 'pip install "transformers>=5.22"' in str(caught.value)
 
 
 def test_who_computes_it() -> None:

@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "T5ForConditionalGeneration": ({"is_encoder_decoder": True}, BOTH),
     "BartForConditionalGeneration": ({"is_encoder_decoder": True}, BOTH),
     "WhisperForConditionalGeneration": ({"is_encoder_decoder": True}, BOTH),
-    "Qwen2_5_VLForConditionalGeneration": ({"vision_config": {"depth": 32}}, IMAGES),
+    "InternVLForConditionalGeneration": ({"vision_config": {"depth": 32}}, IMAGES),
     "LlavaForConditionalGeneration": ({"vision_config": {}, "text_config": {"model_type": "llama"}}, IMAGES),
     "Qwen2AudioForConditionalGeneration": ({"audio_config": {}}, IMAGES),
     "CLIPModel": ({"vision_config": {}, "text_config": {}}, "does not go on with texts"),

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from baton.model.architectures.families import FAMILIES
 from baton.model.checkpoint.config import (
@@ -473,3 +475,16 @@ def test_ends_of_the_whole_and_of_its_text_part_count() -> None:
     assert ModelConfig.from_dict({**whole, "eos_token_id": None}).eos_token_ids == (5, 6)
     with pytest.raises(UnsupportedModel, match="eos_token_id"):
         ModelConfig.from_dict({**whole, "eos_token_id": "</s>"})
+
+
+def test_without_a_dtype_the_files_say_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    assert ModelConfig.from_directory(tmp_path).dtype == "float32"
+    tensors = {"a": torch.zeros(8, 8, dtype=torch.bfloat16), "b": torch.zeros(3), "c": torch.zeros(99).int()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert ModelConfig.from_directory(tmp_path).dtype == "bfloat16"
+    (tmp_path / "config.json").write_text(json.dumps({**BASE, "torch_dtype": "float16"}))
+    assert ModelConfig.from_directory(tmp_path).dtype == "float16"
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    assert ModelConfig.from_directory(tmp_path).dtype == "float32"

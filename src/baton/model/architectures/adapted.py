@@ -20,8 +20,10 @@ from baton.model.architectures.reading import Family
 from baton.model.description.fields import MAX_CONTEXT, Fields
 from baton.model.description.model import AttentionConfig, Description, LayerConfig, MlpConfig, RopeConfig
 
-_LEAST: Final = 5
-"""The first major version of transformers whose models are built as `model/adapted` needs them."""
+_LEAST: Final = (5, 22)
+"""The first version of transformers with which models of `model/adapted` were tried and gave its own tokens:
+5.0 does not build them, with 5.18 and 5.20 Gemma 2's differ."""
+_ASK: Final = f'pip install "transformers>={_LEAST[0]}.{_LEAST[1]}"'
 _INTERFACE: Final = "ALL_ATTENTION_FUNCTIONS"
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
@@ -53,9 +55,9 @@ def why_not_adapted(raw: Mapping[str, Any], architecture: str) -> str:
     clause; or ""."""
     found = installed()
     if not found:
-        return 'transformers is not installed here (pip install "transformers>=5")'
-    if int(found.split(".")[0]) < _LEAST:
-        return f'of the transformers {found} here it cannot be run (pip install "transformers>=5")'
+        return f"transformers is not installed here ({_ASK})"
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < _LEAST:
+        return f"of the transformers {found} here it cannot be run ({_ASK})"
     if not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return "it is no class that goes on with texts (…ForCausalLM)"
     if not architecture.isidentifier():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from baton.model.architectures.families import Implementation, classifies, family_of, reads_only, text_part
+from baton.model.checkpoint.files import usual_dtype
 from baton.model.checkpoint.gguf import is_gguf
 from baton.model.checkpoint.gguf_config import SOURCE, read_config
 from baton.model.checkpoint.labels import Activation, read_activation, read_labels
@@ -24,6 +25,7 @@ from baton.protocol.rules.ranks import heads_of_rank
 
 __all__ = ["ModelConfig", "ModelNotFound", "RopeConfig", "UnsupportedModel"]
 
+_DTYPE_FIELDS = ("dtype", "torch_dtype")
 SUPPORTED_DTYPES = ("bfloat16", "float16", "float32")
 Asked = Implementation | Literal["auto"]
 _OF_THE_FILES = frozenset({"dtype", "bos_token_ids", "eos_token_ids"})
@@ -73,6 +75,9 @@ class ModelConfig(Description):
             raw, quantization = read_config(path)
             return replace(cls.from_dict(raw, str(path), SOURCE), quantization=quantization)
         raw = read_json_object(path / "config.json")
+        inner = raw.get("text_config")
+        if not any(part.get(key) for part in (raw, inner) if isinstance(part, dict) for key in _DTYPE_FIELDS):
+            raw = {**raw, "dtype": usual_dtype(path)}  # (as the files are, and as vLLM has it)
         return cls.from_dict(raw, str(directory), implementation=implementation)
 
     @classmethod

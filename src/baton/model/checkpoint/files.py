@@ -26,6 +26,7 @@ _BITS: Final = {
 }  # fmt: skip
 _MOST_TOKENS: Final = 1 << 40
 """Beyond it no limit is meant: transformers writes 1e30 for none."""
+_FLOATS: Final = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _TOKENIZERS: Final = (
     "tokenizer.json",
     "tokenizer.model",
@@ -66,6 +67,23 @@ def check_files(directory: Path) -> None:
             _check_file(path)
         except OSError as error:
             raise LoadError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def usual_dtype(directory: Path) -> str | None:
+    """In which floating point most numbers of the weight files are; None if that cannot be seen."""
+    numbers = dict.fromkeys(_FLOATS, 0)
+    try:
+        for path in checkpoint_files(directory):
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
+            for name, tensor in header.items():
+                if name != "__metadata__" and tensor["dtype"] in numbers:
+                    numbers[tensor["dtype"]] += math.prod(tensor["shape"])
+    except (LoadError, OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        return None  # (what is wrong with them, `check_files` says)
+    most = max(numbers, key=numbers.__getitem__)
+    return _FLOATS[most] if numbers[most] else None
 
 
 def has_tokenizer(directory: Path) -> bool:
