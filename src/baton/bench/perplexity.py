@@ -15,7 +15,7 @@ compared; its own windows do not slide (a token of the second half of each is co
 a context comes near to.
 
 The executor that serves computes both models, in pieces through the paged KV cache: the figures are those of
-what a request gets, with its weights, its KV cache and its rounding (logits have the model's dtype).
+what a request gets, with its weights, its KV cache and its rounding (logits are float32).
 """
 
 from __future__ import annotations

@@ -20,18 +20,20 @@ from baton.model.layers.grouped import GroupedProduct
 from baton.model.layers.layers import Matrix, VocabParallelEmbedding
 from baton.model.layers.placement import Product
 from baton.model.ops.fused import PLAIN, Activations
+from baton.model.ops.wide import multiply_wide
 from baton.model.weights.group_rows import dequantize_blocks, quantize_in_blocks
 
 
 class ExpandedProduct:
-    """By `F.linear`, with what a product in groups multiplies by, in the dtype of its results."""
+    """By `F.linear`, with what a product in groups multiplies by.  `head`: results are float32."""
 
     form = PLAIN
 
-    def __init__(self, product: GroupedProduct, rounded: bool) -> None:
+    def __init__(self, product: GroupedProduct, rounded: bool, head: bool) -> None:
         self._weight = product.rows(torch.arange(product.out_features))
         self._order = None if product.form.order is None else product.form.order.long()
         self._rounded = rounded
+        self._linear = multiply_wide if head else F.linear
         self.bias = product.bias
 
     @property
@@ -45,7 +47,7 @@ class ExpandedProduct:
             x = x[:, self._order]
         if self._rounded:
             x = dequantize_blocks(quantize_in_blocks(x)).to(x.dtype)
-        return F.linear(x, self._weight, self.bias)
+        return self._linear(x, self._weight, self.bias)
 
 
 def expand(model: Decoder, *, rounded: bool = False) -> int:
@@ -56,7 +58,7 @@ def expand(model: Decoder, *, rounded: bool = False) -> int:
             continue
         if not isinstance(layer.product, GroupedProduct):
             continue
-        found = cast(Product, ExpandedProduct(layer.product, rounded))
+        found = cast(Product, ExpandedProduct(layer.product, rounded, not isinstance(layer, Matrix)))
         layer.product = found
         if isinstance(layer, Matrix):
             layer.multiply = found.multiply

@@ -40,7 +40,7 @@ class TextScorer(TorchExecutor):
 
     @torch.inference_mode()
     def text_logits(self, tokens: Int32Array, first: int = 0) -> Iterator[Tensor]:
-        """[n, vocab] in the model's dtype after each of `tokens` [T] from `first` on, in order, n at a time.
+        """[n, vocab] in float32 after each of `tokens` [T] from `first` on, in order, n at a time.
 
         Raises `ValueError` if the text has more tokens than the pool has room for.
         """

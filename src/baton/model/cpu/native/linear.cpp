@@ -57,7 +57,8 @@ void tiles_by_panel(const Task<Kind>& task, int64_t row, int64_t count, int64_t 
     KEEP(stride5);
     for (; count--; row += rows) {
         typename Kind::Out* to = task.out + row * task.n + n;
-        for (int r = 0; r < rows; ++r) __builtin_prefetch(to + r * task.n, 1);
+        for (int r = 0; r < rows; ++r)
+            for (int i = 0; i < kPanel; i += 64 / sizeof *to) __builtin_prefetch(to + r * task.n + i, 1);
         const Step* w = (const Step*)panel;
         Sum sums[rows][2];
 #pragma GCC unroll 16
