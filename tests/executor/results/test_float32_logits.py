@@ -1,5 +1,5 @@
-"""Logits are the head's sums in float32, whatever the model computes in: nothing rounds them, so what a request
-gets has no ties, and no steps, that the model's own numbers do not have."""
+"""Logits are the head's sums in float32, whatever the model computes in: nothing rounds them, so what a
+request gets has no ties, and no steps, that the model's own numbers do not have."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ ADAPTED = {
 }
 
 
-def made(directory: Path, variant: str, changes: dict[str, Any], **settings: Any) -> tuple[TorchExecutor, Any]:
+def made(
+    directory: Path, variant: str, changes: dict[str, Any], **settings: Any
+) -> tuple[TorchExecutor, Any]:
     """An executor in bfloat16, and the class of transformers with the same weights."""
     model = make_checkpoint(directory, variant, dtype=BF16, vocab_size=VOCAB, **changes)
     config = config_for(directory, **{"dtype": "bfloat16", **settings})
@@ -161,10 +163,16 @@ def products() -> list[tuple[str, Any, Any]]:
         library = load(isa)
         found += [
             (f"{isa}", lambda w, b, r, of=library: NativeProduct(of, w, b, None, r), plain),
-            (f"{isa} int8", lambda w, b, r, of=library: NativeInt8Product(of, w, b, None, r), quantize_activations),
+            (
+                f"{isa} int8",
+                lambda w, b, r, of=library: NativeInt8Product(of, w, b, None, r),
+                quantize_activations,
+            ),
         ]
     if not why_not_onednn_int8():
-        found.append(("onednn int8", lambda w, b, r: Int8Product(w, b, FusedOps(True), r), quantize_activations))
+        found.append(
+            ("onednn int8", lambda w, b, r: Int8Product(w, b, FusedOps(True), r), quantize_activations)
+        )
     return found
 
 
@@ -202,5 +210,7 @@ def test_int8_heads_are_exact_for_the_bytes_that_they_take() -> None:
     library = native()
     assert library is not None
     found = NativeInt8Product(library, weight, None, None, torch.float32).multiply(rows)
-    exact = (rows.values.double() - 128) @ values.double().t() * scales.double() * rows.scales.double()[:, None]
+    exact = (
+        (rows.values.double() - 128) @ values.double().t() * scales.double() * rows.scales.double()[:, None]
+    )
     assert_exact(found, exact)

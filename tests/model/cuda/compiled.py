@@ -190,9 +190,7 @@ def multiplying(
     result: torch.dtype | None = None,
 ) -> list[Launch]:
     x = torch.zeros(rows, weight.inputs, dtype=dtype)
-    return product_launches(
-        x, weight, torch.zeros(rows, weight.outputs, dtype=result or dtype), None, fixed
-    )
+    return product_launches(x, weight, torch.zeros(rows, weight.outputs, dtype=result or dtype), None, fixed)
 
 
 def products() -> Iterator[tuple[str, Launch]]:
@@ -224,7 +222,10 @@ def products() -> Iterator[tuple[str, Launch]]:
         yield f"deterministic product, {kind}, many rows", multiplying(weight, many, fixed=True)[0]
     yield "deterministic product, float32", multiplying(layout.plain(zeros_of(F32)), few, True, F32)[0]
     for name, rows in (("few", few), ("many", many)):
-        yield f"head, 8 bits, {name} rows", multiplying(weights["8 bits, groups of 128"], rows, result=F32)[-1]
+        yield (
+            f"head, 8 bits, {name} rows",
+            multiplying(weights["8 bits, groups of 128"], rows, result=F32)[-1],
+        )
         yield f"deterministic head, {name} rows", multiplying(plain, rows, True, result=F32)[-1]
     x, values = torch.zeros(many, 4096, dtype=BF16), torch.zeros(many, 4096, dtype=torch.uint8)
     codes, scales = torch.zeros(4096, 4096, dtype=torch.int8), torch.zeros(4096)

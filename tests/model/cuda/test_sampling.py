@@ -77,7 +77,9 @@ def test_agrees_with_the_cpu(dtype: torch.dtype, spread: float, masked: bool):
     """Every wish; rows lie apart in memory."""
     generator = torch.Generator().manual_seed(int(spread * 100))
     slots = list(range(len(WISHES)))
-    logits = (torch.randn(len(slots), VOCAB + 7, generator=generator) * spread).to(dtype).float()[:, 2 : VOCAB + 2]
+    logits = (
+        (torch.randn(len(slots), VOCAB + 7, generator=generator) * spread).to(dtype).float()[:, 2 : VOCAB + 2]
+    )
     allowed = np.random.default_rng(1).random((len(slots), VOCAB)) < 0.4
     allowed[:, 1024:2048] = False  # a whole chunk
     found, expected = both(logits, parameters(WISHES, VOCAB, allowed if masked else None), slots, position=7)

@@ -10,9 +10,9 @@ forms avoid that; which one is best depends on the CPU, and `best_form` chooses 
   ARM, or without a native library;
 * `plain`: `F.linear`, on every device.
 
-An output head gives float32, whatever the model's dtype is: the sums are float32, and rounding them would make
-equals of tokens that are not.  Our kernels store them as they are, and cuBLAS does; PyTorch's products for CPUs
-do not, so `WideProduct` multiplies in float32 what it has widened, some outputs at a time.
+An output head gives float32, whatever the model's dtype is: the sums are float32, and rounding them would
+make equals of tokens that are not.  Our kernels store them as they are, and cuBLAS does; PyTorch's products
+for CPUs do not, so `WideProduct` multiplies in float32 what it has widened, some outputs at a time.
 
 oneDNN's form is opaque: PyTorch can multiply with it, nothing else.  The table of a *tied* embedding is
 needed in both ways, as a matrix (output head) and row by row (lookup).  So that it is in memory once only,
@@ -67,7 +67,8 @@ class PlainProduct:
 
 
 class WideProduct(PlainProduct):
-    """Of a weight in 16 bits, with results in float32.  The weight may be overwritten in place at any time."""
+    """Of a weight in 16 bits, with results in float32.  The weight may be overwritten in place at any
+    time."""
 
     def at_once(self, x: Activations) -> Tensor:
         assert isinstance(x, Tensor)

@@ -151,8 +151,8 @@ class Placement:
         name: str,
         result: torch.dtype | None = None,
     ) -> Product:
-        """`weight` is `absent` if the store is complete.  `result`: the dtype of what the product gives, and of
-        the bias; None: the model's."""
+        """`weight` is `absent` if the store is complete.  `result`: the dtype of what the product gives, and
+        of the bias; None: the model's."""
         if self.kernels is not None:
             return self._of_device(self.kernels, weight, bias, result)
         shelf = Shelf(self.store, name)

@@ -103,8 +103,8 @@ class TritonInt8(DeviceProduct):
 
 
 class TritonPlain(DevicePlain):
-    """x [T, in] → x Wᵀ + b [T, out], one dtype or with results in float32: by cuBLAS, or, if it is `fixed`, by
-    the same instructions and additions for any number of rows."""
+    """x [T, in] → x Wᵀ + b [T, out], one dtype or with results in float32: by cuBLAS, or, if it is `fixed`,
+    by the same instructions and additions for any number of rows."""
 
     form = PLAIN
 

@@ -82,7 +82,8 @@ def parts_of(weight: Laid, step: int) -> int:
 def product_launches(
     x: Tensor, weight: Laid, out: Tensor, bias: Tensor | None = None, fixed: bool = False
 ) -> list[Launch]:
-    """out = x Wᵀ + bias: x [T, in], out [T, out] of one dtype, or out in float32; rows of both may be apart."""
+    """out = x Wᵀ + bias: x [T, in], out [T, out] of one dtype, or out in float32; the bias is as out.  Rows
+    of both may be apart."""
     check("x", x, (None, weight.inputs), *DTYPES)
     rows = len(x)
     check("out", out, (rows, weight.outputs), x.dtype, torch.float32)
