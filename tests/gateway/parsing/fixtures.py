@@ -89,8 +89,8 @@ def framed(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
             return f"<tool_calls>\n{inner}</tool_calls>"
         case "step3":
             inner = "".join(
-                f"<｜tool_call_begin｜>function<｜tool_sep｜>{_invoke(*call, prefix='steptml:')}<｜tool_call_end｜>"
-                for call in calls
+                f"<｜tool_call_begin｜>function<｜tool_sep｜>{inner}<｜tool_call_end｜>"
+                for inner in (_invoke(*call, prefix="steptml:") for call in calls)
             )
             return f"<｜tool_calls_begin｜>{inner}<｜tool_calls_end｜>"
         case "kimi_k3":
@@ -140,9 +140,8 @@ def framed(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
             inner = ", ".join(_python(*call) for call in calls)
             return f"<|tool_call_start|>[{inner}]<|tool_call_end|>"
         case "gemma4":
-            return "".join(
-                f"<|tool_call>call:{t}{_loose(a, '<|%s|>' % chr(34))}<tool_call|>" for t, a in calls
-            )
+            quote = '<|"|>'
+            return "".join(f"<|tool_call>call:{t}{_loose(a, quote)}<tool_call|>" for t, a in calls)
         case "functiongemma":
             return "".join(
                 f"<start_function_call>call:{t}{_loose(a, '<escape>')}<end_function_call>" for t, a in calls

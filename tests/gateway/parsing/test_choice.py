@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from baton.gateway.parsing.choice import Formats, begins_thinking, choose
-from baton.gateway.parsing.formats import CALL_NAMES, CALLS, THINK_NAMES, THINKS
+from baton.gateway.parsing.formats import (
+    CALL_NAMES,
+    CALLS,
+    MARKERS,
+    THINK_NAMES,
+    THINKS,
+    UNREAD_CALLS,
+    UNREAD_THINKS,
+)
+from baton.launch.options.engine import _check_parser
 
 QWEN = "{% if tools %}<tools>{{ tools }}</tools> <tool_call>\n{}</tool_call>{% endif %}<think></think>"
 
@@ -27,6 +36,14 @@ QWEN = "{% if tools %}<tools>{{ tools }}</tools> <tool_call>\n{}</tool_call>{% e
         ("{{ tools }}<|python_tag|>", "llama3_json", ""),
         ("{{ tools }}[func_name1(params_name1=params_value1)]", "pythonic", ""),
         ("{{ tools }}<|tool_calls_section_begin|></think>", "kimi_k2", "kimi_k2"),
+        ("{{ tools }}<｜DSML｜tool_calls></think>", "deepseek_v4", "qwen3"),
+        ("{{ tools }}<｜DSML｜function_calls>", "deepseek_v32", ""),
+        ("{{ tools }}<tool_call>f<tool_sep><arg_key></think>", "hy_v3", "qwen3"),
+        ("{{ tools }}<seed:tool_call><function=f><parameter=a><seed:think>", "seed_oss", "seed_oss"),
+        ("{{ tools }}<|tool_call>call:f{}<tool_call|><|channel>thought<channel|>", "gemma4", "gemma4"),
+        ("{{ tools }}<tool_calls>[]</tool_calls></think><answer>", "jamba", "hunyuan_a13b"),
+        ("{{ tools }}<|tool_call_start|>[f()]<|tool_call_end|>", "lfm2", ""),
+        ("{{ tools }}<function_calls>f()</function_calls>", "olmo3", ""),
     ],
 )
 def test_what_a_template_shows(template: str | None, calls: str, think: str) -> None:
@@ -75,6 +92,24 @@ def test_templates_that_open_the_region_themselves(end: str, opens: bool) -> Non
     assert formats.template_opens == opens
     assert formats.thinking_in(True) == THINKS["qwen3"]
     assert (formats.thinking_in(False) is None) == opens
+
+
+def test_only_whole_tags_may_be_tokens() -> None:
+    """A tokenizer may have `>` as an added token: it is no marker."""
+    for markers in (MARKERS, *(choose("", name, "none").markers for name in CALLS)):
+        for marker in markers:
+            assert marker[0] + marker[-1] in ("<>", "[]"), marker
+    assert {"<tool_call>", "</function>", "<|open|>", "<|plugin|>", '<|"|>', "[ARGS]"} <= MARKERS
+
+
+def test_names_of_formats_that_are_not_read_name_the_nearest() -> None:
+    for known, unread in ((CALL_NAMES, UNREAD_CALLS), (THINK_NAMES, UNREAD_THINKS)):
+        assert not known.keys() & unread.keys()
+        assert set(unread.values()) <= {*known, "hf"}
+    with pytest.raises(
+        ValueError, match="'minimax_m3' is not read here; the one that is nearest is 'minimax_m2'"
+    ):
+        _check_parser(CALL_NAMES, UNREAD_CALLS)("minimax_m3")
 
 
 def test_markers_that_may_be_special_tokens() -> None:

@@ -1,8 +1,9 @@
-"""A value that holds any marker of any format comes out whole, in every format and however the text is cut."""
+"""A value that holds any marker of any format comes out whole, however the text is cut."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from baton.gateway.parsing.formats import CALLS, THINKS
 from baton.gateway.parsing.parser import HARMONY_MARKERS
-from tests.gateway.parsing.fixtures import TYPES, Answer, framed, meaning, read
+from tests.gateway.parsing.fixtures import Answer, framed, meaning, read
 
 PLACES = (
     "{m}",
@@ -30,13 +31,17 @@ PLACES = (
 )
 OWN = ("<parameter=x>", '<parameter name="x">', "<function=f>", "<arg_key>x</arg_key>", '<invoke name="f">')
 """Whole tags, of which markers are the beginning."""
+OTHERS = ("</tool_call>\n<tool_call>", "</parameter></parameter>", "```\n", "</div>")
+ALL = os.environ.get("ALL_MARKERS") == "1"
+"""Every marker at every place, and not a sample."""
+COUNTS: dict[str, int] = {}
 
 
 def every_marker() -> list[str]:
     found = {marker for think in THINKS.values() if think for marker in (*think.opens, *think.closes)}
     for calls in CALLS.values():
         found |= {*calls.dropped, *(marker for frame in calls.frames for marker in frame.markers)}
-    return sorted(found | set(HARMONY_MARKERS) | set(OWN)) + ["</tool_call>\n<tool_call>", "```\n", "</div>"]
+    return sorted(one for one in {*found, *HARMONY_MARKERS, *OWN, *OTHERS} if one.strip())
 
 
 def values_of(marker: str) -> Iterator[tuple[str, Any]]:
@@ -53,6 +58,8 @@ def test_a_value_with_any_marker_is_whole(name: str) -> None:
     count = 0
     for marker in every_marker():
         for key, value in values_of(marker):
+            if not ALL and rng.random() > 0.2:
+                continue
             for arguments in (
                 {key: value},
                 {"city": "Paris", key: value, "days": 3},
@@ -67,6 +74,9 @@ def test_a_value_with_any_marker_is_whole(name: str) -> None:
                     count += 1
                     assert [(one, json.loads(a)) for one, a, _ in calls] == called, (marker, text, calls)
                     assert (content, reasoning) == ("", ""), (marker, text)
-    print(name, count)
-    assert count > 5_000
-    assert TYPES["weather"]["text"] == ("string",)
+    assert count > (5_000 if ALL else 1_000)
+    COUNTS[name] = count
+
+
+def test_many_cases_were_tried() -> None:
+    assert sum(COUNTS.values()) > 30_000 or len(COUNTS) < len(CALLS), COUNTS

@@ -39,6 +39,24 @@ _CALL_SIGNS = (
     ("llama3_json", ("<|python_tag|>",)),
     ("llama3_json", ('"parameters": dictionary of argument name',)),
 )
+_TEMPLATE_CALL_SIGNS = (
+    ("deepseek_v41", ("｜DSML｜ calls",)),
+    ("deepseek_v4", ("｜DSML｜tool_calls",)),
+    ("kimi_k3", ("<|open|>", "<|close|>", "<|sep|>")),
+    ("step3", ("<steptml:invoke",)),
+    ("hy_v3", ("<tool_sep>", "<arg_key>")),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("longcat", ("<longcat_tool_call>",)),
+    ("internlm", ("<|action_start|>", "<|plugin|>")),
+    ("apertus", ("<|tools_prefix|>",)),
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("gemma4", ("<|tool_call>", "<tool_call|>")),
+    ("functiongemma", ("<start_function_call>",)),
+    *_CALL_SIGNS,
+    ("olmo3", ("<function_calls>",)),
+    ("granite-20b-fc", ("<function_call>",)),
+)
+"""Of chat templates; a `response_template` in a format that is not among those above is run itself."""
 _THINK_SIGNS = (
     ("openai_gptoss", ("<|channel|>", "<|message|>")),
     ("mistral", ("[THINK]",)),
@@ -46,6 +64,14 @@ _THINK_SIGNS = (
     ("kimi_k2", ("<|tool_calls_section_begin|>", "</think>")),
     ("qwen3", ("</think>",)),
 )
+_TEMPLATE_THINK_SIGNS = (
+    ("kimi_k3", ("<|open|>", "<|close|>", "<|sep|>")),
+    ("hunyuan_a13b", ("</think>", "<answer>")),
+    ("minimax_m3", ("<mm:think>",)),
+    ("gemma4", ("<|channel>", "<channel|>")),
+    *_THINK_SIGNS,
+)
+"""Of chat templates."""
 _OPENS = re.compile(r"""(<think>|\[THINK\]|<seed:think>)(\\n|\s)*['"]\s*-?\}\}""")
 """A text that a template writes and that ends where reasoning begins."""
 
@@ -117,8 +143,11 @@ def choose(template: str | None, calls: str = AUTO, think: str = AUTO, *, respon
     if HF in (calls, think) or (calls == think == AUTO and _is_new(response, shown)):
         return _by_template(response, calls, think)
     return Formats(
-        _chosen(shown, calls, _CALL_SIGNS, CALL_NAMES) or _chosen(source, calls, _CALL_SIGNS, CALL_NAMES),
-        _chosen(shown, think, _THINK_SIGNS, THINK_NAMES) or _chosen(source, think, _THINK_SIGNS, THINK_NAMES),
+        _chosen(shown, calls, _CALL_SIGNS, CALL_NAMES)
+        or _chosen(source, calls, _TEMPLATE_CALL_SIGNS, CALL_NAMES),
+        _chosen(shown, think, _THINK_SIGNS, THINK_NAMES)
+        or _chosen(source, think, _TEMPLATE_THINK_SIGNS, THINK_NAMES),
+        _KNOWS_TOOLS.search(source) is not None,
         _OPENS.search(source, max(0, source.rfind("add_generation_prompt"))) is not None,
     )
 

@@ -107,8 +107,8 @@ class TaggedFrame(Frame):
     """Before a parameter's key."""
     key_end: str
     key_pattern: str = r"\s*[\"']?(?P<key>[^<>\"']+)[\"']?\s*"
-    """What stands there, as a whole.  Groups `string` (`true`: the value is a text, `false`: JSON) and `type` (`string` is a
-    text, others are JSON) say what the value is, where the tool's schema does not."""
+    """What stands there, as a whole.  Groups `string` (`true`: the value is a text, `false`: JSON) and `type`
+    (`string` is a text, others are JSON) say what the value is, where the tool's schema does not."""
     value: str = ""
     """Between key and value, after spaces."""
     value_end: str

@@ -1,5 +1,5 @@
-"""JSON whose keys have no quotes and whose texts stand between marks, as Gemma's models write it; passed on as
-JSON while it comes.
+"""JSON whose keys have no quotes and whose texts stand between marks, as Gemma's models write it; passed on
+as JSON while it comes.
 
 A text may hold its own end mark: it ends only where the object or the list goes on behind it.
 """

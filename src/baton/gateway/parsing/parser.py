@@ -35,6 +35,7 @@ class ResponseParser:
         "_caller",
         "_calling",
         "_calls",
+        "_drafted",
         "_known",
         "_output",
         "_reading",
@@ -62,8 +63,8 @@ class ResponseParser:
     ) -> None:
         """`think` None: there is no reasoning (but harmony's, if `calls` is that).  `calling` false: what
         looks like a call is text.  `tools`: names.  `thinking`: the text begins inside of reasoning
-        (`choice.begins_thinking`).  `parallel`: more than one call.  `demanded`: the answer is calls alone.  `ahead`: the text is what thoughts hold
-        from a call's marker on; it is read to where they end."""
+        (`choice.begins_thinking`).  `parallel`: more than one call.  `demanded`: the answer is calls alone.
+        `ahead`: the text is what thoughts hold from a call's marker on; it is read to where they end."""
         self._think = think
         self._calls = calls
         self._calling = calling
@@ -71,8 +72,10 @@ class ResponseParser:
         self._types = types or {}
         self._ahead = ahead
         self._whole = False
-        self.stopped = False
-        """With `ahead`: thoughts end here."""
+        self.stopped = ""
+        """With `ahead`: what ends the thoughts, once that was read."""
+        self._drafted = 0
+        """Characters that follow and are a draft of calls, which thoughts hold."""
         self._reading = Reading()
         self._output = Output(parallel=parallel, demanded=demanded)
         self._caller = CallReader(self._reading, self._output, self._types, self._known.__contains__)
@@ -92,6 +95,11 @@ class ResponseParser:
     def holds(self) -> bool:
         """What came last may be the beginning of a marker."""
         return self._reading.at < len(self._reading.buffer)
+
+    @property
+    def rest(self) -> str:
+        """What came and is not read."""
+        return self._reading.rest
 
     def push(self, text: str) -> list[Delta]:
         """What this piece of the text decides."""
@@ -138,7 +146,7 @@ class ResponseParser:
                 return
             if think is not None and found in marks:
                 if self._ahead and found in think.closes:
-                    self.stopped = True
+                    self.stopped = found
                     yield
                     return
                 output.content.region()
@@ -170,7 +178,7 @@ class ResponseParser:
             if think.ends_at_call or (yield from self._calls_within(found)):
                 reading.unread(found)
                 break
-            output.reasoning.push(found)
+            output.reasoning.push(found + self._draft())
         self.thinking = False
         output.reasoning.region()
         output.content.region()
@@ -184,9 +192,11 @@ class ResponseParser:
         reading.mark()
         ahead = ResponseParser(think, calls, tools=self._known, types=self._types, ahead=True)
         deltas = ahead.push(opened)
+        given = 0
         while True:
             text = reading.rest[: MAX_HELD - reading.held]
             reading.at += len(text)
+            given += len(text)
             deltas += ahead.push(text)
             if ahead.stopped or (deltas and isinstance(deltas[0], Content)):
                 found = False
@@ -196,7 +206,16 @@ class ResponseParser:
                 break
             yield
         reading.back()
+        self._drafted = given - len(ahead.stopped) - len(ahead.rest) if ahead.stopped else 0
         return found
+
+    def _draft(self) -> str:
+        """Reads what thoughts hold behind a call's marker, to their end; it may hold that end in a value."""
+        reading = self._reading
+        text = reading.rest[: self._drafted]
+        reading.at += len(text)
+        self._drafted = 0
+        return text
 
     def _lead(self, frame: Frame) -> Step[None]:
         """What the answer begins with may be a call without a marker."""

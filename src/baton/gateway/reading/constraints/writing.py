@@ -1,5 +1,5 @@
-"""How each format writes calls, as descriptions of what may be written: the frames of `parsing.formats`, written
-instead of read."""
+"""How each format writes calls, as descriptions of what may be written: the frames of `parsing.formats`,
+written instead of read."""
 
 from __future__ import annotations
 
