@@ -13,8 +13,8 @@ from baton.gateway.parsing.formats import (
     THINKS,
     UNREAD_CALLS,
     UNREAD_THINKS,
+    check_call_name,
 )
-from baton.launch.options.engine import _check_parser
 
 QWEN = "{% if tools %}<tools>{{ tools }}</tools> <tool_call>\n{}</tool_call>{% endif %}<think></think>"
 
@@ -109,7 +109,7 @@ def test_names_of_formats_that_are_not_read_name_the_nearest() -> None:
     with pytest.raises(
         ValueError, match="'minimax_m3' is not read here; the one that is nearest is 'minimax_m2'"
     ):
-        _check_parser(CALL_NAMES, UNREAD_CALLS)("minimax_m3")
+        check_call_name("minimax_m3")
 
 
 def test_markers_that_may_be_special_tokens() -> None:

@@ -147,7 +147,6 @@ def choose(template: str | None, calls: str = AUTO, think: str = AUTO, *, respon
         or _chosen(source, calls, _TEMPLATE_CALL_SIGNS, CALL_NAMES),
         _chosen(shown, think, _THINK_SIGNS, THINK_NAMES)
         or _chosen(source, think, _TEMPLATE_THINK_SIGNS, THINK_NAMES),
-        _KNOWS_TOOLS.search(source) is not None,
         _OPENS.search(source, max(0, source.rfind("add_generation_prompt"))) is not None,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from baton.gateway.parsing.frames import (
@@ -287,3 +288,21 @@ def _markers() -> frozenset[str]:
 
 MARKERS = _markers()
 """Tags of all formats."""
+
+
+def check_call_name(name: str) -> None:
+    """Checks a value of `--tool-call-parser`.  Raises `ValueError` with what to give."""
+    _check(name, CALL_NAMES, UNREAD_CALLS)
+
+
+def check_think_name(name: str) -> None:
+    """Checks a value of `--reasoning-parser`.  Raises `ValueError` with what to give."""
+    _check(name, THINK_NAMES, UNREAD_THINKS)
+
+
+def _check(name: str, read: Mapping[str, str], unread: Mapping[str, str]) -> None:
+    known = ("auto", "none", "hf", *read)
+    if name in unread:
+        raise ValueError(f"the format {name!r} is not read here; the one that is nearest is {unread[name]!r}")
+    if name not in known:
+        raise ValueError(f"give one of {', '.join(known)}")

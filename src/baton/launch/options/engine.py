@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
-from baton.gateway.parsing.formats import (
-    CALL_NAMES,
-    CALLS,
-    THINK_NAMES,
-    THINKS,
-    UNREAD_CALLS,
-    UNREAD_THINKS,
-)
+from baton.gateway.parsing.formats import CALLS, THINKS, check_call_name, check_think_name
 from baton.gateway.served_model import read_names
 from baton.launch.limits import MAX_SECONDS, OptionError
 from baton.launch.options.flag import JsonObject, Options, flag
@@ -44,20 +36,6 @@ def _check_group_size(size: int | None) -> None:
 def _check_head_bits(bits: int | None) -> None:
     if bits not in (None, 4, 6, 8, 16):
         raise ValueError("give 4, 6, 8 or 16")
-
-
-def _check_parser(names: Mapping[str, str], unread: Mapping[str, str]) -> Callable[[str], None]:
-    known = ("auto", "none", "hf", *names)
-
-    def check(name: str) -> None:
-        if name in unread:
-            raise ValueError(
-                f"the format {name!r} is not read here; the one that is nearest is {unread[name]!r}"
-            )
-        if name not in known:
-            raise ValueError(f"give one of {', '.join(known)}")
-
-    return check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +146,7 @@ class ModelOptions(Options):
         f"How the model writes calls of tools: {', '.join(CALLS)}, or another name that vLLM has for one of "
         "these; hf: the checkpoint's response_template is run; none: calls are text. auto: as its "
         "response_template shows, else its chat template.",
-        check=_check_parser(CALL_NAMES, UNREAD_CALLS),
+        check=check_call_name,
         metavar="NAME",
     )
     reasoning_parser: str = flag(
@@ -176,7 +154,7 @@ class ModelOptions(Options):
         f"How the model writes reasoning: {', '.join(THINKS)}, or another name that vLLM has for one of "
         "these; hf: the checkpoint's response_template is run; none: it is part of the answer. auto: as its "
         "response_template shows, else its chat template.",
-        check=_check_parser(THINK_NAMES, UNREAD_THINKS),
+        check=check_think_name,
         metavar="NAME",
     )
     runner: Literal["auto", "generate", "pooling"] = flag(
