@@ -37,6 +37,7 @@ class GatewayServer:
         access: Access | None = None,
         sharing: SharingOptions | None = None,
         responses: ResponseStore | None = None,
+        refuse_tools: bool = False,
         retry_wait_s: float = 60.0,
         attach: bool = True,
         max_model_len: int = 256,
@@ -53,7 +54,7 @@ class GatewayServer:
             **served,
         )
         self._access = access or Access(profile_dir="/", weights_dir="/")
-        self._sharing, self._responses = sharing, responses
+        self._sharing, self._responses, self._refuse_tools = sharing, responses, refuse_tools
         self._retry_wait_s = retry_wait_s
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
@@ -80,7 +81,12 @@ class GatewayServer:
         self.client = ClusterClient(retry_wait_s=self._retry_wait_s, on_fatal=self.fatal.append)
         self.instance = self.client.add("instance-0")
         self.app = create_app(
-            self.served, self.client, access=self._access, sharing=self._sharing, responses=self._responses
+            self.served,
+            self.client,
+            access=self._access,
+            sharing=self._sharing,
+            responses=self._responses,
+            refuse_tools=self._refuse_tools,
         )
         config = uvicorn.Config(self.app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
         self._http = uvicorn.Server(config)

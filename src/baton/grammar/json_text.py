@@ -1,9 +1,9 @@
 """Grammars of texts that stand inside of a JSON string, where some characters are written otherwise.
 
-JSON writes each character by itself, and no writing begins another one.  So an expression of the written text
-is the expression of the text with each character replaced, and nothing is lost or added.  Of the ways to write
-a character there is one here: `\\n`, not `\\u000a`; nothing but what JSON does not allow as it is (controls,
-quotes, backslashes) is written otherwise.
+JSON writes each character by itself, and no writing begins another one.  So an expression of the written
+text is the expression of the text with each character replaced, and nothing is lost or added.  Of the ways
+to write a character there is one here: `\\n`, not `\\u000a`; nothing but what JSON does not allow as it is
+(controls, quotes, backslashes) is written otherwise.
 
 Expressions are Rust's, as llguidance reads them: which characters a class has is asked of llguidance.
 """

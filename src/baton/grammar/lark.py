@@ -1,8 +1,7 @@
 """Lark grammars of tools that take a text (`custom` ones), rewritten for the place where the text stands.
 
-In a JSON string its characters are written otherwise (`json_text.py`).  Between tags it stands as it is, and a
-tag ends it.  The dialect is llguidance's, which OpenAI documents for these tools, too; the names of the
-rewritten grammar are its own.
+In a JSON string its characters are written otherwise (`json_text.py`).  Between tags it stands as it is, and
+a tag ends it.  The dialect is llguidance's, which OpenAI documents for these tools, too.
 
 Theory.  llguidance's lexer looks one byte ahead and does not go back.  A terminal that may go on with `\\`
 and is followed by one that begins with it would need two; a terminal that may go on with `<` would take the
@@ -14,7 +13,8 @@ to look further.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from baton.grammar.description import GrammarError
 from baton.grammar.json_text import WRITTEN, expression_written, text_written
-from baton.grammar.limits import parser_limits
+from baton.grammar.limits import MAX_CHECK_S, parser_limits
 from baton.grammar.vocabulary import matching_tokenizer
 
 _TOKENS = re.compile(
@@ -179,10 +179,12 @@ class _Rewriting:
 
     def check_ahead(self) -> None:
         """Raises `GrammarError` where what may go on with a backslash may be followed by one."""
-        leaves = self._used()
+        leaves, began = self._used(), time.thread_time()
         if not any(map(_begins_with_backslash, leaves)):
             return
         for leaf in leaves:
+            if time.thread_time() - began > MAX_CHECK_S:
+                raise GrammarError(f"takes more than {MAX_CHECK_S:g} s to be read; give a simpler one")
             if _goes_on_with_backslash(leaf):
                 raise GrammarError(
                     f"{self._sources[leaf][:60]} may go on with a quote, a backslash or a control character, "
@@ -218,7 +220,7 @@ class _Rewriting:
     # -- reading
 
     def _read(self, source: str) -> Iterator[Definition]:
-        name, options, body, refers, ignored = "", "", [], set[str](), False
+        name, options, body, refers, ignored = "", "", list[str](), set[str](), False
         for token in _TOKENS.finditer(source):
             if token["defined"] or token["directive"] or token["single"] or token["listed"] is not None:
                 if name or ignored:
@@ -271,6 +273,8 @@ class _Rewriting:
             return self._text(token["text"], token["case"])
         if token["expression"]:
             return self._expression(token["expression"], token["flags"])
+        if token["other"] in ('"', "/"):
+            raise GrammarError("a text or an expression has no end on its line")
         return token["other"]
 
     def _text(self, quoted: str, case: str) -> str:
@@ -313,8 +317,8 @@ def _joined(body: list[str]) -> str:
     return " ".join("".join(body).split("\n")).strip()
 
 
-def _named(body: str, rename: object) -> str:
-    return re.sub("\0([^\0]*)\0", lambda found: rename(found[1]), body)  # type: ignore[operator]
+def _named(body: str, rename: Callable[[str], str]) -> str:
+    return re.sub("\0([^\0]*)\0", lambda found: rename(found[1]), body)
 
 
 def _terminal(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A grammar of patches as agents send them with their tool, in words of our own, and who reads such patches."""
+"""A grammar of patches as agents send them with their tool, and who reads such patches."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ REGULAR = [
     ("start: WS? NUMBER WORD?\n%import common (WS, NUMBER, WORD)", "\n\t 12.5abc"),
     ('start: "a".."c" ~ 2..3 /(?i:X\\n)/ -> named', "abX\n"),
     ("start: /\\p{L}+\\x{22}[\\x09\\u00e9]./", 'ä"\t\x01'),
-    ("start: /(a|\\\\)+\\/\\/[[:punct:]&&[^\"]]?/", "a\\//'"),
+    ('start: /(a|\\\\)+\\/\\/[[:punct:]&&[^"]]?/', "a\\//'"),
 ]
 
 
@@ -171,7 +171,7 @@ REFUSED = [
     ('start: "x"\nstart: "y"', "hermes", "more than once"),
     ('start: value\nvalue: "[" value "]" | /"+/ value?', "hermes", "so may what follows it"),
     ('start: "(" start? ")"', "qwen3_coder", "refers to itself"),
-    ('start: "a', "hermes", "lexer error"),
+    ('start: "a', "hermes", "has no end"),
     ("start: /[a/", "hermes", "has no end"),
 ]
 
@@ -189,7 +189,7 @@ def test_a_custom_tool_is_a_function_for_the_model() -> None:
     assert "start: /x/" in function["function"]["parameters"]["properties"]["input"]["description"]
 
 
-TEXTS = ["", "a\n\"b\"\\ é😀\t", "\ud7ff", "{}", '{"input": "x"}']
+TEXTS = ["", 'a\n"b"\\ é😀\t', "\ud7ff", "{}", '{"input": "x"}']
 
 
 @pytest.mark.parametrize("text", TEXTS)

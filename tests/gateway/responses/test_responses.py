@@ -316,7 +316,11 @@ REFUSED = [
         "tool_choice",
         "tool_choice.type: 'web_search' is not supported: the server has no search engine",
     ),
-    ({"tools": [{"type": "custom", "name": "x", "format": {"type": "yaml"}}]}, "tools", "custom.format: must"),
+    (
+        {"tools": [{"type": "custom", "name": "x", "format": {"type": "yaml"}}]},
+        "tools",
+        "custom.format: must",
+    ),
     ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools", "is for /v1/chat/completions"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "'a b'"),
     ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "no tool 'x'"),

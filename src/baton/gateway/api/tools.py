@@ -119,8 +119,9 @@ def shown(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | N
 def served(
     tools: list[dict[str, Any]] | None, choice: object, *, refuse: bool
 ) -> tuple[list[dict[str, Any]] | None, list[str]]:
-    """Those tools that can be called here, and the kinds of the others, which are only offered.  `refuse`: none
-    is left out, and `read_tools` refuses it.  Raises `BadRequest` where one that is left out is demanded."""
+    """Those tools that can be called here, and the kinds of the others, which are only offered.  `refuse`:
+    none is left out, and `read_tools` refuses it.  Raises `BadRequest` where one that is left out is
+    demanded."""
     if not tools or refuse:
         return tools, []
     skipped = [

@@ -68,8 +68,8 @@ class Translation(NamedTuple):
     """How the body of another API becomes a chat's."""
 
     chat: Callable[[Any, Beside], tuple[msgspec.Struct, ChatRequest | None, list[str]]]
-    """(what the gateway gets to know of the body, the chat, kinds of tools that were left out; None: it cannot
-    be read yet).  Raises `BadRequest` in that API's own names."""
+    """(what the gateway gets to know of the body, the chat, kinds of tools that were left out; None: it
+    cannot be read yet).  Raises `BadRequest` in that API's own names."""
     kind: type[msgspec.Struct]
     """Of the first of these."""
     apart: frozenset[str] = frozenset()

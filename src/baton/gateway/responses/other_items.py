@@ -109,8 +109,8 @@ def sealed_summary(summary: str) -> str:
 
 
 def compacted(item: Mapping[str, Any], where: str) -> str:
-    """What the model gets of a compaction.  Raises `BadRequest` for one of another server, which nobody else can
-    read."""
+    """What the model gets of a compaction.  Raises `BadRequest` for one of another server, which nobody else
+    can read."""
     content = item.get("encrypted_content")
     if isinstance(content, str) and content.startswith(_SEALED):
         try:
@@ -118,7 +118,7 @@ def compacted(item: Mapping[str, Any], where: str) -> str:
         except (binascii.Error, ValueError):
             pass
     raise BadRequest(
-        f"{where}.encrypted_content: was not made by /v1/responses/compact of this server, so it cannot be read; "
-        "send the items that it stands for",
+        f"{where}.encrypted_content: was not made by /v1/responses/compact of this server, so it cannot be "
+        "read; send the items that it stands for",
         param="input",
     )

@@ -190,9 +190,10 @@ class Output:
         text = encode("".join(self._pieces))
         self._pieces = ["".join(self._pieces)]
         logprobs = b",".join(self._logprobs)
-        if kind == "function_call" and not _is_object(self._pieces[0]):
-            status = "incomplete"
-        elif kind == "custom_tool_call" and self._input.is_open:
+        whole = self._input.is_open is False if kind == "custom_tool_call" else True
+        if kind == "function_call":
+            whole = _is_object(self._pieces[0])
+        if not whole:
             status = "incomplete"
         item = self._item(id, status)
         events = b""

@@ -108,8 +108,8 @@ def chat_tools(
     refuse: bool = False,
     more: Sequence[Any] = (),
 ) -> ChatTools:
-    """`refuse`: nothing is left out.  `more`: tools that the conversation brings; those that are there already are
-    not taken again.  Raises `BadRequest` with the place of what is wrong."""
+    """`refuse`: nothing is left out.  `more`: tools that the conversation brings; those that are there
+    already are not taken again.  Raises `BadRequest` with the place of what is wrong."""
     reading = _Reading(refuse=refuse)
     for i, tool in enumerate(tools or ()):
         reading.add(tool, f"tools[{i}]")

@@ -111,7 +111,8 @@ class ReadResponses(msgspec.Struct):
 def translate(
     body: ResponsesRequest, *, keeps: bool, known: Known | None, refuse: bool = False
 ) -> tuple[ReadResponses, ChatRequest | None, list[str]]:
-    """(what concerns the answer, the chat, kinds of tools that were left out; None: more has to be known first).
+    """(what concerns the answer, the chat, kinds of tools that were left out; None: more has to be known
+    first).
 
     `keeps`: this server keeps answers.  `known`: what it has kept.  `refuse`: no tools are left out.  Raises
     `BadRequest`.
