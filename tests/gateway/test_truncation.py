@@ -101,7 +101,7 @@ def test_what_makes_results_of_scores() -> None:
 def test_a_helper_is_told_of_the_judge() -> None:
     import msgspec
 
-    from baton.gateway.reading.reader import Settings
+    from baton.gateway.reading.settings import Settings
 
     settings = Settings(max_model_len=8, judge=QWEN3_RERANKER)
     again: Any = msgspec.msgpack.decode(msgspec.msgpack.encode(settings), type=Settings)

@@ -15,15 +15,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import NamedTuple
-
-from llguidance import LLMatcher, LLTokenizer
 
 from baton.grammar.description import GrammarError
 from baton.grammar.json_text import WRITTEN, expression_written, text_written
-from baton.grammar.limits import MAX_CHECK_S, parser_limits
-from baton.grammar.vocabulary import matching_tokenizer
+from baton.grammar.limits import MAX_CHECK_S
+from baton.grammar.terminals import begins_with_backslash, delimited, goes_on_with_backslash, members
 
 _TOKENS = re.compile(
     r"""(?P<comment>//[^\n]*|\#[^\n]*)
@@ -73,8 +70,6 @@ _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\\": "\\", '"
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|[xu]\{([0-9A-Fa-f]{1,6})\}|(.))", re.DOTALL)
 _START = "start"
 _RUN = re.compile(r"\[(?:\\.|[^\]\\\[])+\]\+")
-_TRIED = 40
-_STATES = 60
 
 
 class Definition(NamedTuple):
@@ -167,7 +162,7 @@ class _Rewriting:
         if not end:
             return "\n".join([f"start: {whole}", *lines, ""])
         tag = re.escape(end.strip())
-        without = f"& ~/(.|\\n)*({_delimited(re.escape(end))}|{_delimited(tag)}[ \\n\\t]*<)(.|\\n)*/"
+        without = f"& ~/(.|\\n)*({delimited(re.escape(end))}|{delimited(tag)}[ \\n\\t]*<)(.|\\n)*/"
         return "\n".join([f"start[lazy]: TEXT {_string(end)}", f"TEXT: {whole} {without}", *lines, ""])
 
     def as_rules(self) -> str:
@@ -180,12 +175,12 @@ class _Rewriting:
     def check_ahead(self) -> None:
         """Raises `GrammarError` where what may go on with a backslash may be followed by one."""
         leaves, began = self._used(), time.thread_time()
-        if not any(map(_begins_with_backslash, leaves)):
+        if not any(map(begins_with_backslash, leaves)):
             return
         for leaf in leaves:
             if time.thread_time() - began > MAX_CHECK_S:
                 raise GrammarError(f"takes more than {MAX_CHECK_S:g} s to be read; give a simpler one")
-            if _goes_on_with_backslash(leaf):
+            if goes_on_with_backslash(leaf):
                 raise GrammarError(
                     f"{self._sources[leaf][:60]} may go on with a quote, a backslash or a control character, "
                     "and so may what follows it: in a grammar that refers to itself or has %ignore that "
@@ -297,8 +292,8 @@ class _Rewriting:
             raise GrammarError(f"/{pattern[:50]}/{flags}: of flags only i and s are supported")
         if not self._escaped:
             return f"/{pattern}/{flags}"
-        made = expression_written(pattern, _members, ignores_case="i" in flags, dot_all="s" in flags)
-        leaf = f"/{_delimited(made)}/{'i' if 'i' in flags else ''}"
+        made = expression_written(pattern, members, ignores_case="i" in flags, dot_all="s" in flags)
+        leaf = f"/{delimited(made)}/{'i' if 'i' in flags else ''}"
         self._leaves.append(leaf)
         self._sources[leaf] = f"/{pattern}/"
         return leaf
@@ -342,82 +337,3 @@ def _string(text: str) -> str:
     """As Lark writes it."""
     special = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f", "\b": "\\b"}
     return '"' + "".join(special.get(one, one) for one in text) + '"'
-
-
-def _delimited(pattern: str) -> str:
-    """With its slashes and line breaks as they may stand between two slashes."""
-    made = re.sub(r"\\.|/", lambda one: r"\/" if one[0] == "/" else one[0], pattern, flags=re.DOTALL)
-    return made.replace("\\\n", "\\n").replace("\n", "\\n")
-
-
-# -- what llguidance says of terminals
-
-
-@lru_cache(maxsize=1024)
-def _members(atom: str) -> str:
-    """Of `WRITTEN`.  Raises `GrammarError`."""
-    mask = _first_bytes(f"/{_delimited(atom)}/")
-    return "".join(one for one in WRITTEN if mask >> ord(one) & 1)
-
-
-def _begins_with_backslash(leaf: str) -> bool:
-    return bool(_first_bytes(leaf) >> ord("\\") & 1)
-
-
-@lru_cache(maxsize=1024)
-def _first_bytes(terminal: str) -> int:
-    """A bit for each byte that may be the first of it.  Raises `GrammarError`."""
-    return int.from_bytes(_matcher(terminal).compute_bitmask(), "little")
-
-
-def _matcher(terminal: str) -> LLMatcher:
-    grammar = f'%llguidance {{"no_forcing": true}}\nstart: {terminal}\n'
-    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=parser_limits())
-    if matcher.is_error():
-        raise GrammarError(f"{terminal[:60]} is not supported")
-    return matcher
-
-
-@lru_cache(maxsize=256)
-def _goes_on_with_backslash(leaf: str) -> bool:
-    """Where it could end.  Its states are walked through, as far as a few bytes tell them apart; True, too,
-    for what has too many."""
-    tried = sorted({*leaf.encode(), *b'\\"na0 ;'})[:_TRIED]
-    first = _matcher(leaf)
-    waiting, known = [first], {_looks(first, tried)}
-    while waiting:
-        matcher = waiting.pop()
-        if matcher.is_accepting() and _read(matcher, ord("\\")) is not None:
-            return True
-        for byte in tried:
-            following = _read(matcher, byte)
-            if following is None or (looks := _looks(following, tried)) in known:
-                continue
-            if len(known) == _STATES:
-                return True
-            known.add(looks)
-            waiting.append(following)
-    return False
-
-
-def _read(matcher: LLMatcher, byte: int) -> LLMatcher | None:
-    copy = matcher.deep_copy()
-    return copy if copy.try_consume_tokens([byte]) else None
-
-
-def _looks(matcher: LLMatcher, tried: list[int]) -> tuple[bytes, ...]:
-    """What tells a state: what may follow it, and what may follow that."""
-    following = [None if (one := _read(matcher, byte)) is None else one for byte in tried]
-    return (
-        _ends(matcher),
-        *(b"" if one is None else _ends(one) for one in following),
-    )
-
-
-def _ends(matcher: LLMatcher) -> bytes:
-    return bytes([matcher.is_accepting()]) + bytes(matcher.compute_bitmask())
-
-
-@lru_cache(maxsize=1)
-def _bytes() -> LLTokenizer:
-    return matching_tokenizer([bytes([byte]) for byte in range(256)], {}, 256)

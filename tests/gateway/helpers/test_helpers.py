@@ -24,7 +24,8 @@ from baton.gateway.helpers.wire import ANSWER, GOES_ON, JOB
 from baton.gateway.helpers.wire import HELLO as HELLO_HEAD
 from baton.gateway.reading import reader as reading
 from baton.gateway.reading.jobs import APART, Job
-from baton.gateway.reading.reader import Reader, Settings, decode_answer
+from baton.gateway.reading.reader import Reader, decode_answer
+from baton.gateway.reading.settings import Settings
 from baton.gateway.text.encoding import Encoding
 from tests.gateway.conftest import END
 from tests.gateway.harness import GatewayServer

@@ -12,7 +12,8 @@ from baton.gateway.errors import BadRequest
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.reading.constraints.structured import Asked
 from baton.gateway.reading.jobs import Job, with_more
-from baton.gateway.reading.reader import Found, Reader, Settings, decode_answer
+from baton.gateway.reading.reader import Found, Reader, decode_answer
+from baton.gateway.reading.settings import Settings
 from baton.grammar.description import Json
 from baton.grammar.limits import MAX_DESCRIPTION_BYTES
 

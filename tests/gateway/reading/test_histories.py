@@ -18,7 +18,8 @@ from baton.gateway.parsing.choice import Formats
 from baton.gateway.parsing.deltas import Parsed
 from baton.gateway.parsing.formats import CALLS
 from baton.gateway.reading.jobs import Job, with_more
-from baton.gateway.reading.reader import Found, Reader, Settings
+from baton.gateway.reading.reader import Found, Reader
+from baton.gateway.reading.settings import Settings
 from baton.gateway.rendering.chat import _MESSAGE, ChatOptions, ChatRenderer
 from baton.gateway.rendering.messages import MessageOptions, MessageRenderer
 from baton.gateway.responses.output import Output

@@ -69,14 +69,23 @@ Tool = Annotated[
     dict[str, Any],
     Meta(
         extra_json_schema={
-            "properties": {
-                "type": {"enum": ["custom", None]},
-                "name": {"type": "string", "minLength": 1, "maxLength": 128},
-                "description": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-                "input_schema": {"type": "object", "description": "A JSON schema."},
-                "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-            },
-            "required": ["name", "input_schema"],
+            "anyOf": [
+                {
+                    "properties": {
+                        "type": {"enum": ["custom", None]},
+                        "name": {"type": "string", "minLength": 1, "maxLength": 128},
+                        "description": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                        "input_schema": {"type": "object", "description": "A JSON schema."},
+                        "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+                    },
+                    "required": ["name", "input_schema"],
+                },
+                {
+                    "description": "A tool of Anthropic's: left out, or called by its own schema.",
+                    "properties": {"type": {"type": "string", "not": {"const": "custom"}}},
+                    "required": ["type"],
+                },
+            ],
         }
     ),
 ]

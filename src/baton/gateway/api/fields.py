@@ -155,33 +155,48 @@ Message = Annotated[
     ),
 ]
 Messages = Annotated[list[Message], Meta(min_length=1)]
+CUSTOM: dict[str, Any] = {
+    "type": "object",
+    "description": "A tool that takes a text.",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 128},
+        "description": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "format": {"anyOf": [{"type": "object"}, {"type": "null"}], "description": "text, or a grammar."},
+    },
+    "required": ["name"],
+}
+OFFERED: dict[str, Any] = {
+    "description": "A tool that this server does not have: left out (--unknown-tools).",
+    "properties": {"type": {"type": "string", "not": {"enum": ["function", "custom", "namespace"]}}},
+    "required": ["type"],
+}
 Tool = Annotated[
     dict[str, Any],
     Meta(
         extra_json_schema={
-            "properties": {
-                "type": {"type": "string", "description": "function or custom; others are left out."},
-                "function": {
-                    "type": "object",
+            "anyOf": [
+                {
                     "properties": {
-                        "name": {"type": "string", "minLength": 1, "maxLength": 128},
-                        "description": {"type": "string"},
-                        "parameters": {"type": "object", "description": "A JSON schema."},
-                        "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+                        "type": {"const": "function"},
+                        "function": {
+                            "type": "object",
+                            "properties": {
+                                "name": {"type": "string", "minLength": 1, "maxLength": 128},
+                                "description": {"type": "string"},
+                                "parameters": {"type": "object", "description": "A JSON schema."},
+                                "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+                            },
+                            "required": ["name"],
+                        },
                     },
-                    "required": ["name"],
+                    "required": ["function"],
                 },
-                "custom": {
-                    "type": "object",
-                    "description": "A tool that takes a text.",
-                    "properties": {
-                        "name": {"type": "string", "minLength": 1, "maxLength": 128},
-                        "description": {"type": "string"},
-                        "format": {"type": "object", "description": "text, or a lark or regex grammar."},
-                    },
-                    "required": ["name"],
+                {
+                    "properties": {"type": {"const": "custom"}, "custom": CUSTOM},
+                    "required": ["type", "custom"],
                 },
-            },
+                OFFERED,
+            ],
         }
     ),
 ]

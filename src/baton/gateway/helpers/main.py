@@ -21,7 +21,8 @@ from functools import partial
 import msgspec
 
 from baton.gateway.helpers.child import Helper
-from baton.gateway.reading.reader import Reader, Settings
+from baton.gateway.reading.reader import Reader
+from baton.gateway.reading.settings import Settings
 from baton.gateway.text.encoding import Encoding
 from baton.ipc.processes.process import ParentGone, die_with_parent
 

@@ -37,7 +37,7 @@ from baton.gateway.errors import InstanceUnavailable, InternalError, Overloaded
 from baton.gateway.helpers.link import WALL_S, HelperLink, HelperLost, Starved
 from baton.gateway.helpers.wire import PATIENT, PROMPT, SHARING
 from baton.gateway.reading.jobs import Job
-from baton.gateway.reading.reader import Settings
+from baton.gateway.reading.settings import Settings
 
 log = logging.getLogger(__name__)
 

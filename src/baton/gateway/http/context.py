@@ -33,7 +33,8 @@ from baton.gateway.http.bodies import Bodies
 from baton.gateway.instances.client import ClusterClient
 from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.reading.jobs import CONVERSATIONS, Job, with_more
-from baton.gateway.reading.reader import Found, Reader, Settings, decode_answer
+from baton.gateway.reading.reader import Found, Reader, decode_answer
+from baton.gateway.reading.settings import Settings
 from baton.gateway.responses.store import ResponseStore
 from baton.gateway.served_model import Alias, ServedModel
 from baton.gateway.sharing import Sharing

@@ -16,12 +16,11 @@ from typing import Any
 import msgspec
 
 from baton.gateway.api.content import Notes
-from baton.gateway.api.messages import ContentFormat, read_messages
+from baton.gateway.api.messages import read_messages
 from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, RankingFields
 from baton.gateway.api.schemas import ChatFields, ChatRequest, decode_body, decode_prompt
 from baton.gateway.api.tools import Tools, read_tools, served
 from baton.gateway.errors import BadRequest, ContextTooLong
-from baton.gateway.parsing.choice import Formats
 from baton.gateway.reading.checks import check_ids, check_not_empty, check_prompt, text_too_long
 from baton.gateway.reading.constraints.binding import Binding, chat_bindings, text_bindings
 from baton.gateway.reading.constraints.structured import Asked
@@ -39,10 +38,10 @@ from baton.gateway.reading.jobs import (
     Translated,
 )
 from baton.gateway.reading.pooled import inputs_of, pairs_of, prompts_of
+from baton.gateway.reading.settings import Settings
 from baton.gateway.responses.translation import ReadResponses
-from baton.gateway.served_model import Judge
 from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError, no_template
-from baton.gateway.text.encoding import LONG_TEXT, MANY_TOKENS, Encoding, Source, TextTooLong
+from baton.gateway.text.encoding import LONG_TEXT, MANY_TOKENS, Encoding, TextTooLong
 from baton.grammar.checking import Checker
 from baton.grammar.description import GrammarError
 from baton.protocol.codec import pack_int32, unpack_int32
@@ -51,44 +50,6 @@ CHARACTERS_PER_TOKEN = 256
 """A text of more characters than this times the context cannot fit; it is refused unread."""
 _ALWAYS_MESSAGES = 1024
 """So many are allowed even if the context has fewer tokens."""
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """What reading depends on besides the body."""
-
-    max_model_len: int
-    vocab_size: int = 0
-    """0: unknown."""
-    template: str | None = None
-    content_format: ContentFormat = "openai"
-    """`openai`: parts of a text are the template's to read, where it does."""
-    refuses: bool = False
-    """Conversations with parts that are no texts."""
-    special_tokens: dict[str, str] = {}
-    template_defaults: dict[str, Any] = {}
-    """Of the template's own switches."""
-    formats: Formats = Formats()
-    """How the model writes calls and reasoning."""
-    judge: Judge | None = None
-    """What the model is asked about pairs of texts; None: nothing, each text is a prompt of its own."""
-    special_names: dict[str, int] = {}
-    """Special tokens: text → id."""
-    encoding: Source | None = None
-    """How helpers encode texts; None: not at all."""
-    cpu_s: float = 3.0
-    """CPU time that a helper may spend on a body ..."""
-    cpu_s_per_byte: float = 5e-7
-    """... and so much for each byte of it: what tokenizers take."""
-    memory: int = 256 << 20
-    """Bytes that it may need for one ..."""
-    memory_per_byte: int = 64
-    """... and so many for each byte of the body: what JSON's smallest values become."""
-    keeps: bool = False
-    """Answers are kept for requests that go on from them."""
-    refuse_tools: bool = False
-    """Tools that the server cannot serve are refused, not left out."""
-    nice: int = 10
-    """The niceness of a helper that has a share of a busy machine; 0: none gives way, for whatever body."""
 
 
 class Found(msgspec.Struct, array_like=True):

@@ -61,19 +61,32 @@ Tool = Annotated[
     dict[str, Any],
     Meta(
         extra_json_schema={
-            "properties": {
-                "type": {
-                    "type": "string",
-                    "description": "function, custom, namespace; others are left out.",
+            "anyOf": [
+                {
+                    "properties": {
+                        "type": {"const": "function"},
+                        "name": {"type": "string", "minLength": 1, "maxLength": 128},
+                        "description": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                        "parameters": {
+                            "anyOf": [{"type": "object", "description": "A JSON schema."}, {"type": "null"}]
+                        },
+                        "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+                    },
+                    "required": ["type", "name"],
                 },
-                "name": {"type": "string", "minLength": 1, "maxLength": 128},
-                "description": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-                "parameters": {
-                    "anyOf": [{"type": "object", "description": "A JSON schema."}, {"type": "null"}]
+                {**f.CUSTOM, "properties": {"type": {"const": "custom"}, **f.CUSTOM["properties"]}}
+                | {"required": ["type", "name"]},
+                {
+                    "description": "Tools whose names get the namespace's before them.",
+                    "properties": {
+                        "type": {"const": "namespace"},
+                        "name": {"type": "string", "minLength": 1, "maxLength": 64},
+                        "tools": {"type": "array", "items": {"type": "object", "required": ["type"]}},
+                    },
+                    "required": ["type", "name", "tools"],
                 },
-                "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-            },
-            "required": ["type"],
+                f.OFFERED,
+            ],
         }
     ),
 ]
