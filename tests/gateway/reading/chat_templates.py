@@ -52,7 +52,7 @@ ALTERNATES = (  # Roles must alternate; ids of calls have nine characters; no sy
 {%- for m in rest %}
     {%- if m.role not in ('user', 'assistant', 'tool') %}{{ raise_exception('no role ' + m.role) }}{% endif %}
     {%- if m.role == 'user' or (m.role == 'assistant' and m.tool_calls is not defined) %}
-        {%- if (m.role == 'user') != (ns.i % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+        {%- if (m.role == 'user') != (ns.i % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}
         {%- set ns.i = ns.i + 1 %}
     {%- endif %}
 {%- endfor %}
@@ -73,7 +73,9 @@ PARTS_AND_THOUGHTS = (  # What was thought is a part of the content; a turn must
     _TOOLS
     + """
 {%- for m in messages %}
-    {%- if m.role == 'assistant' and not m.content and not m.tool_calls %}{{ raise_exception('empty') }}{% endif %}
+    {%- if m.role == 'assistant' and not m.content and not m.tool_calls %}
+        {{- raise_exception('empty') }}
+    {%- endif %}
     {{- '[' + m.role + ']' }}
     {%- if m.content is string %}{{ m.content }}
     {%- else %}
@@ -104,7 +106,9 @@ HEADERS = (  # Any role is printed; a text beside calls is dropped; one call a t
 )
 CHANNELS = (  # Thoughts have a third name, go before calls, and never beside a text; knows developers.
     """
-{%- macro told(m) %}{% if m.role in ('developer', 'system') %}<developer>{{ m.content }}<end>{% endif %}{% endmacro %}
+{%- macro told(m) %}
+    {%- if m.role in ('developer', 'system') %}<developer>{{ m.content }}<end>{% endif %}
+{%- endmacro %}
 {%- if tools %}<developer>{{ tools | tojson }}<end>{% endif %}
 {%- set ns = namespace(name='') %}
 {%- for m in messages %}
@@ -113,7 +117,8 @@ CHANNELS = (  # Thoughts have a third name, go before calls, and never beside a 
         {%- if m.content or m.thinking %}<assistant analysis>{{ m.content or m.thinking }}<end>{% endif %}
         {%- for call in m.tool_calls %}
             {%- set ns.name = call.function.name %}
-            {{- '<assistant to=functions.' + call.function.name + '>' }}{{ call.function.arguments | tojson }}<call>
+            {{- '<assistant to=functions.' + call.function.name + '>' }}
+            {{- call.function.arguments | tojson }}{{ '<call>' }}
         {%- endfor %}
     {%- elif m.role == 'assistant' %}
         {%- if 'thinking' in m %}<assistant analysis>{{ m.thinking + '' }}<end>{% endif %}

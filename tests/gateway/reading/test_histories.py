@@ -1,5 +1,5 @@
-"""A conversation never dies: what Baton gives out is taken back in all three APIs, however it was cut, and one
-conversation makes one prompt, whichever of them it comes by."""
+"""A conversation never dies: what Baton gives out is taken back in all three APIs, however it was cut, and
+one conversation makes one prompt, whichever of them it comes by."""
 
 from __future__ import annotations
 
@@ -366,6 +366,38 @@ def test_one_conversation_makes_one_prompt(name: str, which: str) -> None:
         assert "I think." in made["chat"]
     if which == "images" and name not in ("characters",):
         assert "[image left out: this model reads text]" in made["chat"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_said_on_both_sides_of_a_call(name: str) -> None:
+    """One content in a chat; blocks and items in the order in which they came in the others."""
+    call = {"id": "call00001", "type": "function", "function": {"name": "time", "arguments": "{}"}}
+    content = "I look.\nSo be it."
+    chat = [
+        USER,
+        {"role": "assistant", "content": content, "reasoning": "Hm.\nAh.", "tool_calls": [call]},
+        USER,
+    ]
+    blocks = [
+        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "call00001", "name": "time", "input": {}},
+        {"type": "thinking", "thinking": "Ah.", "signature": ""},
+        {"type": "text", "text": "So be it."},
+    ]
+    items = [
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "call00001", "name": "time", "arguments": "{}"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Ah."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So be it."}]},
+    ]
+    made = [
+        prompt(name, "chat", {"messages": chat}),
+        prompt(name, "messages", {"messages": [USER, {"role": "assistant", "content": blocks}, USER]}),
+        prompt(name, "responses", {"input": [USER, *items, USER]}),
+    ]
+    assert made[0] == made[1] == made[2]
 
 
 def test_no_template_of_the_tests_is_missing() -> None:

@@ -42,8 +42,8 @@ _BLOCKS: dict[str, Any] = {
                 "properties": {
                     "type": {
                         "type": "string",
-                        "description": "text, tool_use, tool_result, thinking or redacted_thinking; others, such "
-                        "as image, are noted or refused (--unsupported-content).",
+                        "description": "text, tool_use, tool_result, thinking or redacted_thinking; others "
+                        "(image, …) are noted or refused (--unsupported-content).",
                     }
                 },
                 "required": ["type"],

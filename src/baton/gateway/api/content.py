@@ -174,8 +174,7 @@ def _thoughts_in(value: object, depth: int = 0) -> list[str]:
         return [text for one in value for text in _thoughts_in(one, depth + 1)]
     if isinstance(value, Mapping):
         names = (*_THOUGHTS, "text", "content", "summary")
-        said = next((value[name] for name in names if value.get(name)), [])
-        return _thoughts_in(said, depth + 1)
+        return _thoughts_in(next((value[name] for name in names if value.get(name)), []), depth + 1)
     return []
 
 
@@ -189,9 +188,11 @@ def added(first: Any, second: Any) -> Any:
 
 
 def said_on(before: Any, more: Any) -> Any:
-    """What a model says on both sides of a call, as a chat's content has it."""
-    if isinstance(before, str | None) and isinstance(more, str):
-        return (before or "") + more
+    """What a model says on both sides of a call, as a chat's content has it: on lines of their own."""
+    if not before or not more:
+        return before or more
+    if isinstance(before, str) and isinstance(more, str):
+        return before + ("" if before[-1].isspace() or more[0].isspace() else "\n") + more
     return [*parts_of(before), *parts_of(more)]
 
 

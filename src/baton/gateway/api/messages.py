@@ -144,7 +144,8 @@ def _read_calls(calls: object, where: str, notes: Notes) -> list[dict[str, Any]]
 
 def _read_call(call: object, where: str, notes: Notes) -> dict[str, Any]:
     """Arguments are an object."""
-    match call:
+    given: Mapping[str, Any] = call if isinstance(call, Mapping) else {}
+    match given:
         case {"function": {} as function}:
             pass
         case {
@@ -158,5 +159,5 @@ def _read_call(call: object, where: str, notes: Notes) -> dict[str, Any]:
     arguments, whole = read_arguments(function.get("arguments"))
     if not whole:
         notes.add(ARGUMENTS)
-    kept = {name: value for name, value in call.items() if value is not None and name != "custom"}
+    kept = {name: value for name, value in given.items() if value is not None and name != "custom"}
     return {**kept, "type": "function", "function": {**function, "arguments": arguments}}

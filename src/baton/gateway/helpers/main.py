@@ -49,8 +49,8 @@ _CONVERSATIONS = [
 
 def warm_up(reader: Reader) -> None:
     """Renders conversations here, so that children begin with a compiled template that has been asked how it
-    wants messages: without, the first conversation takes one 9 ms, and each request that exceeds a limit costs
-    a child.  A child tries it before, as it may be more than a job may take."""
+    wants messages: without, the first conversation takes one 9 ms and more, and each request that exceeds a
+    limit costs a child.  A child tries it before, as it may be more than a job may take."""
     parent = os.getpid()
     child = os.fork()
     if not child:

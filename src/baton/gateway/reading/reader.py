@@ -77,7 +77,7 @@ class Found(msgspec.Struct, array_like=True):
     skipped: list[str] = []
     """Kinds of tools that were offered and left out."""
     notes: dict[str, int] = {}
-    """Of a conversation: what this model does not read and was noted, kind → how often (`api/content.py`)."""
+    """Of a conversation: parts that the model does not read, kind → how many (`api/content.py`)."""
 
     @property
     def is_long(self) -> bool:
@@ -185,9 +185,8 @@ class Reader:
         try:
             found = Found(texts=[self._checker.check(asked.structure)])
         except GrammarError as error:
-            return msgspec.msgpack.encode(
-                Answer(failure=Failure(f"{asked.field}: {error}", asked.field, None))
-            )
+            failure = Failure(f"{asked.field}: {error}", asked.field, None)
+            return msgspec.msgpack.encode(Answer(failure=failure))
         return msgspec.msgpack.encode(Answer(found=found))
 
     def _skip_tools(self, request: Any) -> list[str]:
@@ -309,19 +308,14 @@ class Reader:
     def _conversation(self, request: ChatFields) -> Found:
         count, most = len(request.messages or ()), max(self.settings.max_model_len, _ALWAYS_MESSAGES)
         if count > most:
-            raise ContextTooLong(
-                self.settings.max_model_len,
-                f"your {count} messages cannot fit",
-                f"Please reduce the length of the messages, to at most {most}",
-                param="messages",
-            )
+            advice = f"Please reduce the length of the messages, to at most {most}"
+            what = f"your {count} messages cannot fit"
+            raise ContextTooLong(self.settings.max_model_len, what, advice, param="messages")
         notes = Notes(self.settings.refuses)
-        messages = read_messages(request.messages, self.settings.content_format, notes)
-        if self._template is None:
-            self._template = self._compile()
-        text, found = render_conversation(
-            request, messages, self._template, self.settings.formats, self.settings.template_defaults
-        )
+        settings, template = self.settings, self._template or self._compile()
+        messages = read_messages(request.messages, settings.content_format, notes)
+        defaults = settings.template_defaults
+        text, found = render_conversation(request, messages, template, settings.formats, defaults)
         if not _cuts(request):
             self._check_text("messages", text)
         return Found(
@@ -329,7 +323,7 @@ class Reader:
             field="messages",
             tools=found.tools,
             thinking=found.thinking,
-            echo=echo_of(request, messages, self._template) if getattr(request, "echo", None) else "",
+            echo=echo_of(request, messages, template) if getattr(request, "echo", None) else "",
             notes=notes.counts,
         )
 
@@ -340,21 +334,20 @@ class Reader:
         def fits(messages: list[dict[str, Any]]) -> bool:
             request.messages = messages
             text = self._conversation(request).texts[0]
-            return (
-                not encoding.is_longer(text, room)
-                and len(encoding.encode(text, add_special_tokens=False)) <= room
-            )
+            if encoding.is_longer(text, room):
+                return False
+            return len(encoding.encode(text, add_special_tokens=False)) <= room
 
         messages = list(request.messages or ())
         fitting(messages, fits)
         request.messages = messages
 
     def _compile(self) -> ChatTemplate:
-        if self.settings.template is None:
+        own = self.settings
+        if own.template is None:
             raise no_template()
-        return ChatTemplate(
-            self.settings.template, self.settings.special_tokens, self.settings.template_defaults
-        )
+        self._template = ChatTemplate(own.template, own.special_tokens, own.template_defaults)
+        return self._template
 
     def _check_text(self, field: str, text: str) -> None:
         if len(text) > self.settings.max_model_len * CHARACTERS_PER_TOKEN:

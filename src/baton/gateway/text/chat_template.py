@@ -126,10 +126,8 @@ class ChatTemplate:
         self, conversation: list[dict[str, Any]], variables: Mapping[str, Any], *, marked: bool
     ) -> str:
         """`marked`: where the last message ends, a mark follows."""
-        if marked:
-            conversation = _marked(conversation)
         try:
-            return self._run(conversation, variables)
+            return self._run(_marked(conversation) if marked else conversation, variables)
         except MemoryError:
             raise
         except Exception as error:  # the template is a foreign program: whatever it raises

@@ -219,7 +219,9 @@ def _candidates(kind: Kind) -> Iterator[Turn]:
     """Ways to write such a turn, those first that most templates take."""
     thinkings: list[Thinking] = [""]
     if kind.thought:
-        thinkings += ["beside", "part", *(["joined"] if kind.text and kind.calls else [])]
+        thinkings += ["beside", "part"]
+    if kind.thought and kind.text and kind.calls:
+        thinkings.append("joined")
     for as_text, apart, thinking in itertools.product(
         (False, True) if kind.calls else (False,),
         (False, True) if kind.calls and kind.text else (False,),

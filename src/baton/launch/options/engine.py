@@ -132,14 +132,10 @@ class ModelOptions(Options):
     )
     chat_template_content_format: Literal["auto", "string", "openai"] = flag(
         "auto",
-        "How a message's text parts come to the chat template: joined to one string, or as OpenAI's list of "
-        "parts. auto: as the template reads them.",
+        "How text parts come to the chat template: joined, or as OpenAI's list; auto: as it reads them.",
     )
     unsupported_content: Literal["note", "refuse"] = flag(
-        "note",
-        "What becomes of images, sound, files and other parts of a conversation that are no texts. note: a "
-        "short text stands in their place, and a header of the answer counts them; refuse: the request is "
-        "refused.",
+        "note", "Images, sound and files in conversations: a short text in their place, or an error."
     )
     tool_call_parser: str = flag(
         "auto",
