@@ -143,6 +143,9 @@ class ChatTemplate:
         marked: bool,
     ) -> str:
         """What a strict template makes of it in another shape.  Raises the first error if it takes none."""
+        if variables["tools"] is None:  # (some go through them without asking)
+            with contextlib.suppress(ChatTemplateError):
+                return self._text_of(conversation, {**variables, "tools": []}, marked=marked)
         tried = [conversation]
         for other in tamer(conversation):
             if other not in tried:
