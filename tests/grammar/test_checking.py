@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 from llguidance import LLMatcher
 
@@ -22,6 +25,7 @@ from baton.grammar.description import (
     Tagged,
     Text,
 )
+from baton.grammar.limits import parser_limits
 from baton.grammar.vocabulary import matching_tokenizer
 
 SPECIAL = {"<s>": 256, "</s>": 257, "<|call|>": 258}
@@ -101,23 +105,33 @@ def test_a_frame_begins_at_its_trigger():
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
-        ({"not": {}}, "not: the keyword not cannot"),
+        ({"not": {}}, "no text can satisfy it"),
+        ({"not": {"multipleOf": 2}}, "not: the keyword not cannot"),
         ({"type": "array", "items": {"uniqueItems": True}}, "items.uniqueItems: the keyword uniqueItems"),
-        ({"properties": {"a": {"if": {}, "then": {}}}}, "properties.a.if: the keyword if"),
-        ({"$defs": {"a": {"contains": {}}}}, "$defs.a.contains: the keyword contains"),
-        ({"anyOf": [{}, {"propertyNames": {}}]}, "anyOf[1].propertyNames: the keyword propertyNames"),
-        ({"format": "iri"}, "format: the format 'iri' cannot be enforced"),
-        ({"format": 5}, "format: the format '5' cannot"),
-        ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "oneOf"),
+        ({"properties": {"a": {"if": {"multipleOf": 2}, "then": False}}}, "properties.a.if: the keyword if"),
+        (
+            {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"contains": {"const": 1}}}},
+            "$defs.a.contains: the keyword contains",
+        ),
+        (
+            {"anyOf": [{}, {"propertyNames": {"pattern": "a", "maxLength": 3}}]},
+            "anyOf[1].propertyNames: the keyword propertyNames",
+        ),
+        ({"oneOf": [{"multipleOf": 2}, {"minimum": 3}]}, "oneOf: the keyword oneOf cannot"),
         ({"$ref": "http://elsewhere/x"}, "http://elsewhere/x"),
         ({"type": "object", "minProperties": 2}, "minProperties above 1"),
         ({"x-guidance": {"lenient": True}, "type": "null"}, "x-guidance: is reserved"),
         ({"type": "whatever"}, "Invalid type: whatever"),
         ({"minimum": "a"}, "minimum"),
-        ({"pattern": "(?=a)"}, r"pattern: (?= is not supported"),
-        ({"pattern": "a|^b"}, "pattern: ^ inside"),
-        ({"pattern": "^a|b$"}, "an anchor beside alternatives"),
-        ({"pattern": "[a&&b]"}, "&& in a class"),
+        ({"pattern": "a(?=b)"}, "pattern: looking ahead, but from the beginning, is not"),
+        ({"pattern": "(?<=a)b"}, "pattern: (?< is not supported"),
+        ({"pattern": "(^a|b){2,9}"}, "pattern: an anchor in a repetition"),
+        ({"pattern": "a{70000}"}, "pattern: repeats something more than 65536 times"),
+        ({"properties": {"a": {"maxLength": 100_000}}}, "properties.a.maxLength: the keyword maxLength"),
+        ({"minItems": 5000}, "minItems: the keyword minItems cannot be enforced with 5000"),
+        ({"properties": {"a": {"const": 2**60 + 1}}}, "properties.a.const: the keyword const"),
+        ({"type": "integer", "minimum": 10**30}, "minimum: the keyword minimum"),
+        ({"$dynamicRef": "#a"}, "$dynamicRef: the keyword $dynamicRef"),
         ({"pattern": r"\bx"}, "pattern"),
         ({"pattern": r"(a)\1"}, "pattern"),
         ({"items": 5}, "items: must be an object"),
@@ -190,6 +204,13 @@ def test_formats(format_: str, valid: list[str], invalid: list[str]):
         ("b", ["abc", "b"], ["ac"]),
         ("a|b", ["xxb", "a"], ["x"]),
         ("^(a|b)$", ["a"], ["ab"]),
+        ("a|^b", ["xa", "b", "bx"], ["xb"]),
+        ("^a|b$", ["ax", "xb"], ["xa", "bx"]),
+        (r"(^|\s)x($|\s)", ["x", "a x", "x a"], ["ax", "xa"]),
+        ("^[a&&b]$", ["&", "a"], ["ab"]),
+        ("^(?=.*[0-9])(?=.*[a-z]).{3,}$", ["a12", "1ab"], ["123", "abc", "a1"]),
+        ("^(?!ab)[a-z]+$", ["ba", "a", "acb"], ["ab", "abc"]),
+        ("^{x}$", ["{x}"], ["x"]),
         ("^[[a]$", ["[", "a"], ["b"]),
     ],
 )
@@ -197,6 +218,94 @@ def test_patterns_mean_what_they_mean_in_javascript(pattern: str, valid: list[st
     schema = Json({"type": "string", "pattern": pattern})
     assert [text for text in valid if not takes(schema, f'"{text}"')] == []
     assert [text for text in invalid if takes(schema, f'"{text}"')] == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"propertyNames": {"type": "string"}, "type": "object"},
+        {"propertyNames": True},
+        {"propertyNames": {}},
+        {"dependencies": {}},
+        {"dependentRequired": {"a": []}, "dependentSchemas": {"a": True}},
+        {"contains": {"const": 1}, "minContains": 0},
+        {"minContains": 2},
+        {"$defs": {"a": {"contains": {"const": 1}, "not": {"multipleOf": 3}}}},
+        {"definitions": {"a": {"pattern": "(?<=a)b"}}},
+        {"nullable": True},
+        {"uniqueItems": False},
+        {"uniqueItems": True, "maxItems": 1},
+        {"if": {"multipleOf": 2}},
+        {"then": False, "else": False},
+        {"not": False},
+        {"not": {"not": {}}},
+        {"unevaluatedProperties": True, "unevaluatedItems": {}},
+        {"minProperties": 0, "minItems": 0, "minLength": 0},
+        {"type": "object", "required": ["a"], "minProperties": 1, "properties": {"a": {}, "b": {}}},
+        {"maxLength": 2**31 - 1, "maxItems": 2**40, "maxProperties": 2**63},
+        {"type": "integer", "multipleOf": 1},
+        {
+            "type": "string",
+            "x-order": 3,
+            "$comment": "a",
+            "deprecated": True,
+            "readOnly": True,
+            "examples": ["a"],
+        },
+        {"contentEncoding": "base64", "contentMediaType": "image/png", "contentSchema": {"not": {}}},
+        {"discriminator": {"propertyName": "kind"}, "xml": {}, "externalDocs": {}, "example": 5},
+        *(
+            {"format": name}
+            for name in ("int32", "int64", "float", "double", "byte", "binary", "password", "url")
+        ),
+        *({"format": name} for name in ("uri-reference", "iri", "regex", "color", "", "utc-millisec")),
+        {"type": "integer", "format": "date"},
+    ],
+    ids=str,
+)
+def test_what_asks_for_nothing_is_accepted(schema: dict[str, Any]) -> None:
+    for place in (schema, {"properties": {"a": schema}}, {"anyOf": [{"items": schema}]}):
+        assert CHECKER.check(Structure(Json(place)))
+
+
+def test_one_of_integer_and_number_is_a_number_that_is_no_integer() -> None:
+    schema = Json({"oneOf": [{"type": "integer"}, {"type": "number"}]})
+    assert takes(schema, "1.5")
+    assert not takes(schema, "1")
+    assert not takes(schema, "1.0")
+
+
+@pytest.mark.parametrize("most", [3000, 5000, 65_535])
+def test_long_strings_are_counted_to_their_end(most: int) -> None:
+    """Byte by byte, of characters of several bytes, with all masks."""
+    grammar = CHECKER.check(Structure(Json({"type": "string", "maxLength": most, "minLength": most - 1})))
+    matcher = LLMatcher(BYTES, grammar, log_level=0, limits=parser_limits(grammar))
+    count, place = 0, 0
+    assert matcher.consume_token(ord('"'))
+    while count < most:
+        character = "😀éa"[place % 3]
+        place += 1
+        for byte in character.encode():
+            if count % 7 == 0 or count > most - 10:
+                assert matcher.compute_bitmask()
+            assert matcher.consume_token(byte), (count, matcher.get_error())
+        count += 1
+    assert matcher.try_consume_tokens(list(b"a")) == 0
+    assert matcher.try_consume_tokens([ord('"')]) == 1
+    assert matcher.is_accepting()
+
+
+def test_a_schema_that_is_referred_to_is_kept_wherever_it_stands() -> None:
+    for place in ("$defs", "definitions", "components", "x-own"):
+        schema = {
+            "type": "object",
+            "properties": {"a": {"$ref": f"#/{place}/b"}},
+            place: {"b": {"not": {"type": "string"}}},
+        }
+        assert takes(Json(schema), '{"a": 1}')
+        assert not takes(Json(schema), '{"a": "b"}')
+        with pytest.raises(GrammarError, match=rf"{re.escape(place)}\.b\.not: the keyword not"):
+            CHECKER.check(Structure(Json({**schema, place: {"b": {"not": {"multipleOf": 3}}}})))
 
 
 def test_many_choices_are_no_burden():

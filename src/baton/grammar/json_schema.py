@@ -16,7 +16,7 @@ from typing import Any
 from baton.grammar.description import GrammarError
 from baton.grammar.documents import TYPES, Document, Schema, as_type, types_of
 from baton.grammar.formats import FORMATS, KEPT_FORMATS
-from baton.grammar.limits import MAX_COUNT, MAX_DEPTH, MAX_ITEMS, UNREACHABLE
+from baton.grammar.limits import MAX_COUNT, MAX_COUNTED, MAX_DEPTH, MAX_ITEMS, UNREACHABLE
 from baton.grammar.numbers import KEYWORDS, bounds, check_constant, check_multiples, size
 from baton.grammar.patterns import Rust, counted_in, single, translated
 from baton.grammar.rewriting import Rewriting
@@ -89,10 +89,10 @@ class _Preparing:
             found["$defs"] = definitions
         if self._combines:
             check_multiples(self._multiples)
-        if self.counted > MAX_COUNT:
+        if self.counted > MAX_COUNTED:
             raise GrammarError(
                 f"maxLength: the keyword maxLength cannot be enforced for {self.counted} characters in all; at most "
-                f"{MAX_COUNT} are possible"
+                f"{MAX_COUNTED} are possible"
             )
         if not isinstance(found, dict):
             raise GrammarError("no text can satisfy it")
@@ -246,7 +246,7 @@ class _Written:
         count = size(value, f"{self._place}{key}", most)
         if count:
             self.found[key] = count
-            if key == "minLength":
+            if key == "minLength" and "maxLength" not in self._schema:
                 self._all.count(count)
 
     def most(self, key: str, value: Any, most: int) -> None:

@@ -15,6 +15,8 @@ MAX_DEPTH = 60
 """Of a schema, in lists and objects."""
 MAX_COUNT = 65_536
 """Of characters that a string of a schema is counted to, or of repetitions in a pattern."""
+MAX_COUNTED = 80_000
+"""Of all different ones of these in a schema together."""
 MAX_ITEMS = 4_000
 """Of an array whose items are counted."""
 UNREACHABLE = 1 << 27
@@ -36,7 +38,7 @@ def parser_limits(grammar: str = "") -> LLParserLimits:
     A grammar that counts characters may have so many states more that it never runs out of them: they are made
     where an answer goes, a few KiB for each character of it."""
     found = _COUNTED.match(grammar)
-    characters = min(int(found[1]), MAX_COUNT) if found else 0
+    characters = min(int(found[1]), MAX_COUNTED) if found else 0
     return LLParserLimits(
         max_items_in_row=2_000,
         initial_lexer_fuel=1_000_000,

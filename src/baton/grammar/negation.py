@@ -2,7 +2,7 @@
 
 | keyword | its opposite |
 | --- | --- |
-| `type` | the other types; of `integer` alone only where no other number may be |
+| `type` | the other types; numbers that are no integers are those between -50 and 50 |
 | `const`, `enum` | the ranges between its numbers, an expression for other texts, the other literals |
 | `minimum`, `maxLength`, `minItems`, … | the other side of the bound |
 | `pattern` | the expression of all other texts (`automata.py`) |
@@ -27,7 +27,7 @@ from baton.grammar.patterns import others, without
 from baton.grammar.regexes import NotExpressible
 
 _DEEPEST = 12
-_MOST = 200
+_MOST = 300
 """Alternatives."""
 _ANNOTATIONS = frozenset({"$comment", "title", "description", "default", "examples"})
 _OLD = {
@@ -49,8 +49,8 @@ _DEPENDENT = frozenset({"dependentRequired", "dependentSchemas", "dependencies"}
 def opposite(
     schema: Schema, types: frozenset[str], document: Document, depth: int = 0
 ) -> list[dict[str, Any]]:
-    """Schemas of which one at least holds of each value of these types of which the schema does not, and none
-    of another.  Raises `NotExpressible`."""
+    """Schemas of which none holds of a value of which the schema does, and one of each other value of these
+    types (but for fractions, see above).  Raises `NotExpressible`."""
     if schema is True or types == frozenset():
         return []
     if schema is False:
@@ -65,7 +65,8 @@ def opposite(
     if "type" in schema:
         other = types - own
         if "number" in types and "integer" in own and "number" not in own:
-            raise NotExpressible("type integer among numbers")
+            found += _FRACTIONS
+            other -= {"number"}
         if other:
             found.append({"type": as_type(other)})
         types = types & own
@@ -317,6 +318,12 @@ class _Negation:
             *found,
             *({"allOf": [one, other]} for one in (self.of(value) if others_ else []) for other in others_),
         ]
+
+
+_FRACTIONS: list[dict[str, Any]] = [
+    {"type": "number", "exclusiveMinimum": whole, "exclusiveMaximum": whole + 1} for whole in range(-50, 50)
+]
+"""Numbers that are no integers: not all of them, but none else."""
 
 
 def _between(type_: str, numbers: list[int | float]) -> list[dict[str, Any]]:

@@ -71,7 +71,9 @@ def bounds(schema: Mapping[str, Any], types: Collection[str], place: str) -> dic
 def _inwards(value: int | float, sign: int, whole: bool, exclusive: bool) -> tuple[int | float | None, bool]:
     """(the bound that the library keeps, whether it is still exclusive); `sign`: 1 for a lower bound."""
     farthest = _FARTHEST if whole else EXACT
-    if value and abs(value) < _NEAREST:
+    if not value:
+        return 0, exclusive  # (the library takes -0.0 for less than 0)
+    if abs(value) < _NEAREST:
         return (sign * _NEAREST if value * sign > 0 else 0), False
     if abs(value) <= EXACT:
         return value, exclusive

@@ -146,7 +146,7 @@ def _ahead(node: Node, positive: bool, where: str) -> str | None:
 
 def _one_node(found: list[Way], where: str) -> Node:
     if any(way.ahead for way in found):
-        raise GrammarError(f"{where}: what looks ahead is not supported here")
+        raise GrammarError(f"{where}: looking ahead is not supported here")
     if not found:
         raise GrammarError(f"{where}: no text matches it")
     return alternatives([way.node for way in found])

@@ -218,7 +218,7 @@ def _way(path: Path) -> Way | None:
     end = next((i for i, one in enumerate(path) if isinstance(one, End)), len(path))
     outside = [*path[: max(begin, 0)], *path[end + 1 :]] if begin < end else path
     if any(isinstance(one, Ahead) for one in outside):
-        raise NotExpressible("what looks ahead beside an anchor")
+        raise NotExpressible("looking ahead beside an anchor")
     if not all(isinstance(one, Begin | End) or is_nullable(one) for one in outside):
         return None
     if begin > end:
@@ -227,11 +227,11 @@ def _way(path: Path) -> Way | None:
     ahead: list[tuple[Node, bool]] = []
     while inside and isinstance(inside[0], Ahead):
         if begin < 0:
-            raise NotExpressible("what looks ahead from anywhere")
+            raise NotExpressible("looking ahead, but from the beginning,")
         ahead.append((_looked(inside[0].node), inside[0].positive))
         inside = inside[1:]
     if any(isinstance(one, Ahead) for one in inside):
-        raise NotExpressible("what looks ahead from within")
+        raise NotExpressible("looking ahead, but from the beginning,")
     parts: list[Node] = [] if begin >= 0 else [ANYTHING]
     parts += inside
     if end == len(path):
@@ -243,7 +243,7 @@ def _looked(node: Node) -> Node:
     """What a whole string matches from whose beginning this is seen."""
     found = ways(Chain((Begin(), node)))
     if any(way.ahead for way in found):
-        raise NotExpressible("what looks ahead from what looks ahead")
+        raise NotExpressible("looking ahead from what looks ahead")
     return alternatives([way.node for way in found])
 
 

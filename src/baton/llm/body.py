@@ -29,7 +29,7 @@ from baton.gateway.parsing.plan import Parsing
 from baton.gateway.reading.arguments import Prompt, as_list, one_params, token_ids
 from baton.gateway.reading.constraints.calling import structure_of
 from baton.gateway.reading.constraints.functions import Function, functions_of, loosened
-from baton.gateway.reading.constraints.structured import CheckedGrammars, asked_for, described
+from baton.gateway.reading.constraints.structured import asked_for, described
 from baton.gateway.reading.conversations import Conversation, render_conversation
 from baton.gateway.reading.judging import activated, checked, judging, scorer_of, scores_of
 from baton.gateway.reading.pooled import prompts_of
@@ -40,6 +40,7 @@ from baton.launch.arguments import choose_arguments, takes_arguments_of
 from baton.launch.background import Background
 from baton.launch.options import EngineOptions
 from baton.launch.planning.plan import ServerPlan, make_plan
+from baton.llm.grammars import CheckedGrammars
 from baton.observe.logs import log_somewhere
 from baton.protocol.params.pooling import SCORES, Pooling, unpack_vector
 from baton.protocol.params.sampling_params import NO_TOKENS, SamplingParams, make_params
@@ -107,10 +108,10 @@ class Body:
         self._plan = plan
         self._ids = itertools.count()
         self._background = Background(self._plan)
-        self._grammars = CheckedGrammars(self._background.tokenizer)
+        self._grammars = CheckedGrammars(self._background.tokenizer.special_names)
         self._known: tuple[str | None, Formats] | None = None
         self._noted = Noted()
-        self._close = weakref.finalize(self, self._background.stop)
+        self._close = weakref.finalize(self, _stop, self._background, self._grammars)
         try:
             self._background.start()
         except BaseException:
@@ -374,3 +375,8 @@ class Body:
             if loose == functions:
                 raise
         return compiled(loose)
+
+
+def _stop(background: Background, grammars: CheckedGrammars) -> None:
+    background.stop()
+    grammars.close()

@@ -23,6 +23,8 @@ class ResponseFormat(msgspec.Struct):
     type: str | None = None
     """`text`, `json_object`, `json_schema` or `structural_tag`."""
     json_schema: JsonSchemaFormat | None = None
+    schema: f.Anything | None = None
+    """Of `json_object`: what the object must be besides (llama.cpp's)."""
     structures: list[f.Anything] | None = None
     triggers: list[str] | None = None
     format: f.Anything | None = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 
-from baton.gateway.errors import BadRequest
-from baton.gateway.helpers.pool import Helpers
+from baton.gateway.errors import BadRequest, InternalError
+from baton.gateway.helpers.pool import LOST, Helpers
 from baton.gateway.reading.constraints.binding import Binding
 from baton.gateway.reading.reader import decode_grammar
 
@@ -34,11 +34,18 @@ class Grammars:
         found = self._kept.get(key)
         if found is None:
             self.num_checked += 1
-            answer = await self._helpers.answer("structure", binding.asked)
             try:
-                found = decode_grammar(answer)
+                found = decode_grammar(await self._helpers.answer("structure", binding.asked))
             except BadRequest as error:
                 found = error
+            except InternalError as error:
+                if error.code != LOST:
+                    raise
+                found = BadRequest(
+                    f"{binding.field}: compiling it ended the process that did; give a smaller or simpler one",
+                    param=binding.field,
+                    code="too_costly",
+                )
             self._keep(key, found)
         else:
             self._kept.move_to_end(key)

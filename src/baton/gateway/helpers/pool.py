@@ -54,6 +54,9 @@ _IDLE_S = 30.0
 """A helper that nobody needs so long goes, but for one of the short lane."""
 _TRIES = 2
 
+LOST = "helper_lost"
+"""The code of an error: no helper survived the job."""
+
 
 class Helpers:
     """Reads bodies in other processes.  `start` in advance, or the first job does."""
@@ -105,7 +108,7 @@ class Helpers:
             return found
         raise InternalError(
             "the process that reads this request died, twice; the server's log may say more",
-            code="helper_lost",
+            code=LOST,
         )
 
     def start(self) -> None:

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
-from threading import Lock
 from typing import Any
 
 import msgspec
@@ -16,8 +14,6 @@ from baton.gateway.api.formats import ResponseFormat
 from baton.gateway.api.schemas import SamplingFields
 from baton.gateway.errors import BadRequest
 from baton.gateway.reading.constraints.structural import structural_tag
-from baton.gateway.text.tokenizer import Tokenizer
-from baton.grammar.checking import Checker
 from baton.grammar.description import (
     Choice,
     Content,
@@ -32,7 +28,6 @@ from baton.grammar.description import (
 from baton.grammar.limits import MAX_DESCRIPTION_BYTES
 from baton.protocol.params.structured_outputs import StructuredOutputs, asks_nothing
 
-_KEPT = 256
 _OBJECT = Json({"type": "object"})
 
 
@@ -120,9 +115,19 @@ def asked_for(wanted: StructuredOutputs, names: Mapping[str, str] | None = None)
 def _response_format(wanted: ResponseFormat) -> Asked:
     match wanted.type:
         case "json_object":
-            return _asked(_OBJECT, "response_format")
+            if wanted.json_schema is not None:
+                raise BadRequest(
+                    "response_format.json_schema: goes with type json_schema, not with json_object",
+                    param="response_format.json_schema",
+                )
+            return _asked(_object(wanted.schema), "response_format")
         case "json_schema":
             field = "response_format.json_schema"
+            if wanted.schema is not None:
+                raise BadRequest(
+                    "response_format.schema: goes into response_format.json_schema, with its name",
+                    param="response_format.schema",
+                )
             if wanted.json_schema is None:
                 raise BadRequest(f"{field}: it is missing; give an object with name and schema", param=field)
             field += ".schema"
@@ -138,6 +143,13 @@ def _response_format(wanted: ResponseFormat) -> Asked:
         f"response_format.type: {wanted.type!r} must be text, json_object, json_schema or structural_tag",
         param="response_format.type",
     )
+
+
+def _object(schema: Any) -> Json:
+    """llama.cpp's and others' `json_object` with a schema: an object that it allows as well."""
+    if schema is None:
+        return _OBJECT
+    return Json({"type": "object", "allOf": [_parsed("response_format.schema", schema)]})
 
 
 def _asked(content: Content, field: str) -> Asked:
@@ -190,30 +202,3 @@ def _tags(field: str, value: Any) -> Content:
         ) from None
     frames = [Tag(one.begin, Json(_parsed(field, one.schema)), one.end) for one in tags.structures]
     return Tagged(frames, tags.triggers)
-
-
-class CheckedGrammars:
-    """For Python programs, which check in their own process."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._checker: Checker | None = None
-        self._kept: OrderedDict[bytes, str] = OrderedDict()
-        self._lock = Lock()
-
-    def of(self, asked: Asked) -> str:
-        """From any thread.  Raises `BadRequest`."""
-        key = msgspec.msgpack.encode(asked)
-        with self._lock:
-            found = self._kept.get(key)
-            if found is None:
-                if self._checker is None:
-                    self._checker = Checker(self._tokenizer.special_names)
-                try:
-                    found = self._checker.check(asked.structure)
-                except GrammarError as error:
-                    raise BadRequest(f"{asked.field}: {error}", param=asked.field) from None
-                self._kept[key] = found
-                if len(self._kept) > _KEPT:
-                    self._kept.popitem(last=False)
-            return found

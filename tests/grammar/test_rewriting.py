@@ -1,0 +1,155 @@
+"""Schemas of every keyword, against a validator: what a matcher takes is valid, and what is valid it takes."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from llguidance import LLMatcher
+
+from baton.grammar.checking import Checker
+from baton.grammar.description import GrammarError, Json, Structure
+from baton.grammar.limits import parser_limits
+from baton.grammar.vocabulary import matching_tokenizer
+from benchmarks.json_schema_bench import Search
+
+BYTES = matching_tokenizer([bytes([byte]) for byte in range(256)], {}, 256)
+CHECKER = Checker({})
+SCALARS = [None, True, False, 0, 1, 2, -1, 3, 0.5, 1.5, "", "a", "ab", "b", "abc", "ba"]
+VALUES: list[Any] = [
+    *SCALARS,
+    [],
+    [1],
+    ["a"],
+    [1, 1],
+    ["a", "b"],
+    [1, "a", True],
+    [[]],
+    {},
+    {"a": 1},
+    {"a": "a"},
+    {"b": 1},
+    {"b": None},
+    {"a": 1, "b": 2},
+    {"a": "b", "c": 1},
+    {"c": {"a": 1}},
+    {"a": 1, "b": "a", "c": None},
+    {"ab": 1},
+]
+NAMES = ["a", "b", "c"]
+PATTERNS = ["a", "^a", "b$", "^a$", "^(a|b)+$", "a|^b", "(^|a)b", "^(?!b)", "^(?=.*b)a", "^[^a]*$"]
+TYPES = ["null", "boolean", "integer", "number", "string", "array", "object"]
+BOUNDS = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]
+COUNTS = ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"]
+INNER = ["additionalProperties", "items", "not", "contains", "propertyNames", "unevaluatedProperties"]
+CONDITIONS = ["if", "then", "else", "not"]
+LISTS = ["allOf", "anyOf", "oneOf", "prefixItems"]
+
+
+class Schemas:
+    """Schemas by chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.choices = random.Random(seed)
+
+    def schema(self, depth: int = 0) -> Any:
+        if depth > 2 or self.choices.random() < 0.1:
+            return self.choices.choice(
+                [True, False, {}, {"type": "string"}, {"const": 1}, {"type": "integer"}]
+            )
+        return dict(self._keyword(depth) for _ in range(self.choices.randint(1, 3 if depth else 4)))
+
+    def _keyword(self, depth: int) -> tuple[str, Any]:
+        choose, inner = self.choices.choice, lambda: self.schema(depth + 1)
+        match self.choices.randrange(17):
+            case 0:
+                return "type", choose(TYPES)
+            case 1:
+                return "type", self._some(TYPES, 3) or "object"
+            case 2:
+                return choose([("const", choose(VALUES)), ("enum", self._some(VALUES, 4) or [None])])
+            case 3:
+                return choose(BOUNDS), choose([-1, 0, 0.5, 1, 2])
+            case 4:
+                return "multipleOf", choose([1, 2, 0.5])
+            case 5 | 6:
+                return choose(COUNTS), choose([0, 1, 1, 2, 3])
+            case 7:
+                return "pattern", choose(PATTERNS)
+            case 8:
+                return "required", self._some(NAMES, 2)
+            case 9 | 10:
+                return "properties", {name: inner() for name in self._some(NAMES, 3)}
+            case 11:
+                return "patternProperties", {choose(PATTERNS): inner()}
+            case 12:
+                return choose(INNER), inner()
+            case 13:
+                return choose(CONDITIONS), inner()
+            case 14:
+                return choose(LISTS), [inner() for _ in range(self.choices.randint(1, 3))]
+            case 15:
+                return choose(
+                    [
+                        ("dependentRequired", {choose(NAMES): self._some(NAMES, 2)}),
+                        ("dependentSchemas", {choose(NAMES): inner()}),
+                    ]
+                )
+        return choose([("uniqueItems", choose([True, False])), ("format", "int32"), ("nullable", True)])
+
+    def _some(self, values: list[Any], most: int) -> list[Any]:
+        return self.choices.sample(values, self.choices.randint(0, most))
+
+
+def grammar_of(schema: Any) -> str | None:
+    try:
+        return CHECKER.check(Structure(Json(schema)))
+    except GrammarError:
+        return None
+
+
+def matcher_of(grammar: str) -> LLMatcher:
+    return LLMatcher(BYTES, grammar, log_level=0, limits=parser_limits(grammar))
+
+
+def walk(grammar: str, choices: random.Random) -> str | None:
+    """A text that the masks allow, chosen by chance; None: it did not end."""
+    matcher, text = matcher_of(grammar), bytearray()
+    for _ in range(200):
+        number = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [byte for byte in range(256) if number >> byte & 1]
+        allowed = [byte for byte in allowed if byte not in b"eE"]  # (of numbers that no double holds)
+        if matcher.is_accepting() and (not allowed or choices.random() < 0.3):
+            return text.decode()
+        closing = [byte for byte in allowed if byte in b'"]}:,']
+        if not allowed:
+            return None
+        byte = choices.choice(closing if closing and choices.random() < 0.5 else allowed)
+        matcher.consume_token(byte)
+        text.append(byte)
+    return None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_taken_is_valid_and_what_is_valid_is_taken(seed: int) -> None:
+    schemas, served, walked = Schemas(seed), 0, 0
+    for _ in range(150):
+        schema = schemas.schema()
+        grammar = grammar_of({"allOf": [schema]} if isinstance(schema, bool) else schema)
+        if grammar is None:
+            continue
+        served += 1
+        judge = jsonschema_rs.Draft202012Validator(schema)
+        for value in VALUES:
+            taken = Search(list).takes(matcher_of(grammar), value)
+            assert taken == judge.is_valid(value), (schema, value, taken)
+        for _ in range(3):
+            text = walk(grammar, schemas.choices)
+            if text is not None:
+                walked += 1
+                assert judge.is_valid(json.loads(text)), (schema, text)
+    assert served > 60
+    assert walked > 60
