@@ -84,9 +84,6 @@ def settled(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def same(streamed: dict[str, Any], whole: dict[str, Any]) -> bool:
-    """Both settled; of arguments that were cut off, the whole message has what is complete."""
-    blocks = [
-        {**other, "input": "cut off"} if one.get("input") == "cut off" else other
-        for one, other in zip(streamed["content"], whole["content"], strict=True)
-    ]
-    return streamed == {**whole, "content": blocks}
+    """Both settled; a call whose arguments were cut off is not in the whole message."""
+    blocks = [one for one in streamed["content"] if one.get("input") != "cut off"]
+    return {**streamed, "content": blocks} == whole

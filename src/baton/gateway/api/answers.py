@@ -157,9 +157,9 @@ class CompletionChoice(Struct, forbid_unknown_fields=True):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
     stop_reason: int | str | None
+    token_ids: list[int] | None
     prompt_logprobs: PromptLogprobs | None
     prompt_token_ids: list[int] | None
-    token_ids: list[int] | None = None
     routed_experts: RoutedExperts | None = None
 
 
@@ -195,8 +195,8 @@ class CompletionChunkChoice(Struct, forbid_unknown_fields=True):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    token_ids: list[int] | None
     prompt_token_ids: list[int] | None
-    token_ids: list[int] | None = None
 
 
 class CompletionChunk(Struct, forbid_unknown_fields=True):
@@ -252,7 +252,7 @@ class ChatChoice(Struct, forbid_unknown_fields=True):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
     stop_reason: int | str | None
-    token_ids: list[int] | None = None
+    token_ids: list[int] | None
     routed_experts: RoutedExperts | None = None
 
 
@@ -286,6 +286,7 @@ class ChatChunkChoice(Struct, forbid_unknown_fields=True):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
     token_ids: list[int] | None = None
+    """Not in the first one."""
     stop_reason: int | str | None = None
 
 

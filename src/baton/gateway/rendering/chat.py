@@ -13,7 +13,7 @@ from baton.gateway.parsing.deltas import Call, Called, Content, Delta, Reasoning
 from baton.gateway.rendering.chunks import ChunkRenderer, Shape
 from baton.gateway.rendering.formats import Part, TokenNames, chat_logprobs, encode, timings_member, usage
 
-_PLAIN = b'},"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+_PLAIN = b'},"logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":null}]}\n\n'
 _MESSAGE: dict[str, Any] = {
     "role": "assistant",
     "content": "",

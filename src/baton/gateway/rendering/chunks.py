@@ -108,7 +108,8 @@ class ChunkRenderer:
                 encode(update.finish_reason) if reason is None else reason,
                 b',"stop_reason":',
                 encode(update.stop_reason),
-                b',"token_ids":' + encode(update.token_ids) if self._shape.token_ids else b"",
+                b',"token_ids":',
+                encode(update.token_ids) if self._shape.token_ids else b"null",
                 more,
                 b"}]",
                 self._usage.in_chunk(),
@@ -118,8 +119,11 @@ class ChunkRenderer:
 
     def _ends(self, completion: Completion) -> dict[str, Any]:
         """The same of a choice that is told as a whole."""
-        ends = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
-        return {**ends, "token_ids": completion.token_ids} if self._shape.token_ids else ends
+        return {
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "token_ids": completion.token_ids if self._shape.token_ids else None,
+        }
 
     def _prompt_logprobs(self, sequence: Sequence) -> Iterator[Part]:
         """vLLM's extension, or null."""

@@ -18,7 +18,7 @@ from baton.gateway.rendering.formats import (
 )
 from baton.gateway.rendering.offsets import TextOffsets
 
-_NO_TOKENS = b',"prompt_token_ids":null'
+_NO_TOKENS = b',"token_ids":null,"prompt_token_ids":null'
 _PLAIN = b',"logprobs":null,"finish_reason":null,"stop_reason":null' + _NO_TOKENS + b"}]}\n\n"
 
 

@@ -39,7 +39,17 @@ class MessageOptions:
 class MessageRenderer:
     """A `Renderer` of one sequence."""
 
-    __slots__ = ("_delta", "_generation", "_hidden", "_index", "_kind", "_options", "_reason", "_sequence")
+    __slots__ = (
+        "_call",
+        "_delta",
+        "_generation",
+        "_hidden",
+        "_index",
+        "_kind",
+        "_options",
+        "_reason",
+        "_sequence",
+    )
 
     def __init__(self, generation: Generation, options: MessageOptions) -> None:
         self._generation = generation
@@ -52,6 +62,8 @@ class MessageRenderer:
         """An event that brings more of the open block, as far as its text."""
         self._hidden: list[str] = []
         """Of a thinking block, what is not shown of it."""
+        self._call: tuple[str, str | None] | None = None
+        """Name and id of the last call, until something else comes."""
         self._reason: str | None = None
         self._sequence: str | None = None
 
@@ -82,8 +94,11 @@ class MessageRenderer:
         if parsed is None:
             parsed = Parsed([Said(False, [completion.text])])
         blocks: list[dict[str, Any]] = []
+        parted = False
+        """A call came last."""
         for part in parsed.parts:
             if not isinstance(part, Said):
+                parted = True
                 input = object_in("".join(part.arguments))
                 if input is not None:  # (else it was cut off: half of a call is none)
                     blocks.append(
@@ -91,16 +106,19 @@ class MessageRenderer:
                     )
                 continue
             text = "".join(part.pieces)
-            if blocks and not part.reasoning and blocks[-1]["type"] == "tool_use":
+            if parted and not part.reasoning:
                 text = text.lstrip()
             if not text:
                 continue
+            after, parted = parted, parted and part.reasoning and not self._options.thinking
             if part.reasoning:
                 if self._options.omitted:
                     blocks.append({"type": "thinking", "thinking": "", "signature": sign(text)})
                 elif self._options.thinking:
                     blocks.append({"type": "thinking", "thinking": text, "signature": sign()})
-            elif blocks and blocks[-1]["type"] == "text":  # (what was thought in between is not wanted)
+            elif (
+                blocks and blocks[-1]["type"] == "text" and not after
+            ):  # (what was thought in between is not wanted)
                 blocks[-1]["text"] += text
             else:
                 blocks.append({"type": "text", "text": text})
@@ -176,15 +194,23 @@ class MessageRenderer:
                 return self._text(text) if text else b""
             case Reasoning(text):
                 return self._thoughts(text) if text else b""
-            case Call(_, None, arguments):
-                return self._delta + encode(arguments) + _END if arguments else b""
             case Call(_, name, arguments, id):
-                block: dict[str, Any] = {"type": "tool_use", "id": self._id(id), "name": name, "input": {}}
-                begun = self._begin_block(block, "input_json_delta", "partial_json")
-                return begun + (self._delta + encode(arguments) + _END if arguments else b"")
+                closed = b""
+                if name is not None:
+                    closed, self._call = self._close(), (name, id)
+                return closed + self._arguments(arguments) if arguments else closed
+
+    def _arguments(self, text: str) -> bytes:
+        """A block begins with the first of them: without any it would say `{}`."""
+        begun = b""
+        if self._kind != "tool_use" and self._call is not None:
+            name, id = self._call
+            block: dict[str, Any] = {"type": "tool_use", "id": self._id(id), "name": name, "input": {}}
+            begun = self._begin_block(block, "input_json_delta", "partial_json")
+        return begun + self._delta + encode(text) + _END
 
     def _text(self, text: str) -> bytes:
-        if self._kind == "tool_use":
+        if self._call is not None:
             text = text.lstrip()
         if self._kind == "text":
             return self._delta + encode(text) + _END
@@ -209,6 +235,8 @@ class MessageRenderer:
         closed = self._close()
         self._index += 1
         self._kind = block["type"]
+        if self._kind != "tool_use":
+            self._call = None
         self._delta = (
             f'event: content_block_delta\ndata: {{"type":"content_block_delta","index":{self._index},'
             f'"delta":{{"type":"{delta}","{member}":'
