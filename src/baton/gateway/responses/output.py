@@ -135,8 +135,6 @@ class Output:
             self._pieces.append(text)
             number, self.sequence = self.sequence, self.sequence + 1
             return self._before + encode(text) + self._after % number
-        if self._kind == "function_call":  # (what parts it from text before the call is not part of it)
-            text = text.lstrip()
         opening = self._open("message") if self._kind != "message" else b""
         if not logprobs:
             return opening + self._grow(text)
