@@ -101,8 +101,9 @@ def read_model_max_length(tokenizer: Path) -> int | None:
         length = said.get("model_max_length") if isinstance(said, dict) else None
     except (OSError, ValueError, RecursionError):
         return None
-    known = isinstance(length, (int, float)) and not isinstance(length, bool) and 2 <= length <= _MOST_TOKENS
-    return int(length) if known else None
+    if isinstance(length, bool) or not isinstance(length, (int, float)) or not 2 <= length <= _MOST_TOKENS:
+        return None
+    return int(length)
 
 
 def some(names: Iterable[str]) -> str:
