@@ -171,22 +171,24 @@ class SharedRanks:
         for row in range(0, rows, step):
             for column in range(0, width, columns):
                 piece = tensor[row : row + step, column : column + columns]
-                slots = self._come(_GATHER, piece)
+                slots = self._come(_GATHER, piece, gives=whole is None)
                 if whole is None:
                     continue
                 for rank, slot in enumerate(slots):
                     first = rank * width + column
                     there = whole[row : row + step, first : first + piece.shape[1]]
-                    there.copy_(slot[: piece.numel()].view(piece.shape))
+                    there.copy_(slot[: piece.numel()].view(piece.shape) if rank else piece)
         return whole
 
-    def _come(self, kind: int, piece: Tensor) -> list[Tensor]:
-        """Each rank's slot, in which its piece is: to be read before this rank comes again."""
+    def _come(self, kind: int, piece: Tensor, gives: bool = True) -> list[Tensor]:
+        """Each rank's slot, in which its piece is, if it `gives` it: to be read before this rank comes
+        again."""
         if piece.dtype not in self._slots:
             self._slots[piece.dtype] = self._views(piece.dtype)
         slots = self._slots[piece.dtype][self._turn % 2]
         self._turn += 1
-        slots[self._rank][: piece.numel()].view(piece.shape).copy_(piece)
+        if gives:
+            slots[self._rank][: piece.numel()].view(piece.shape).copy_(piece)
         self._wait(self._functions.barrier, kind | piece.numel() * piece.element_size())
         return slots
 
