@@ -29,6 +29,7 @@ _OTHER = (
     "prediction",
     "prompt_embeds",
     "suffix",
+    "web_search_options",
 )
 _PARTS_CUT = ("max_tokens_per_query", "max_tokens_per_doc")
 Refusal = tuple[tuple[Any, ...], str]
