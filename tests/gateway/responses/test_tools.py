@@ -355,3 +355,16 @@ def test_a_summary_is_bounded_and_what_does_not_fit_is_left_out(server: GatewayS
     assert made.usage.output_tokens <= 2048
     assert made.usage.input_tokens <= 8192 - 2048  # (of some 15,000 that were sent)
     assert [item.type for item in made.output] == ["message"] * 20 + ["compaction"]
+
+
+@pytest.mark.parametrize("kind", [{}, [], 5, True])
+def test_kinds_that_are_no_texts_are_refused(server: GatewayServer, kind: Any) -> None:
+    for field in ("input", "tools", "tool_choice"):
+        one = {"type": kind}
+        body = {"model": "tiny", "input": "x", field: one if field == "tool_choice" else [one]}
+        for path in ("", "/input_tokens", "/compact") if field == "input" else ("",):
+            answer = server.http().post(
+                "/v1/responses" + path, json=body, headers={"authorization": "Bearer one"}
+            )
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["error"]["param"] == field

@@ -81,7 +81,7 @@ class Turns:
                 call, output = as_answered_call(item)
                 self._call(call, where)
                 self._output(output, where)
-            case kind if kind in ASKS_NOTHING:
+            case str(kind) if kind in ASKS_NOTHING:
                 pass
             case "reasoning":
                 self._reasoning(item, where)

@@ -77,6 +77,7 @@ def responses_routes(gateway: Gateway) -> list[Route]:
         try:
             (_, chat), found, _ = await _read(gateway, request)
             gateway.model_name(chat.model)
+            chat_params(gateway, chat)
             (prompt,) = encode(found, gateway.tokenizer, add_special_tokens=False)
         except ApiError as error:
             raise renamed(error, NAMES) from None
