@@ -80,7 +80,7 @@ Tool = Annotated[
                     "description": "Tools whose names get the namespace's before them.",
                     "properties": {
                         "type": {"const": "namespace"},
-                        "name": {"type": "string", "minLength": 1, "maxLength": 64},
+                        "name": {"type": "string", "minLength": 1},
                         "tools": {"type": "array", "items": {"type": "object", "required": ["type"]}},
                     },
                     "required": ["type", "name", "tools"],
