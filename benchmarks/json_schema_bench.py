@@ -1,16 +1,16 @@
 """Real schemas with values that they allow and forbid: what is served, what is refused, what is wrong, and
 what it costs.
 
-    python benchmarks/json_schema_bench.py FOLDER [--every 20] [--first 0] [--tokenizer FILE] [--list] [--out FILE]
+    python benchmarks/json_schema_bench.py FOLDER [--every 20] [--tokenizer FILE] [--list] [--out FILE]
 
 `FOLDER`: files with a `schema` and `tests`, each with `data` and `valid`: `maskbench/data` of
-https://github.com/guidance-ai/jsonschemabench (MIT license).  `--tokenizer`: a tokenizer.json, whose vocabulary
-the masks are for; without one they are for single bytes.  `--every`: one file of so many.
+https://github.com/guidance-ai/jsonschemabench (MIT license).  `--tokenizer`: a tokenizer.json, whose
+vocabulary the masks are for; without one they are for single bytes.  `--every`: one file of so many.
 
-A schema is *served* if it compiles within the limits of a server (`grammar/checking.py`).  Of the tests of
-those that are, counted are: `passed`; `narrower`: a valid value that no answer will be; `wrong`: an invalid
-value that an answer may be.  `failed`: the matcher ended within a value.  Values are written as they stand in
-the file; then a writing is looked for, with names in any order.
+A schema is *served* if it compiles within the limits of a server (`grammar/checking.py`).  Of the tests
+of those that are, counted are: `passed`; `narrower`: a valid value that no answer will be; `wrong`: an
+invalid value that an answer may be.  `failed`: the matcher ended within a value.  Values are written as
+they stand in the file; then a writing is looked for, with names in any order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from baton.grammar.checking import Checker
 from baton.grammar.description import GrammarError, Json, Structure
 from baton.grammar.limits import parser_limits
 from baton.grammar.vocabulary import matching_tokenizer
-
 
 _PERCENTILES = (50, 75, 90, 95, 99, 99.9, 100)
 _MOST_STEPS = 4000
@@ -129,7 +128,7 @@ class Bench:
 
 
 class Search:
-    """Looks for a writing of a value that a matcher takes: names in any order, a whole number as an integer."""
+    """Looks for a writing of a value that a matcher takes: names in any order, whole numbers as integers."""
 
     def __init__(self, tokens: Callable[[bytes], list[int]]) -> None:
         self._tokens = tokens

@@ -1,4 +1,4 @@
-"""Schemas of every keyword, against a validator: what a matcher takes is valid, and what is valid it takes."""
+"""Schemas of every keyword, against a validator: what is taken is valid, and what is valid is taken."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from benchmarks.json_schema_bench import Search
 from llguidance import LLMatcher
 
 from baton.grammar.checking import Checker
 from baton.grammar.description import GrammarError, Json, Structure
 from baton.grammar.limits import parser_limits
 from baton.grammar.vocabulary import matching_tokenizer
-from benchmarks.json_schema_bench import Search
 
 BYTES = matching_tokenizer([bytes([byte]) for byte in range(256)], {}, 256)
 CHECKER = Checker({})

@@ -30,8 +30,6 @@ def complement(node: Node) -> Node | None:
     states = {frozenset(machine.closure({begin})): 0}
     rows: list[list[int]] = []
     accepting: set[int] = set()
-    for state in states:  # (grows meanwhile)
-        pass
     todo = list(states)
     while todo:
         state = todo.pop(0)
@@ -160,12 +158,12 @@ def _expression(rows: list[list[int]], accepting: set[int], parts: list[tuple[in
         state = min(left, key=lambda one: sum(one in pair for pair in ways))
         left.discard(state)
         loop = ways.pop((state, state), None)
-        into = {one: node for (one, other), node in ways.items() if other == state}
-        out = {other: node for (one, other), node in ways.items() if one == state}
+        into = {pair[0]: node for pair, node in ways.items() if pair[1] == state}
+        out = {pair[1]: node for pair, node in ways.items() if pair[0] == state}
         ways = {pair: node for pair, node in ways.items() if state not in pair}
         for one, before in into.items():
-            for other, after in out.items():
-                parts_ = [before, *([Repeated(loop, 0, None)] if loop is not None else []), after]
+            for other, behind in out.items():
+                parts_ = [before, *([Repeated(loop, 0, None)] if loop is not None else []), behind]
                 way = _chain(parts_)
                 known = ways.get((one, other))
                 ways[one, other] = way if known is None else _either(known, way)

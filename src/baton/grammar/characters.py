@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 Ranges = tuple[tuple[int, int], ...]
@@ -55,7 +56,7 @@ def parts_of(sets: Sequence[Ranges]) -> list[tuple[int, int]]:
         for first, last in ranges:
             borders |= {first, last + 1}
     ordered = sorted(borders)
-    pairs = zip(ordered, ordered[1:], strict=False)
+    pairs = itertools.pairwise(ordered)
     return [(first, after - 1) for first, after in pairs if first != _SURROGATES[0]]
 
 

@@ -1,8 +1,8 @@
 """Proofs that no value is valid under all of some schemas.
 
-A schema is looked at as alternatives of *facts*: which types, which values, which names with which schemas.
-Facts that contradict each other are impossible, and what is not understood says nothing: a proof may be missed,
-and none is wrong.
+A schema is looked at as alternatives of *facts*: which types, which values, which names with which
+schemas. Facts that contradict each other are impossible, and what is not understood says nothing: a proof
+may be missed, and none is wrong.
 """
 
 from __future__ import annotations

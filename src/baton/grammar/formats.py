@@ -63,8 +63,12 @@ _REFERENCE = (
 )
 _NAME = rf"(?:[A-Za-z0-9_]|{_PERCENT})+(?:\.(?:[A-Za-z0-9_]|{_PERCENT})+)*"
 _VARIABLE = rf"{_NAME}(?:\*|:[1-9][0-9]{{0,3}})?"
+_LITERAL = "[A-Za-z0-9._~!$&()*+,;=:/?#@-]"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
-_ATOM_OF_REGEX = r"(?:[A-Za-z0-9 _,:;<>@#%&=~!/\"'`-]|\\[dDwWsStnrfv.*+?^$|(){}\[\]\\/]|\[\^?(?:[A-Za-z0-9_ .]|[a-y]-z|[A-Y]-Z|[0-8]-9)+\]|\.)(?:[*+?]|\{[1-9][0-9]?\})?"
+_ATOM_OF_REGEX = (
+    r"(?:[A-Za-z0-9 _,:;<>@#%&=~!/\"'`-]|\\[dDwWsStnrfv.*+?^$|(){}\[\]\\/]"
+    r"|\[\^?(?:[A-Za-z0-9_ .]|[a-y]-z|[A-Y]-Z|[0-8]-9)+\]|\.)(?:[*+?]|\{[1-9][0-9]?\})?"
+)
 _BRANCH_OF_REGEX = (
     rf"\^?(?:{_ATOM_OF_REGEX}|\((?:\?:)?(?:{_ATOM_OF_REGEX})*(?:\|(?:{_ATOM_OF_REGEX})*)*\)[*+?]?)*\$?"
 )
@@ -80,7 +84,7 @@ FORMATS = {
     "ipv6": f"^{_ipv6()}$",
     "uri-reference": f"^{_REFERENCE}$",
     "iri-reference": f"^{_REFERENCE}$",
-    "uri-template": rf"^(?:[A-Za-z0-9._~!$&()*+,;=:/?#@-]|{_PERCENT}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$",
+    "uri-template": rf"^(?:{_LITERAL}|{_PERCENT}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$",
     "json-pointer": f"^{_POINTER}$",
     "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
     "regex": rf"^{_BRANCH_OF_REGEX}(?:\|{_BRANCH_OF_REGEX})*$",

@@ -1,11 +1,12 @@
-"""JSON schemas as llguidance takes them: everything that they ask for is in what this makes, or is refused by
-its keyword and where it stands.
+"""JSON schemas as llguidance takes them: everything that they ask for is in what this makes, or is refused
+by its keyword and where it stands.
 
-Each schema is read once.  What llguidance does not have is rewritten first (`rewriting.py`); then each keyword
-that is left is written so that the library keeps it: numbers (`numbers.py`), patterns (`patterns.py`), formats
-(`formats.py`).  What references point to is checked like everything else and becomes a definition of its own,
-so only what is reached is looked at.  What nobody knows is an annotation, as the specification says.  The suite
-of tests of the specification is the judge (`benchmarks/json_schema_suite.py`).
+Each schema is read once.  What llguidance does not have is rewritten first (`rewriting.py`); then each
+keyword that is left is written so that the library keeps it: numbers (`numbers.py`), patterns
+(`patterns.py`), formats (`formats.py`).  What references point to is checked like everything else and
+becomes a definition of its own, so only what is reached is looked at.  What nobody knows is an
+annotation, as the specification says.  The suite of tests of the specification is the judge
+(`benchmarks/json_schema_suite.py`).
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class _Preparing:
             check_multiples(self._multiples)
         if self.counted > MAX_COUNTED:
             raise GrammarError(
-                f"maxLength: the keyword maxLength cannot be enforced for {self.counted} characters in all; at most "
+                f"maxLength: the keyword maxLength cannot be enforced for {self.counted} characters; at "
+                "most "
                 f"{MAX_COUNTED} are possible"
             )
         if not isinstance(found, dict):
@@ -166,7 +168,7 @@ class _Written:
         for key, value in schema.items():
             writer = _WRITERS.get(key)
             if writer is not None:
-                writer(self, value)
+                writer(self, key, value)
             elif all_._document.is_foreign and key in _FOREIGN:
                 self.found[key] = value
         self._numbers()
@@ -298,7 +300,8 @@ class _Written:
             return
         if self.found.get("additionalProperties") is not False or self.found.get("patternProperties"):
             raise GrammarError(
-                f"{self._place}minProperties: minProperties above 1 cannot be enforced where names are free; list "
+                f"{self._place}minProperties: minProperties above 1 cannot be enforced where names are free; "
+                "list "
                 "them in properties and set additionalProperties to false, or leave it out"
             )
 
@@ -307,29 +310,33 @@ def _place_of(reference: str) -> str:
     return reference.partition("#")[2].strip("/").replace("/", ".")
 
 
-_WRITERS: dict[str, Callable[[_Written, Any], None]] = {
-    "type": lambda self, value: self.as_is("type", value),
-    "$ref": lambda self, value: self.reference("$ref", value),
-    "const": lambda self, value: self.values("const", value),
-    "enum": lambda self, value: self.values("enum", value),
-    **{
-        key: (lambda self, value, key=key: self.schemas(key, value))
-        for key in ("allOf", "anyOf", "prefixItems", "items")
-    },
-    **{
-        key: (lambda self, value, key=key: self.schema(key, value))
-        for key in ("additionalItems", "additionalProperties")
-    },
-    "properties": lambda self, value: self.properties("properties", value),
-    "patternProperties": lambda self, value: self.pattern_properties("patternProperties", value),
-    **{key: (lambda self, value, key=key: self.definitions(key, value)) for key in ("$defs", "definitions")},
-    "required": lambda self, value: self.required("required", value),
-    "minLength": lambda self, value: self.least("minLength", value, MAX_COUNT),
-    "minItems": lambda self, value: self.least("minItems", value, MAX_ITEMS),
-    "minProperties": lambda self, value: self.least("minProperties", value, MAX_ITEMS),
-    "maxLength": lambda self, value: self.most("maxLength", value, MAX_COUNT),
-    "maxItems": lambda self, value: self.most("maxItems", value, MAX_ITEMS),
-    "maxProperties": lambda self, value: self.most("maxProperties", value, MAX_COUNT),
-    "pattern": lambda self, value: self.pattern("pattern", value),
-    "format": lambda self, value: self.format("format", value),
-}
+def _writers() -> dict[str, Callable[[_Written, str, Any], None]]:
+    def least(most: int) -> Callable[[_Written, str, Any], None]:
+        return lambda written, key, value: written.least(key, value, most)
+
+    def most(most: int) -> Callable[[_Written, str, Any], None]:
+        return lambda written, key, value: written.most(key, value, most)
+
+    return {
+        "type": _Written.as_is,
+        "$ref": _Written.reference,
+        "const": _Written.values,
+        "enum": _Written.values,
+        **dict.fromkeys(("allOf", "anyOf", "prefixItems", "items"), _Written.schemas),
+        **dict.fromkeys(("additionalItems", "additionalProperties"), _Written.schema),
+        "properties": _Written.properties,
+        "patternProperties": _Written.pattern_properties,
+        **dict.fromkeys(("$defs", "definitions"), _Written.definitions),
+        "required": _Written.required,
+        "minLength": least(MAX_COUNT),
+        "minItems": least(MAX_ITEMS),
+        "minProperties": least(MAX_ITEMS),
+        "maxLength": most(MAX_COUNT),
+        "maxItems": most(MAX_ITEMS),
+        "maxProperties": most(MAX_COUNT),
+        "pattern": _Written.pattern,
+        "format": _Written.format,
+    }
+
+
+_WRITERS = _writers()

@@ -35,8 +35,8 @@ def counted(characters: int) -> str:
 def parser_limits(grammar: str = "") -> LLParserLimits:
     """For each grammar.  A step's are about 15 ms of work; 20,000 states are about 10 MB.
 
-    A grammar that counts characters may have so many states more that it never runs out of them: they are made
-    where an answer goes, a few KiB for each character of it."""
+    A grammar that counts characters may have so many states more that it never runs out of them: they are
+    made where an answer goes, a few KiB for each character of it."""
     found = _COUNTED.match(grammar)
     characters = min(int(found[1]), MAX_COUNTED) if found else 0
     return LLParserLimits(

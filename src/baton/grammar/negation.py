@@ -17,7 +17,9 @@ Anything else has none that this can write: `NotExpressible` names it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from baton.grammar.description import GrammarError
@@ -167,7 +169,7 @@ class _Negation:
             raise NotExpressible(f"the format {value}")
         return []
 
-    def bound(self, keyword: str, value: Any) -> list[dict[str, Any]]:
+    def bound(self, value: Any, *, keyword: str) -> list[dict[str, Any]]:
         if not self._types & {"number", "integer"}:
             return []
         type_ = "number" if "number" in self._types else "integer"
@@ -257,9 +259,9 @@ class _Negation:
     def additional_properties(self, value: Any) -> list[dict[str, Any]]:
         if "object" not in self._types or self._either(value) is False:
             return []
-        if not self._schema.get("properties") and not self._schema.get("patternProperties"):
-            if value is False:
-                return self._if("object", {"minProperties": 1})
+        named = self._schema.get("properties") or self._schema.get("patternProperties")
+        if value is False and not named:
+            return self._if("object", {"minProperties": 1})
         raise NotExpressible("additionalProperties")
 
     def property_names(self, value: Any) -> list[dict[str, Any]]:
@@ -331,21 +333,19 @@ def _between(type_: str, numbers: list[int | float]) -> list[dict[str, Any]]:
     if not numbers:
         return [{"type": type_}]
     found: list[dict[str, Any]] = [{"type": type_, "exclusiveMaximum": numbers[0]}]
-    for one, after in zip(numbers, numbers[1:], strict=False):
+    for one, after in itertools.pairwise(numbers):
         if type_ == "number" or after - one > 1:
             found.append({"type": type_, "exclusiveMinimum": one, "exclusiveMaximum": after})
     return [*found, {"type": type_, "exclusiveMinimum": numbers[-1]}]
 
 
+_SIDES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _HANDLERS: dict[str, Callable[[_Negation, Any], list[dict[str, Any]]]] = {
     "const": _Negation.const,
     "enum": _Negation.values,
     "pattern": _Negation.pattern,
     "format": _Negation.format,
-    **{
-        name: (lambda self, value, name=name: self.bound(name, value))
-        for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-    },
+    **{name: partial(_Negation.bound, keyword=name) for name in _SIDES},
     "minLength": lambda self, value: self.least("string", "maxLength", value),
     "minItems": lambda self, value: self.least("array", "maxItems", value),
     "minProperties": lambda self, value: self.least("object", "maxProperties", value),

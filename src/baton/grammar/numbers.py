@@ -1,8 +1,9 @@
 """Numbers of schemas, before the grammar library sees them.
 
-The library holds each as a double, and its integers have 64 bits.  Up to 2^53 both are exact.  Beyond, a bound
-is moved *inwards*, to the next number that both hold: every answer is still valid, and some valid ones will not
-be given.  Where nothing is left to choose from, or a constant is no such number, the schema is refused.
+The library holds each as a double, and its integers have 64 bits.  Up to 2^53 both are exact.  Beyond, a
+bound is moved *inwards*, to the next number that both hold: every answer is still valid, and some valid
+ones will not be given.  Where nothing is left to choose from, or a constant is no such number, the schema
+is refused.
 
 | given | becomes |
 | --- | --- |
@@ -11,6 +12,7 @@ be given.  Where nothing is left to choose from, or a constant is no such number
 | one that is farther out on its own side (a minimum of -2^63) | -10^17, or -2^53 where fractions may be |
 | one that is farther out on the other side (a minimum of 10^30) | refused |
 | one nearer to 0 than 10^-15 | the next of 0 and ±10^-15 inwards |
+| an integer that is excluded, less than 1 from the other bound | the next number, included |
 """
 
 from __future__ import annotations
@@ -44,28 +46,44 @@ def bounds(schema: Mapping[str, Any], types: Collection[str], place: str) -> dic
         inclusive, exclusive = schema.get(keyword), schema.get(exclusive_keyword)
         if isinstance(exclusive, bool):  # (draft 4)
             inclusive, exclusive = (None, inclusive) if exclusive else (inclusive, None)
+        value: Any
         for key, value, is_exclusive in ((keyword, inclusive, False), (exclusive_keyword, exclusive, True)):
-            if value is None and key not in schema:
+            if value is None and (schema.get(key) is None or isinstance(schema[key], bool)):
                 continue
-            if value is None:
-                if isinstance(schema.get(key), bool) or keyword in schema:
-                    continue
             if not is_number(value) or not math.isfinite(value):
                 raise GrammarError(f"{place}{key}: must be a number")
             moved, still = _inwards(value, sign, whole, is_exclusive)
             if moved is None:
                 raise GrammarError(
-                    f"{place}{key}: the keyword {key} cannot be enforced with {_shown(value)}: numbers may have "
-                    f"up to {_FARTHEST if whole else EXACT:.0e} on either side"
+                    f"{place}{key}: the keyword {key} cannot be enforced with {_shown(value)}: numbers may "
+                    f"have up to {_FARTHEST if whole else EXACT:.0e} on either side"
                 )
             name = exclusive_keyword if still else keyword
             if name not in found or (moved - found[name]) * sign > 0:
                 found[name] = moved
+    _open(found)
     if "multipleOf" in schema:
         multiple = _multiple(schema["multipleOf"], whole, place)
         if multiple is not None:
             found["multipleOf"] = multiple
     return found
+
+
+def _open(found: dict[str, Any]) -> None:
+    """An integer that is excluded, with the other bound less than 1 away: the library would take it for
+    allowed, so the bound is the next number."""
+    low = found.get("exclusiveMinimum", found.get("minimum"))
+    high = found.get("exclusiveMaximum", found.get("maximum"))
+    if low is None or high is None or not 0 < high - low < 1:
+        return
+    for name, sign in (("exclusiveMinimum", 1), ("exclusiveMaximum", -1)):
+        value = found.get(name)
+        if value is not None and value == value // 1:
+            del found[name]
+            step = max(_NEAREST, 4 * math.ulp(value))
+            inclusive = name.removeprefix("exclusive").lower()
+            moved = value + sign * step
+            found[inclusive] = max(moved, found.get(inclusive, moved), key=lambda one: one * sign)
 
 
 def _inwards(value: int | float, sign: int, whole: bool, exclusive: bool) -> tuple[int | float | None, bool]:
@@ -90,7 +108,7 @@ def _inwards(value: int | float, sign: int, whole: bool, exclusive: bool) -> tup
     return int(moved), False
 
 
-def _multiple(value: Any, whole: bool, place: str) -> int | float | None:
+def _multiple(value: int | float, whole: bool, place: str) -> int | float | None:
     if not is_number(value) or not math.isfinite(value) or value <= 0:
         raise GrammarError(f"{place}multipleOf: must be a number above 0")
     exact = Decimal(repr(value)).normalize()
@@ -139,8 +157,8 @@ def check_constant(value: Any, place: str) -> None:
         if abs(value) > _FARTHEST or abs(value) < _NEAREST or Fraction(float(value)) != value:
             keyword = place.rpartition(".")[2].partition("[")[0]
             raise GrammarError(
-                f"{place}: the keyword {keyword} cannot be enforced with {_shown(value)}: integers above 2^53 "
-                "may be lost in doubles; give it as a text"
+                f"{place}: the keyword {keyword} cannot be enforced with {_shown(value)}: integers above "
+                "2^53 may be lost in doubles; give it as a text"
             )
 
 

@@ -1,8 +1,8 @@
 """Patterns of schemas: from ECMA 262's notation to that of Rust's `regex`, which llguidance reads.
 
-A pattern is read into a tree (`regexes.py`), in which each character is a set of code points, so nothing is left
-that means something else in Rust.  What cannot be had of it is refused: references to groups, boundaries of
-words, what looks back, and what looks ahead from within.
+A pattern is read into a tree (`regexes.py`), in which each character is a set of code points, so nothing
+is left that means something else in Rust.  What cannot be had of it is refused: references to groups,
+boundaries of words, what looks back, and what looks ahead from within.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Regular expressions of ECMA 262 as trees, without what a matcher of whole strings does not have.
 
-An expression is *searched* in a string, and `^`, `$` and what looks ahead from the beginning speak of the whole
-of it.  `ways` makes alternatives of it in which an anchor stands at an end only, or stands nowhere because
-nothing can match there:
+An expression is *searched* in a string, and `^`, `$` and what looks ahead from the beginning speak of the
+whole of it.  `ways` makes alternatives of it in which an anchor stands at an end only, or stands nowhere
+because nothing can match there:
 
     a|^b$        →  .*a.*  or  b
     (^|\\s)x      →  x.*  or  .*\\sx.*

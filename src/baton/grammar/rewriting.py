@@ -7,8 +7,8 @@ same, or what it raises says that it cannot.
 | --- | --- |
 | `not` | its opposite (`negation.py`) |
 | `if`, `then`, `else` | either `if` and `then`, or the opposite of `if` and `else` |
-| `oneOf` | `anyOf`, where no two of its schemas can hold together; else each one with the opposite of those that can hold with it |
-| `dependentRequired`, `dependentSchemas`, `dependencies` | either the name is not there, or it is and they hold |
+| `oneOf` | `anyOf`, where no two can hold together; else each with the opposite of those that can |
+| `dependentRequired`, `dependencies`, … | either the name is not there, or it is and they hold |
 | `propertyNames` | the names that there may be; or patterns of them, and no others |
 | `contains` | at least one item; of a short array: one of its places |
 | `uniqueItems` of a few values | all arrays of them |
@@ -91,8 +91,8 @@ class Rewriting:
         if then is True and other is True:
             return
         options: list[Schema] = [{"allOf": [value, then]}] if then is not True else [value]
-        for one in self._opposite(value):
-            options.append({"allOf": [one, other]} if other is not True else one)
+        left = self._opposite(value)
+        options += left if other is True else [{"allOf": [one, other]} for one in left]
         self._either(options)
 
     def without_condition(self, value: Schema) -> None:
@@ -141,7 +141,7 @@ class Rewriting:
             return
         names = _listed(value)
         if names is not None:
-            self.parts.append({"properties": {name: True for name in names}, "additionalProperties": False})
+            self.parts.append({"properties": dict.fromkeys(names, True), "additionalProperties": False})
             return
         left = set(value) - _SAYS_NOTHING
         if isinstance(value.get("pattern"), str) and left <= {"type", "pattern"}:

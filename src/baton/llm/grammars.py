@@ -1,4 +1,4 @@
-"""Grammars for Python programs: made and tried in a process of their own, within its limits of time and memory.
+"""Grammars for Python programs: made and tried in a process of their own, within limits of time and memory.
 
 It is the helper that a server has (`gateway/helpers`), asked by whichever thread needs a grammar.  Whatever a
 schema does to the library that compiles it, the program goes on: a description that ends the process is
@@ -100,7 +100,7 @@ class CheckedGrammars:
 def lost(field: str) -> BadRequest:
     """A description that ended the process which compiled it."""
     return BadRequest(
-        f"{field}: compiling it ended the process that did; give a smaller or simpler one",
+        f"{field}: compiling it ended the process that did; give a simpler one",
         param=field,
         code="too_costly",
     )

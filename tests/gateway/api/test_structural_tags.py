@@ -448,7 +448,7 @@ def test_formats(format: Any, valid: list[str], invalid: list[str]) -> None:
             {"type": "json_schema", "json_schema": {}, "style": "cohere_xml"},
             "'cohere_xml' - at `format.style`",
         ),
-        ({"type": "json_schema", "json_schema": {"not": {}}}, "the keyword not cannot"),
+        ({"type": "json_schema", "json_schema": {"not": {"multipleOf": 2}}}, "the keyword not cannot"),
         (
             {"type": "qwen_xml_parameter", "json_schema": {"minProperties": 1}},
             r"format.json_schema: the keyword minProp",

@@ -42,7 +42,7 @@ class Grammars:
                 if error.code != LOST:
                     raise
                 found = BadRequest(
-                    f"{binding.field}: compiling it ended the process that did; give a smaller or simpler one",
+                    f"{binding.field}: compiling it ended the process that did; give a simpler one",
                     param=binding.field,
                     code="too_costly",
                 )

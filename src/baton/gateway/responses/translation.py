@@ -221,10 +221,14 @@ def _complete(chat: ChatRequest, body: ResponsesRequest) -> None:
 
 
 def _format(wanted: TextFormat | None) -> ResponseFormat | None:
-    if wanted is None or wanted.type in (None, "text"):
+    if wanted is None:
+        return None
+    if wanted.type in (None, "text"):
+        if wanted.schema is not None:
+            raise BadRequest("text.format.schema: goes with type json_schema", param="text.format.type")
         return None
     if wanted.type == "json_object":
-        return ResponseFormat("json_object")
+        return ResponseFormat("json_object", schema=wanted.schema)
     if wanted.type != "json_schema":
         raise BadRequest(
             f"text.format.type: {str(wanted.type)[:50]!r} must be text, json_object or json_schema",

@@ -23,6 +23,13 @@ _NEEDS = {
 }
 
 
+_UNKEPT = {
+    "disable_additional_properties": "set additionalProperties to false in the schema",
+    "whitespace_pattern": "set disable_any_whitespace for none, or leave it out",
+}
+"""vLLM's fields that are not kept, and what helps."""
+
+
 def asks_nothing(value: object) -> bool:
     """None or False.  (0 equals False, and is a wrong value.)"""
     return value is None or value is False
@@ -45,6 +52,15 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, frozen=True):
     """Free text in which some frames are constrained: `{"structures": [{"begin", "schema", "end"}],
     "triggers": […]}`, an object, or its text."""
 
+    disable_any_whitespace: bool = False
+    """Of `json` and `json_object`: no white space between the parts."""
+    disable_fallback: bool = False
+    """Without effect: what cannot be kept is always refused."""
+    disable_additional_properties: bool = False
+    """Refused: a schema says it by `additionalProperties`."""
+    whitespace_pattern: str | None = None
+    """Refused: white space is a space, or a new line and its indentation."""
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """Those that were given."""
@@ -55,6 +71,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, frozen=True):
         kinds = self.kinds
         if len(kinds) != 1:
             return f"give exactly one of {', '.join(KINDS)}, not {' and '.join(kinds) or 'none'}"
+        for name, instead in _UNKEPT.items():
+            if not asks_nothing(getattr(self, name)):
+                return f"{name}: is not supported; {instead}"
         value = getattr(self, kinds[0])
         match kinds[0]:
             case "regex" | "grammar":

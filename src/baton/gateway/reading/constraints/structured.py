@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ from baton.grammar.description import (
 from baton.grammar.limits import MAX_DESCRIPTION_BYTES
 from baton.protocol.params.structured_outputs import StructuredOutputs, asks_nothing
 
+_FARTHEST = int(sys.float_info.max)
 _OBJECT = Json({"type": "object"})
 
 
@@ -69,6 +71,7 @@ def asked_by(request: SamplingFields) -> Asked | None:
     """None: the answer is free.  Raises `BadRequest`."""
     fields = [name for name in FIELDS if not asks_nothing(getattr(request, name))]
     if request.response_format is not None and request.response_format.type == "text":
+        _check_text(request.response_format)
         fields.remove("response_format")
     if not fields:
         return None
@@ -95,12 +98,13 @@ def asked_for(wanted: StructuredOutputs, names: Mapping[str, str] | None = None)
     kind = kinds[0]
     field = names.get(kind, f"structured_outputs.{kind}")
     value = getattr(wanted, kind)
+    spaces = 0 if wanted.disable_any_whitespace else None
     content: Content
     match kind:
         case "json":
-            content = Json(_parsed(field, value))
+            content = Json(_parsed(field, value), spaces)
         case "json_object":
-            content = _OBJECT
+            content = Json(_OBJECT.schema, spaces)
         case "regex":
             content = Regex(value)
         case "choice":
@@ -110,6 +114,16 @@ def asked_for(wanted: StructuredOutputs, names: Mapping[str, str] | None = None)
         case _:
             content = _tags(field, _parsed(field, value))
     return _asked(content, field)
+
+
+def _check_text(wanted: ResponseFormat) -> None:
+    """Raises `BadRequest` for a schema that `text` would leave out."""
+    for name in ("schema", "json_schema"):
+        if getattr(wanted, name) is not None:
+            raise BadRequest(
+                f"response_format.{name}: goes with type json_schema, not with text",
+                param=f"response_format.{name}",
+            )
 
 
 def _response_format(wanted: ResponseFormat) -> Asked:
@@ -159,7 +173,11 @@ def _asked(content: Content, field: str) -> Asked:
 def described(structure: Structure, field: str) -> Asked:
     """Raises `BadRequest` for what is too long."""
     asked = Asked(structure, field)
-    size = len(_encoded(asked))
+    try:
+        size = len(_encoded(asked))
+    except OverflowError:  # (an integer of more than 64 bits: as a bound it is what its double is)
+        asked = msgspec.convert(_with_doubles(msgspec.to_builtins(asked)), Asked)
+        size = len(_encoded(asked))
     if size > MAX_DESCRIPTION_BYTES:
         raise BadRequest(
             f"{field}: of {size} bytes; at most {MAX_DESCRIPTION_BYTES} are possible",
@@ -172,8 +190,19 @@ def described(structure: Structure, field: str) -> Asked:
 def _encoded(asked: Asked) -> bytes:
     try:
         return msgspec.msgpack.encode(asked)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest(f"{asked.field}: cannot be read as JSON: {error}", param=asked.field) from None
+
+
+def _with_doubles(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {name: _with_doubles(one) for name, one in value.items()}
+        case list():
+            return [_with_doubles(one) for one in value]
+        case int() if abs(value) >= 2**63:
+            return float(max(-_FARTHEST, min(_FARTHEST, value)))
+    return value
 
 
 def _parsed(field: str, value: Any) -> Any:
