@@ -1,4 +1,5 @@
-"""What `launch/http` builds on in uvicorn, which is no public interface of it.
+"""What `launch/http` builds on in uvicorn, which is no public interface of it; what is not the client's fault; where
+it listens.
 
 Where this fails a newer uvicorn differs: compare its `protocols/http/httptools_impl.py` with the last version that
 was tried, carry over to `launch/http/protocol.py` what concerns `Connection` and `_CloseDelimited`, run
@@ -9,13 +10,21 @@ answer that is the last one of its connection does not say so.
 from __future__ import annotations
 
 import inspect
+import logging
+import socket
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
 from packaging.requirements import Requirement
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from baton.launch.http import listening, protocol
+from baton.launch.http.listening import Listener, listen_all
+from baton.launch.limits import OptionError
+from tests.launch.http_site import Site
 
 CYCLE = {
     "scope",
@@ -81,3 +90,96 @@ def test_a_connection_has_what_is_read_of_it():
     source = inspect.getsource(HttpToolsProtocol.__init__) + inspect.getsource(HttpToolsProtocol)
     for name in ("scope", "headers", "flow", "cycle", "pipeline", "parser", "url", "expect_100_continue"):
         assert f"self.{name}" in source, name
+
+
+def test_what_is_not_the_clients_fault_is_logged_and_no_400(
+    byte_level: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """As with a uvicorn whose cycles take other arguments: the server looked alive and said nothing."""
+
+    def other(*_: Any, **__: Any) -> None:
+        raise TypeError("unexpected keyword argument")
+
+    with caplog.at_level(logging.DEBUG), Site(byte_level) as site:
+        assert site.ask(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+        for nonsense in (b"\x16\x03\x01 nonsense\r\n\r\n", b"GET \xff\xfe HTTP/1.1\r\nhost: a\r\n\r\n"):
+            assert site.ask(nonsense).startswith(b"HTTP/1.1 400 ")
+        assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+        monkeypatch.setattr(protocol, "RequestResponseCycle", other)
+        answer = site.ask(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert b"server_error" in answer
+    (line,) = [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert line.exc_info is not None
+    assert "unexpected keyword argument" in str(line.exc_info[1])
+
+
+def test_a_connection_that_cannot_be_made_is_logged(
+    byte_level: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def other(*_: Any) -> None:
+        raise TypeError("missing argument")
+
+    with caplog.at_level(logging.DEBUG), Site(byte_level) as site:
+        (acceptor,) = site.http._acceptors
+        monkeypatch.setattr(acceptor, "_make", other)
+        assert site.ask(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n") == b""
+    errors = [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert [str(one.exc_info[1]) for one in errors if one.exc_info] == ["missing argument"]
+
+
+def test_localhost_is_served_at_each_of_its_addresses(monkeypatch: pytest.MonkeyPatch):
+    """Node and others ask ::1 first."""
+    if not _has_ipv6():
+        pytest.skip("no ::1 here")
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+    real = socket.getaddrinfo
+
+    def resolve(host: str, port: int, **more: Any) -> Any:
+        return found if host == "localhost" else real(host, port, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    listeners = listen_all("localhost", 0)
+    try:
+        assert [one.getsockname()[0] for one in listeners] == ["127.0.0.1", "::1"]
+        (port,) = {one.getsockname()[1] for one in listeners}
+        for address in ("127.0.0.1", "::1"):
+            socket.create_connection((address, port), timeout=60).close()
+        with pytest.raises(OptionError, match="in use"):
+            listen_all("localhost", port)
+    finally:
+        for one in listeners:
+            one.close()
+    for host in ("127.0.0.1", "::1"):
+        (alone,) = listen_all(host, 0)
+        assert alone.getsockname()[0] == host
+        alone.close()
+
+
+def test_an_address_that_the_machine_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    real = listening.listen
+
+    def listen(host: str, port: int) -> Listener:
+        if host == "127.0.0.9":
+            raise listening._NoAddress("no such address")
+        return real(host, port)
+
+    monkeypatch.setattr(listening, "listen", listen)
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 0)) for one in ("127.0.0.1", "127.0.0.9")]
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, port, **more: found if host == "box" else found[:1]
+    )
+    (only,) = listen_all("box", 0)
+    assert only.getsockname()[0] == "127.0.0.1"
+    only.close()
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
