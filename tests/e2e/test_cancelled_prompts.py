@@ -17,7 +17,8 @@ CHUNK = 64
 def slow() -> Iterator[Server]:
     """A prompt takes three milliseconds a token, in steps of 64."""
     flags = ("--executor", "simulated", "--simulated-cost", "0,0.003", "--max-model-len", "2048")
-    with Server(*flags, "--max-num-batched-tokens", str(CHUNK), "--block-size", "16", "--max-num-seqs", "8") as server:
+    more = ("--max-num-batched-tokens", str(CHUNK), "--block-size", "16", "--max-num-seqs", "8")
+    with Server(*flags, *more) as server:
         yield server
 
 
@@ -56,7 +57,8 @@ def test_three_cancels_at_half_of_what_is_left_still_end(slow: Server, path: str
                     cached = progress["processed"]
                     break
             else:
-                assert progress is not None and progress["processed"] == total
+                assert progress is not None
+                assert progress["processed"] == total
                 assert attempt == 3, "it was computed before half of it was told"
     computed = _computed(slow) - before
     assert total - 16 <= computed <= total + 4 * CHUNK, (total, computed)

@@ -29,12 +29,7 @@ def asking(outboxes: Outboxes, progress_at: float | None = 100.0) -> Request:
 
 
 def told(outboxes: Outboxes) -> list[Any]:
-    return [
-        one
-        for _, message in outboxes.take()
-        if isinstance(message, Outputs)
-        for one in message.progress
-    ]
+    return [one for _, message in outboxes.take() if isinstance(message, Outputs) for one in message.progress]
 
 
 def test_twice_a_second_and_when_it_is_through(outboxes: Outboxes):

@@ -1,10 +1,9 @@
-"""What `launch/http` builds on in uvicorn, which is no public interface of it; what is not the client's fault; where
-it listens.
+"""What `launch/http` builds on in uvicorn, which is no public interface of it, and where it listens.
 
-Where this fails a newer uvicorn differs: compare its `protocols/http/httptools_impl.py` with the last version that
-was tried, carry over to `launch/http/protocol.py` what concerns `Connection` and `_CloseDelimited`, run
-`tests/launch`, and raise the bound in pyproject.toml.  Before 0.45 cycles have other arguments; before 0.53 an
-answer that is the last one of its connection does not say so.
+Where this fails a newer uvicorn differs: compare its `protocols/http/httptools_impl.py` with the last version
+that was tried, carry over to `launch/http/protocol.py` what concerns `Connection` and `_CloseDelimited`, run
+`tests/launch`, and raise the bound in pyproject.toml.  Before 0.45 cycles have other arguments; before 0.53
+an answer that is the last one of its connection does not say so.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from baton.launch.http.listening import Listener, listen_all
 from baton.launch.limits import OptionError
 from tests.launch.http_site import Site
 
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 CYCLE = {
     "scope",
     "transport",
@@ -101,12 +101,12 @@ def test_what_is_not_the_clients_fault_is_logged_and_no_400(
         raise TypeError("unexpected keyword argument")
 
     with caplog.at_level(logging.DEBUG), Site(byte_level) as site:
-        assert site.ask(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+        assert site.ask(HEALTH).startswith(b"HTTP/1.1 200 ")
         for nonsense in (b"\x16\x03\x01 nonsense\r\n\r\n", b"GET \xff\xfe HTTP/1.1\r\nhost: a\r\n\r\n"):
             assert site.ask(nonsense).startswith(b"HTTP/1.1 400 ")
         assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
         monkeypatch.setattr(protocol, "RequestResponseCycle", other)
-        answer = site.ask(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        answer = site.ask(HEALTH)
     assert answer.startswith(b"HTTP/1.1 500 ")
     assert b"server_error" in answer
     (line,) = [one for one in caplog.records if one.levelno >= logging.ERROR]
@@ -121,9 +121,10 @@ def test_a_connection_that_cannot_be_made_is_logged(
         raise TypeError("missing argument")
 
     with caplog.at_level(logging.DEBUG), Site(byte_level) as site:
+        assert site.ask(HEALTH).startswith(b"HTTP/1.1 200 ")
         (acceptor,) = site.http._acceptors
         monkeypatch.setattr(acceptor, "_make", other)
-        assert site.ask(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n") == b""
+        assert site.ask(HEALTH) == b""
     errors = [one for one in caplog.records if one.levelno >= logging.ERROR]
     assert [str(one.exc_info[1]) for one in errors if one.exc_info] == ["missing argument"]
 
@@ -138,8 +139,8 @@ def test_localhost_is_served_at_each_of_its_addresses(monkeypatch: pytest.Monkey
     ]
     real = socket.getaddrinfo
 
-    def resolve(host: str, port: int, **more: Any) -> Any:
-        return found if host == "localhost" else real(host, port, **more)
+    def resolve(host: str, port: int, *more: Any, **named: Any) -> Any:
+        return found if host == "localhost" else real(host, port, *more, **named)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     listeners = listen_all("localhost", 0)

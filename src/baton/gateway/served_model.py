@@ -101,8 +101,8 @@ VENDORS = (Alias("claude-*"),)
 
 
 def read_names(given: Sequence[str]) -> tuple[tuple[str, ...], tuple[Alias, ...]]:
-    """What --served-model-name gives: `NAME`, `PATTERN` (with `*`), or either with `=NAME`, which answers then
-    say.  Returns the names and the others.  Raises `ValueError`."""
+    """What --served-model-name gives: `NAME`, `PATTERN` (with `*`), or either with `=NAME`, which answers
+    then say.  Returns the names and the others.  Raises `ValueError`."""
     if not all(given):
         raise ValueError("must not be empty")
     names = tuple(name for name in given if "*" not in name and "=" not in name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from baton.gateway.http.alive import SignsOfLife
 from baton.gateway.http.paths import WITHOUT_V1, own_path
@@ -50,7 +51,7 @@ def test_names_patterns_and_what_answers_say():
 
 @pytest.mark.parametrize("wrong", [("",), ("gpt-*=qwen",), ("a", "b=c"), ("a", "=a")])
 def test_names_that_lead_nowhere_are_refused(wrong: tuple[str, ...]):
-    with pytest.raises(OptionError, match="--served-model-name|served_model_name"):
+    with pytest.raises(OptionError, match=r"served.model.name"):
         EngineOptions(served_model_name=wrong)
 
 
@@ -115,7 +116,8 @@ def test_paths_without_v1_are_those_of_routes_with_it():
     for path in RIGHTS:
         assert own_path(path) == path, "a route's own path stays"
         if path.startswith("/v1/") and any(f"{path[4:]}/".startswith(f"{one}/") for one in WITHOUT_V1):
-            assert own_path(path[3:]) == own_path(f"/llm{path[3:]}/", "/llm") == own_path(f"/v1{path}") == path
+            given = own_path(path[3:]), own_path(f"/llm{path[3:]}/", "/llm"), own_path(f"/v1{path}")
+            assert set(given) == {path}
     for other in ("/modelsx", "/chat", "/messagesabc/1", "/v1", "/v1x/models"):
         assert own_path(other) == other
 
@@ -131,7 +133,7 @@ def test_requests_without_v1_are_answered_and_counted_as_those_with_it(byte_leve
         answers = [await gateway.ask(path, chat, compute) for path in ("/chat/completions", "/messages")]
         answers.append(await gateway.ask("/messages", {"messages": USER}))
         answers.append(await gateway.ask("/models/tiny", method="GET"))
-        return answers, (await gateway.ask("/metrics", method="GET")).body.decode()
+        return answers, generate_latest(gateway.app.state.gateway.metrics.registry).decode()
 
     answers, metrics = run(ask())
     assert [answer.status for answer in answers] == [200, 200, 400, 200]

@@ -69,9 +69,8 @@ class Answer:
         """The data of its events, and when they came; comments and end marks are none."""
         found = []
         for at, data in self.pieces:
-            for line in data.decode().split("\n"):
-                if line.startswith("data: {"):
-                    found.append((at, json.loads(line[6:])))
+            lines = [line for line in data.decode().split("\n") if line.startswith("data: {")]
+            found += [(at, json.loads(line[6:])) for line in lines]
         return found
 
 

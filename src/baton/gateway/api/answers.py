@@ -177,8 +177,8 @@ class Completion(Struct, forbid_unknown_fields=True):
 
 
 class PromptProgress(Struct, forbid_unknown_fields=True):
-    """With `return_progress`, in events of a stream before its first text: how far the prompts are, in tokens,
-    under llama.cpp's names."""
+    """With `return_progress`, in events of a stream before its first text: how far the prompts are, in
+    tokens, under llama.cpp's names."""
 
     total: Count
     cache: Count

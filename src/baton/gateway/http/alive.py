@@ -1,9 +1,9 @@
-"""Signs of life: what is written to clients for whom nothing else comes, so that nobody takes them for forgotten.
+"""Signs of life: what is written to clients for whom nothing else comes, so that they do not give up.
 
 One timer serves all streams of a server.  A stream notes when it was last written to; the timer looks at all
-streams when the first of them can have been silent for the interval, and no more often than every tenth of it:
-what is due within such a tenth is written at once.  So a thousand streams that flow cost one look an interval,
-and a server without streams has no timer.
+streams when the first of them can have been silent for the interval, and no more often than every tenth of
+it: what is due within such a tenth is written at once.  So a thousand streams that flow cost one look an
+interval, and a server without streams has no timer.
 """
 
 from __future__ import annotations

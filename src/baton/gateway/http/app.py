@@ -65,8 +65,8 @@ def create_app(
     """The application for one served model.
 
     `access`: who may do what; None: no keys.  `sharing`: how users share the server.  `tokenizer`: if it is
-    loaded already.  `root_path`: what a proxy puts before paths.  `signs`: what clients are sent while nothing
-    else comes; None: nothing.  `responses`: where answers of /v1/responses are kept; None: nowhere.
+    loaded already.  `root_path`: what a proxy puts before paths.  `signs`: what clients are sent while
+    nothing else comes; None: nothing.  `responses`: where answers of /v1/responses are kept; None: nowhere.
     `refuse_tools`: those that the server cannot serve are refused, not left out.
 
     Raises `TokenizerError` or `ChatTemplateError` if it cannot be loaded, and `WeightsError`.

@@ -203,9 +203,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "get", "/tokenizer_info", "tokenizer_config.json, with the chat template that is used", dict[str, Any]
     ),
-    Route(
-        "get", "/", "That a server is here; a page for people (Accept: text/html)", "text/plain, text/html"
-    ),
+    Route("get", "/", "That a server is here, and a page for people", "text/plain, text/html"),
     Route("get", "/load", "How many requests are being answered", answers.ServerLoad),
     Route("get", "/ping", "As /health", answers.Health),
     Route("post", "/ping", "As /health", answers.Health),

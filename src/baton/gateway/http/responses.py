@@ -6,8 +6,8 @@ and cancels the generation, and with it every sequence, at once.
 The status of a stream is decided by its first update, so that a full queue is a 429 and not an event; if
 that takes long the stream begins without it, with its head and the events that say that there is an answer.
 An answer in one piece waits for its end, unless `--early-headers-after` says how long: then its head goes
-out, white space (which JSON allows before a value) after each silence, and the body when it is known; what goes
-wrong from then on is a body of the API's error shape under the status 200.
+out, white space (which JSON allows before a value) after each silence, and the body when it is known; what
+goes wrong from then on is a body of the API's error shape under the status 200.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ class GenerationResponse(Response):
         signs: SignsOfLife = scope.get(SIGNS, SILENT)
         try:
             if self._stream:
-                updates = await self._generation.next(
-                    min(_FIRST_UPDATE_S, signs.interval_s or _FIRST_UPDATE_S)
-                )
+                wait_s = min(_FIRST_UPDATE_S, signs.interval_s or _FIRST_UPDATE_S)
+                updates = await self._generation.next(wait_s)
                 await self._begin(send, _STREAM_HEADERS)
                 write = scope.get(SEND, send)
                 stream = Stream(self._generation, self._renderer, write, signs, progress=self._progress)

@@ -10,9 +10,9 @@ What is different from uvicorn's:
 * An answer to HTTP/1.0 that has no length ends with the connection, not with a chunk.
 * No WebSockets; an offer to upgrade is ignored.
 
-`on_headers_complete` follows that of uvicorn 0.54.  What is subclassed here is no public interface of uvicorn:
-pyproject.toml allows the versions that were tried, and `tests/launch/test_uvicorn.py` says what to look at in a
-newer one.
+`on_headers_complete` follows that of uvicorn 0.54.  What is subclassed here is no public interface of it:
+pyproject.toml allows the versions that were tried, and `tests/launch/test_uvicorn.py` says what to look at in
+a newer one.
 """
 
 from __future__ import annotations

@@ -202,8 +202,8 @@ class HttpOptions(Options):
     )
     sse_keep_alive_interval: float = flag(
         10.0,
-        "Seconds of silence in a stream, also before its first token, after which a sign of life is sent, of a "
-        "kind that the API's clients count (serving.md); 0: none.",
+        "Seconds of silence in a stream, also before its first token, after which a sign of life is sent, of "
+        "a kind that the API's clients count (serving.md); 0: none.",
         least=0,
         most=MAX_SECONDS,
         unit="seconds",

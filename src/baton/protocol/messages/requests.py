@@ -207,9 +207,9 @@ class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):
     """(request id, its prompt tokens that came from the prefix cache) of those that were admitted with any:
     before the first token or with it, for who ends a request before the engine does."""
     progress: list[tuple[int, int, int]] = []
-    """(request id, leading tokens of its prompt that are computed, milliseconds since it was admitted) of those
-    that ask (`Submit.progress`): when they are admitted, then twice a second at most, and when the prompt is
-    through."""
+    """(request id, leading tokens of its prompt that are computed, milliseconds since it was admitted) of
+    those that ask (`Submit.progress`): when they are admitted, then twice a second at most, and when the
+    prompt is through."""
 
 
 class Routed(msgspec.Struct, tag="routed", array_like=True, frozen=True):
