@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -20,7 +21,7 @@ import pytest
 from baton.batch.client import Address
 from baton.batch.lines import BadLine, Request, done_line, line_id, read_line
 from baton.batch.output import Output, OutputError
-from baton.batch.run import Batch, BatchFailed, count_lines
+from baton.batch.run import Batch, BatchFailed, count_lines, lines_of
 from baton.gateway.http.rights import RIGHTS
 from tests.conftest import GENEROUS_S
 from tests.e2e.server import Server, child_pids, is_engine
@@ -268,6 +269,17 @@ async def test_a_server_that_is_gone_ends_the_run_without_lines(
     output.close()
     assert (counts.total, counts.done) == (1, 0)
     assert not Path(output.path).read_bytes()
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    """What some editors write at a file's head; the line is the same without it, also to a run that goes on."""
+    first, second = line("a", "b").encode(), line("c", "d").encode()
+    for head in (b"", codecs.BOM_UTF8):
+        found = list(lines_of(io.BytesIO(head + first + b"\r\n" + second + b"\n")))
+        assert [number for number, _ in found] == [1, 2]
+        assert isinstance(read_line(*found[0]), Request)
+        assert line_id(*found[0]) == line_id(1, first)
+    assert list(lines_of(io.BytesIO(codecs.BOM_UTF8))) == []
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

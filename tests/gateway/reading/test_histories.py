@@ -11,11 +11,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from anthropic.types import ContentBlock
+from openai.types.chat import ChatCompletionMessage
+from openai.types.responses import ResponseOutputItem
+from pydantic import TypeAdapter
 
 from baton.gateway.api.calls import call_id
 from baton.gateway.generation.generation import Completion
 from baton.gateway.parsing.choice import Formats
-from baton.gateway.parsing.deltas import Parsed
+from baton.gateway.parsing.deltas import Parsed, Said
 from baton.gateway.parsing.formats import CALLS
 from baton.gateway.reading.jobs import Job, with_more
 from baton.gateway.reading.reader import Found, Reader
@@ -28,6 +32,8 @@ from tests.gateway.reading.chat_templates import ALL, OWN, SHOW_CALLS, SHOW_THOU
 
 USER = {"role": "user", "content": "Go on, please."}
 _READERS: dict[str, Reader] = {}
+_BLOCK: TypeAdapter[Any] = TypeAdapter(ContentBlock)
+_ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)
 
 
 def reader_of(name: str, **settings: Any) -> Reader:
@@ -55,7 +61,7 @@ def prompt(name: str, job: Job, body: dict[str, Any]) -> str:
     return found.texts[0]
 
 
-# -- what an API gives out, as its clients send it back
+# -- what an API gives out, as its client dumps it and sends it back
 
 
 def chat_message(parsed: Parsed) -> dict[str, Any]:
@@ -81,7 +87,7 @@ def blocks(parsed: Parsed) -> list[dict[str, Any]]:
     found: Any = msgspec.json.decode(
         msgspec.json.encode(renderer._blocks(Completion(0, finish_reason="length", parsed=parsed)))
     )
-    return list(found)
+    return [_BLOCK.validate_python(one).model_dump() for one in found]
 
 
 def items(answer: Answer, text: str) -> list[dict[str, Any]]:
@@ -90,13 +96,14 @@ def items(answer: Answer, text: str) -> list[dict[str, Any]]:
     for delta in [*parser.push(text), *parser.finish()]:
         output.add(delta)
     output.close("incomplete")
-    return [msgspec.json.decode(data) for _, data in output.items]
+    given = [msgspec.json.decode(data) for _, data in output.items]
+    return [_ITEM.validate_python(one).model_dump() for one in given]
 
 
 def histories(answer: Answer, text: str) -> Iterator[tuple[Job, dict[str, Any]]]:
     """The answer to this text as each API gives it, as part of a conversation that goes on."""
     parsed = read(answer, [text])
-    message = chat_message(parsed)
+    message = ChatCompletionMessage.model_validate(chat_message(parsed)).model_dump()
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": "done"}
         for call in message.get("tool_calls") or ()
@@ -162,13 +169,12 @@ def check_history(name: str, answer: Answer, text: str, seen: set[Any]) -> int:
     for job, body in histories(answer, text):
         made = prompt(name, job, body)
         count += 1
-        for piece in re.findall(r"\S+", "".join(parsed.content)):
-            assert piece in made, (name, job, text, made)
-        if name in SHOW_THOUGHTS:
-            for piece in re.findall(r"\S+", "".join(parsed.reasoning)):
-                assert piece in made, (name, job, text, made)
+        for part in parsed.parts:
+            if isinstance(part, Said) and (not part.reasoning or name in SHOW_THOUGHTS):
+                for piece in re.findall(r"\S+", "".join(part.pieces)):
+                    assert piece in made, (name, job, text, made)
         if name in SHOW_CALLS and job != "messages":  # (an object there: what is complete in the arguments)
-            for call in chat_message(parsed)["tool_calls"] or ():
+            for call in chat_message(parsed).get("tool_calls") or ():
                 assert [word for word in said_in(call) if word not in made] == [], (name, job, text, made)
     return count
 
@@ -198,6 +204,77 @@ def test_what_is_broken_is_taken_back_by_every_template(name: str) -> None:
     seen: set[Any] = set()
     count = sum(check_history(name, answer, answer.text, seen) for answer in broken(per=1)[::3])
     assert count > 150
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {
+            "name": None,
+            "refusal": None,
+            "annotations": [],
+            "audio": None,
+            "function_call": None,
+            "tool_calls": [],
+        },
+        {"provider_specific_fields": {"a": 1}, "images": [], "thinking_blocks": None, "token_ids": None},
+        {
+            "additional_kwargs": {},
+            "response_metadata": {"finish_reason": "stop"},
+            "type": "ai",
+            "id": "run-1",
+        },
+        {"reasoning": None, "reasoning_content": "", "thinking": None, "reasoning_details": [], "phase": "x"},
+        {"cache_control": {"type": "ephemeral"}, "metadata": {}, "timestamp": 5, "parsed": None},
+    ],
+    ids=["openai", "litellm", "langchain", "thoughts", "others"],
+)
+def test_what_clients_write_beside_says_nothing(name: str, more: dict[str, Any]) -> None:
+    turn = {"role": "assistant", "content": "Yes."}
+    plain = prompt(name, "chat", {"messages": [USER, turn, USER]})
+    assert prompt(name, "chat", {"messages": [USER, {**turn, **more}, USER]}) == plain
+
+
+def test_other_shapes_of_answers() -> None:
+    """A refusal, a call of the older kind, one of a tool that takes a text, results that are no parts."""
+    refused = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    assert "I cannot." in prompt("chatml", "chat", {"messages": [USER, refused, USER]})
+    older = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": "b"}'}}
+    assert '"f", "arguments": {"a": "b"}' in prompt("chatml", "chat", {"messages": [USER, older, USER]})
+    custom = {"id": "x", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+    called = {"role": "assistant", "content": None, "tool_calls": [custom]}
+    for result in ({"rows": [1, None]}, [{"rows": [1, None]}], ["rows", "null"], None, 5):
+        tool = {"role": "tool", "tool_call_id": "x", "content": result}
+        made = prompt("chatml", "chat", {"messages": [USER, called, tool]})
+        assert '"patch", "arguments": {"input": "*** Begin"}' in made
+        assert "rows" in made or result in (None, 5)
+        output = {"type": "function_call_output", "call_id": "x", "output": result}
+        call = {
+            "type": "function_call",
+            "call_id": "x",
+            "name": "patch",
+            "arguments": '{"input": "*** Begin"}',
+        }
+        assert prompt("chatml", "responses", {"input": [USER, call, output]}) == made
+
+
+def test_documents_of_text_are_read() -> None:
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Once."}}
+    parts = [{"type": "text", "text": "Found."}]
+    search = {"type": "search_result", "source": "x", "title": "y", "content": parts}
+    body = {"messages": [{"role": "user", "content": [document, search]}]}
+    found = found_in("chatml", "messages", body)
+    assert ("<user>Once.\nFound.<end>" in found.texts[0], found.notes) == (True, {})
+
+
+def test_arguments_that_are_no_object_are_noted() -> None:
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": '{"city": "Par'}}
+    body = {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, USER]}
+    found = found_in("chatml", "chat", body, refuses=True)
+    assert found.notes == {"arguments": 1}
+    assert '"arguments": {"city": "Par"}' in found.texts[0]
+    assert '{"city": "Par</call>' in prompt("none_tells_calls", "chat", body), "as it was written"
 
 
 # -- one conversation, built for three APIs

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.gateway.api.call_arguments import read_arguments
 from baton.gateway.api.messages import read_messages
 from baton.gateway.text.chat_template import ChatTemplate, ChatTemplateError
 from baton.gateway.text.shapes import Kind
@@ -155,3 +156,34 @@ def test_questions_are_put_once(monkeypatch: pytest.MonkeyPatch) -> None:
     template.render(messages)
     monkeypatch.setattr(template.shapes, "_render", lambda *_: pytest.fail("asked again"))
     template.render(messages)
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "whole"),
+    [
+        ("", {}, True),
+        (None, {}, True),
+        ("null", {}, True),
+        ({"a": 1}, {"a": 1}, True),
+        ('{"a": 1}', {"a": 1}, True),
+        ("{", {}, False),
+        ('{"ci', {"ci": None}, False),
+        ('{"city"', {"city": None}, False),
+        ('{"city": ', {"city": None}, False),
+        ('{"city": "Pa', {"city": "Pa"}, False),
+        ('{"city": "Pa\\', {"city": "Pa"}, False),
+        ('{"city": "Pa\\u00', {"city": "Pa"}, False),
+        ('{"city": "Pa\\ud83d\\ude', {"city": "Pa"}, False),
+        ('{"a": [1, {"b": tr', {"a": [1, {}]}, False),
+        ('{"a": [1, {"b": "c"}], "d": 12', {"a": [1, {"b": "c"}], "d": 12}, False),
+        ('{"a": 1}}', {"a": 1}, False),
+        ("[1, 2]", {"arguments": [1, 2]}, False),
+        ('"Paris"', {"arguments": "Paris"}, False),
+        ("Paris", {"arguments": "Paris"}, False),
+        ([1, 2], {"arguments": [1, 2]}, False),
+    ],
+)
+def test_arguments_are_the_nearest_object(given: Any, value: dict[str, Any], whole: bool) -> None:
+    assert read_arguments(given) == (value, whole)
+    if isinstance(given, str) and given.strip() not in ("", "null"):
+        assert str(read_arguments(given)[0]) == given
