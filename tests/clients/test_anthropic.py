@@ -111,13 +111,19 @@ def test_errors(client: Any) -> None:
         client.messages.create(**{**ASK, "model": "other"})
     assert missing.value.type == "not_found_error"
     assert missing.value.request_id
-    image = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
-    pictures = {**ASK, "messages": [{"role": "user", "content": [image]}]}
-    with pytest.raises(anthropic.BadRequestError, match="'image' is an image, and this model takes only"):
-        client.messages.create(**pictures)
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long") as long:
         client.messages.create(**{**ASK, "messages": [{"role": "user", "content": "word " * 20_000}]})
     assert long.value.type == "invalid_request_error"
+
+
+def test_an_image_does_not_end_a_conversation(client: Any) -> None:
+    image = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+    call = {"type": "tool_use", "id": "x", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "x", "content": [image]}
+    turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result, image]}]
+    raw = client.messages.with_raw_response.create(**{**ASK, "messages": [*ASK["messages"], *turns]})
+    assert raw.headers["x-unsupported-content"] == "image=2"
+    assert raw.parse().role == "assistant"
 
 
 def test_the_program_of_the_document(base_url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,7 +106,9 @@ RequestId = Annotated[
 def _part(field: str, *kinds: str) -> dict[str, Any]:
     """Of a message: what `messages.read_messages` takes."""
     properties = {"type": {"enum": list(kinds)}, field: {"type": "string"}}
-    return {"type": "object", "properties": properties, "required": ["type", field]}
+    # (A text is one without its type, too.)
+    required = [field] if field in kinds else ["type", field]
+    return {"type": "object", "properties": properties, "required": required}
 
 
 OTHER_PART: dict[str, Any] = {
