@@ -272,7 +272,7 @@ async def test_a_server_that_is_gone_ends_the_run_without_lines(
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
-    """What some editors write at a file's head; the line is the same without it, also to a run that goes on."""
+    """What some editors write at a file's head; the line is the same without it."""
     first, second = line("a", "b").encode(), line("c", "d").encode()
     for head in (b"", codecs.BOM_UTF8):
         found = list(lines_of(io.BytesIO(head + first + b"\r\n" + second + b"\n")))

@@ -132,7 +132,7 @@ def cuts(text: str) -> list[str]:
     marks = {
         place for mark in re.finditer(r"[<>{}\[\]\"\\|:,]", text) for place in (mark.start(), mark.end())
     }
-    return [text[:place] for place in sorted({*range(0, len(text), 5), *marks, len(text)})]
+    return [text[:place] for place in sorted({*range(0, len(text), 9), *marks, len(text)})]
 
 
 def words(text: str) -> list[str]:
