@@ -25,7 +25,8 @@ from baton.gateway.helpers.link import WALL_S
 from baton.gateway.helpers.wire import ANSWER, ENDS, HELLO, JOB, PROMPT
 from baton.gateway.reading.constraints.structured import Asked
 from baton.gateway.reading.jobs import JOBS
-from baton.gateway.reading.reader import Settings, decode_grammar
+from baton.gateway.reading.reader import decode_grammar
+from baton.gateway.reading.settings import Settings
 
 _KEPT = 256
 

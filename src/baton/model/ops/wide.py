@@ -19,5 +19,5 @@ def multiply_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     else:
         rows = max(1, _ELEMENTS // weight.shape[1])
         wide = x.float()
-        found = torch.cat([F.linear(wide, part.float()) for part in weight.split(rows)], dim=1)
+        found = torch.cat([F.linear(wide, part.float()) for part in torch.split(weight, rows)], dim=1)
     return found if bias is None else found.add_(bias)
