@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from baton.gateway.http.alive import SignsOfLife
 from baton.gateway.http.paths import WITHOUT_V1, own_path
 from baton.gateway.http.rights import RIGHTS
-from baton.gateway.served_model import VENDORS, Alias, read_names
+from baton.gateway.names import VENDORS, Alias, read_names
 from baton.launch.limits import OptionError
 from baton.launch.options import EngineOptions
 from tests.gateway.http.virtual import Answer, Gateway, run

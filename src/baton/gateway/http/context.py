@@ -31,12 +31,13 @@ from baton.gateway.helpers.metrics import HelperStats
 from baton.gateway.helpers.pool import LONG_BODY, Helpers
 from baton.gateway.http.bodies import Bodies
 from baton.gateway.instances.client import ClusterClient
+from baton.gateway.names import Alias
 from baton.gateway.parsing.choice import Formats, choose
 from baton.gateway.reading.jobs import CONVERSATIONS, Job, with_more
 from baton.gateway.reading.reader import Found, Reader, decode_answer
 from baton.gateway.reading.settings import Settings
 from baton.gateway.responses.store import ResponseStore
-from baton.gateway.served_model import Alias, ServedModel
+from baton.gateway.served_model import ServedModel
 from baton.gateway.sharing import Sharing
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.observe.events.context import Trace, caller_of

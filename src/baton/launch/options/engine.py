@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
+from baton.gateway.names import read_names
 from baton.gateway.parsing.formats import CALLS, THINKS, check_call_name, check_think_name
-from baton.gateway.served_model import read_names
 from baton.launch.limits import MAX_SECONDS, OptionError
 from baton.launch.options.flag import JsonObject, Options, flag
 from baton.launch.options.record import RecordOptions

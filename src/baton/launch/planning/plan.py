@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from baton.gateway.names import VENDORS, read_names
 from baton.gateway.served_model import (
     PAIR,
     QWEN3_RERANKER,
-    VENDORS,
     Judge,
     Routing,
     ServedModel,
     Task,
-    read_names,
 )
 from baton.launch.limits import OptionError
 from baton.launch.options.engine import EngineOptions
