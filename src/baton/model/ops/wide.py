@@ -19,5 +19,6 @@ def multiply_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     else:
         rows = max(1, _ELEMENTS // weight.shape[1])
         wide = x.float()
-        found = torch.cat([F.linear(wide, part.float()) for part in torch.split(weight, rows)], dim=1)
+        parts = (weight[first : first + rows] for first in range(0, len(weight), rows))
+        found = torch.cat([F.linear(wide, part.float()) for part in parts], dim=1)
     return found if bias is None else found.add_(bias)
