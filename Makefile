@@ -18,7 +18,7 @@ LIMITS ?= 0
 WATCH_MINUTES ?= 0.5
 NATIVE := hatch_build.py $(wildcard src/baton/model/cpu/native/*)
 
-.PHONY: gpu gpu-wheels serve test lint types imports pytest newest soak soak-server soak-cuts soak-structured soak-speculation clients browser findings deploy-check wheel check-wheel install install-dev clean
+.PHONY: gpu gpu-wheels serve test lint types imports pytest newest soak soak-server soak-cuts soak-structured soak-speculation clients agents browser findings deploy-check wheel check-wheel install install-dev clean
 
 serve: $(VENV)/.installed
 	$(BIN)/baton serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
@@ -62,6 +62,17 @@ soak-server: $(VENV)/.installed-dev
 # than it does, so they have an environment of their own, and the server runs in $(VENV).
 clients: $(VENV)/.installed $(VENV)-clients/.installed
 	BATON_PYTHON=$(BIN)/python $(VENV)-clients/bin/pytest -q tests/clients
+
+# Agents as programs, each with a task that takes its tools (docs/agents.md): tests/agents/package.json and requirements.txt, in
+# an environment of their own (1.5 GB), and without any network but 127.0.0.1.  What passed: build/agents.
+agents: $(VENV)/.installed-dev $(VENV)-agents/.installed-node
+	BATON_AGENTS=$(VENV)-agents unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' - \
+	  $(BIN)/pytest -q -s tests/agents
+
+$(VENV)-agents/.installed-node: tests/agents/package.json tests/agents/package-lock.json $(VENV)-agents/.installed
+	cp tests/agents/package.json tests/agents/package-lock.json $(VENV)-agents
+	cd $(VENV)-agents && npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
+	touch $@
 
 # Pages in a real Chromium (Debian: apt-get install chromium), with playwright (tests/browser/requirements.txt) in an
 # environment of its own.  Pictures: build/browser.  LIMITS=1 asserts limits of time, too; WATCH_MINUTES: of its memory.
@@ -153,4 +164,4 @@ $(VENV)-%/.installed: tests/%/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-clients $(VENV)-browser $(VENV)-newest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-agents $(VENV)-browser $(VENV)-newest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -23,13 +23,13 @@ START_DEADLINE_S = 180.0
 
 
 class Server:
-    """One `baton serve` process with the given flags; a context manager."""
+    """One `baton serve` process with the given flags; a context manager.  `module`: what runs it."""
 
-    def __init__(self, *flags: str, model: str | None = None) -> None:
+    def __init__(self, *flags: str, model: str | None = None, module: str = "baton") -> None:
         self.flags = flags
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (tests read it when the server is gone, too)
         python = os.environ.get("BATON_PYTHON", sys.executable)  # (`make clients`: tests have another one)
-        command = [python, "-m", "baton", "serve", *([model] if model else [])]
+        command = [python, "-m", module, "serve", *([model] if model else [])]
         self.process = subprocess.Popen(
             [*command, "--port", "0", *flags],
             stdout=subprocess.PIPE,
