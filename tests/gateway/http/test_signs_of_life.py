@@ -120,6 +120,19 @@ def test_comments_are_no_signs_for_codex(byte_level: Path):
     assert codex.gave_up(answer) == pytest.approx(302, abs=1)
 
 
+def test_who_counts_chunks_and_asks_for_usage_gets_some_without_choices(byte_level: Path):
+    """Qwen Code 0.24 gives a stream up 240 s after its last chunk (DEFAULT_STREAM_IDLE_TIMEOUT_MS), and its
+    requests have `include_usage`, so it knows chunks without choices."""
+    qwen = Client("Qwen Code", (CHAT,), 300, 240, "data")
+    asks = {"stream_options": {"include_usage": True}}
+    answer, _ = prefilled_for(byte_level, CHAT, 10.0, **asks)
+    assert qwen.gave_up(answer) is None
+    waiting = [event for at, event in answer.events() if at < PREFILL_S - 1]
+    assert len(waiting) == 7
+    assert all(event["choices"] == [] and event["object"] == "chat.completion.chunk" for event in waiting)
+    assert qwen.gave_up(prefilled_for(byte_level, CHAT, 10.0)[0]) == pytest.approx(242, abs=1)
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 def test_nothing_with_choices_comes_before_the_first_token(byte_level: Path, path: str):
     """Load generators take it for that."""
