@@ -105,9 +105,11 @@ RequestId = Annotated[
 
 def _part(field: str, *kinds: str) -> dict[str, Any]:
     """Of a message: what `messages.read_messages` takes."""
-    properties = {"type": {"enum": list(kinds)}, field: {"type": "string"}}
-    # (A text is one without its type, too.)
-    required = [field] if field in kinds else ["type", field]
+    properties: dict[str, Any] = {"type": {"enum": list(kinds)}, field: {"type": "string"}}
+    required = ["type", field]
+    if field in kinds:  # (a text is one without its type, too)
+        properties["type"]["enum"].append(None)
+        required = [field]
     return {"type": "object", "properties": properties, "required": required}
 
 
