@@ -106,8 +106,6 @@ class MessageRenderer:
                     )
                 continue
             text = "".join(part.pieces)
-            if parted and not part.reasoning:
-                text = text.lstrip()
             if not text:
                 continue
             after, parted = parted, parted and part.reasoning and not self._options.thinking
@@ -210,8 +208,6 @@ class MessageRenderer:
         return begun + self._delta + encode(text) + _END
 
     def _text(self, text: str) -> bytes:
-        if self._call is not None:
-            text = text.lstrip()
         if self._kind == "text":
             return self._delta + encode(text) + _END
         block = {"type": "text", "text": ""}
