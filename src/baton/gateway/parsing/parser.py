@@ -5,10 +5,10 @@ reads (`calls`, `python_calls`, here for reasoning and harmony).  A frame that t
 text: its opening marker is given as such, and reading goes on right behind it.  All of this depends on the
 text alone, never on its pieces; tests cut thousands of texts everywhere.
 
-A call within thoughts ends them if they never end otherwise; if their end comes behind it, it was a draft and
-stays a thought.  So from its marker on thoughts are held back, while a parser of its own reads what the marker
-begins (its values may hold the thoughts' end): until it is no call, thoughts end, the text ends, or `MAX_HELD`
-characters were held, when a call that has begun counts as one.
+A call within thoughts ends them if they never end otherwise; if their end comes behind it, it was a draft
+and stays a thought.  So from its marker on thoughts are held back, while a parser of its own reads what the
+marker begins (its values may hold the thoughts' end): until it is no call, thoughts end, the text ends, or
+`MAX_HELD` characters were held, when a call that has begun counts as one.
 """
 
 from __future__ import annotations
