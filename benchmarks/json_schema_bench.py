@@ -84,7 +84,7 @@ class Bench:
             return "narrower" if valid else "passed"
         takes, failed = self._takes(matcher.deep_copy(), data)
         if not takes and not failed:
-            takes = Search(self._tokens).takes(matcher, value)
+            takes = Search(self._tokens, whole=valid).takes(matcher, value)
         if valid:
             return "passed" if takes else "failed" if failed else "narrower"
         return "wrong" if takes else "passed"
@@ -130,8 +130,9 @@ class Bench:
 class Search:
     """Looks for a writing of a value that a matcher takes: names in any order, whole numbers as integers."""
 
-    def __init__(self, tokens: Callable[[bytes], list[int]]) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: Callable[[bytes], list[int]], *, whole: bool = True) -> None:
+        """`whole`: 1.0 may be written as 1.  (In draft 4 it is another value.)"""
+        self._tokens, self._whole = tokens, whole
         self._left = _MOST_STEPS
 
     def takes(self, matcher: LLMatcher, value: Any) -> bool:
@@ -147,7 +148,7 @@ class Search:
                 yield from self._items(begun, value, first=True)
         else:
             yield from self._read(matcher, json.dumps(value, ensure_ascii=False))
-            if isinstance(value, float) and value.is_integer():
+            if self._whole and isinstance(value, float) and value.is_integer():
                 yield from self._read(matcher, str(int(value)))
 
     def _members(self, matcher: LLMatcher, left: list[Any], *, first: bool) -> Iterator[LLMatcher]:
