@@ -137,7 +137,12 @@ def test_types_that_are_not_served_are_named(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("arch", "change", "without", "says"),
     [
-        ("falcon", None, "", "is a 'falcon'; of GGUF Baton serves: llama, qwen2, qwen3, ernie4_5, gemma"),
+        (
+            "falcon",
+            None,
+            "",
+            "is a 'falcon'; of GGUF Baton serves: llama, qwen2, qwen3, qwen2vl, qwen3vl, qwen3vlmoe",
+        ),
         ("llama", lambda w: w.add_expert_count(8), "", "with experts"),
         ("llama", None, "block_count", "its metadata has no 'llama.block_count'"),
         ("llama", lambda w: w.add_value_length(32), "", "attention.value_length 32, with heads of 16"),

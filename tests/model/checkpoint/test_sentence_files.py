@@ -144,7 +144,7 @@ def test_a_checkpoint_of_the_layers_alone(tmp_path: Path, variant: str) -> None:
     save_file(kept, bare / "model.safetensors")
     found = []
     for directory in (whole, bare):
-        executor = TorchExecutor.from_config(config_for(directory), 0, "")
+        executor = TorchExecutor.from_config(config_for(directory, headless=directory == bare), 0, "")
         found.append(pooled(executor, [prompt_of(20)], KINDS["last"]))
         executor.close()
     assert found[0] == found[1]
