@@ -1,8 +1,8 @@
 """Reduces what `make agents` recorded to bodies for tests/agents/test_bodies.py:
 `python -m tests.agents.reducing build/agents`.
 
-Structure stays: fields, types, nesting, names, numbers, limits.  Prose does not: prompts and descriptions of the
-programs become a few words of ours.  What the task itself says and gives stays as it is.
+Structure stays: fields, types, nesting, names, numbers.  Prose does not: prompts and descriptions become a
+few words of ours.  What the task itself says and gives stays as it is.
 """
 
 from __future__ import annotations

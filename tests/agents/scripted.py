@@ -1,12 +1,11 @@
 """`baton serve`, whose model says what a script says: `python -m tests.agents.scripted serve MODEL …`.
 
-An embedded model of a few million parameters knows nothing of agents' tools, so each answer is bound to the text
-that stands next in the script ($AGENTS_SCRIPT), by the same masks that keep schemas.  All else is `baton serve` as
-it is: HTTP, reading of requests, templates, engine, worker, masks, parsing of calls, events.  Bodies come as
-programs send them.
+An embedded model of a few million parameters knows nothing of agents' tools, so each answer is bound to the
+text that stands next in the script ($AGENTS_SCRIPT), by the same masks that keep schemas.  All else is `baton
+serve` as it is: HTTP, reading of requests, templates, engine, worker, masks, parsing of calls, events.
 
-The script is a list of `Task`s.  A request whose prompt has the text of a task is answered with the step behind
-those that stand in the prompt behind that text.  Requests beside it (for a title, say) get a short text; what asks
+The script is a list of `Task`s.  A request whose prompt has the text of a task gets the step behind those
+that stand in the prompt behind that text.  Requests beside it (for a title, say) get a short text; what asks
 for a form of its answer keeps that.
 """
 

@@ -1,5 +1,5 @@
-"""What agents send, as `make agents` recorded it, reduced (`reducing.py`): it is served, and the prompt holds the
-conversation."""
+"""What agents send, recorded by `make agents` and reduced (`reducing.py`): it is served, and the prompt holds
+the conversation."""
 
 from __future__ import annotations
 
