@@ -34,6 +34,13 @@ def own(byte_level: Path, vocab: int) -> Iterator[GatewayServer]:
         yield server
 
 
+def test_codex_finds_a_catalogue_that_says_nothing(server: GatewayServer):
+    with server.http() as http:
+        plain = http.get("/v1/models").json()
+        assert http.get("/v1/models?client_version=0.171.0").json() == {**plain, "models": []}
+    assert "models" not in plain
+
+
 def test_models(server: GatewayServer):
     client = server.openai()
     assert [model.id for model in client.models.list()] == ["tiny", "alias"]

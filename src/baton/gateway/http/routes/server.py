@@ -29,6 +29,8 @@ from baton.version import __version__
 
 _VERSION = "anthropic-version"
 """A header of Anthropic's clients, which know their own shapes."""
+_CODEX = "client_version"
+"""A parameter with which Codex asks for the list of models."""
 _SCRAPE_DEADLINE_S = 1.0
 _SWITCH_DEADLINE_S = 10.0
 _ORDER_DEADLINE_S = 1800.0
@@ -54,7 +56,12 @@ def server_routes(gateway: Gateway) -> list[Route]:
         if _VERSION in request.headers:
             cards = [model_body(name, served.created, served.max_model_len) for name in served.names]
             return _json(models_body(cards))
-        return _json({"object": "list", "data": [model_card(name) for name in served.names]})
+        listed = {"object": "list", "data": [model_card(name) for name in served.names]}
+        if _CODEX in request.query_params:
+            # (Codex wants its own catalogue's form, and logs an error for an answer without one: an empty
+            # one leaves it with what it knows.)
+            return _json({**listed, "models": []})
+        return _json(listed)
 
     async def model(request: Request) -> Response:
         name = gateway.model_name(request.path_params["name"])
