@@ -138,7 +138,10 @@ def test_other_parameters_keep_their_meaning(client: OpenAI):
             "guided_regex: not together with",
         ),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json: is not JSON"),
-        ({"guided_json": {"items": {"not": {"multipleOf": 2}}}}, "guided_json: items.not: the keyword not cannot"),
+        (
+            {"guided_json": {"items": {"not": {"multipleOf": 2}}}},
+            "guided_json: items.not: the keyword not cannot",
+        ),
         ({"structured_outputs": {"structural_tag": {"format": {}}}}, "structured_outputs.structural_tag"),
         (
             {"response_format": {"type": "structural_tag", "format": {"type": "xml"}}},

@@ -200,9 +200,7 @@ ROUTES: tuple[Route, ...] = (
         (404, 503),
         required=("tokens",),
     ),
-    Route(
-        "get", "/tokenizer_info", "tokenizer_config.json, with the chat template that is used", dict[str, Any]
-    ),
+    Route("get", "/tokenizer_info", "tokenizer_config.json, with the chat template in use", dict[str, Any]),
     Route("get", "/", "That a server is here, and a page for people", "text/plain, text/html"),
     Route("get", "/load", "How many requests are being answered", answers.ServerLoad),
     Route("get", "/ping", "As /health", answers.Health),

@@ -30,8 +30,8 @@ from baton.gateway.rendering.routes import encoded_routes
 
 _END = b"}\n\n"
 _CHUNK_EVERY = 12
-"""Signs of life, of which the last one is a chunk for clients that count chunks: two minutes at the default of
-ten seconds.  Qwen Code 0.24 gives a stream up that brought none for 240 s, whatever comments came."""
+"""Signs of life, of which the last one is a chunk for clients that count chunks: two minutes at the default
+of ten seconds.  Qwen Code 0.24 gives a stream up that brought none for 240 s, whatever comments came."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class ChunkRenderer:
     def sign_of_life(self) -> bytes:
         """A comment: for most clients of these APIs any bytes count, and a choice would be taken for a token.
 
-        Some count chunks.  Who asked for usage must expect chunks without choices, and gets one now and then."""
+        Some count chunks.  Who asked for usage must expect chunks without choices, and gets one at times."""
         self._signs += 1
         if self._shape.include_usage and self._signs % _CHUNK_EVERY == 0:
             return event(encode({**self._head, "choices": [], "usage": None}))
