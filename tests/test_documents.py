@@ -44,11 +44,14 @@ NOT_RUN = {
     "docker": "needs a daemon and the network",
     "PREFILL=1": "a job of Slurm",
     "HOSTS=2": "a job of Slurm",
+    "claude": "`make agents` runs it",
+    "qwen": "`make agents` runs it",
+    "aider": "`make agents` runs it",
 }
 """Commands by their first words, and why nothing looks at them."""
 FOREIGN = {"--json", "--no-compile"}
 """Options of other programs."""
-MADE = {"latency.png", "trace.jsonl", "serve.yaml", "soak.json", "config.json", "llama.cpp"}
+MADE = {"latency.png", "trace.jsonl", "serve.yaml", "soak.json", "config.json", "llama.cpp", "answer.txt"}
 """A reader's files, and another engine."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
