@@ -44,6 +44,7 @@ class Stream:
         "_send",
         "_shown",
         "_signs",
+        "_silent_since",
         "_tells_progress",
         "ended",
         "written",
@@ -70,7 +71,8 @@ class Stream:
         """Is to be written before what is to be rendered."""
         loop = asyncio.get_running_loop()
         self._clock = loop.time
-        self.written = loop.time()
+        self.written = self._silent_since = loop.time()
+        """When anything, and when news of the answer was last written."""
         self.ended: asyncio.Future[bytes | list[Update] | Begun] = loop.create_future()
         """While it flows: what is to be written, or what is to be rendered first, or a write that waits."""
 
@@ -88,6 +90,8 @@ class Stream:
                     data = await self._wait()
                 else:
                     data = await self._flow()
+                    if data:
+                        self._silent_since = self._clock()
             data += renderer.end()
         except ApiError as error:
             log_failure(error, generation.request_id, "in the middle of its stream")
@@ -109,7 +113,9 @@ class Stream:
         data = self._progress() + await _render_much(self._renderer, updates)
         interval = self._signs.interval_s
         if not data and interval and self._clock() - self.written >= interval:
-            return self._renderer.sign_of_life()
+            return self._sign()
+        if data:
+            self._silent_since = self._clock()
         return data
 
     async def _flow(self) -> bytes:
@@ -148,14 +154,18 @@ class Stream:
                 self._end(data)
             elif data:
                 self._begin_write(data)
+                self._silent_since = self.written
         except Exception as error:
             self._fail(error)
+
+    def _sign(self) -> bytes:
+        return self._renderer.sign_of_life(self._clock() - self._silent_since)
 
     def give_sign(self) -> None:
         """Nothing came for a while."""
         try:
             if not self.ended.done():
-                self._begin_write(self._renderer.sign_of_life())
+                self._begin_write(self._sign())
         except Exception as error:
             self._fail(error)
 

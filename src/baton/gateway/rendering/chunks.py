@@ -26,12 +26,10 @@ from baton.gateway.rendering.formats import (
     event,
     prompt_logprobs,
 )
+from baton.gateway.rendering.pacing import COMMENT, Pace
 from baton.gateway.rendering.routes import encoded_routes
 
 _END = b"}\n\n"
-_CHUNK_EVERY = 12
-"""Signs of life, of which the last one is a chunk for clients that count chunks: two minutes at the default
-of ten seconds.  Qwen Code 0.24 gives a stream up that brought none for 240 s, whatever comments came."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -51,7 +49,7 @@ class Shape:
 class ChunkRenderer:
     """The part of a `Renderer` that does not depend on the endpoint."""
 
-    __slots__ = ("_generation", "_head", "_names", "_openings", "_plain", "_shape", "_signs", "_usage")
+    __slots__ = ("_generation", "_head", "_names", "_openings", "_pace", "_plain", "_shape", "_usage")
 
     def __init__(
         self,
@@ -68,7 +66,7 @@ class ChunkRenderer:
         index.  `plain`: all that follows the text in an event that brings nothing but text, if no usage is
         told; None: each event is different."""
         self._generation = generation
-        self._signs = 0
+        self._pace = Pace(first=0)
         self._names = names
         self._shape = shape
         self._head = {
@@ -95,14 +93,14 @@ class ChunkRenderer:
     def failure(self, error: ApiError) -> bytes:
         return event(encode(error.body()))
 
-    def sign_of_life(self) -> bytes:
+    def sign_of_life(self, silent_s: float) -> bytes:
         """A comment: for most clients of these APIs any bytes count, and a choice would be taken for a token.
 
-        Some count chunks.  Who asked for usage must expect chunks without choices, and gets one at times."""
-        self._signs += 1
-        if self._shape.include_usage and self._signs % _CHUNK_EVERY == 0:
+        Some count chunks: Qwen Code 0.24 gives a stream up that brought none for 240 s.  Who asked for usage
+        must expect chunks without choices, and gets one a minute."""
+        if self._shape.include_usage and self._pace.is_due(silent_s):
             return event(encode({**self._head, "choices": [], "usage": None}))
-        return b": keep-alive\n\n"
+        return COMMENT
 
     def progress(self, progress: Progress) -> bytes:
         """llama.cpp's member, in a chunk without choices."""

@@ -53,7 +53,7 @@ class CompactionRenderer:
     def failure(self, error: ApiError) -> bytes:
         return b""
 
-    def sign_of_life(self) -> bytes:
+    def sign_of_life(self, silent_s: float) -> bytes:
         return b""
 
     def progress(self, progress: Progress) -> bytes:

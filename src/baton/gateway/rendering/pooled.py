@@ -43,7 +43,7 @@ class PooledRenderer:
     def failure(self, error: ApiError) -> bytes:
         return b""
 
-    def sign_of_life(self) -> bytes:
+    def sign_of_life(self, silent_s: float) -> bytes:
         return b""
 
     def progress(self, progress: Progress) -> bytes:

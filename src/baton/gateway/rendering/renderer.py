@@ -33,8 +33,9 @@ class Renderer(Protocol):
     def failure(self, error: ApiError) -> bytes:
         """The last events of a stream that cannot go on."""
 
-    def sign_of_life(self) -> bytes:
-        """What a stream is sent in a silence, of a kind that the API's clients take for a sign of life."""
+    def sign_of_life(self, silent_s: float) -> bytes:
+        """What a stream is sent after so long a silence, of a kind that the API's clients take for a sign of
+        life."""
 
     def progress(self, progress: Progress) -> bytes:
         """The event that tells how far the prompt is, to who asked."""

@@ -149,7 +149,7 @@ class ResponsesRenderer:
         response = self._response("failed", self._output.items, error=_failure(error))
         return closing + event("response.failed", b'"response":' + response + b"," + self._output.number())
 
-    def sign_of_life(self) -> bytes:
+    def sign_of_life(self, silent_s: float) -> bytes:
         """An event: clients drop comments before they look at the clock.  Of a kind that all know, with the
         answer as it is so far."""
         return self._in_progress()
