@@ -84,6 +84,8 @@ def make_checkpoint(directory: Path) -> None:
     config |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
     config["max_position_embeddings"] = CONTEXT
     (directory / "config.json").write_text(json.dumps(config))
+    about = json.loads((assets / "tokenizer_config.json").read_text()) | {"model_max_length": CONTEXT}
+    (directory / "tokenizer_config.json").write_text(json.dumps(about))
     generator = torch.Generator().manual_seed(1)
 
     def weight(*shape: int) -> torch.Tensor:

@@ -98,7 +98,7 @@ def test_a_token_that_is_not_in_its_mask_ends_the_run() -> None:
 
 def test_who_has_a_lexer_of_its_own_is_not_asked_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts that are wrong would fill it."""
-    monkeypatch.setattr(compiled, "parser_limits", lambda: few_states(400))
+    monkeypatch.setattr(compiled, "parser_limits", lambda _: few_states(400))
     site, choices = Site(), random.Random(0)
     slots, asked = np.array([0], np.int32), []
     for _ in range(20):

@@ -306,7 +306,7 @@ def test_no_request_fails_because_others_have_filled_its_lexer(threads, beside, 
     """Copies of a matcher share a lexer, whose states only become more."""
     answers: list[list[list[int]]] = []
     for most in (100_000, 400):
-        monkeypatch.setattr(compiled, "parser_limits", lambda most=most: few_states(most))
+        monkeypatch.setattr(compiled, "parser_limits", lambda _, most=most: few_states(most))
         site = Site(threads=threads, beside=beside)
         for number in range(8):
             slots = [number % SLOTS, (number + 1) % SLOTS]
@@ -348,7 +348,7 @@ def test_an_error_says_what_is_wrong_and_no_more(state):
 
 
 def test_who_fails_with_a_lexer_of_its_own_fails(monkeypatch):
-    monkeypatch.setattr(compiled, "parser_limits", lambda: few_states(60))
+    monkeypatch.setattr(compiled, "parser_limits", lambda _: few_states(60))
     site = Site()
     site.admit(0, MANY_STATES)
     site.admit(1, Regex("a*"))

@@ -35,7 +35,7 @@ def test_a_number_is_refused_by_name_or_taken(flag: str, values: list[str], monk
     def listen(*_: object) -> None:
         raise Reached
 
-    monkeypatch.setattr("baton.launch.server.listen", listen)
+    monkeypatch.setattr("baton.launch.server.listen_all", listen)
     monkeypatch.setattr("baton.launch.instances.joining.joined.run_joined", listen)
     join = ["--instance", "--join", "127.0.0.1:1"] if flag == "--probe-port" else []
     taken = 0

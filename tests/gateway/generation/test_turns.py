@@ -14,7 +14,7 @@ import pytest
 
 from baton.gateway.generation import generation as generations
 from baton.gateway.generation.generation import Generation
-from baton.gateway.http import responses
+from baton.gateway.http import streaming
 from baton.gateway.rendering import formats
 from baton.gateway.rendering.formats import TURN, CompletionLogprobs, Part, chat_logprobs, encode, in_turns
 from baton.gateway.rendering.formats import prompt_logprobs as render_prompt_logprobs
@@ -135,8 +135,8 @@ def test_a_stream_that_has_much_to_render_goes_on(
     body |= {"max_tokens": 40, "ignore_eos": True, "n": 2, "stream": True, "seed": 3}
     usage = {"include_usage": True, "continuous_usage_stats": True}
     found = []
-    for many in (responses._MANY_LOGPROBS, 0):
-        monkeypatch.setattr(responses, "_MANY_LOGPROBS", many)
+    for many in (streaming._MANY_LOGPROBS, 0):
+        monkeypatch.setattr(streaming, "_MANY_LOGPROBS", many)
         with server.http() as http:
             lines = http.post(path, json={**body, "stream_options": usage}).text.split("\n\n")
         assert lines[-2] == "data: [DONE]"

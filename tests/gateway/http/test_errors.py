@@ -158,7 +158,6 @@ def test_bad_fields_of_completions(server: GatewayServer, field, value):
         ("top_logprobs", 3),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tools", [{"type": "function", "function": {"parameters": {}}}]),
-        ("tools", [{"type": "web_search"}]),
         ("tools", [TOOL, TOOL]),
         ("tools", [{"type": "function", "function": {"name": f"f{i}"}} for i in range(10_000)]),
         ("tool_choice", "required"),

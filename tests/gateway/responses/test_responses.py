@@ -282,10 +282,10 @@ def test_functions_are_bound_unless_they_say_otherwise(server: GatewayServer, to
     answer_with(server, tokenizer, ONE)
     ask(server, tools=[{**WEATHER, "strict": None}])
     assert "city" in server.engine.submits[-1].sampling.constraint.grammar
-    unkept = {"type": "object", "properties": {"a": {"type": "array", "unevaluatedItems": False}}}
+    unkept = {"type": "object", "properties": {"a": {"type": "array", "contains": {"type": "string"}}}}
     ask(server, tools=[{**WEATHER, "strict": None, "parameters": unkept}])
-    assert "unevaluated" not in server.engine.submits[-1].sampling.constraint.grammar
-    with pytest.raises(openai.BadRequestError, match="unevaluatedItems"):
+    assert "contains" not in server.engine.submits[-1].sampling.constraint.grammar
+    with pytest.raises(openai.BadRequestError, match="contains"):
         ask(server, tools=[{**WEATHER, "strict": True, "parameters": unkept}])
 
 
@@ -334,11 +334,11 @@ REFUSED = [
     (
         {
             "text": {
-                "format": {"type": "json_schema", "name": "x", "schema": {"unevaluatedItems": False}},
+                "format": {"type": "json_schema", "name": "x", "schema": {"contains": {"type": "string"}}},
             }
         },
         "text.format.schema",
-        "text.format.schema: .*unevaluatedItems",
+        "text.format.schema: .*contains",
     ),
     ({"text": {"verbosity": "loud"}}, "text.verbosity", "'loud' must be one of low"),
     ({"background": True}, "background", "background: an answer comes on the connection"),

@@ -1,8 +1,8 @@
 """Which signs of a silence are events, where clients count events: the first few, and then one a minute.
 
 Claude Code 2.1 takes a `ping` for a sign of life thirty times in one silence, and gives a stream up 300 s
-after the thirtieth; one every ten seconds lasts for 600 s, one a minute for half an hour.  The signs between are
-comments, which keep proxies and the clients waiting that count bytes.
+after the thirtieth; one every ten seconds lasts for 600 s, one a minute for half an hour.  The signs between
+are comments, which keep proxies and the clients waiting that count bytes.
 """
 
 from __future__ import annotations
