@@ -44,7 +44,10 @@ STRICT_UNKEPT = {
     "function": {
         "name": "f",
         "strict": True,
-        "parameters": {"type": "object", "properties": {"a": {"type": "array", "contains": {"type": "string"}}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "array", "contains": {"type": "string"}}},
+        },
     },
 }
 TIME = {"type": "function", "function": {"name": "time"}}
