@@ -3,7 +3,7 @@
 It has no scheduler in its library, so what its server does is done here: a step has one token of each request
 that answers, and prompts in pieces of `max_num_batched_tokens`; a prompt whose beginning is in a sequence's
 cache takes it over (`llama_memory_seq_cp`), but for the last token, which must be computed for its logits.
-Weights are as in the checkpoint (BF16 or F32), keys and values in float32 or in bfloat16.
+Weights are as in the checkpoint (BF16 or F32), keys and values in float32, or with BF16 in float16, its default.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ class Library:
         params.n_batch = params.n_ubatch = self._size
         params.n_threads = params.n_threads_batch = settings.threads
         params.kv_unified = True
-        params.type_k = params.type_v = (
-            lib.GGML_TYPE_F32 if settings.dtype == "float32" else lib.GGML_TYPE_BF16
-        )
+        if settings.dtype == "float32":
+            params.type_k = params.type_v = lib.GGML_TYPE_F32
         self._context = lib.llama_init_from_model(self._model, params)
         if not self._context:
             raise NotOffered("has no such KV cache here")
