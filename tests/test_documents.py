@@ -107,7 +107,7 @@ COMMANDS = sorted(set(_commands()))
 def _files() -> frozenset[str]:
     """Every file of ours and every directory (with a slash at its end), from the root."""
     found = {path.name for path in ROOT.iterdir() if path.is_file()}
-    for top in ("src", "tests", "benchmarks", "tools", "docs", ".ci"):
+    for top in ("src", "tests", "benchmarks", "tools", "docs", "findings", ".ci"):
         for path in (ROOT / top).rglob("*"):
             if "__pycache__" not in path.parts:
                 found.add(path.relative_to(ROOT).as_posix() + "/" * path.is_dir())

@@ -3,7 +3,7 @@
 It has no scheduler in its library, so what its server does is done here: a step has one token of each request
 that answers, and prompts in pieces of `max_num_batched_tokens`; a prompt whose beginning is in a sequence's
 cache takes it over (`llama_memory_seq_cp`), but for the last token, which must be computed for its logits.
-Weights are as in the checkpoint (BF16 or F32), keys and values in float32, or with BF16 in float16, its default.
+Weights are as in the checkpoint (BF16 or F32), keys and values in float32, or (BF16) in float16, its default.
 """
 
 from __future__ import annotations
