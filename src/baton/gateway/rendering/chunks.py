@@ -26,10 +26,11 @@ from baton.gateway.rendering.formats import (
     event,
     prompt_logprobs,
 )
-from baton.gateway.rendering.pacing import COMMENT, Pace
 from baton.gateway.rendering.routes import encoded_routes
 
 _END = b"}\n\n"
+_CHUNK_S = 54.0
+"""Less than a minute: signs come within a tenth of their interval."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class Shape:
 class ChunkRenderer:
     """The part of a `Renderer` that does not depend on the endpoint."""
 
-    __slots__ = ("_generation", "_head", "_names", "_openings", "_pace", "_plain", "_shape", "_usage")
+    __slots__ = ("_generation", "_head", "_names", "_openings", "_plain", "_shape", "_silent_s", "_usage")
 
     def __init__(
         self,
@@ -66,7 +67,8 @@ class ChunkRenderer:
         index.  `plain`: all that follows the text in an event that brings nothing but text, if no usage is
         told; None: each event is different."""
         self._generation = generation
-        self._pace = Pace(first=0)
+        self._silent_s = 0.0
+        """How long the silence was when its last chunk was sent."""
         self._names = names
         self._shape = shape
         self._head = {
@@ -98,9 +100,12 @@ class ChunkRenderer:
 
         Some count chunks: Qwen Code 0.24 gives a stream up that brought none for 240 s.  Who asked for usage
         must expect chunks without choices, and gets one a minute."""
-        if self._shape.include_usage and self._pace.is_due(silent_s):
+        if silent_s < self._silent_s:  # (something came in between)
+            self._silent_s = 0.0
+        if self._shape.include_usage and silent_s - self._silent_s >= _CHUNK_S:
+            self._silent_s = silent_s
             return event(encode({**self._head, "choices": [], "usage": None}))
-        return COMMENT
+        return b": keep-alive\n\n"
 
     def progress(self, progress: Progress) -> bytes:
         """llama.cpp's member, in a chunk without choices."""

@@ -16,7 +16,6 @@ from baton.gateway.generation.progress import Progress
 from baton.gateway.parsing.deltas import Call, Content, Delta, Parsed, Reasoning, Said
 from baton.gateway.rendering.formats import Part, encode
 from baton.gateway.rendering.inputs import object_in
-from baton.gateway.rendering.pacing import COMMENT, Pace
 
 _END = b"}}\n\n"
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -48,7 +47,6 @@ class MessageRenderer:
         "_index",
         "_kind",
         "_options",
-        "_pace",
         "_reason",
         "_sequence",
     )
@@ -68,7 +66,6 @@ class MessageRenderer:
         """Name and id of the last call, until something else comes."""
         self._reason: str | None = None
         self._sequence: str | None = None
-        self._pace = Pace()
 
     # -- whole
 
@@ -183,7 +180,7 @@ class MessageRenderer:
         return b"event: error\ndata: " + encode(error_body(error, self._generation.request_id)) + b"\n\n"
 
     def sign_of_life(self, silent_s: float) -> bytes:
-        return _event("ping") if self._pace.is_due(silent_s) else COMMENT
+        return _event("ping")
 
     def progress(self, progress: Progress) -> bytes:
         """A ping that says more: clients that do not look at it take it for any other."""
