@@ -272,3 +272,37 @@ def test_thoughts_end_where_the_model_ends_them(special: bool) -> None:
             for token in [marks[part]] if part in marks else part.encode():
                 assert matcher.consume_token(token), (text, matcher.get_error())
         assert not matcher.get_error()
+
+
+KEYS = ("$filter", "a:b", "x/y", "@type", "é", "R&D", "a b", "", 'q"u', "a'b", "a<b", "</x>", "a=b", "a\nb")
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "openai"])
+def test_names_that_a_format_cannot_hold_are_refused(name: str) -> None:
+    """All others are read as they were demanded."""
+    kept = 0
+    formats = choose("", name, "none" if name != "openai" else "openai_gptoss")
+    for tool, key in [*(("f", key) for key in KEYS), ("ns:a/b", "x"), ("2do", "x")]:
+        schema = {
+            "type": "object",
+            "properties": {key: {"type": "boolean"}},
+            "required": [key],
+            "additionalProperties": False,
+        }
+        function = {"name": tool, "parameters": schema, "strict": True}
+        tools = read_tools([{"type": "function", "function": function}], "required")
+        try:
+            made = structure_of(formats, tools, functions_of(tools), parallel=False, thinking=False)
+        except BadRequest as error:
+            assert repr(key) in str(error), error  # noqa: PT017
+            continue
+        texts = (write(made, special_of(formats, False), random.Random(seed)) for seed in range(9))
+        text = next(text for text in texts if text is not None)
+        parsing = Parsing(
+            formats=formats, thinking=False, calling=True, tools=list(tools.names), types=tools.types
+        )
+        _, _, calls = meaning(parse(parsing.parser(), text))
+        assert [called for called, _, _ in calls] == [tool], text
+        jsonschema_rs.validate(schema, json.loads(calls[0][1]))
+        kept += 1
+    assert kept >= 8

@@ -306,3 +306,49 @@ def test_what_a_tag_says_of_its_value_counts_where_the_schema_says_nothing(name:
     for one, value in ((text, {"a": 5, "b": "5", "c": [1]}), (bare, {"a": 5, "b": 5, "c": [1]})):
         _, _, found = meaning(read(Answer(one, None, calls), [one]))
         assert json.loads(found[0][1]) == value
+
+
+# -- names, and characters that are none
+
+
+def test_names_that_requests_may_have_are_read_in_every_format() -> None:
+    for name in CALLS:
+        for tool in ("ns:tool", "ns/tool", "ns.my-tool", "2do", "a.b:c/d-e"):
+            for key in ("$filter", "@type", "x/y", "a-b", "é", "R&D"):
+                types = {tool: {key: ("string",)}}
+                called = [(tool, {key: "v"})]
+                text = framed(name, called).replace('key="R&D"', 'key="R&amp;D"')
+                parser = ResponseParser(None, CALLS[name], tools=types, types=types)
+                parsed = Parsed()
+                for character in text:
+                    parsed.add(parser.push(character))
+                parsed.add(parser.finish())
+                content, _, calls = meaning(parsed)
+                assert [(one, json.loads(a)) for one, a, _ in calls] == called, (name, text)
+                assert not content
+
+
+@pytest.mark.parametrize("line", ["", "\r\n", "\n\n  "])
+def test_a_block_of_code_around_arguments_may_have_any_line_breaks(line: str) -> None:
+    text = framed("deepseek_v3", CALLED).replace("\n", line)
+    assert calls_of(Answer(text, None, CALLS["deepseek_v3"])) == ("", "", CALLED)
+
+
+@pytest.mark.parametrize("name", [name for name in (*JSON, *NAMED, "openai") if name != "olmo3"])
+def test_half_of_a_surrogate_pair_is_no_character(name: str) -> None:
+    """No client could send it back."""
+    for written, said in (
+        (r"a\ud83d", "a\ufffd"),
+        (r"\ud83db", "\ufffdb"),
+        (r"\ude00\ud83d", "\ufffd\ufffd"),
+        (r"\ud83d\n", "\ufffd\n"),
+        (r"\ud83d\ud83d\ude00", "\ufffd😀"),
+        (r"\uD83D\uDE00", "😀"),
+        (r"\ud83d\u0041", "\ufffdA"),
+    ):
+        text = framed(name, [("weather", {"text": "qz"})]).replace("qz", written)
+        content, _, calls = calls_of(Answer(text, None, CALLS[name]))
+        assert (content, calls) == ("", [("weather", {"text": said})]), text
+        for end in range(len(text)):
+            for call in read(Answer("", None, CALLS[name]), list(text[:end])).calls:
+                assert r"\ufffd" not in "".join(call.arguments) or "\ufffd" in said, text[:end]

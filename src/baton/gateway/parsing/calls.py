@@ -22,7 +22,8 @@ from baton.gateway.parsing.results import BROKEN, DONE, MAX_ARGUMENTS, MAX_HELD,
 from baton.gateway.parsing.tags import TagReader, Types
 
 _TAIL = re.compile(r"[\s}\]]*")
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/\-]*")
+"""As requests have them."""
 
 
 class CallReader:
@@ -335,4 +336,4 @@ class CallReader:
 
 
 def _is_name(text: str) -> bool:
-    return _IDENTIFIER.fullmatch(text) is not None
+    return _TOOL_NAME.fullmatch(text) is not None

@@ -133,7 +133,7 @@ CALLS: dict[str, Calls] = {
             NamedFrame(
                 open=("<｜tool▁call▁begin｜>",),
                 before="<｜tool▁sep｜>",
-                ends=("\n```json\n",),
+                ends=("\n```json\n", "```json"),
                 close="\n```<｜tool▁call▁end｜>",
             ),
         ),
@@ -151,7 +151,7 @@ CALLS: dict[str, Calls] = {
             NamedFrame(
                 open=("<|tool_call_begin|>",),
                 ends=("<|tool_call_argument_begin|>",),
-                pattern=r"(?P<id>(?:functions\.)?(?P<name>[^\s{}\"':]+)(?::\d+)?)",
+                pattern=r"(?P<id>(?:functions\.)?(?P<name>[^\s{}\"']+?)(?::\d+)?)",
                 close="<|tool_call_end|>",
             ),
         ),

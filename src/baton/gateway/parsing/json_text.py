@@ -2,7 +2,8 @@
 
 What is given is a beginning of valid JSON at any time.  Slips of models that have one meaning are put right:
 line breaks and other control characters inside of strings, backslashes that escape nothing, a comma after the
-last item, Python's True, False and None.
+last item, Python's True, False and None.  Half of a surrogate pair is no character, and no client could send
+it back: U+FFFD stands in its place.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _NUMERIC = re.compile(r"[-+.0-9eE]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _LETTERS = re.compile(r"[A-Za-z]*")
+_LOW_HALF = re.compile(r"(?:\\(?:u(?:[dD](?:[c-fC-F](?:[0-9a-fA-F]{1,2})?)?)?)?)?")
+"""An escape of a surrogate pair's second half, or the beginning of one."""
+_ESCAPE = len("\\u0000")
+_NO_CHARACTER = "\\ufffd"
 _HEX = frozenset("0123456789abcdefABCDEF")
 _WORDS = {
     "true": "true",
@@ -141,7 +146,26 @@ def _escape(reading: Reading) -> Step[str]:
             return "\\\\"
         reading.at += 1
         digits += digit
-    return "\\u" + digits
+    code = int(digits, 16)
+    if 0xD800 <= code < 0xDC00:
+        low = yield from reading.ahead(_low_half(reading))
+        if len(low) == _ESCAPE:
+            reading.at += _ESCAPE
+            return "\\u" + digits + low
+        return "" if reading.ended and reading.rest == low else _NO_CHARACTER
+    return _NO_CHARACTER if 0xDC00 <= code < 0xE000 else "\\u" + digits
+
+
+def _low_half(reading: Reading) -> Step[str]:
+    """What follows of an escape of a surrogate pair's second half."""
+    text = ""
+    while len(text) < _ESCAPE:
+        character = yield from reading.peek()
+        if not character or _LOW_HALF.fullmatch(text + character) is None:
+            break
+        reading.at += 1
+        text += character
+    return text
 
 
 def escaped(text: str) -> str:

@@ -14,7 +14,9 @@ from baton.gateway.parsing.python_values import python_value
 from baton.gateway.parsing.reading import Reading, Step
 from baton.gateway.parsing.results import BROKEN, DONE, MAX_HELD, NOT, Result
 
-_NAME = re.compile(r"[A-Za-z0-9_.\-]*")
+_NAME = re.compile(r"[A-Za-z0-9_.:/\-]*")
+KEY = re.compile(r"[^\s=,()\[\]{}'\"<>]*")
+"""Of a parameter: whatever schemas have that ends at its `=`."""
 
 
 def python_calls(
@@ -62,7 +64,7 @@ def _call(reading: Reading, output: Output, known: Callable[[str], bool], *, fir
         yield from reading.spaces()
         if (yield from reading.literal(")")):
             break
-        key = yield from reading.word(_NAME)
+        key = yield from reading.word(KEY)
         blank = yield from reading.spaces()
         if not key or not (yield from reading.literal("=")):
             if opening == "{" and first:
@@ -75,7 +77,7 @@ def _call(reading: Reading, output: Output, known: Callable[[str], bool], *, fir
             reading.release()
             output.begin(name)
         yield from reading.spaces()
-        output.arguments(opening + json.dumps(key) + ": ")
+        output.arguments(opening + json.dumps(key, ensure_ascii=False) + ": ")
         opening = ", "
         if not (yield from python_value(reading, output.arguments)):
             return BROKEN

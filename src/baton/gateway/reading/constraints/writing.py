@@ -3,11 +3,13 @@ written instead of read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from baton.gateway.api.custom import INPUT
 from baton.gateway.errors import BadRequest
+from baton.gateway.parsing.python_calls import KEY
 from baton.gateway.reading.constraints.functions import Function
 from baton.grammar.description import (
     Choice,
@@ -25,6 +27,8 @@ from baton.grammar.description import Sequence as Parts
 
 _SAYS_NOTHING = frozenset({"type", "description", "title", "default", "examples", "$comment"})
 """Keywords that leave a text free."""
+_TAG_KEY = re.compile(r"[^<>\"'\s](?:[^<>\"'\n]{0,198}[^<>\"'\s])?")
+"""Names of parameters that tags can hold."""
 
 
 class Writing(NamedTuple):
@@ -85,12 +89,23 @@ def parameters(frame: Frame, function: Function, *, bare: bool = False) -> Conte
         return Parts([Text(before), Lark(function.grammar, behind)])
     parts: list[Content] = []
     for key, schema, required in _properties(function):
+        _check_key(function, key, _TAG_KEY)
         is_text = _is_text(schema)
         before, behind = frame(key, "string" if is_text else _type(schema))
         value = _tag_value(function, key, schema, is_text, behind.rstrip() if bare else behind)
         one = Parts([*([Regex("\n?")] if bare else []), Text(before), value])
         parts.append(one if required else Repeat(one, least=0, most=1))
     return Parts(parts)
+
+
+def _check_key(function: Function, key: str, pattern: re.Pattern[str]) -> None:
+    """The parser is to read what is written here.  Raises `BadRequest`."""
+    if not key or pattern.fullmatch(key) is None:
+        raise BadRequest(
+            f"tools: the name of the parameter {key[:100]!r} of {function.name!r} cannot be written in the "
+            "format in which this model calls; give it another one",
+            param="tools",
+        )
 
 
 def _tag_value(function: Function, key: str, schema: Any, is_text: bool, behind: str) -> Content:
@@ -115,6 +130,8 @@ def _tag_value(function: Function, key: str, schema: Any, is_text: bool, behind:
 def _python(function: Function) -> Content:
     if function.grammar:
         return Parts([Text(f'{function.name}({INPUT}="'), Lark(function.grammar), Text('")')])
+    for key, _, _ in _properties(function):
+        _check_key(function, key, KEY)
     listed = [
         (Parts([Text(f"{key}="), Json(_with_definitions(function, schema))]), required)
         for key, schema, required in _properties(function)
@@ -170,6 +187,7 @@ def _dsml(key: str, kind: str, space: str = "") -> tuple[str, str]:
 
 
 def _xtml(key: str, kind: str) -> tuple[str, str]:
+    key = key.replace("&", "&amp;")
     return f'<|open|>argument key="{key}" type="{kind}"<|sep|>', "<|close|>argument<|sep|>"
 
 
