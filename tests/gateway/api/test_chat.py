@@ -156,10 +156,12 @@ def test_other_roles_are_the_templates_to_judge(server: GatewayServer, tokenizer
         {"role": "context", "content": "a"},
         {"role": "assistant", "content": None, "function_call": call},
         {"role": "function", "name": "f", "content": "7"},
+        {"role": "critic", "content": "b"},
     ]
     server.openai().chat.completions.create(model="tiny", messages=messages, max_tokens=1)
-    assert "<|start|>context\na<|end|><|start|>assistant\n<|end|><|start|>function\n7" in prompt_of(
-        server, tokenizer
+    assert (
+        "<|start|>context\na<|end|><|start|>assistant\n<|end|><|start|>tool\n7<|end|><|start|>critic\nb"
+        in (prompt_of(server, tokenizer))
     )
 
 

@@ -480,3 +480,92 @@ def test_what_is_said_on_both_sides_of_a_call(name: str) -> None:
 def test_no_template_of_the_tests_is_missing() -> None:
     assert set(SHOW_CALLS) | set(SHOW_THOUGHTS) <= set(ALL)
     assert len(ALL) * len(CONVERSATIONS) > 100
+
+
+# -- what other servers and older clients leave in a conversation
+
+
+def test_results_may_be_any_json_in_all_three() -> None:
+    """Rows may have a `type` as well: they are no parts of a message."""
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    item = {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"}
+    use = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
+    for given in (
+        {"rows": [1, None]},
+        [{"rows": 1}],
+        5,
+        True,
+        ["rows", "null"],
+        [],
+        [{"type": "house", "price": 5}, {"type": "flat", "price": 3}],
+        [{"text": "a"}, {"type": "text", "text": "b"}],
+        "rows",
+        None,
+    ):
+        turn = {"role": "assistant", "content": None, "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": "x", "content": given}
+        block = {"type": "tool_result", "tool_use_id": "x", "content": given}
+        turns = [USER, {"role": "assistant", "content": [use]}, {"role": "user", "content": [block]}]
+        output = {"type": "function_call_output", "call_id": "x", "output": given}
+        bodies: list[tuple[Job, dict[str, Any]]] = [
+            ("chat", {"messages": [USER, turn, result]}),
+            ("messages", {"messages": turns, "max_tokens": 5}),
+            ("responses", {"input": [USER, item, output]}),
+        ]
+        made = [prompt("chatml", job, body) for job, body in bodies]
+        assert made[0] == made[1] == made[2], given
+        assert "left out" not in made[0]
+        assert '"price": 5' in made[0] or "house" not in str(given)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_answer_that_ends_in_a_call_is_no_prefill(name: str) -> None:
+    """As where the server was paused within it."""
+    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
+    turn = {"role": "assistant", "content": "Well.", "tool_calls": [call]}
+    use = {"type": "tool_use", "id": "call00001", "name": "f", "input": {"a": "b"}}
+    blocks = [USER, {"role": "assistant", "content": [{"type": "text", "text": "Well."}, use]}]
+    made = prompt(name, "messages", {"messages": blocks, "max_tokens": 5})
+    assert made == prompt(name, "chat", {"messages": [USER, turn]})
+
+
+@pytest.mark.parametrize("name", SHOW_THOUGHTS)
+def test_thoughts_as_parts_beside_a_message(name: str) -> None:
+    for more in (
+        {"thinking_blocks": [{"type": "thinking", "thinking": "I think.", "signature": "x"}]},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "I think.", "index": 0}]},
+        {"reasoning": {"content": "I think."}, "reasoning_content": ""},
+    ):
+        turn = {"role": "assistant", "content": "Yes.", **more}
+        plain = {"role": "assistant", "content": "Yes.", "reasoning": "I think."}
+        made = prompt(name, "chat", {"messages": [USER, turn, USER]})
+        assert made == prompt(name, "chat", {"messages": [USER, plain, USER]})
+        assert "I think." in made
+    item = {"type": "reasoning", "summary": [], "content": "I think."}
+    empty = {"type": "message", "role": "assistant", "content": None}
+    assert "I think." in prompt(name, "responses", {"input": [USER, item, empty, USER]})
+    block = {"type": "thinking", "thinking": None, "signature": "x"}
+    blocks = [USER, {"role": "assistant", "content": [block, {"type": "text", "text": "Yes."}]}, USER]
+    assert "Yes." in prompt(name, "messages", {"messages": blocks, "max_tokens": 5})
+
+
+@pytest.mark.parametrize("name", SHOW_CALLS)
+def test_calls_and_results_of_the_older_kind_and_without_ids(name: str) -> None:
+    older = [
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "gave"},
+    ]
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    newer = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "gave"},
+    ]
+    made = [prompt(name, "chat", {"messages": [USER, *turns]}) for turns in (older, newer)]
+    assert made[0] == made[1]
+    assert "gave" in made[0]
+
+
+def test_arguments_that_are_an_object_in_a_text() -> None:
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": json.dumps('{"a": "b"}')}}
+    body = {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, USER]}
+    assert '"arguments": {"a": "b"}' in prompt("chatml", "chat", body)

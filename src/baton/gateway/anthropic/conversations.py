@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from baton.gateway.anthropic.signatures import thoughts_in
-from baton.gateway.api.content import Unsupported, added, joined, said_on
+from baton.gateway.api.content import Unsupported, added, is_parts, joined, json_of, said_on
 from baton.gateway.errors import BadRequest
 
 _ATTRIBUTION = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
@@ -118,10 +118,8 @@ def _is_prefilled(turns: list[_Turn]) -> bool:
     """Whether the answer goes on with the last turn; takes one away that says nothing (an answer that was cut
     off while the model thought is asked for again)."""
     last = turns[-1]
-    if last.role == "user":
+    if last.role == "user" or last.calls:
         return False
-    if last.calls:
-        raise _wrong("messages", "the last one calls a tool; send its tool_result in a user message after it")
     if last.text:
         return True
     if len(turns) == 1:
@@ -200,7 +198,8 @@ def _read_blocks(turn: _Turn, blocks: Sequence[object], where: str, called: dict
             case "tool_result":
                 turn.results.append(_result(block, place, called))
             case "thinking":
-                thought = _string(block, "thinking", place) or thoughts_in(block.get("signature"))
+                thought = block.get("thinking") and _string(block, "thinking", place)
+                thought = thought or thoughts_in(block.get("signature"))
                 turn.thoughts += [thought] if thought else []
             case "redacted_thinking":
                 pass  # (nobody here can read it)
@@ -224,11 +223,27 @@ def _result(block: Mapping[str, Any], where: str, called: Mapping[str, str]) -> 
         raise _wrong(
             f"{where}.tool_use_id", f"no tool_use before it has the id {id[:100]!r}; give that of its call"
         )
-    content = block.get("content")
-    text = "" if content is None else _texts(content, f"{where}.content")
+    text = _output(block.get("content"), f"{where}.content")
     if block.get("is_error") is True:
         text = _failed(text)
     return {"role": "tool", "tool_call_id": id, "name": called[id], "content": text}
+
+
+def _output(content: object, where: str) -> Text:
+    """What a tool gave: a text, blocks, or any JSON."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not is_parts(content, also=("search_result",)):
+        return json_of(content)
+    blocks = [
+        {**one, "type": one.get("type", "text")}
+        if isinstance(one, Mapping)
+        else {"type": "text", "text": one}
+        for one in content
+    ]
+    return _texts(blocks, where)
 
 
 def _failed(text: Text) -> Text:

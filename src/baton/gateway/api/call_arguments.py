@@ -54,6 +54,8 @@ def read_arguments(given: object) -> tuple[Arguments, bool]:
         return Arguments({}), True
     if isinstance(value, dict):
         return Arguments(value, given), True
+    if isinstance(value, str) and value.lstrip().startswith("{"):  # (written as a text once more)
+        return read_arguments(value)[0], False
     return Arguments({_OTHER: value}, given), False
 
 

@@ -13,9 +13,9 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -31,6 +31,7 @@ _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal"
 """Kinds of parts that are texts, by the field that has it: OpenAI's two APIs, as in vLLM."""
 _THOUGHTS = ("thinking", "reasoning", "reasoning_text", "reasoning_content", "summary_text")
 """Kinds of parts that say what a model thought, and fields that have it."""
+_OF_MODEL = (*_THOUGHTS, "redacted_thinking", "tool_use", "tool_call")
 _WORDS = {"image": "image", "audio": "audio", "video": "video", "file": "file", "document": "file"}
 _WHAT = {"image": "an image", "audio": "sound", "video": "a video", "file": "a file", "other": "no text"}
 _MAX_DEPTH = 4
@@ -115,8 +116,8 @@ def read_content(content: object, where: str, notes: Notes, *, of_tool: bool = F
     """`of_tool`: it is a tool's result, which may be any JSON.  Raises `BadRequest`."""
     if content is None or isinstance(content, str):
         return Content(content, [], [])
-    if of_tool and not _is_parts(content):
-        return Content(_json(content), [], [])
+    if of_tool and not is_parts(content):
+        return Content(json_of(content), [], [])
     if not isinstance(content, list):
         raise BadRequest(f"{where}: must be a text or a list of parts", param="messages")
     texts: list[dict[str, Any]] = []
@@ -131,7 +132,7 @@ def read_content(content: object, where: str, notes: Notes, *, of_tool: bool = F
         elif not isinstance(part, Mapping):
             raise BadRequest(f"{place}: must be a part: {{'type': 'text', 'text': …}}", param="messages")
         elif (kind := part.get("type")) in _THOUGHTS or kind == "redacted_thinking":
-            thoughts += _thoughts_in(part)
+            thoughts += thoughts_in(part)
         elif kind in ("tool_use", "tool_call") and isinstance(part.get("name"), str):
             calls.append(part_call(part))
         else:
@@ -164,17 +165,17 @@ def part_call(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": part["id"], **call} if isinstance(part.get("id"), str) else call
 
 
-def _thoughts_in(value: object, depth: int = 0) -> list[str]:
+def thoughts_in(value: object, depth: int = 0) -> list[str]:
     """The texts in a part of what a model thought, in any of the shapes that clients give back."""
     if isinstance(value, str):
         return [value]
     if depth > _MAX_DEPTH:
         return []
     if isinstance(value, list):
-        return [text for one in value for text in _thoughts_in(one, depth + 1)]
+        return [text for one in value for text in thoughts_in(one, depth + 1)]
     if isinstance(value, Mapping):
         names = (*_THOUGHTS, "text", "content", "summary")
-        return _thoughts_in(next((value[name] for name in names if value.get(name)), []), depth + 1)
+        return thoughts_in(next((value[name] for name in names if value.get(name)), []), depth + 1)
     return []
 
 
@@ -210,19 +211,31 @@ def joined(parts: str | list[dict[str, Any]] | None) -> str:
     )
 
 
-def _is_parts(content: object) -> bool:
-    """A list of what may be parts of a message; else it is a value that a tool gave."""
-    return isinstance(content, list) and all(
-        isinstance(one, str | Unsupported)
-        or (
-            isinstance(one, Mapping)
-            and (isinstance(one.get("type"), str) or isinstance(one.get("text"), str))
-        )
-        for one in content
+def is_parts(content: object, also: Collection[str] = ()) -> TypeGuard[list[Any]]:
+    """A list of parts of a message, one of which at least is of a kind that is known (`also`: more kinds);
+    else it is a value that a tool gave: rows of a table may have a `type`, too."""
+    if not isinstance(content, list):
+        return False
+    kinds = [_kind_of(one) for one in content]
+    return None not in kinds and (
+        not kinds
+        or any(kind in (*_TEXTS, *_OF_MODEL, *also) or _is_media(kind) for kind in filter(None, kinds))
+        or "" in kinds
     )
 
 
-def _json(value: object) -> str:
+def _kind_of(part: object) -> str | None:
+    """ "": it is a text without a type; None: it is no part."""
+    if isinstance(part, Unsupported):
+        return "image"
+    if not isinstance(part, Mapping):
+        return "" if isinstance(part, str) else None
+    kind = part.get("type")
+    return kind if isinstance(kind, str) else "" if isinstance(part.get("text"), str) else None
+
+
+def json_of(value: object) -> str:
+    """Of a tool's result."""
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):  # (a Python program's)

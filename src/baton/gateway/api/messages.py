@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from baton.gateway.api.call_arguments import Arguments, read_arguments
-from baton.gateway.api.content import ARGUMENTS, Notes, Unsupported, joined, read_content
+from baton.gateway.api.content import ARGUMENTS, Notes, Unsupported, joined, read_content, thoughts_in
 from baton.gateway.api.custom import arguments_of
 from baton.gateway.api.fields import MAX_ROLE
 from baton.gateway.errors import BadRequest
@@ -24,8 +24,11 @@ MAX_TEMPLATE = 1 << 20
 """Characters."""
 ContentFormat = Literal["string", "openai"]
 """How a message's text parts come to the template: joined by line breaks, or as OpenAI's list of parts."""
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Names of what the model thought: of the first that has it."""
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "reasoning_details")
+"""Names of what the model thought, as a text or as parts: of the first that has it."""
+
+_RESULTS = ("tool", "function")
+"""Roles of what tools gave."""
 
 __all__ = ["MAX_TEMPLATE", "RESERVED_VARIABLES", "Arguments", "ContentFormat", "read_messages"]
 
@@ -53,10 +56,14 @@ def read_messages(
 
 
 def _match_results(messages: Sequence[dict[str, Any]]) -> None:
-    """A tool's result answers a call that came before it, and gets its name: some templates want it."""
+    """A tool's result answers a call that came before it, and gets its name: some templates want it.  One
+    without an id answers the next call that has none either; `function` is the role's older name."""
     called: dict[str, str] = {}
+    unnamed: list[str] = []
     calls = False
     for i, message in enumerate(messages):
+        if message.get("role") == "function" and calls:
+            message["role"] = "tool"
         if message.get("role") == "tool":
             id = message.get("tool_call_id")
             if not calls:
@@ -73,10 +80,16 @@ def _match_results(messages: Sequence[dict[str, Any]]) -> None:
                 )
             if id in called:
                 message.setdefault("name", called[id])
+            elif id is None and unnamed:
+                message.setdefault("name", unnamed.pop(0))
+        if message.get("tool_calls"):
+            unnamed = []
         for call in message.get("tool_calls") or ():
             calls = True
             if isinstance(call.get("id"), str):
                 called[call["id"]] = call["function"]["name"]
+            else:
+                unnamed.append(call["function"]["name"])
 
 
 def _read_message(message: object, where: str, notes: Notes) -> dict[str, Any]:
@@ -90,7 +103,7 @@ def _read_message(message: object, where: str, notes: Notes) -> dict[str, Any]:
         )
     # (null is nothing: templates may ask whether a name is there.)
     result = {name: value for name, value in message.items() if value is not None}
-    content = read_content(message.get("content"), f"{where}.content", notes, of_tool=role == "tool")
+    content = read_content(message.get("content"), f"{where}.content", notes, of_tool=role in _RESULTS)
     result["content"] = content.parts
     if role == "assistant":
         _read_turn(result, content.thoughts, content.calls, where, notes)
@@ -98,9 +111,9 @@ def _read_message(message: object, where: str, notes: Notes) -> dict[str, Any]:
         result.pop("tool_calls", None)
     else:  # (of a role with a name of its own)
         result["tool_calls"] = _read_calls(result["tool_calls"], where, notes)
-    if result["content"] is None and role not in ("assistant", "tool") and "tool_calls" not in result:
+    if result["content"] is None and role not in ("assistant", *_RESULTS) and "tool_calls" not in result:
         raise BadRequest(f"{where}.content: a message of role {role} needs text", param="messages")
-    if role == "tool" and result["content"] is None:
+    if role in _RESULTS and result["content"] is None:
         result["content"] = ""
     return result
 
@@ -109,8 +122,8 @@ def _read_turn(
     message: dict[str, Any], thoughts: list[str], calls: list[dict[str, Any]], where: str, notes: Notes
 ) -> None:
     """The model's own: what it thought, said and called, under the names that all have."""
-    own = [message.pop(name, None) for name in _THOUGHTS]
-    thought = next((one for one in own if isinstance(one, str) and one), "") or "\n".join(thoughts)
+    own = ["\n".join(filter(None, thoughts_in(message.pop(name, None)))) for name in _THOUGHTS]
+    thought = next(filter(None, own), "\n".join(thoughts))
     if thought:
         message["reasoning"] = message["reasoning_content"] = thought
     refusal = message.pop("refusal", None)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from baton.gateway.api.content import Unsupported, said_on
+from baton.gateway.api.content import Unsupported, is_parts, said_on
 from baton.gateway.errors import BadRequest
 from baton.gateway.responses.other_items import (
     ASKS_NOTHING,
@@ -105,7 +105,10 @@ class Turns:
         role = item.get("role")
         if role not in _ROLES:
             raise _wrong(f"{where}.role", f"{str(role)[:50]!r} must be user, assistant, system or developer")
-        content = content_of(item.get("content"), f"{where}.content")
+        given = item.get("content")
+        if given is None and role == "assistant":
+            given = ""
+        content = content_of(given, f"{where}.content")
         if role != "assistant":
             self._open = None
             self.messages.append({"role": role, "content": content})
@@ -143,7 +146,7 @@ class Turns:
                 f"no function_call before it has the call_id {call[:100]!r}; put the call before its output",
             )
         output = item.get("output")
-        if isinstance(output, list) and all(isinstance(part, Mapping) and "type" in part for part in output):
+        if is_parts(output) and all(isinstance(part, Mapping) and "type" in part for part in output):
             output = content_of(output, f"{where}.output")
         self._open = None
         self.messages.append({"role": "tool", "tool_call_id": call, "content": output})
@@ -211,6 +214,8 @@ def _unsupported(kind: str, where: str) -> Unsupported:
 def _thoughts(item: Mapping[str, Any], where: str) -> str:
     """What the model thought: in the open, or as `sealed` here."""
     content = item.get("content")
+    if isinstance(content, str):
+        return content
     if content is not None and not isinstance(content, list):
         raise _wrong(f"{where}.content", "must be a list of parts of type 'reasoning_text'")
     texts = [
