@@ -17,6 +17,7 @@ from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 
 from baton.gateway.api.calls import call_id
+from baton.gateway.errors import BadRequest
 from baton.gateway.generation.generation import Completion
 from baton.gateway.parsing.choice import Formats
 from baton.gateway.parsing.deltas import Parsed, Said
@@ -569,3 +570,52 @@ def test_arguments_that_are_an_object_in_a_text() -> None:
     call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": json.dumps('{"a": "b"}')}}
     body = {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, USER]}
     assert '"arguments": {"a": "b"}' in prompt("chatml", "chat", body)
+
+
+@pytest.mark.parametrize("name", SHOW_CALLS)
+def test_results_come_in_the_order_of_their_calls(name: str) -> None:
+    """Many templates do not show which is whose."""
+    ids = ["call00001", "call00002", "call00003"]
+    function = {"name": "f", "arguments": "{}"}
+    turn = {"role": "assistant", "content": None}
+    turn["tool_calls"] = [{"id": id, "type": "function", "function": function} for id in ids]
+    blocks = [{"type": "tool_use", "id": id, "name": "f", "input": {}} for id in ids]
+    given = [{"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"} for id in ids]
+    made = set()
+    for order in (ids, ids[::-1], [ids[1], ids[2], ids[0]]):
+        results = [{"role": "tool", "tool_call_id": id, "content": f"of {id}"} for id in order]
+        made.add(prompt(name, "chat", {"messages": [USER, turn, *results]}))
+        uses = [{"type": "tool_result", "tool_use_id": id, "content": f"of {id}"} for id in order]
+        turns = [USER, {"role": "assistant", "content": blocks}, {"role": "user", "content": uses}]
+        made.add(prompt(name, "messages", {"messages": turns, "max_tokens": 5}))
+        outputs = [{"type": "function_call_output", "call_id": id, "output": f"of {id}"} for id in order]
+        made.add(prompt(name, "responses", {"input": [USER, *given, *outputs]}))
+    assert len(made) == 1
+    assert re.findall("of call0000.", made.pop()) == [f"of {id}" for id in ids]
+
+
+@pytest.mark.parametrize("given", [[], {}, ["x"], {"a": 1}, 1.5])
+def test_ids_that_are_none_are_refused_by_their_place(given: Any) -> None:
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for id, result, where in (
+        (given, "x", r"messages[1].tool_calls[0].id"),
+        ("x", given, r"messages[2].tool_call_id"),
+    ):
+        turn = {"role": "assistant", "content": None, "tool_calls": [{**call, "id": id}]}
+        body = {"messages": [USER, turn, {"role": "tool", "tool_call_id": result, "content": "r"}]}
+        failure = found_in("chatml", "chat", body).failure
+        assert failure is not None
+        assert failure.message == f"{where}: must be a text"
+
+
+def test_numbers_are_ids() -> None:
+    call = {"id": 5, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turn = {"role": "assistant", "content": None, "tool_calls": [call]}
+    body = {"messages": [USER, turn, {"role": "tool", "tool_call_id": 5, "content": "gave"}]}
+    assert "gave" in prompt("chatml", "chat", body)
+
+
+def test_a_chats_calls_among_items_are_refused_and_not_dropped() -> None:
+    turn = {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}
+    with pytest.raises(BadRequest, match=r"input\[1\].tool_calls: are of chats"):
+        found_in("chatml", "responses", {"input": [USER, turn]})

@@ -9,6 +9,7 @@ says nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -52,7 +53,22 @@ def read_messages(
             if isinstance(message["content"], list):
                 message["content"] = joined(message["content"])
     _match_results(read)
-    return read
+    return _ordered(read)
+
+
+def _ordered(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results of a turn's calls in the order of the calls: many templates do not show which is whose."""
+    ordered: list[dict[str, Any]] = []
+    places: dict[str, int] = {}
+    for are_results, several in itertools.groupby(messages, lambda message: message["role"] == "tool"):
+        some = list(several)
+        if not are_results:
+            calls = some[-1].get("tool_calls") or ()
+            places = {call["id"]: i for i, call in enumerate(calls) if isinstance(call.get("id"), str)}
+        elif all(message.get("tool_call_id") in places for message in some):
+            some.sort(key=lambda message: places[message["tool_call_id"]])
+        ordered += some
+    return ordered
 
 
 def _match_results(messages: Sequence[dict[str, Any]]) -> None:
@@ -105,6 +121,8 @@ def _read_message(message: object, where: str, notes: Notes) -> dict[str, Any]:
     result = {name: value for name, value in message.items() if value is not None}
     content = read_content(message.get("content"), f"{where}.content", notes, of_tool=role in _RESULTS)
     result["content"] = content.parts
+    if role in _RESULTS and "tool_call_id" in result:
+        result["tool_call_id"] = _id(result["tool_call_id"], f"{where}.tool_call_id")
     if role == "assistant":
         _read_turn(result, content.thoughts, content.calls, where, notes)
     elif not result.get("tool_calls"):
@@ -149,6 +167,13 @@ def _read_turn(
         message["tool_calls"] = called
 
 
+def _id(given: object, where: str) -> str:
+    """Of a call.  Raises `BadRequest`."""
+    if not isinstance(given, str | int):
+        raise BadRequest(f"{where}: must be a text", param="messages")
+    return str(given)
+
+
 def _read_calls(calls: object, where: str, notes: Notes) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise BadRequest(f"{where}.tool_calls: must be a list", param="messages")
@@ -173,4 +198,6 @@ def _read_call(call: object, where: str, notes: Notes) -> dict[str, Any]:
     if not whole:
         notes.add(ARGUMENTS)
     kept = {name: value for name, value in given.items() if value is not None and name != "custom"}
+    if "id" in kept:
+        kept["id"] = _id(kept["id"], f"{where}.id")
     return {**kept, "type": "function", "function": {**function, "arguments": arguments}}

@@ -105,6 +105,8 @@ class Turns:
         role = item.get("role")
         if role not in _ROLES:
             raise _wrong(f"{where}.role", f"{str(role)[:50]!r} must be user, assistant, system or developer")
+        if item.get("tool_calls"):
+            raise _wrong(f"{where}.tool_calls", "are of chats; give each as an item of type function_call")
         given = item.get("content")
         if given is None and role == "assistant":
             given = ""
