@@ -352,3 +352,27 @@ def test_half_of_a_surrogate_pair_is_no_character(name: str) -> None:
         for end in range(len(text)):
             for call in read(Answer("", None, CALLS[name]), list(text[:end])).calls:
                 assert r"\ufffd" not in "".join(call.arguments) or "\ufffd" in said, text[:end]
+
+
+# -- arguments in other shapes
+
+
+@pytest.mark.parametrize("name", [*JSON, *NAMED, "openai"])
+def test_arguments_may_be_a_text_or_null(name: str) -> None:
+    """A text that is an object is that, however long it is; null is none."""
+    whole = framed(name, [("weather", {"city": "Paris"})])
+    for city in ("Rome", "x" * (2 * MAX_HELD)):
+        text = whole.replace('{"city": "Paris"}', dump(dump({"city": city})))
+        parsed = meaning(
+            read(Answer(text, None, CALLS[name]), [text[i : i + 99] for i in range(0, len(text), 99)])
+        )
+        assert (parsed[0], json.loads(parsed[2][0][1])) == ("", {"city": city})
+    answer = Answer(whole.replace('{"city": "Paris"}', "null"), None, CALLS[name])
+    assert calls_of(answer) == ("", "", [("weather", {})])
+
+
+@pytest.mark.parametrize("name", JSON)
+@pytest.mark.parametrize("key", ["arguments", "parameters", "input"])
+def test_names_of_all_arguments(name: str, key: str) -> None:
+    text = framed(name, CALLED).replace('"arguments"', f'"{key}"').replace('"parameters"', f'"{key}"')
+    assert calls_of(Answer(text, None, CALLS[name])) == ("", "", CALLED)

@@ -120,9 +120,9 @@ class CallReader:
                 name = yield from text_value(reading)
                 if not name or (known is not None and not known(name)):
                     return NOT
-            elif key in ("arguments", "parameters") and not begun and held is None:
+            elif key in WRAPPERS and not begun and held is None:
                 if name is not None:
-                    result = yield from self._arguments(name)
+                    result = yield from self.arguments(name)
                     if result is not DONE:
                         return result
                     begun = True
@@ -156,7 +156,7 @@ class CallReader:
         if not name or not (yield from reading.literal(":")):
             return NOT
         yield from reading.spaces()
-        result = yield from self._arguments(name)
+        result = yield from self.arguments(name)
         if result is DONE:
             yield from reading.spaces()
             yield from reading.literal("}")
@@ -187,19 +187,19 @@ class CallReader:
         """The object goes on in no way that is known, maybe behind its arguments."""
         return DONE if begun else NOT
 
-    def _arguments(self, name: str) -> Step[Result]:
-        """Begins the call with the arguments that follow."""
+    def arguments(self, name: str, id: str | None = None) -> Step[Result]:
+        """Begins the call with the arguments that follow: an object, a text that is one, or null."""
         reading, output = self._reading, self._output
         if (yield from reading.peek()) == "{":
-            return (yield from self.object(name))
+            return (yield from self._object(name, id))
         held: list[str] = []
-        if not (yield from self._value_of_arguments(held.append)) or not self._begin(name):
+        if not (yield from self._value_of_arguments(held.append)) or not self._begin(name, id):
             return NOT
         output.arguments(self._bare(name, "".join(held)))
         output.complete()
         return DONE
 
-    def object(self, name: str, id: str | None = None) -> Step[Result]:
+    def _object(self, name: str, id: str | None = None) -> Step[Result]:
         """Begins the call with the object that follows."""
         begun = False
 
@@ -238,6 +238,7 @@ class CallReader:
         if first == "{":
             return (yield from json_object(reading, give))
         if first == '"':
+            self._before = MAX_ARGUMENTS  # (as long as arguments are; it is all read before they begin)
             text = yield from text_value(reading)
             inner = None if text is None else object_in(text or "{}")
             if inner is None:
@@ -297,7 +298,7 @@ class CallReader:
         if (yield from reading.ahead(reading.one_of(ends))):
             result = self.empty(named["name"], id)
         else:
-            result = yield from self.object(named["name"], id)
+            result = yield from self.arguments(named["name"], id)
         if result is DONE:
             yield from self._close(frame)
         return result

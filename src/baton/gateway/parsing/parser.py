@@ -312,7 +312,7 @@ class ResponseParser:
             ends = bool((yield from reading.ahead(reading.one_of((*_ENDS, *_HEADS)))))
             if ends or (self._whole and not (yield from reading.peek())):
                 return self._caller.empty(recipient[1])
-            return (yield from self._caller.object(recipient[1]))
+            return (yield from self._caller.arguments(recipient[1]))
         reading.release()
         output.begun += 1  # (it is a message, and stays one)
         thinks = channel is not None and channel[1] == "analysis"
