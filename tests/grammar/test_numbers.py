@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from baton.grammar.checking import Checker
 from baton.grammar.description import GrammarError, Json, Structure
-from baton.grammar.numbers import bounds
+from baton.grammar.numbers import _read, bounds
 from tests.grammar.test_rewriting import matcher_of, walk
 
 CHECKER = Checker({})
@@ -101,13 +102,20 @@ def test_bounds_only_move_inwards() -> None:
             assert abs(value) > 2**53
             continue
         ((name, moved),) = found.items()
+        moved = _read(moved) if isinstance(moved, float) else moved
         assert float(moved) == moved
         sign = 1 if "inimum" in keyword else -1
         assert Fraction(moved) * sign >= Fraction(value) * sign
         if keyword != name:
             assert Fraction(moved) * sign > Fraction(value) * sign
-        if abs(value) <= 2**53 and (not value or abs(value) >= 1e-15):
-            assert (name, moved) == (keyword, value)
+        if abs(value) > 2**53 or 0 < abs(value) < 1e-15:
+            continue
+        if types == {"integer"}:
+            beyond = Fraction(value) * sign + ("exclusive" in keyword and Fraction(value).denominator == 1)
+            assert (name, moved * sign) == ("minimum" if sign > 0 else "maximum", math.ceil(beyond))
+        else:
+            assert name == keyword
+            assert abs(moved - value) <= 4 * math.ulp(value)
 
 
 @pytest.mark.parametrize(
@@ -191,3 +199,90 @@ def test_multiples_that_meet_are_held_together_or_refused() -> None:
         CHECKER.check(
             Structure(Json({"type": "number", "multipleOf": 60001, "allOf": [{"multipleOf": 0.0001}]}))
         )
+
+
+LONG = [
+    0.9820725659870917,
+    -0.00010828090007240855,
+    123456789.12345679,
+    8.409428475157521e-10,
+    -3.587020163385988e-08,
+    9007199254740991.0,
+    -8809580624282383.0,
+    799948035030196.2,
+]
+"""Of sixteen digits and more, which the library reads as their neighbours, or shows otherwise."""
+
+
+def shown(number: float) -> str:
+    return format(Decimal(repr(number)), "f")
+
+
+@pytest.mark.parametrize("number", [*LONG, 0.1, 1 / 3, 2.5])
+def test_a_number_of_many_digits_is_that_number(number: float) -> None:
+    """As a constant and as a bound: its neighbours are outside, and it is inside, or the schema is refused."""
+    beside = [math.nextafter(number, math.inf), math.nextafter(number, -math.inf)]
+    constant = grammar_of({"const": number})
+    if constant is not None:
+        assert takes(constant, shown(number).removesuffix(".0"))
+        assert not any(takes(constant, shown(other)) for other in beside)
+    within = grammar_of({"type": "number", "minimum": number, "maximum": number})
+    assert within is None or not any(takes(within, shown(other)) for other in beside)
+    for bound, step in (("Minimum", -math.inf), ("Maximum", math.inf)):
+        grammar = grammar_of({"type": "number", f"exclusive{bound}": number})
+        assert grammar is not None
+        assert not takes(grammar, shown(number))
+        assert not takes(grammar, shown(math.nextafter(number, step)))
+        farther = number + (abs(number) if bound == "Minimum" else -abs(number))
+        assert takes(grammar, shown(farther).removesuffix(".0"))
+
+
+def test_most_numbers_of_many_digits_can_be_constants() -> None:
+    choices = random.Random(3)
+    numbers = [choices.uniform(-1000, 1000) for _ in range(60)]
+    kept = [one for one in numbers if grammar_of({"const": one}) is not None]
+    assert len(kept) > 40
+    for number in kept:
+        grammar = grammar_of({"enum": [[number], {"a": number}]})
+        assert grammar is not None
+        assert takes(grammar, f"[{shown(number)}]")
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "integer", "minimum": 0, "exclusiveMinimum": True}, ["1"], ["0"]),
+        ({"type": "number", "maximum": 1.5, "exclusiveMaximum": True}, ["1.4"], ["1.5"]),
+        ({"type": "integer", "minimum": 3, "exclusiveMinimum": False}, ["3"], ["2"]),
+        ({"type": "integer", "exclusiveMinimum": 2**53, "multipleOf": 2}, [], [str(2**53)]),
+        ({"type": "integer", "exclusiveMinimum": 0.5, "exclusiveMaximum": 2}, ["1"], ["0", "2"]),
+        ({"type": ["integer", "null"], "minimum": 1.0, "maximum": 3.0}, ["1", "3"], ["0", "4"]),
+    ],
+)
+def test_bounds_in_every_form(schema: dict[str, Any], valid: list[str], invalid: list[str]) -> None:
+    """Those of draft 4 as well, which says with `true` that the other bound is excluded."""
+    grammar = grammar_of(schema)
+    assert grammar is not None
+    assert [text for text in valid if not takes(grammar, text)] == []
+    assert [text for text in invalid if takes(grammar, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"const": math.nan}, "const"),
+        ({"enum": [1, {"a": math.inf}]}, r"enum\[1\]\.a"),
+        ({"minProperties": math.nan, "properties": {"a": {}}}, "minProperties"),
+        ({"minProperties": math.inf, "properties": {"a": {}}}, "minProperties"),
+        ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 1}, "minimum: the keyword minimum"),
+    ],
+)
+def test_what_is_no_number_of_an_answer_is_refused_by_its_place(schema: dict[str, Any], named: str) -> None:
+    with pytest.raises(GrammarError, match=f"properties.n.{named}"):
+        CHECKER.check(Structure(Json({"type": "object", "properties": {"n": schema}})))
+
+
+def test_bounds_of_what_is_no_number_ask_for_nothing() -> None:
+    grammar = grammar_of({"type": "string", "minimum": 10**30, "maximum": -(10**30)})
+    assert grammar is not None
+    assert takes(grammar, '"a"')

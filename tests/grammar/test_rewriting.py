@@ -157,3 +157,34 @@ def test_what_is_taken_is_valid_and_what_is_valid_is_taken(seed: int) -> None:
     assert served > 30
     assert walked > 30
     assert len(narrower) <= 3, narrower
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"enum": ["a", "a"]}, [["a"]], [["a", "a"]]),
+        ({"enum": [1, 1.0, True]}, [[1, True]], [[1, 1], [1, 1.0]]),
+        ({"enum": [0, -0.0, False]}, [[0, False]], [[0, 0]]),
+    ],
+)
+def test_a_value_that_is_listed_twice_is_one(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
+    grammar = grammar_of({"type": "array", "items": schema, "uniqueItems": True})
+    assert grammar is not None
+    assert all(Search(list).takes(matcher_of(grammar), value) for value in valid)
+    assert not any(Search(list).takes(matcher_of(grammar), value) for value in invalid)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "type": "string",
+            "not": {"type": "string"},
+            "$ref": "#/$defs/a",
+            "$defs": {"a": {"type": "string"}},
+        },
+        {"not": True, "$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}},
+    ],
+)
+def test_nothing_that_is_valid_beside_a_reference_is_refused(schema: Any) -> None:
+    assert grammar_of(schema) is None

@@ -18,7 +18,7 @@ from baton.grammar.description import GrammarError
 from baton.grammar.documents import TYPES, Document, Schema, as_type, types_of
 from baton.grammar.formats import FORMATS, KEPT_FORMATS
 from baton.grammar.limits import MAX_COUNT, MAX_COUNTED, MAX_DEPTH, MAX_ITEMS, UNREACHABLE
-from baton.grammar.numbers import KEYWORDS, bounds, check_constant, check_multiples, size
+from baton.grammar.numbers import KEYWORDS, bounds, check_constant, check_multiples, size, written
 from baton.grammar.patterns import Rust, counted_in, single, translated
 from baton.grammar.rewriting import Rewriting
 
@@ -80,12 +80,14 @@ class _Preparing:
         return sum(self._counts)
 
     def run(self) -> dict[str, Any]:
-        found = self._checked(self._root, "", 0)
+        found: Any = self._checked(self._root, "", 0)
         definitions: dict[str, Any] = {}
         while self._todo:
             reference, name = self._todo.pop()
             target = self._document.resolved(reference)
             definitions[name] = self._checked(target, _place_of(reference), 0)
+        if not isinstance(found, dict):
+            raise GrammarError("no text can satisfy it")
         if definitions:
             found["$defs"] = definitions
         if self._combines:
@@ -96,8 +98,6 @@ class _Preparing:
                 "most "
                 f"{MAX_COUNTED} are possible"
             )
-        if not isinstance(found, dict):
-            raise GrammarError("no text can satisfy it")
         return found
 
     def _checked(self, schema: Schema, path: str, depth: int) -> Any:
@@ -242,7 +242,7 @@ class _Written:
         if key == "enum" and (not isinstance(value, list) or not value):
             raise GrammarError(f"{self._place}enum: must be a list of values, with at least one")
         check_constant(value, f"{self._place}{key}")
-        self.found[key] = value
+        self.found[key] = written(value)
 
     def least(self, key: str, value: Any, most: int) -> None:
         count = size(value, f"{self._place}{key}", most)

@@ -5,6 +5,9 @@ bound is moved *inwards*, to the next number that both hold: every answer is sti
 ones will not be given.  Where nothing is left to choose from, or a constant is no such number, the schema
 is refused.
 
+It also reads a number of 16 digits or more as its neighbour, at times.  So what is written is the number that
+it reads as the right one, and whole numbers without a point.
+
 | given | becomes |
 | --- | --- |
 | a bound up to 2^53 | itself |
@@ -12,6 +15,7 @@ is refused.
 | one that is farther out on its own side (a minimum of -2^63) | -10^17, or -2^53 where fractions may be |
 | one that is farther out on the other side (a minimum of 10^30) | refused |
 | one nearer to 0 than 10^-15 | the next of 0 and ±10^-15 inwards |
+| of integers: a fraction, or an integer that is excluded | the next integer, included |
 | an integer that is excluded, less than 1 from the other bound | the next number, included |
 """
 
@@ -44,14 +48,19 @@ def bounds(schema: Mapping[str, Any], types: Collection[str], place: str) -> dic
     for keyword, sign in (("minimum", 1), ("maximum", -1)):
         exclusive_keyword = "exclusive" + keyword.capitalize()
         inclusive, exclusive = schema.get(keyword), schema.get(exclusive_keyword)
+        each: list[tuple[str, Any, bool]] = [
+            (keyword, inclusive, False),
+            (exclusive_keyword, exclusive, True),
+        ]
         if isinstance(exclusive, bool):  # (draft 4)
-            inclusive, exclusive = (None, inclusive) if exclusive else (inclusive, None)
-        value: Any
-        for key, value, is_exclusive in ((keyword, inclusive, False), (exclusive_keyword, exclusive, True)):
-            if value is None and (schema.get(key) is None or isinstance(schema[key], bool)):
+            each = [(keyword, inclusive, exclusive)]
+        for key, value, is_exclusive in each:
+            if key not in schema:
                 continue
             if not is_number(value) or not math.isfinite(value):
                 raise GrammarError(f"{place}{key}: must be a number")
+            if not types:
+                continue
             moved, still = _inwards(value, sign, whole, is_exclusive)
             if moved is None:
                 raise GrammarError(
@@ -62,6 +71,9 @@ def bounds(schema: Mapping[str, Any], types: Collection[str], place: str) -> dic
             if name not in found or (moved - found[name]) * sign > 0:
                 found[name] = moved
     _open(found)
+    _check_order(found, schema, place)
+    for name, bound in found.items():
+        found[name] = _written_inwards(bound, 1 if name.endswith("inimum") else -1)
     if "multipleOf" in schema:
         multiple = _multiple(schema["multipleOf"], whole, place)
         if multiple is not None:
@@ -86,9 +98,82 @@ def _open(found: dict[str, Any]) -> None:
             found[inclusive] = max(moved, found.get(inclusive, moved), key=lambda one: one * sign)
 
 
+def _check_order(found: Mapping[str, Any], schema: Mapping[str, Any], place: str) -> None:
+    """Raises `GrammarError` if bounds that were moved leave nothing between them."""
+    low = found.get("exclusiveMinimum", found.get("minimum"))
+    high = found.get("exclusiveMaximum", found.get("maximum"))
+    if low is None or high is None or low <= high:
+        return
+    given = [(name, schema[name]) for name in KEYWORDS[:4] if is_number(schema.get(name))]
+    moved = [(name, value) for name, value in given if abs(value) > EXACT or 0 < abs(value) < _NEAREST]
+    if moved:
+        name, value = moved[0]
+        raise GrammarError(
+            f"{place}{name}: the keyword {name} cannot be enforced with {_shown(value)}: doubles hold no "
+            "number that is within these bounds"
+        )
+
+
+def written(value: Any) -> Any:
+    """A constant as it is written for the library, so that it reads this one.  None within it: it has no
+    such writing."""
+    if isinstance(value, Mapping):
+        return {name: written(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [written(one) for one in value]
+    if not isinstance(value, float):
+        return value
+    found = _writing(value)
+    assert found is not None  # (`check_constant`)
+    return found
+
+
+def _writing(value: int | float) -> int | float | None:
+    if value == value // 1 and abs(value) < 2**63:
+        return int(value)
+    if isinstance(value, int):
+        return value
+    for way in (-math.inf, math.inf):
+        one = value
+        for _ in range(4):
+            if _read(one) == value:
+                return None if _has_two_writings(value) else one
+            one = math.nextafter(one, way)
+    return None
+
+
+def _has_two_writings(value: float) -> bool:
+    """Whether it is in the middle of two decimals of the fewest digits: the library shows the other one."""
+    shown = Decimal(repr(value))
+    other = (2 * Decimal(value) - shown).normalize()
+    return other != shown and len(other.as_tuple().digits) <= len(shown.as_tuple().digits)
+
+
+def _written_inwards(value: int | float, sign: int) -> int | float:
+    """The bound, or the next number inwards that has a writing."""
+    while (found := _writing(value)) is None:
+        value = math.nextafter(value, sign * math.inf)
+    return found
+
+
+def _read(value: float) -> float:
+    """The double that the library reads where this one is written: digits as an integer, times or through a
+    power of ten, each rounded."""
+    sign, digits, exponent = Decimal(repr(value)).as_tuple()
+    found, left = float(int("".join(map(str, digits)))), int(exponent)
+    while left < -308:
+        found, left = found / 1e308, left + 308
+    found = found * float(f"1e{left}") if left >= 0 else found / float(f"1e{-left}")
+    return -found if sign else found
+
+
 def _inwards(value: int | float, sign: int, whole: bool, exclusive: bool) -> tuple[int | float | None, bool]:
     """(the bound that the library keeps, whether it is still exclusive); `sign`: 1 for a lower bound."""
     farthest = _FARTHEST if whole else EXACT
+    if whole and exclusive:
+        value, exclusive = math.floor(value) + 1 if sign > 0 else math.ceil(value) - 1, False
+    elif whole:
+        value = math.ceil(value) if sign > 0 else math.floor(value)
     if not value:
         return 0, exclusive  # (the library takes -0.0 for less than 0)
     if abs(value) < _NEAREST:
@@ -152,9 +237,15 @@ def check_constant(value: Any, place: str) -> None:
         for number, one in enumerate(value):
             check_constant(one, f"{place}[{number}]")
     elif is_number(value) and value:
-        if abs(value) <= EXACT and abs(value) >= _NEAREST:
+        if not math.isfinite(value):
+            raise GrammarError(f"{place}: {value} is no number of JSON")
+        if _NEAREST <= abs(value) <= EXACT and _writing(value) is not None:
             return
-        if abs(value) > _FARTHEST or abs(value) < _NEAREST or Fraction(float(value)) != value:
+        if (
+            not _NEAREST <= abs(value) <= _FARTHEST
+            or Fraction(float(value)) != value
+            or _writing(value) is None
+        ):
             keyword = place.rpartition(".")[2].partition("[")[0]
             raise GrammarError(
                 f"{place}: the keyword {keyword} cannot be enforced with {_shown(value)}: integers above "

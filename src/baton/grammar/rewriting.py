@@ -27,8 +27,10 @@ from typing import Any
 
 from baton.grammar.description import GrammarError
 from baton.grammar.disjointness import is_impossible, types_under
-from baton.grammar.documents import Document, Schema, as_type, type_of, types_of
+from baton.grammar.documents import Document, Schema, as_type, equal, type_of, types_of
+from baton.grammar.limits import MAX_ITEMS, UNREACHABLE
 from baton.grammar.negation import opposite
+from baton.grammar.numbers import is_number
 from baton.grammar.patterns import Rust
 from baton.grammar.regexes import NotExpressible
 
@@ -196,12 +198,13 @@ class Rewriting:
         least, most = self._base.get("minItems", 0), self._base.get("maxItems", math.inf)
         if values is None or len(values) > 6:
             raise NotExpressible("only of a few values")
+        values = [one for place, one in enumerate(values) if not any(equal(one, it) for it in values[:place])]
         counts = [count for count in range(len(values) + 1) if least <= count <= most]
         if sum(math.perm(len(values), count) for count in counts) > _MOST_ARRAYS:
             raise NotExpressible("only of a few values")
         arrays = [list(one) for count in counts for one in itertools.permutations(values, count)]
         other = as_type(types_of(self._base) - {"array"})
-        self._either([{"enum": arrays}, *([{"type": other}] if other else [])])
+        self._either([*([{"enum": arrays}] if arrays else []), *([{"type": other}] if other else [])])
 
     def _values(self, schema: Schema) -> list[Any] | None:
         if not isinstance(schema, Mapping):
@@ -221,8 +224,12 @@ class Rewriting:
 
     def properties_counted(self, keyword: str, value: Any) -> None:
         """`minProperties` and `maxProperties`."""
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+        if not is_number(value) or value < 0 or (value != value // 1 and value != math.inf):
             raise NotExpressible("it must be an integer, not negative")
+        if value >= UNREACHABLE:
+            if keyword == "minProperties":
+                raise NotExpressible(f"at most {MAX_ITEMS} are possible")
+            return
         least = value if keyword == "minProperties" else self.rest.get("minProperties", 0)
         most = value if keyword == "maxProperties" else self.rest.get("maxProperties", math.inf)
         required = set(_names(self._base.get("required")))
