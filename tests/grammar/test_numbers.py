@@ -220,7 +220,7 @@ def shown(number: float) -> str:
 
 @pytest.mark.parametrize("number", [*LONG, 0.1, 1 / 3, 2.5])
 def test_a_number_of_many_digits_is_that_number(number: float) -> None:
-    """As a constant and as a bound: its neighbours are outside, and it is inside, or the schema is refused."""
+    """As a constant and as a bound, or it is refused: its neighbours are outside."""
     beside = [math.nextafter(number, math.inf), math.nextafter(number, -math.inf)]
     constant = grammar_of({"const": number})
     if constant is not None:

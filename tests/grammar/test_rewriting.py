@@ -188,3 +188,19 @@ def test_a_value_that_is_listed_twice_is_one(schema: Any, valid: list[Any], inva
 )
 def test_nothing_that_is_valid_beside_a_reference_is_refused(schema: Any) -> None:
     assert grammar_of(schema) is None
+
+
+def test_what_stands_beside_a_reference_proves_nothing_in_older_drafts() -> None:
+    """There both of these may hold of a text, so it is no answer."""
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "oneOf": [{"maxLength": 2}, {"type": "object", "$ref": "#/definitions/a"}],
+        "type": "string",
+        "definitions": {"a": {"type": "string"}},
+    }
+    grammar = grammar_of(schema)
+    assert grammar is None or not Search(list).takes(matcher_of(grammar), "a")
+    del schema["$schema"]
+    grammar = grammar_of(schema)
+    assert grammar is not None
+    assert Search(list).takes(matcher_of(grammar), "a")

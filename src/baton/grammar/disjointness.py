@@ -101,6 +101,8 @@ def _alternatives(schema: Schema, document: Document, depth: int) -> list[_Facts
         return []
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return [_Facts()]
+    if "$ref" in schema and document.is_old:  # (there nothing holds beside a reference)
+        schema = {"$ref": schema["$ref"]}
     found = [_own(schema)]
     for one in _list(schema.get("allOf")):
         found = _both(found, _alternatives(one, document, depth + 1))

@@ -36,6 +36,9 @@ class Document:
 
     def __init__(self, root: Schema) -> None:
         self.root = root
+        draft = root.get("$schema") if isinstance(root, Mapping) else None
+        self.is_old = isinstance(draft, str) and any(one in draft for one in ("-03", "-04", "-06", "-07"))
+        """Of a draft in which a reference stands alone: what is beside it says nothing."""
         self._anchors: dict[str, Schema] = {}
         self.has_references = False
         own, others = "", False

@@ -1,7 +1,8 @@
 """Formats of strings, as expressions: those that llguidance takes more, or less, for than the
 specifications do.
 
-What is left out: names of hosts in Punycode (`xn--…`), whose validity no expression says; leap seconds
+What is left out: names of hosts in Punycode (`xn--…`), whose validity no expression says; in addresses of mail
+names of hosts of many long parts; leap seconds
 with an offset from UTC other than none; in `iri` and its kin, `idn-email` and `idn-hostname` what is not
 ASCII; in `regex` what looks around, nests, or refers.
 """
@@ -20,11 +21,22 @@ _TIME = (
     rf"|23:59:60{_FRACTION}(?:[Zz]|[+-]00:00))"
 )
 _ALNUM, _INNER = "[A-Za-z0-9]", "[A-Za-z0-9-]"
-_LABEL = (
-    rf"(?:{_ALNUM}(?:{_INNER}{{0,2}}{_ALNUM})?"
-    rf"|{_ALNUM}{_INNER}(?:{_ALNUM}{_INNER}|-{_ALNUM}){_INNER}{{0,58}}{_ALNUM})"
+
+
+def _label(most: int) -> str:
+    """Of a name, of so many characters at most."""
+    return (
+        rf"(?:{_ALNUM}(?:{_INNER}{{0,2}}{_ALNUM})?"
+        rf"|{_ALNUM}{_INNER}(?:{_ALNUM}{_INNER}|-{_ALNUM}){_INNER}{{0,{most - 5}}}{_ALNUM})"
+    )
+
+
+_HOST = rf"{_label(63)}(?:\.{_label(63)})*"
+_SHORT_HOST = (
+    rf"(?:{_label(63)}(?:\.{_label(63)}){{0,2}}|{_label(24)}(?:\.{_label(24)}){{0,9}}"
+    rf"|{_label(63)}(?:\.{_label(63)})?(?:\.{_label(15)}){{0,7}})"
 )
-_HOST = rf"{_LABEL}(?:\.{_LABEL})*"
+"""Of 249 characters at most."""
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
 _H16 = r"[0-9A-Fa-f]{1,4}"
@@ -46,7 +58,7 @@ _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _QUOTED = r"\"(?:[ !#-\[\]-~]|\\[ -~])*\""
 _EMAIL = (
     rf"(?:{_ATOM}(?:\.{_ATOM})*|{_QUOTED})@"
-    rf"(?:{_HOST}|\[(?:{_IPV4}|IPv6:{_ipv6()})\])"
+    rf"(?:{_SHORT_HOST}|\[(?:{_IPV4}|IPv6:{_ipv6()})\])"
 )
 
 _PERCENT = "%[0-9A-Fa-f]{2}"
@@ -91,6 +103,14 @@ FORMATS = {
 }
 """Name → an expression for the whole string, in Rust's notation.  Those of internationalized names allow what
 is valid in the narrower format as well, `regex` what every dialect has."""
+LENGTHS = {
+    "hostname": {"maxLength": 253},
+    "idn-hostname": {"maxLength": 253},
+    "email": {"allOf": [{"pattern": "^.{1,64}@[^@]*$"}]},
+    "idn-email": {"allOf": [{"pattern": "^.{1,64}@[^@]*$"}]},
+}
+"""Name → what says how long its texts may be (RFC 1035), or what stands before the @ (RFC 5321, 4.5.3.1; where
+the domain is counted as well the library does not find out whether there is a text)."""
 KEPT_FORMATS = {"duration": "duration", "ipv4": "ipv4", "uri": "uri", "iri": "uri", "uuid": "uuid"}
 """Name → the format of llguidance's own that is it."""
 BINDING = frozenset({*FORMATS, *KEPT_FORMATS})

@@ -16,7 +16,7 @@ from typing import Any
 
 from baton.grammar.description import GrammarError
 from baton.grammar.documents import TYPES, Document, Schema, as_type, types_of
-from baton.grammar.formats import FORMATS, KEPT_FORMATS
+from baton.grammar.formats import FORMATS, KEPT_FORMATS, LENGTHS
 from baton.grammar.limits import MAX_COUNT, MAX_COUNTED, MAX_DEPTH, MAX_ITEMS, UNREACHABLE
 from baton.grammar.numbers import KEYWORDS, bounds, check_constant, check_multiples, size, written
 from baton.grammar.patterns import Rust, counted_in, single, translated
@@ -275,8 +275,7 @@ class _Written:
         if value in KEPT_FORMATS:
             self.found["format"] = KEPT_FORMATS[value]
         elif isinstance(value, str) and value in FORMATS:
-            most = {"maxLength": 253} if "hostname" in value else {}
-            self._texts([{"type": "string", "pattern": FORMATS[value], **most}])
+            self._texts([{"type": "string", "pattern": FORMATS[value], **LENGTHS.get(value, {})}])
 
     def _texts(self, options: list[Any]) -> None:
         """What is a text is one of these."""
