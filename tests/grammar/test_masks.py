@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from llguidance import LLParserLimits, LLTokenizer
 
-from baton.grammar import compiled
+from baton.grammar import compiled, masks
 from baton.grammar.checking import Checker
 from baton.grammar.description import (
     Choice,
@@ -378,6 +378,42 @@ def test_a_grammar_that_many_have_gets_a_lexer_for_each_thread():
         last = [promise.lexer for promise in made[-12:]]
         assert [last.count(lexer) for lexer in range(threads)] == [12 // threads] * threads
         grammars.close()
+
+
+def test_strings_that_all_count_are_bounded_and_short_ones_have_room(monkeypatch):
+    """Whoever shares a grammar shares what is counted; what is released makes room."""
+    monkeypatch.setattr(masks, "_MOST_CHARACTERS", 15_000)
+    monkeypatch.setattr(masks, "_TOKEN", 1_000)
+    site = Site()
+    long, other = ({"type": "string", "maxLength": 8_000, "title": name} for name in "ab")
+    site.admit(0, Json(long))
+    site.admit(1, Json({**long, "minLength": 1}))
+    site.admit(2, Json(long))
+    site.admit(3, Json({"type": "string", "maxLength": 300}))
+    failed = site.ready([0, 1, 2, 3])
+    assert list(failed) == [1]
+    assert "too many characters" in failed[1]
+    for slot in (0, 1, 2):
+        site.masks.release(slot)
+    site.admit(1, Json({**other, "minLength": 1}))
+    assert site.ready([1, 3]) == {}
+    site.masks.close()
+
+
+def test_few_grammars_of_long_strings_are_kept(monkeypatch):
+    monkeypatch.setattr(compiled, "_KEPT_CHARACTERS", 1_000)
+    grammars = compiled.Grammars(tokenizer)
+    made = [
+        Checker(SPECIAL).check(Structure(Json({"type": "string", "maxLength": most})))
+        for most in (400, 450, 500)
+    ]
+    short = Checker(SPECIAL).check(Structure(Json({"type": "string"})))
+    for grammar in (short, *made):
+        grammars.matcher(grammar, []).result()
+    assert list(grammars._kept) == made[1:]
+    grammars.matcher(short, []).result()
+    assert list(grammars._kept) == [*made[1:], short]
+    grammars.close()
 
 
 PERSON = {

@@ -204,3 +204,32 @@ def test_what_stands_beside_a_reference_proves_nothing_in_older_drafts() -> None
     grammar = grammar_of(schema)
     assert grammar is not None
     assert Search(list).takes(matcher_of(grammar), "a")
+
+
+@pytest.mark.parametrize(
+    ("names", "valid", "invalid"),
+    [
+        ({"type": "boolean"}, [], ["a", "true"]),
+        ({"type": "integer", "enum": ["a"]}, [], ["a"]),
+        ({"enum": ["a", 1]}, ["a"], ["b", "1"]),
+        ({"$ref": "#/$defs/color"}, ["red"], ["blue"]),
+        ({"anyOf": [{"const": "a", "type": "string"}, {"$ref": "#/$defs/color"}]}, None, None),
+        ({"anyOf": [{"const": "a", "type": "string"}, {"const": "b"}]}, ["a", "b"], ["c"]),
+        ({"type": "string", "format": "uuid"}, ["2eb8aa08-aa98-11ea-b4aa-73b441d16380"], ["2eb8", ""]),
+        ({"format": "date"}, ["2024-02-29"], ["2023-02-29", "a"]),
+        ({"format": "int64", "minLength": 2}, ["ab"], ["a"]),
+        ({"pattern": "^a+$", "maxLength": 2}, None, None),
+    ],
+)
+def test_names_of_an_object(names: Any, valid: list[str] | None, invalid: list[str] | None) -> None:
+    """As records of pydantic and zod have them: of an enumeration, a format, literals."""
+    schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    grammar = grammar_of({**schema, "$defs": {"color": {"enum": ["red", "green"], "title": "Color"}}})
+    assert (grammar is None) == (valid is None)
+    for name in valid or ():
+        assert grammar is not None
+        assert Search(list).takes(matcher_of(grammar), {name: 1})
+        assert not Search(list).takes(matcher_of(grammar), {name: "x"})
+    for name in invalid or ():
+        assert grammar is not None
+        assert not Search(list).takes(matcher_of(grammar), {name: 1})

@@ -23,10 +23,12 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLTokenizer
 
-from baton.grammar.limits import parser_limits
+from baton.grammar.limits import counted_by, parser_limits
 
 _KEPT = 64
 """Grammars."""
+_KEPT_CHARACTERS = 200_000
+"""That the lexers of all these may have counted: about 1 GB, if answers have gone so far."""
 _MOST_LEXERS = 4
 _MANY = 8
 """Requests that have shared a lexer before the grammar gets another one."""
@@ -97,9 +99,8 @@ class Grammars:
             return promise
         lexers = self._kept.setdefault(grammar, _Lexers())
         self._kept.move_to_end(grammar)
-        if len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
         promise.lexer, found = self._chosen(grammar, lexers)
+        self._forget()
         if not found.future.done():
             found.waiting.add(promise)
         copying = self._copying
@@ -110,6 +111,13 @@ class Grammars:
 
         found.future.add_done_callback(copy)
         return promise
+
+    def _forget(self) -> None:
+        """Those that were asked for longest ago, where there are too many; who follows one goes on."""
+        counted = sum(counted_by(one) * len(its.compiled) for one, its in self._kept.items())
+        while len(self._kept) > 1 and (len(self._kept) > _KEPT or counted > _KEPT_CHARACTERS):
+            grammar, lexers = self._kept.popitem(last=False)
+            counted -= counted_by(grammar) * len(lexers.compiled)
 
     def _chosen(self, grammar: str, lexers: _Lexers) -> tuple[int, _Compiled]:
         """The lexer of the next matcher, and its number; begins another one where many share them."""

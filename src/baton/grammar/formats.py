@@ -1,10 +1,9 @@
 """Formats of strings, as expressions: those that llguidance takes more, or less, for than the
 specifications do.
 
-What is left out: names of hosts in Punycode (`xn--…`), whose validity no expression says; in addresses of mail
-names of hosts of many long parts; leap seconds
-with an offset from UTC other than none; in `iri` and its kin, `idn-email` and `idn-hostname` what is not
-ASCII; in `regex` what looks around, nests, or refers.
+What is left out: names of hosts in Punycode (`xn--…`), whose validity no expression says; in addresses of
+mail names of hosts of many long parts; leap seconds with an offset from UTC other than none; in `iri` and its
+kin, `idn-email` and `idn-hostname` what is not ASCII; in `regex` what looks around, nests, or refers.
 """
 
 from __future__ import annotations
@@ -109,9 +108,14 @@ LENGTHS = {
     "email": {"allOf": [{"pattern": "^.{1,64}@[^@]*$"}]},
     "idn-email": {"allOf": [{"pattern": "^.{1,64}@[^@]*$"}]},
 }
-"""Name → what says how long its texts may be (RFC 1035), or what stands before the @ (RFC 5321, 4.5.3.1; where
-the domain is counted as well the library does not find out whether there is a text)."""
+"""Name → what says how long its texts may be (RFC 1035), or what stands before the @ (RFC 5321, 4.5.3.1).
+(Where the domain is counted as well the library does not find out whether there is a text.)"""
 KEPT_FORMATS = {"duration": "duration", "ipv4": "ipv4", "uri": "uri", "iri": "uri", "uuid": "uuid"}
 """Name → the format of llguidance's own that is it."""
+NAMES = {name: one for name, one in FORMATS.items() if name not in LENGTHS} | {
+    "ipv4": f"^{_IPV4}$",
+    "uuid": "^[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$",
+}
+"""Those that names of an object can have."""
 BINDING = frozenset({*FORMATS, *KEPT_FORMATS})
 """Those that the specification defines.  Any other is an annotation."""

@@ -32,19 +32,23 @@ def counted(characters: int) -> str:
     return f"// counted: {characters}\n" if characters else ""
 
 
+def counted_by(grammar: str) -> int:
+    """How many characters of strings a grammar says that it counts."""
+    found = _COUNTED.match(grammar)
+    return min(int(found[1]), MAX_COUNTED) if found else 0
+
+
 def parser_limits(grammar: str = "") -> LLParserLimits:
     """For each grammar.  A step's are about 15 ms of work; 20,000 states are about 10 MB.
 
     A grammar that counts characters may have so many states more that it never runs out of them: they are
     made where an answer goes, a few KiB for each character of it."""
-    found = _COUNTED.match(grammar)
-    characters = min(int(found[1]), MAX_COUNTED) if found else 0
     return LLParserLimits(
         max_items_in_row=2_000,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
         step_max_items=50_000,
-        max_lexer_states=_LEXER_STATES + _STATES_OF_CHARACTER * characters,
+        max_lexer_states=_LEXER_STATES + _STATES_OF_CHARACTER * counted_by(grammar),
         max_grammar_size=200_000,
         verbose_errors=False,
     )

@@ -33,6 +33,7 @@ from llguidance import LLMatcher, LLTokenizer
 from baton.grammar.ahead import Ahead
 from baton.grammar.compiled import Grammars, MatchingError, Promise, check_matcher
 from baton.grammar.filling import Asked, Bits, Filling, allows
+from baton.grammar.limits import counted_by
 from baton.grammar.spelling import Spelling
 from baton.protocol.params.sampling import ASKS_FOR_GRAMMAR, UNFOLLOWABLE, Constraint, Stopping
 
@@ -43,7 +44,15 @@ _GIVE_UP_S = 60.0
 _SPECIAL = b"\xff"
 """Before the number of a special token, where llguidance gives a text."""
 _LONGEST_MESSAGE = 300
+_NO_ROOM = "strings of too many characters are counted for other requests; try again, or lower maxLength"
 _NOTHING = "no token of the vocabulary may follow"
+
+_MOST_CHARACTERS = 400_000
+"""Of strings that all requests together may count: about 2 GB, if their answers go so far."""
+_FEW_CHARACTERS = 4_000
+"""Of one request, which nobody has to wait for."""
+_TOKEN = 8
+"""Characters, at most, of most tokens."""
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -109,9 +118,26 @@ class Masks:
             return
         ends = tuple(token for token in stopping.stop_token_ids if token < self._vocab_size)
         tokens: list[int] = generated.tolist()
-        matcher = self._grammars.matcher(constraint.grammar, list(tokens))
+        characters = min(counted_by(constraint.grammar), _TOKEN * stopping.max_tokens)
+        if self._has_room(constraint.grammar, characters):
+            matcher = self._grammars.matcher(constraint.grammar, list(tokens))
+        else:
+            matcher = Promise()
+            matcher.set_exception(MatchingError(_NO_ROOM))
+            characters = 0
         self._requests[slot] = _Request(matcher, constraint, ends, tokens, self._clock())
+        self._requests[slot].characters = characters
         self._masked[slot] = 1
+
+    def _has_room(self, grammar: str, characters: int) -> bool:
+        """Whether one more may count so many, beside those that do."""
+        if characters <= _FEW_CHARACTERS:
+            return True
+        counted = {grammar: characters}
+        for request in self._requests.values():
+            name = request.constraint.grammar
+            counted[name] = max(counted.get(name, 0), request.characters)
+        return sum(counted.values()) <= _MOST_CHARACTERS
 
     def release(self, slot: int) -> None:
         request = self._requests.pop(slot, None)
@@ -316,6 +342,7 @@ class _Request:
 
     __slots__ = (
         "alone",
+        "characters",
         "constraint",
         "ends",
         "forced",
@@ -342,6 +369,8 @@ class _Request:
         self.matcher: LLMatcher | None = None
         """From when it was first needed and there."""
         self.constraint = constraint
+        self.characters = 0
+        """Of strings, that its answer may count."""
         self.has_special = "<[" in constraint.grammar
         """Special tokens stand in the grammar, perhaps."""
         self.ends = ends

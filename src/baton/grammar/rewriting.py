@@ -28,6 +28,7 @@ from typing import Any
 from baton.grammar.description import GrammarError
 from baton.grammar.disjointness import is_impossible, types_under
 from baton.grammar.documents import Document, Schema, as_type, equal, type_of, types_of
+from baton.grammar.formats import BINDING, NAMES
 from baton.grammar.limits import MAX_ITEMS, UNREACHABLE
 from baton.grammar.negation import opposite
 from baton.grammar.numbers import is_number
@@ -38,6 +39,7 @@ _MOST_CHOICES = 64
 _MOST_ARRAYS = 330
 _SHORT = 5
 """Items of an array whose places are tried."""
+_MOST_REFERENCES = 20
 _MOST_UNPROVEN = 40
 """Pairs of a `oneOf` that may hold together."""
 
@@ -136,24 +138,45 @@ class Rewriting:
             self._either(options if part is False else [*options, part])
 
     def property_names(self, value: Any) -> None:
-        if not opposite(value, frozenset({"string"}), self._document):
+        value = self._target(value)
+        if self._allows_all_names(value):
             return
-        if value is False:
+        names = _listed_names(value)
+        if names == []:
             self.parts.append({"maxProperties": 0})
             return
-        names = _listed(value)
         if names is not None:
             self.parts.append({"properties": dict.fromkeys(names, True), "additionalProperties": False})
             return
-        left = set(value) - _SAYS_NOTHING
-        if isinstance(value.get("pattern"), str) and left <= {"type", "pattern"}:
+        left = set(value) - _SAYS_NOTHING - {"type"}
+        if value.get("format") not in BINDING:
+            left -= {"format"}
+        if isinstance(value.get("pattern"), str) and left == {"pattern"}:
             pattern = value["pattern"]
-        elif left <= {"type", "minLength", "maxLength"}:
+        elif left == {"format"} and value["format"] in NAMES:
+            pattern = Rust(NAMES[value["format"]])
+        elif left <= {"minLength", "maxLength"}:
             least, most = value.get("minLength", 0), value.get("maxLength", "")
             pattern = Rust(f"^(?s:.){{{least},{most}}}$")
         else:
-            raise NotExpressible("only enum, const, a pattern or lengths")
+            raise NotExpressible("only enum, const, a pattern, a format or lengths")
         self.parts.append({"patternProperties": {pattern: True}, "additionalProperties": False})
+
+    def _allows_all_names(self, value: Schema) -> bool:
+        try:
+            return not opposite(value, frozenset({"string"}), self._document)
+        except NotExpressible:
+            return False
+
+    def _target(self, schema: Schema) -> Schema:
+        """What a schema that is a reference, and nothing else, points to."""
+        for _ in range(_MOST_REFERENCES):
+            if not isinstance(schema, Mapping) or set(schema) - _SAYS_NOTHING != {"$ref"}:
+                return schema
+            if self._document.is_foreign:
+                return schema
+            schema = self._document.resolved(schema["$ref"])
+        raise NotExpressible("a reference that leads to itself")
 
     def contains(self, value: Any) -> None:
         least, most = self.rest.pop("minContains", 1), self.rest.pop("maxContains", None)
@@ -335,3 +358,17 @@ def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
     if set(schema) - _SAYS_NOTHING - {"type"} not in ({"enum"}, {"const"}):
         return None
     return list(schema["enum"]) if "enum" in schema else [schema["const"]]
+
+
+def _listed_names(schema: Schema) -> list[str] | None:
+    """The names that a schema lists; None: it does not."""
+    if schema is False or (isinstance(schema, Mapping) and "string" not in types_of(schema)):
+        return []
+    if not isinstance(schema, Mapping):
+        return None
+    options = schema.get("anyOf")
+    if set(schema) - _SAYS_NOTHING - {"type"} == {"anyOf"} and isinstance(options, list):
+        each = [_listed_names(one) for one in options]
+        return None if None in each else list(dict.fromkeys(name for one in each for name in one or ()))
+    values = _listed(schema)
+    return None if values is None else [one for one in values if isinstance(one, str)]
