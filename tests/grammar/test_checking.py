@@ -340,3 +340,52 @@ def test_what_is_too_large_behind_white_space_is_seen():
     for content in (schema, {"type": "array", "items": schema, "minItems": 1}):
         with pytest.raises(GrammarError, match=r"max is 2000|takes more than"):
             CHECKER.check(Structure(Json(content)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"format": ["date"]}, "format: must be a text"),
+        ({"not": {"maxLength": float("inf")}}, "not: the keyword not"),
+        ({"const": "\ud800"}, "surrogate"),
+        ({"type": "object", "properties": {"\ud800": {}}}, "surrogate"),
+        ({"type": "object", "properties": {"a": {"$ref": "#", "type": "object"}}}, r"\$ref: .*itself"),
+        ({"type": "string", "allOf": [{"pattern": f".*{one}.*"} for one in "abcdefghijkl"]}, "pattern: "),
+        ({"oneOf": [{"minimum": one} for one in range(101)]}, "oneOf: .*100 schemas"),
+    ],
+)
+def test_what_python_would_stumble_over_is_refused(schema: dict[str, Any], named: str) -> None:
+    with pytest.raises(GrammarError, match=named):
+        CHECKER.check(Structure(Json(schema)))
+
+
+def test_a_constant_that_is_too_deep_is_refused() -> None:
+    value: list[Any] = []
+    for _ in range(900):
+        value = [value]
+    for schema in ({"const": value}, {"items": {"enum": [value]}, "type": "array"}):
+        with pytest.raises(GrammarError, match="deep"):
+            CHECKER.check(Structure(Json(schema)))
+
+
+def test_unions_by_a_tag_may_be_large() -> None:
+    """Each option has its own value of a name: nothing is tried in pairs."""
+    options = [
+        {
+            "type": "object",
+            "properties": {"kind": {"const": f"k{number}"}, "x": {"type": "integer"}},
+            "required": ["kind"],
+            "additionalProperties": False,
+        }
+        for number in range(300)
+    ]
+    named = {"$defs": {f"d{number}": one for number, one in enumerate(options)}}
+    for schema in (
+        {"oneOf": options},
+        {"oneOf": [{"$ref": f"#/$defs/d{number}"} for number in range(300)], **named},
+    ):
+        assert takes(Json(schema), '{"kind": "k299", "x": 1}')
+        assert not takes(Json(schema), '{"kind": "k300"}')
+    both = {"oneOf": [options[0], {**options[0], "additionalProperties": True}]}
+    with pytest.raises(GrammarError, match="oneOf"):
+        CHECKER.check(Structure(Json(both)))

@@ -233,3 +233,13 @@ def test_names_of_an_object(names: Any, valid: list[str] | None, invalid: list[s
     for name in invalid or ():
         assert grammar is not None
         assert not Search(list).takes(matcher_of(grammar), {name: 1})
+
+
+def test_items_that_a_list_does_not_name_are_unevaluated() -> None:
+    """In the form of 2019-09."""
+    grammar = grammar_of(
+        {"type": "array", "items": [{"type": "null"}], "unevaluatedItems": {"type": "boolean"}}
+    )
+    assert grammar is not None
+    assert Search(list).takes(matcher_of(grammar), [None, True])
+    assert not Search(list).takes(matcher_of(grammar), [None, "a"])

@@ -20,6 +20,13 @@ from baton.grammar.vocabulary import matching_tokenizer
 _STEPS = 16
 """So many tokens are tried: some grammars are small, and too large only once something has been read."""
 _NOISE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?| 1 \| .*$")
+_IN_OUR_WORDS = {
+    "circular references with sibling keys": "$ref: the keyword $ref cannot be enforced beside other "
+    "keywords where it leads to itself; leave them out: ",
+    "Unable to determine if regex is empty": "pattern: the keyword pattern cannot be enforced with all that "
+    "is said of one text; give a simpler one, or leave out a format or length beside it",
+}
+"""What llguidance begins with → what to say before it, or instead of it where that ends the sentence."""
 
 
 class Checker:
@@ -78,4 +85,8 @@ class Checker:
 
 def _one_line(message: str) -> str:
     """What llguidance says, without what it says of its state and of the grammar that was made."""
-    return _NOISE.sub("", " ".join(message.split("<state>")[0].split()))
+    line = _NOISE.sub("", " ".join(message.split("<state>")[0].split()))
+    for begin, ours in _IN_OUR_WORDS.items():
+        if line.startswith(begin):
+            return ours + line.rpartition("json-schema:///")[2] if ours.endswith(": ") else ours
+    return line

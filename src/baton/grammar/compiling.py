@@ -69,9 +69,11 @@ def compile_structure(structure: Structure, special_tokens: Mapping[str, int]) -
 
 
 def _grammars(named: list[tuple[str, str]]) -> str:
-    return msgspec.json.encode(
-        {"grammars": [{"name": name, "lark_grammar": source} for name, source in named]}
-    ).decode()
+    grammars = [{"name": name, "lark_grammar": source} for name, source in named]
+    try:
+        return msgspec.json.encode({"grammars": grammars}).decode()
+    except UnicodeEncodeError:
+        raise GrammarError("half of a surrogate pair is in it, which no answer has") from None
 
 
 def _of_user(source: str) -> str:

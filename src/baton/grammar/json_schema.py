@@ -272,9 +272,11 @@ class _Written:
         self._texts(options)
 
     def format(self, _: str, value: Any) -> None:
+        if not isinstance(value, str):
+            raise GrammarError(f"{self._place}format: must be a text")
         if value in KEPT_FORMATS:
             self.found["format"] = KEPT_FORMATS[value]
-        elif isinstance(value, str) and value in FORMATS:
+        elif value in FORMATS:
             self._texts([{"type": "string", "pattern": FORMATS[value], **LENGTHS.get(value, {})}])
 
     def _texts(self, options: list[Any]) -> None:

@@ -18,6 +18,7 @@ Anything else has none that this can write: `NotExpressible` names it.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -185,12 +186,12 @@ class _Negation:
         return [{"type": type_, opposites[keyword]: value}]
 
     def least(self, type_: str, most: str, value: Any) -> list[dict[str, Any]]:
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or not math.isfinite(value):
             raise NotExpressible("what is no number")
         return self._if(type_, {most: int(value) - 1}) if value > 0 else []
 
     def most(self, type_: str, least: str, value: Any) -> list[dict[str, Any]]:
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or not math.isfinite(value):
             raise NotExpressible("what is no number")
         return self._if(type_, {least: int(value) + 1})
 

@@ -28,6 +28,7 @@ from fractions import Fraction
 from typing import Any
 
 from baton.grammar.description import GrammarError
+from baton.grammar.limits import MAX_DEPTH
 
 EXACT = 2**53
 _FARTHEST = 10**17
@@ -228,14 +229,16 @@ def check_multiples(multiples: Collection[int | float]) -> None:
         raise GrammarError("multipleOf: the keyword multipleOf cannot be enforced with such different values")
 
 
-def check_constant(value: Any, place: str) -> None:
+def check_constant(value: Any, place: str, depth: int = 0) -> None:
     """Of `const` and `enum`.  Raises `GrammarError`."""
+    if depth > MAX_DEPTH:
+        raise GrammarError(f"{place[:60]}: values may be {MAX_DEPTH} deep")
     if isinstance(value, Mapping):
         for name, one in value.items():
-            check_constant(one, f"{place}.{name}")
+            check_constant(one, f"{place}.{name}", depth + 1)
     elif isinstance(value, list):
         for number, one in enumerate(value):
-            check_constant(one, f"{place}[{number}]")
+            check_constant(one, f"{place}[{number}]", depth + 1)
     elif is_number(value) and value:
         if not math.isfinite(value):
             raise GrammarError(f"{place}: {value} is no number of JSON")

@@ -30,6 +30,7 @@ from baton.grammar.disjointness import is_impossible, types_under
 from baton.grammar.documents import Document, Schema, as_type, equal, type_of, types_of
 from baton.grammar.formats import BINDING, NAMES
 from baton.grammar.limits import MAX_ITEMS, UNREACHABLE
+from baton.grammar.listed import SAYS_NOTHING, are_texts, differ, listed, listed_names, names_of
 from baton.grammar.negation import opposite
 from baton.grammar.numbers import is_number
 from baton.grammar.patterns import Rust
@@ -39,6 +40,8 @@ _MOST_CHOICES = 64
 _MOST_ARRAYS = 330
 _SHORT = 5
 """Items of an array whose places are tried."""
+_MOST_OPTIONS = 100
+"""Of a `oneOf` whose pairs are tried."""
 _MOST_REFERENCES = 20
 _MOST_UNPROVEN = 40
 """Pairs of a `oneOf` that may hold together."""
@@ -105,6 +108,11 @@ class Rewriting:
     def one_of(self, value: Any) -> None:
         if not isinstance(value, list) or not value:
             raise NotExpressible("it must be a list of schemas")
+        if self._differ_by_tag(value):
+            self._either(value)
+            return
+        if len(value) > _MOST_OPTIONS:
+            raise NotExpressible(f"of more than {_MOST_OPTIONS} schemas without a tag of their own")
         together: dict[int, list[int]] = {number: [] for number in range(len(value))}
         for one, other in itertools.combinations(range(len(value)), 2):
             if not is_impossible([self._base, value[one], value[other]], self._document):
@@ -122,9 +130,26 @@ class Rewriting:
                 options.append(parts[0] if len(parts) == 1 else {"allOf": parts})
         self._either(options)
 
+    def _differ_by_tag(self, options: list[Schema]) -> bool:
+        """Whether all are of objects with a required name that has other values in each.  (What else a schema
+        says cannot make it hold of more.)"""
+        tags: list[dict[str, list[Any]]] = []
+        for one in map(self._target, options):
+            if not isinstance(one, Mapping) or types_of(one) != {"object"}:
+                return False
+            if "$ref" in one and self._document.is_old:
+                return False
+            properties = one.get("properties")
+            named = properties if isinstance(properties, Mapping) else {}
+            each = {name: listed(named[name]) for name in names_of(one.get("required")) if name in named}
+            tags.append({name: values for name, values in each.items() if are_texts(values)})
+        return any(
+            differ([its[name] for its in tags]) for name in tags[0] if all(name in its for its in tags)
+        )
+
     def dependent(self, value: Any) -> None:
         for name, needs in value.items():
-            required = _names(self._base.get("required"))
+            required = names_of(self._base.get("required"))
             if isinstance(needs, list):
                 missing = [one for one in needs if one != name and one not in required]
                 if not missing:
@@ -141,15 +166,15 @@ class Rewriting:
         value = self._target(value)
         if self._allows_all_names(value):
             return
-        names = _listed_names(value)
+        names = listed_names(value)
         if names == []:
             self.parts.append({"maxProperties": 0})
             return
         if names is not None:
             self.parts.append({"properties": dict.fromkeys(names, True), "additionalProperties": False})
             return
-        left = set(value) - _SAYS_NOTHING - {"type"}
-        if value.get("format") not in BINDING:
+        left = set(value) - SAYS_NOTHING - {"type"}
+        if not isinstance(value.get("format"), str) or value["format"] not in BINDING:
             left -= {"format"}
         if isinstance(value.get("pattern"), str) and left == {"pattern"}:
             pattern = value["pattern"]
@@ -171,7 +196,7 @@ class Rewriting:
     def _target(self, schema: Schema) -> Schema:
         """What a schema that is a reference, and nothing else, points to."""
         for _ in range(_MOST_REFERENCES):
-            if not isinstance(schema, Mapping) or set(schema) - _SAYS_NOTHING != {"$ref"}:
+            if not isinstance(schema, Mapping) or set(schema) - SAYS_NOTHING != {"$ref"}:
                 return schema
             if self._document.is_foreign:
                 return schema
@@ -236,7 +261,7 @@ class Rewriting:
             target = self._document.resolved(schema["$ref"])
             if isinstance(target, Mapping) and "$ref" not in target and len(schema) == 1:
                 return self._values(target)
-        found = _listed(schema)
+        found = listed(schema)
         if found is None and schema.get("type") == "boolean":
             found = [False, True]
         if found is None:
@@ -255,7 +280,7 @@ class Rewriting:
             return
         least = value if keyword == "minProperties" else self.rest.get("minProperties", 0)
         most = value if keyword == "maxProperties" else self.rest.get("maxProperties", math.inf)
-        required = set(_names(self._base.get("required")))
+        required = set(names_of(self._base.get("required")))
         if least <= len(required):
             least = 0
         properties = self._base.get("properties") or {}
@@ -306,6 +331,8 @@ class Rewriting:
         if self._base.keys() & _EVALUATES or any(key in self.rest for key in _EVALUATES):
             raise NotExpressible("beside schemas in place")
         names = {"unevaluatedProperties": "additionalProperties", "unevaluatedItems": "items"}[keyword]
+        if keyword == "unevaluatedItems" and isinstance(self.rest.get("items"), list):
+            names = "additionalItems"  # (2019-09)
         if names in self.rest:
             return  # (all are evaluated)
         if self.parts and keyword == "unevaluatedItems":
@@ -327,7 +354,6 @@ _EVALUATES = frozenset(
         "additionalItems",
     }
 )
-_SAYS_NOTHING = frozenset({"title", "description", "$comment", "default", "examples"})
 _REWRITTEN: dict[str, Callable[[Rewriting, Any], None]] = {
     "unevaluatedProperties": lambda self, value: self.unevaluated("unevaluatedProperties", value),
     "unevaluatedItems": lambda self, value: self.unevaluated("unevaluatedItems", value),
@@ -347,28 +373,3 @@ _REWRITTEN: dict[str, Callable[[Rewriting, Any], None]] = {
     "then": Rewriting.without_condition,
     "else": Rewriting.without_condition,
 }
-
-
-def _names(value: Any) -> list[str]:
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
-
-
-def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values of one that lists them and says nothing else."""
-    if set(schema) - _SAYS_NOTHING - {"type"} not in ({"enum"}, {"const"}):
-        return None
-    return list(schema["enum"]) if "enum" in schema else [schema["const"]]
-
-
-def _listed_names(schema: Schema) -> list[str] | None:
-    """The names that a schema lists; None: it does not."""
-    if schema is False or (isinstance(schema, Mapping) and "string" not in types_of(schema)):
-        return []
-    if not isinstance(schema, Mapping):
-        return None
-    options = schema.get("anyOf")
-    if set(schema) - _SAYS_NOTHING - {"type"} == {"anyOf"} and isinstance(options, list):
-        each = [_listed_names(one) for one in options]
-        return None if None in each else list(dict.fromkeys(name for one in each for name in one or ()))
-    values = _listed(schema)
-    return None if values is None else [one for one in values if isinstance(one, str)]
