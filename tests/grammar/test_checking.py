@@ -363,7 +363,8 @@ def test_a_constant_that_is_too_deep_is_refused() -> None:
     value: list[Any] = []
     for _ in range(900):
         value = [value]
-    for schema in ({"const": value}, {"items": {"enum": [value]}, "type": "array"}):
+    union = {"oneOf": [{"const": value}, {"const": [value]}]}
+    for schema in ({"const": value}, {"items": {"enum": [value]}, "type": "array"}, union):
         with pytest.raises(GrammarError, match="deep"):
             CHECKER.check(Structure(Json(schema)))
 

@@ -41,7 +41,10 @@ class Checker:
     def check(self, structure: Structure) -> str:
         """The grammar, which a worker can follow.  Raises `GrammarError`."""
         began = time.thread_time()
-        grammar = compile_structure(structure, self._special)
+        try:
+            grammar = compile_structure(structure, self._special)
+        except RecursionError:
+            raise GrammarError("is nested too deeply; give a simpler one") from None
         tokenizer = self._bytes()
         limits = parser_limits(grammar)
         _, problems = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=limits)

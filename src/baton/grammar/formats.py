@@ -8,6 +8,8 @@ kin, `idn-email` and `idn-hostname` what is not ASCII; in `regex` what looks aro
 
 from __future__ import annotations
 
+from typing import Any
+
 _LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[048]|[2468][048]|[13579][26])00)"  # years
 _DATE = (
     r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
@@ -102,7 +104,7 @@ FORMATS = {
 }
 """Name → an expression for the whole string, in Rust's notation.  Those of internationalized names allow what
 is valid in the narrower format as well, `regex` what every dialect has."""
-LENGTHS = {
+LENGTHS: dict[str, dict[str, Any]] = {
     "hostname": {"maxLength": 253},
     "idn-hostname": {"maxLength": 253},
     "email": {"allOf": [{"pattern": "^.{1,64}@[^@]*$"}]},

@@ -16,9 +16,9 @@ def names_of(value: Any) -> list[str]:
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
-def are_texts(values: list[Any] | None) -> bool:
-    """Whether these are values, and each is a text."""
-    return values is not None and all(isinstance(one, str) for one in values)
+def are_texts(values: list[Any]) -> bool:
+    """Whether each of these is a text."""
+    return all(isinstance(one, str) for one in values)
 
 
 def differ(lists: list[list[str]]) -> bool:

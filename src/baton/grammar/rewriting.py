@@ -142,7 +142,7 @@ class Rewriting:
             properties = one.get("properties")
             named = properties if isinstance(properties, Mapping) else {}
             each = {name: listed(named[name]) for name in names_of(one.get("required")) if name in named}
-            tags.append({name: values for name, values in each.items() if are_texts(values)})
+            tags.append({name: values for name, values in each.items() if values and are_texts(values)})
         return any(
             differ([its[name] for its in tags]) for name in tags[0] if all(name in its for its in tags)
         )

@@ -103,3 +103,11 @@ def test_no_white_space_where_none_is_asked_for() -> None:
     asked = asked_by(msgspec.convert(fields, ChatRequest))
     assert takes(asked, '{"a":1}')
     assert not takes(asked, '{"a": 1}')
+
+
+def test_what_is_too_deep_is_refused_also_beside_long_integers() -> None:
+    value: list[Any] = []
+    for _ in range(900):
+        value = [value]
+    with pytest.raises(BadRequest, match="deep"):
+        asked_by(ChatRequest(messages=[], guided_json={"minimum": 10**30, "const": value}))

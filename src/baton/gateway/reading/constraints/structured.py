@@ -176,7 +176,10 @@ def described(structure: Structure, field: str) -> Asked:
     try:
         size = len(_encoded(asked))
     except OverflowError:  # (an integer of more than 64 bits: as a bound it is what its double is)
-        asked = msgspec.convert(_with_doubles(msgspec.to_builtins(asked)), Asked)
+        try:
+            asked = msgspec.convert(_with_doubles(msgspec.to_builtins(asked)), Asked)
+        except RecursionError:
+            raise BadRequest(f"{field}: is nested too deeply", param=field) from None
         size = len(_encoded(asked))
     if size > MAX_DESCRIPTION_BYTES:
         raise BadRequest(
