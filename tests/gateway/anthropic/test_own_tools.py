@@ -49,6 +49,19 @@ def test_what_is_only_offered_is_left_out(server: GatewayServer, tokenizer: Toke
     assert post(server, tools=[{"type": kind, "name": "w"}]).status_code == 200
 
 
+def test_a_function_in_a_chats_form_is_not_left_out(server: GatewayServer) -> None:
+    for tool in ({"type": "function", "function": {"name": "f"}}, {"type": "function", "name": "f"}):
+        answer = post(server, tools=[TIME, tool])
+        assert answer.status_code == 400
+        assert "tools[1].type: 'function' is of /v1/chat/completions" in answer.json()["error"]["message"]
+
+
+def test_tools_are_bounded_with_those_that_are_left_out(server: GatewayServer) -> None:
+    answer = post(server, tools=[{"type": f"kind_{i}"} for i in range(1025)])
+    assert answer.status_code == 400
+    assert "tools: at most 1024" in answer.json()["error"]["message"]
+
+
 def test_a_shell_is_called_by_its_schema(server: GatewayServer, tokenizer: Tokenizer) -> None:
     answer_with(server, tokenizer, '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>')
     answer = post(server, tools=[{"type": "bash_20250124", "name": "bash"}])

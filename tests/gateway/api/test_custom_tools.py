@@ -125,6 +125,36 @@ def test_what_is_only_offered_is_left_out(server: GatewayServer, tokenizer: Toke
         ask(server, tools=[search], tool_choice="required")
 
 
+def test_what_is_left_out_may_be_allowed(server: GatewayServer, tokenizer: Tokenizer) -> None:
+    """As in the Responses API."""
+    search = {"type": "web_search"}
+    time = {"type": "function", "function": {"name": "time"}}
+    for mode, listed, shown in (("auto", [time, search], True), ("auto", [search], False)):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
+        ask(server, tools=[TIME, search], tool_choice=choice, max_tokens=3)
+        assert ('"name": "time"' in prompt_of(server, tokenizer)) == shown
+        server.reset()
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [search]}}
+    with pytest.raises(openai.BadRequestError, match="tool_choice: this server has no web_search"):
+        ask(server, tools=[TIME, search], tool_choice=choice)
+
+
+def test_tools_are_bounded_with_those_that_are_left_out(server: GatewayServer) -> None:
+    with pytest.raises(openai.BadRequestError, match="tools: at most 1024"):
+        ask(server, tools=[{"type": f"kind_{i}"} for i in range(1025)])
+
+
+def test_errors_name_the_place_that_was_sent(server: GatewayServer) -> None:
+    wrong = {"type": "function", "function": {"name": "a b"}}
+    with pytest.raises(openai.BadRequestError, match=r"tools\[1\].function.name: 'a b'"):
+        ask(server, tools=[{"type": "web_search"}, wrong])
+
+
+def test_a_tool_without_a_type_is_a_function(server: GatewayServer, tokenizer: Tokenizer) -> None:
+    ask(server, tools=[{**TIME, "type": None}], max_tokens=3)
+    assert '"name": "time"' in prompt_of(server, tokenizer)
+
+
 REFUSED = [
     ({"name": "a b"}, r"tools\[0\].custom.name: 'a b'"),
     ({}, r"tools\[0\].custom.name: it is missing"),

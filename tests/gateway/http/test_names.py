@@ -47,6 +47,25 @@ def test_names_patterns_and_what_answers_say():
     star = Alias("a*b.c*")
     assert all(map(star.matches, ("ab.c", "aXXb.cYY")))
     assert not any(map(star.matches, ("abXc", "xab.c", "ab")))
+    overlapping = Alias("ab*ba")
+    assert overlapping.matches("abba")
+    assert not overlapping.matches("aba")
+    assert Alias("*").matches("")
+    assert Alias("a*a*a").matches("aaa")
+    assert not Alias("a*a*a").matches("aa")
+    assert Alias("**x**").matches("x\n")
+
+
+def test_a_pattern_reads_a_name_once():
+    """Megabytes of a name, for which a regular expression would take hours."""
+    assert not Alias("a*b*b*c").matches("a" + "b" * 4_000_000)
+
+
+def test_slashes_that_a_base_url_ends_with():
+    assert own_path("//v1/models") == "/v1/models"
+    assert own_path("//chat/completions") == "/v1/chat/completions"
+    assert own_path("//proxy/v1/models", "/proxy") == "/v1/models"
+    assert own_path("//") == "/"
 
 
 @pytest.mark.parametrize("wrong", [("",), ("gpt-*=qwen",), ("a", "b=c"), ("a", "=a")])

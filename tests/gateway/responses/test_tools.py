@@ -12,8 +12,9 @@ import pytest
 
 from baton.gateway.access import Access
 from baton.gateway.api.custom import arguments_of
+from baton.gateway.errors import BadRequest
 from baton.gateway.responses.store import ResponseStore
-from baton.gateway.responses.tools import flat_name
+from baton.gateway.responses.tools import chat_tools, flat_name
 from baton.gateway.text.tokenizer import Tokenizer
 from baton.protocol.codec import unpack_int32
 from tests.gateway.api.test_completions import answer_with
@@ -354,7 +355,78 @@ def test_a_summary_is_bounded_and_what_does_not_fit_is_left_out(server: GatewayS
     made = client_of(server).responses.compact(model="tiny", input=history)  # type: ignore[arg-type]
     assert made.usage.output_tokens <= 2048
     assert made.usage.input_tokens <= 8192 - 2048  # (of some 15,000 that were sent)
-    assert [item.type for item in made.output] == ["message"] * 20 + ["compaction"]
+    *kept, last = made.output
+    assert last.type == "compaction"
+    texts = [item.content[0].text for item in kept]  # type: ignore[union-attr]
+    assert texts[-1] == history[-1]["content"]
+    assert texts[0].endswith(" […]")
+    assert texts[0][:-4] in history[-len(texts)]["content"]
+
+
+@pytest.mark.parametrize("text", ["é" * 30_000, "word " * 10_000, "\U0001f600" * 9_000])
+def test_what_was_compacted_fits(server: GatewayServer, text: str) -> None:
+    """However long what users said is, and however many tokens a character of it has."""
+    client = client_of(server)
+    for history in ([text], ["hello", text], [text, "hello"], ["hello " * 9] * 400):
+        items = [{"role": "user", "content": one} for one in history]
+        made = client.responses.compact(model="tiny", input=items)  # type: ignore[arg-type]
+        assert ask(
+            server, input=[item.model_dump(exclude_none=True) for item in made.output], max_output_tokens=1
+        )
+        (first, *_) = made.output
+        assert first.type == "message"
+
+
+def test_what_is_kept_is_compacted_by_its_names(server: GatewayServer) -> None:
+    """The answer before alone, and a message by its id."""
+    client = client_of(server)
+    answer = ask(server, input="hello there", tools=[], max_output_tokens=2)
+    (item,) = client.responses.input_items.list(answer.id).data
+    for named in (
+        {"previous_response_id": answer.id},
+        {"input": [{"type": "item_reference", "id": item.id}]},
+    ):
+        made = client.responses.compact(model="tiny", **named)  # type: ignore[arg-type]
+        message, last = made.output
+        assert message.content[0].text == "hello there"  # type: ignore[union-attr]
+        assert last.type == "compaction"
+
+
+def test_tools_that_earlier_items_brought_stay(server: GatewayServer, tokenizer: Tokenizer) -> None:
+    more = {"type": "additional_tools", "role": "developer", "tools": [TIME]}
+    answer = ask(server, input=[more, {"role": "user", "content": "hello"}], tools=[], max_output_tokens=2)
+    ask(server, previous_response_id=answer.id, input="and now?", tools=[], max_output_tokens=2)
+    assert '"name": "time"' in prompt_of(server, 0, tokenizer)
+    assert '"name": "time"' in prompt_of(server, 1, tokenizer)
+
+
+def test_tools_are_bounded_with_those_that_are_left_out() -> None:
+    """Before anything is done with each of them."""
+    many = [{"type": f"kind_{i}"} for i in range(1025)]
+    space = {**CLOCK, "tools": many}
+    for tools, more in ((many, ()), ([space], ()), (None, many), (None, [space])):
+        with pytest.raises(BadRequest, match="tools: at most 1024"):
+            chat_tools(tools, None, more=more)
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "message"),
+    [
+        ([SEARCH, {**TIME, "name": "a b"}], None, r"tools\[1\].name: 'a b' must be of letters"),
+        ([SEARCH, {**CLOCK, "name": "my clock"}], None, r"tools\[1\].tools\[0\].name: 'my clock__now'"),
+        ([CLOCK], "any", r"\{'type': 'function', 'name': …\}"),
+        (
+            [CLOCK],
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "nope"}]},
+            r"tool_choice.tools\[0\]: there is no namespace 'nope'",
+        ),
+    ],
+)
+def test_errors_name_the_place_that_was_sent(
+    server: GatewayServer, tools: list[Any], choice: Any, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
+        ask(server, tools=tools, **({} if choice is None else {"tool_choice": choice}))
 
 
 @pytest.mark.parametrize("kind", [{}, [], 5, True])

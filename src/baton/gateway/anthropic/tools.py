@@ -94,6 +94,12 @@ def tool_of(tool: Mapping[str, Any], where: str, *, refuse: bool) -> dict[str, A
         if schema is not None:
             check_name(tool.get("name"), f"{where}.name")
             return _function(tool["name"], schema[0], schema[1])
+        if kind == "function":
+            raise BadRequest(
+                f"{where}.type: 'function' is of /v1/chat/completions; leave it out, and give name, "
+                "description and input_schema",
+                param="tools",
+            )
         if isinstance(kind, str) and not refuse:
             return None
         raise BadRequest(

@@ -16,6 +16,7 @@ from baton.gateway.anthropic.schemas import (
 from baton.gateway.anthropic.tools import tool_of
 from baton.gateway.api.formats import JsonSchemaFormat, ResponseFormat
 from baton.gateway.api.schemas import ChatRequest
+from baton.gateway.api.tools import check_count
 from baton.gateway.errors import BadRequest
 
 APART = frozenset({"messages", "system", "tools", "tool_choice", "output_config", "output_format"})
@@ -47,6 +48,7 @@ def chat_of(body: CountTokensRequest, *, refuse_tools: bool = False) -> tuple[Ch
     )
     skipped: list[str] = []
     if body.tools is not None:
+        check_count(len(body.tools))
         chat.tools = []
         for i, tool in enumerate(body.tools):
             made = tool_of(tool, f"tools[{i}]", refuse=refuse_tools)

@@ -63,8 +63,7 @@ def read_tools(tools: object, choice: object = None, *, bind: bool = False) -> T
         tools = []
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
         raise BadRequest("tools: must be a list of tools", param="tools")
-    if len(tools) > MAX_TOOLS:
-        raise BadRequest(f"tools: at most {MAX_TOOLS}, not {len(tools)}; send fewer", param="tools")
+    check_count(len(tools))
     functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
     names = [function["name"] for function in functions]
     if len(set(names)) < len(names):
@@ -96,6 +95,12 @@ def read_tools(tools: object, choice: object = None, *, bind: bool = False) -> T
     return Tools(names, types, chosen, named, strict, loose, _encoded(schemas), texts, grammars)
 
 
+def check_count(count: int) -> None:
+    """Of all tools of a request, also of those that are left out.  Raises `BadRequest`."""
+    if count > MAX_TOOLS:
+        raise BadRequest(f"tools: at most {MAX_TOOLS}, not {count}; send fewer", param="tools")
+
+
 def _custom(tools: Sequence[Any]) -> list[CustomTool]:
     return [
         read_custom(tool["custom"], f"tools[{i}].custom")
@@ -124,16 +129,41 @@ def served(
     demanded."""
     if not tools or refuse:
         return tools, []
-    skipped = [
-        tool["type"]
-        for tool in tools
-        if isinstance(tool, Mapping) and isinstance(tool.get("type"), str) and tool["type"] not in KINDS
-    ]
+    check_count(len(tools))
+    skipped = [kind for tool in tools if (kind := _other_kind(tool)) is not None]
     if not skipped:
         return tools, []
-    left = [tool for tool in tools if not isinstance(tool, Mapping) or tool.get("type") not in skipped]
+    left = []
+    for i, tool in enumerate(tools):
+        if _other_kind(tool) is None:
+            _function(tool, f"tools[{i}]")  # (errors name its place in the list that was sent)
+            left.append(tool)
     check_left(left, choice, skipped)
     return left or None, list(dict.fromkeys(skipped))
+
+
+def allowed_here(choice: Any, *, refuse: bool) -> Any:
+    """The choice without tools that the server does not have, where it lists those that are allowed.  Nothing
+    left: no tool.  `refuse`: none is left out, and `narrowed` refuses it.  Raises `BadRequest` where one of
+    them is demanded."""
+    if refuse or not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return choice
+    allowed = choice.get("allowed_tools", choice)
+    listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    if not isinstance(listed, list):
+        return choice
+    skipped = [kind for one in listed if (kind := _other_kind(one)) is not None]
+    left = [one for one in listed if _other_kind(one) is None]
+    if not skipped:
+        return choice
+    check_left(left, allowed.get("mode"), skipped)
+    return {"type": "allowed_tools", "allowed_tools": {**allowed, "tools": left}} if left else "none"
+
+
+def _other_kind(tool: object) -> str | None:
+    """Of a tool that cannot be called here."""
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    return kind if isinstance(kind, str) and kind not in KINDS else None
 
 
 def check_left(left: Sequence[object], choice: object, skipped: Sequence[str]) -> None:
@@ -222,7 +252,7 @@ def check_name(name: object, where: str) -> None:
 def _function(tool: object, where: str) -> Mapping[str, Any]:
     if not isinstance(tool, Mapping):
         raise BadRequest(f"{where}: must be an object with type and function", param="tools")
-    kind = tool.get("type", "function")
+    kind = "function" if tool.get("type") is None else tool["type"]
     if kind == "custom":
         custom = read_custom(tool.get("custom"), f"{where}.custom")
         check_name(custom.name, f"{where}.custom.name")

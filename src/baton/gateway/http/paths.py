@@ -16,6 +16,8 @@ def own_path(path: str, root_path: str = "") -> str:
     """The path under which a route is declared.  `root_path`: what a proxy may have left before it."""
     if path.endswith("/"):
         path = path.rstrip("/") or "/"
+    if path.startswith("//"):  # (of clients that add a path to a base URL that ends with a slash)
+        path = f"/{path.lstrip('/')}"
     if root_path and f"{path}/".startswith(f"{root_path}/"):
         path = path.removeprefix(root_path) or "/"
     if path.startswith(_TWICE):

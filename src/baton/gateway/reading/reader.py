@@ -19,7 +19,7 @@ from baton.gateway.api.content import Notes
 from baton.gateway.api.messages import read_messages
 from baton.gateway.api.pooling import ClassifyRequest, EmbeddingRequest, RankingFields
 from baton.gateway.api.schemas import ChatFields, ChatRequest, decode_body, decode_prompt
-from baton.gateway.api.tools import Tools, read_tools, served
+from baton.gateway.api.tools import Tools, allowed_here, read_tools, served
 from baton.gateway.errors import BadRequest, ContextTooLong
 from baton.gateway.reading.checks import check_ids, check_not_empty, check_prompt, text_too_long
 from baton.gateway.reading.constraints.binding import Binding, chat_bindings, text_bindings
@@ -193,6 +193,7 @@ class Reader:
         """Leaves out the tools that cannot be called here.  Returns their kinds."""
         refuse = self.settings.refuse_tools
         request.tools, skipped = served(request.tools, request.tool_choice, refuse=refuse)
+        request.tool_choice = allowed_here(request.tool_choice, refuse=refuse)
         if getattr(request, "web_search_options", None) is not None:
             if refuse:
                 raise BadRequest(

@@ -7,7 +7,7 @@ The answer's items may be given as the input of later requests.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,11 +15,16 @@ import msgspec
 from baton.gateway.api.schemas import ChatRequest
 from baton.gateway.responses.other_items import sealed_summary
 from baton.gateway.responses.schemas import ResponsesRequest
-from baton.gateway.responses.translation import Known, ReadResponses, listed, translate
+from baton.gateway.responses.translation import Known, ReadResponses, listed, resolved, translate
 
 _MOST_TOKENS = 2048
 _PART = 4
 """A summary may take one part in so many of the context."""
+_KEPT_PART = 2
+"""Bytes of the users' messages that are kept, likewise: a token is a byte or more."""
+_MESSAGE_BYTES, _OTHER_BYTES = 16, 128
+"""What a message takes besides its text, and a part that is no text, for which a note stands."""
+_CUT = " […]"
 _TASK = (
     "Write a summary of this conversation for somebody who goes on with it and has only your summary and the "
     "user's messages. Say what was asked for, what was done and decided and why, what was learned (names of "
@@ -32,8 +37,13 @@ def compacting(
 ) -> tuple[ReadResponses, ChatRequest | None, list[str]]:
     """As `translation.translate`; the items are the users' messages.  Raises `BadRequest`."""
     most = max(1, min(_MOST_TOKENS, max_model_len // _PART))
+    given: list[Any] = body.input if isinstance(body.input, list) else []
+    if isinstance(body.input, str) and body.input:
+        given = [{"role": "user", "content": body.input}]
+    whole = body.input is None and body.previous_response_id is not None
     asked = msgspec.structs.replace(
         body,
+        input=[] if whole else body.input,
         tools=None,
         tool_choice=None,
         text=None,
@@ -55,9 +65,10 @@ def compacting(
         **(chat.chat_template_kwargs or {}),
     }
     read.keeps = False
-    given = body.input if isinstance(body.input, list) else [{"role": "user", "content": body.input or ""}]
-    history = [msgspec.json.decode(item) for item in (known or Known()).history]
-    read.items = [listed(item) for item in [*history, *given] if _is_users(item)]
+    known = known or Known()
+    history = [msgspec.json.decode(item) for item in known.history]
+    users = [item for item in [*history, *resolved(given, known)] if _is_users(item)]
+    read.items = [listed(item) for item in _newest(users, max_model_len // _KEPT_PART)]
     return read, chat, []
 
 
@@ -68,6 +79,32 @@ def _is_users(item: object) -> bool:
         and item.get("type") in (None, "message")
         and bool(item.get("content"))
     )
+
+
+def _newest(items: Sequence[Mapping[str, Any]], room: int) -> list[Mapping[str, Any]]:
+    """The last of them that fit into so many bytes, so that what is given back fits into the context; the
+    first of those is cut."""
+    kept: list[Mapping[str, Any]] = []
+    for item in reversed(items):
+        size = _MESSAGE_BYTES + sum(
+            _OTHER_BYTES if text is None else len(text.encode()) for text in _texts(item["content"])
+        )
+        if size > room:
+            text = "".join(filter(None, _texts(item["content"]))).encode()
+            head = text[: max(room - _MESSAGE_BYTES, 0)].decode(errors="ignore")
+            if head:
+                kept.append({**item, "content": head + _CUT})
+            break
+        kept.append(item)
+        room -= size
+    return kept[::-1]
+
+
+def _texts(content: object) -> Iterator[str | None]:
+    """Of a message's content; None: a part that is no text."""
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        yield text if isinstance(text, str) else None
 
 
 def compaction_item(summary: str) -> dict[str, Any]:

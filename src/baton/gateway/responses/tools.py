@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from baton.gateway.api.tools import KINDS
+from baton.gateway.api.tools import KINDS, check_count, check_name
 from baton.gateway.errors import BadRequest
 
 _HOSTED = {
@@ -56,15 +56,21 @@ class _Reading:
         self.said: list[dict[str, Any]] = []
         self.names: Names = {}
         self.skipped: list[str] = []
+        self._known: set[str] = set()
+        """The model's names of those that were taken."""
+        self._count = 0
+        """Of all tools, also of those that were left out."""
 
     def add(self, tool: Mapping[str, Any], where: str, *, again: bool = False) -> None:
         """`again`: it may be there already.  Raises `BadRequest`."""
         kind = tool.get("type")
+        self._count += 1
+        check_count(self._count)
         if kind in KINDS:
             made = _tool(tool, where)
-            if again and made[kind]["name"] in self._known():
+            if again and made[kind]["name"] in self._known:
                 return
-            self.tools.append(made)
+            self._take(made)
             self.said.append(_said(tool))
         elif kind == "namespace":
             self._expand(tool, where, again=again)
@@ -74,8 +80,9 @@ class _Reading:
         elif kind not in self.skipped:
             self.skipped.append(kind)
 
-    def _known(self) -> set[str]:
-        return {tool[tool["type"]]["name"] for tool in self.tools}
+    def _take(self, made: dict[str, Any]) -> None:
+        self.tools.append(made)
+        self._known.add(made[made["type"]]["name"])
 
     def _expand(self, space: Mapping[str, Any], where: str, *, again: bool) -> None:
         namespace, tools = space.get("name"), space.get("tools")
@@ -83,6 +90,8 @@ class _Reading:
             raise BadRequest(f"{where}.name: it is missing; give the namespace a name", param="tools")
         if not isinstance(tools, list):
             raise BadRequest(f"{where}.tools: must be a list of tools", param="tools")
+        self._count += len(tools)
+        check_count(self._count)
         for i, tool in enumerate(tools):
             place = f"{where}.tools[{i}]"
             if not isinstance(tool, Mapping) or tool.get("type") not in KINDS:
@@ -94,11 +103,12 @@ class _Reading:
             made = _tool(tool, place)
             inner = made[made["type"]]
             flat = flat_name(namespace, inner["name"])
-            if again and flat in self._known():
+            check_name(flat, f"{place}.name")
+            if again and flat in self._known:
                 continue
             self.names[flat] = (namespace, inner["name"])
             inner["name"] = flat
-            self.tools.append(made)
+            self._take(made)
 
 
 def chat_tools(
@@ -123,7 +133,7 @@ def chat_tools(
             return read._replace(choice_said="auto")
         case "required" if reading.skipped and not reading.tools:
             raise _not_served(reading.skipped[0], "tool_choice")
-        case str():
+        case "none" | "auto" | "required":
             return read._replace(choice=choice)
         case {"type": "function" | "custom" as kind, "name": str()}:
             name = _named(choice, reading, "tool_choice")
@@ -162,6 +172,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     name = tool.get("name")
     if not isinstance(name, str) or not name:
         raise BadRequest(f"{where}.name: it is missing; give the tool a name", param="tools")
+    check_name(name, f"{where}.name")
     inner: dict[str, Any] = {"name": name}
     for field in ("description", "parameters") if kind == "function" else ("description", "format"):
         if tool.get(field) is not None:
@@ -194,7 +205,7 @@ def _allowed(
             raise BadRequest(f"{where}: must be an object with type and name", param="tool_choice")
         kind = one.get("type")
         if kind == "namespace":
-            names.update(flat for flat, (space, _) in reading.names.items() if space == one.get("name"))
+            names.update(_names_in(one.get("name"), reading, where))
         elif kind in KINDS:
             if not isinstance(one.get("name"), str):
                 raise BadRequest(f"{where}.name: it is missing; give a tool's name", param="tool_choice")
@@ -207,6 +218,16 @@ def _allowed(
     if not left and mode == "required":
         raise _not_served(skipped, "tool_choice.tools")
     return left or None
+
+
+def _names_in(namespace: object, reading: _Reading, where: str) -> list[str]:
+    """The model's names of a namespace's tools.  Raises `BadRequest`."""
+    if all((one.get("type"), one.get("name")) != ("namespace", namespace) for one in reading.said):
+        raise BadRequest(
+            f"{where}: there is no namespace {str(namespace)[:140]!r} in tools; choose one that is there",
+            param="tool_choice",
+        )
+    return [flat for flat, (space, _) in reading.names.items() if space == namespace]
 
 
 def _named(choice: Mapping[str, Any], reading: _Reading, where: str) -> str:

@@ -129,13 +129,14 @@ def translate(
         if known is None:
             return ReadResponses(previous=previous, needs=named), None, []
     known = known or Known()
-    items = [_resolved(item, known) if is_reference(item) else item for item in items]
+    items = resolved(items, known)
+    history = [msgspec.json.decode(item) for item in known.history]
     turns = Turns()
-    for number, data in enumerate(known.history):
-        turns.add(msgspec.json.decode(data), f"previous_response_id: item {number}")
+    for number, item in enumerate(history):
+        turns.add(item, f"previous_response_id: item {number}")
     for number, item in enumerate(items):
         turns.add(item, f"input[{number}]" if isinstance(given, list) else "input")
-    tools = chat_tools(body.tools, body.tool_choice, refuse=refuse, more=more_tools(items))
+    tools = chat_tools(body.tools, body.tool_choice, refuse=refuse, more=more_tools([*history, *items]))
     chat = _chat(body, with_instructions(body.instructions, turns.finished()), tools)
     read = ReadResponses(said=_said(body, tools), previous=previous, names=tools.names)
     include = body.include or ()
@@ -176,8 +177,11 @@ def _check_keeps(field: str, keeps: bool) -> None:
         )
 
 
-def _resolved(item: Mapping[str, Any], known: Known) -> Any:
-    return msgspec.json.decode(known.references[item["id"]])
+def resolved(items: Sequence[Any], known: Known) -> list[Any]:
+    """With the items that are named in place of their names."""
+    return [
+        msgspec.json.decode(known.references[item["id"]]) if is_reference(item) else item for item in items
+    ]
 
 
 def _chat(body: ResponsesRequest, messages: list[dict[str, Any]], tools: ChatTools) -> ChatRequest:
