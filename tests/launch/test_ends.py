@@ -104,3 +104,13 @@ def test_null_in_the_tokenizers_files_says_nothing(tmp_path: Path) -> None:
     copied(tmp_path, tokenizer_config={"eos_token": None}, special_tokens_map={"eos_token": {"content": "!"}})
     tokenizer = Tokenizer.from_directory(tmp_path)
     assert [tokenizer.token(end) for end in tokenizer.end_ids] == ["!"]
+
+
+@pytest.mark.parametrize("said", [{"top_p": 0.0}, {"eos_token_id": "</s>"}])
+def test_who_gives_vectors_needs_no_ends(tmp_path: Path, said: dict[str, Any]) -> None:
+    """What a file says of generating is read where something is generated."""
+    directory = copied(tmp_path, generation_config=said)
+    with pytest.raises(UnsupportedModel, match=r"generation_config.json"):
+        make_plan(EngineOptions(model=str(directory)))
+    served = make_plan(EngineOptions(model=str(directory), runner="pooling")).served
+    assert served.tasks == {"embed", "score"}

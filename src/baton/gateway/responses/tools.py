@@ -133,8 +133,9 @@ def chat_tools(
             return read._replace(choice_said="auto")
         case "required" if reading.skipped and not reading.tools:
             raise _not_served(reading.skipped[0], "tool_choice")
-        case "none" | "auto" | "required":
-            return read._replace(choice=choice)
+        case str():
+            if choice in ("none", "auto", "required"):
+                return read._replace(choice=choice)
         case {"type": "function" | "custom" as kind, "name": str()}:
             name = _named(choice, reading, "tool_choice")
             return read._replace(choice={"type": kind, kind: {"name": name}})

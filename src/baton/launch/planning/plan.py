@@ -30,7 +30,7 @@ from baton.model.architectures.adapted import installed
 from baton.model.checkpoint.config import ModelConfig, UnsupportedModel
 from baton.model.checkpoint.files import check_files, has_tokenizer, read_model_max_length
 from baton.model.checkpoint.fingerprint import fingerprint
-from baton.model.checkpoint.generation_config import read_generation_config
+from baton.model.checkpoint.generation_config import GenerationConfig, read_generation_config
 from baton.model.checkpoint.gguf import is_gguf
 from baton.model.checkpoint.gguf_config import has_gguf_tokenizer
 from baton.model.checkpoint.hub import EMBEDDED_MODEL, resolve_model
@@ -79,10 +79,12 @@ def make_plan(options: EngineOptions, *, note_steps: bool = False) -> ServerPlan
     tokenizer = _tokenizer_path(options.tokenizer, directory)
     if options.executor == "torch" and not is_gguf(directory):  # (whose header says all that there is)
         check_files(directory)
-    generation = read_generation_config(
-        directory, model.vocab_size, sampling=options.generation_config == "auto"
-    )
     tasks, pooling, judge = _pooling(options, directory, model)
+    generation = GenerationConfig()
+    if "generate" in tasks:  # (else nobody asks how it would be done)
+        generation = read_generation_config(
+            directory, model.vocab_size, sampling=options.generation_config == "auto"
+        )
     max_model_len = _max_model_len(options, model, directory, tokenizer, vectors="generate" not in tasks)
     if options.executor == "torch":
         _check_tensor_parallel(options, model)
