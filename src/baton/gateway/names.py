@@ -45,7 +45,7 @@ def read_names(given: Sequence[str]) -> tuple[tuple[str, ...], tuple[Alias, ...]
     then say.  Returns the names and the others.  Raises `ValueError`."""
     if not all(given):
         raise ValueError("must not be empty")
-    names = tuple(name for name in given if "*" not in name and "=" not in name)
+    names = tuple(dict.fromkeys(name for name in given if "*" not in name and "=" not in name))
     aliases = []
     for entry in given:
         if entry in names:

@@ -38,7 +38,7 @@ def asked(byte_level: Path, path: str, body: Any = None, *, method: str = "POST"
 
 
 def test_names_patterns_and_what_answers_say():
-    assert read_names(("a", "b")) == (("a", "b"), ())
+    assert read_names(("a", "b", "a")) == (("a", "b"), ())
     names, aliases = read_names(("qwen", "claude-*", "gpt-*=qwen", "old=qwen"))
     assert names == ("qwen",)
     assert aliases == (Alias("claude-*"), Alias("gpt-*", "qwen"), Alias("old", "qwen"))
@@ -65,7 +65,8 @@ def test_slashes_that_a_base_url_ends_with():
     assert own_path("//v1/models") == "/v1/models"
     assert own_path("//chat/completions") == "/v1/chat/completions"
     assert own_path("//proxy/v1/models", "/proxy") == "/v1/models"
-    assert own_path("//") == "/"
+    assert own_path("/proxy//models", "/proxy") == "/v1/models"
+    assert own_path("/proxy/", "/proxy") == own_path("/proxy", "/proxy") == own_path("//") == "/"
 
 
 @pytest.mark.parametrize("wrong", [("",), ("gpt-*=qwen",), ("a", "b=c"), ("a", "=a")])

@@ -14,15 +14,18 @@ _TWICE = "/v1/v1/"
 
 def own_path(path: str, root_path: str = "") -> str:
     """The path under which a route is declared.  `root_path`: what a proxy may have left before it."""
-    if path.endswith("/"):
-        path = path.rstrip("/") or "/"
-    if path.startswith("//"):  # (of clients that add a path to a base URL that ends with a slash)
-        path = f"/{path.lstrip('/')}"
+    path = _tidied(path)
     if root_path and f"{path}/".startswith(f"{root_path}/"):
-        path = path.removeprefix(root_path) or "/"
+        path = _tidied(path.removeprefix(root_path))
     if path.startswith(_TWICE):
         return path[3:]
     return f"/v1{path}" if f"{path[1:]}/".startswith(_SHORT) else path
+
+
+def _tidied(path: str) -> str:
+    """With one slash before it and none behind: clients add a path to a base URL that ends with a slash."""
+    path = path.rstrip("/") if path.endswith("/") else path
+    return f"/{path.lstrip('/')}" if not path or path.startswith("//") else path
 
 
 _SHORT = tuple(f"{one}/" for one in WITHOUT_V1)
