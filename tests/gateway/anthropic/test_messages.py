@@ -329,7 +329,10 @@ def test_fields_that_change_nothing_are_accepted(server: GatewayServer, tokenize
         ({"stop_sequences": [""]}, "stop_sequences[0]: must be of at least 1 characters"),
         ({"system": 5}, "system: "),
         ({"container": "c"}, "container: no code runs on this server"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers: this server calls no others"),
+        (
+            {"tools": [], "mcp_servers": [{"url": "x"}], "tool_choice": {"type": "any"}},
+            "tool_choice: this server has no mcp_servers",
+        ),
         ({"stop": ["a"]}, "stop: is for /v1/chat/completions; give stop_sequences"),
         ({"thinking": {}}, "thinking.type: 'None' must be 'enabled'"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: must be at least 1"),

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from baton.gateway.anthropic.schemas import CountTokensRequest
 from baton.gateway.anthropic.tools import tool_of
+from baton.gateway.anthropic.translation import chat_of
+from baton.gateway.errors import BadRequest
 from baton.gateway.text.tokenizer import Tokenizer
 from tests.gateway.anthropic.test_messages import TIME, post
 from tests.gateway.api.test_chat import prompt_of
@@ -47,6 +50,17 @@ def test_what_is_only_offered_is_left_out(server: GatewayServer, tokenizer: Toke
     assert answer.headers["x-baton-skipped-tools"] == kind
     assert '"name": "w"' not in prompt_of(server, tokenizer)
     assert post(server, tools=[{"type": kind, "name": "w"}]).status_code == 200
+
+
+def test_servers_that_are_only_offered_are_left_out(server: GatewayServer, tokenizer: Tokenizer) -> None:
+    servers = [{"type": "url", "url": "https://example.com", "name": "x"}]
+    answer = post(server, tools=[TIME, {"type": "mcp_toolset", "mcp_server_name": "x"}], mcp_servers=servers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-baton-skipped-tools"] == "mcp_toolset, mcp_servers"
+    assert "example.com" not in prompt_of(server, tokenizer)
+    body = CountTokensRequest(messages=[{"role": "user", "content": "hello"}], mcp_servers=servers)
+    with pytest.raises(BadRequest, match="mcp_servers: this server calls no others"):
+        chat_of(body, refuse_tools=True)
 
 
 def test_a_function_in_a_chats_form_is_not_left_out(server: GatewayServer) -> None:

@@ -392,6 +392,34 @@ def test_what_is_kept_is_compacted_by_its_names(server: GatewayServer) -> None:
         assert last.type == "compaction"
 
 
+def test_what_has_no_effect_on_a_summary_is_read(server: GatewayServer, tokenizer: Tokenizer) -> None:
+    """A body of /v1/responses may be sent as it is; what is wrong there is wrong here."""
+    http, keys = server.http(), {"authorization": "Bearer one"}
+    body = {
+        "model": "tiny",
+        "input": "hello",
+        "tools": [WEATHER, SEARCH],
+        "tool_choice": "required",
+        "stream": True,
+        "text": {"format": {"type": "json_object"}},
+        "include": ["message.output_text.logprobs"],
+    }
+    answer = http.post("/v1/responses/compact", json=body, headers=keys)
+    assert answer.status_code == 200, answer.text
+    assert "weather" not in prompt_of(server, 0, tokenizer)
+    for wrong in (
+        {"tools": [{"type": "function"}]},
+        {"tools": [{**WEATHER, "parameters": 5}]},
+        {"tool_choice": "nope"},
+        {"include": ["nope"]},
+        {"truncation": "nope"},
+        {"text": {"format": {"type": "nope"}}},
+    ):
+        answer = http.post("/v1/responses/compact", json={**body, **wrong}, headers=keys)
+        assert answer.status_code == 400, wrong
+        assert answer.json()["error"]["param"].startswith(next(iter(wrong)))
+
+
 def test_tools_that_earlier_items_brought_stay(server: GatewayServer, tokenizer: Tokenizer) -> None:
     more = {"type": "additional_tools", "role": "developer", "tools": [TIME]}
     answer = ask(server, input=[more, {"role": "user", "content": "hello"}], tools=[], max_output_tokens=2)

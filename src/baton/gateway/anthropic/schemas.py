@@ -137,6 +137,8 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     """The older place of `output_config.format`."""
+    mcp_servers: list[dict[str, Any]] | None = None
+    """Left out: this server calls no others."""
     chat_template_kwargs: dict[str, Any] | None = None
     """As in /v1/chat/completions."""
     cache_control: f.Ignored = f.nothing()
@@ -144,7 +146,6 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     speed: f.Ignored = f.nothing()
 
     UNSUPPORTED: ClassVar[dict[str, Refusal]] = {
-        "mcp_servers": (([],), "this server calls no others; leave it out"),
         "container": ((), "no code runs on this server; leave it out"),
         "n": ((1,), "an answer here is one; send several requests"),
         "stop": (([],), "is for /v1/chat/completions; give stop_sequences"),

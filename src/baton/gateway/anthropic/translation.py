@@ -19,7 +19,9 @@ from baton.gateway.api.schemas import ChatRequest
 from baton.gateway.api.tools import check_count
 from baton.gateway.errors import BadRequest
 
-APART = frozenset({"messages", "system", "tools", "tool_choice", "output_config", "output_format"})
+APART = frozenset(
+    {"messages", "system", "tools", "mcp_servers", "tool_choice", "output_config", "output_format"}
+)
 """Fields of a body that nobody needs once it is translated."""
 NAMES = {
     "response_format.json_schema": "output_config.format",
@@ -56,6 +58,10 @@ def chat_of(body: CountTokensRequest, *, refuse_tools: bool = False) -> tuple[Ch
                 chat.tools.append(made)
             elif tool["type"] not in skipped:
                 skipped.append(tool["type"])
+    if body.mcp_servers:
+        if refuse_tools:
+            raise _wrong("mcp_servers", "this server calls no others; leave it out")
+        skipped.append("mcp_servers")
     _choose(chat, body.tool_choice, skipped)
     switches = _think(chat, body.thinking, after_tools=conversation.after_tools)
     chat.chat_template_kwargs = {**switches, **(body.chat_template_kwargs or {})} or None

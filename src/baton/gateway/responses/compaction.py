@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from baton.gateway.api.schemas import ChatRequest
+from baton.gateway.api.tools import read_tools
 from baton.gateway.responses.other_items import sealed_summary
 from baton.gateway.responses.schemas import ResponsesRequest
 from baton.gateway.responses.translation import Known, ReadResponses, listed, resolved, translate
@@ -44,20 +45,15 @@ def compacting(
     asked = msgspec.structs.replace(
         body,
         input=[] if whole else body.input,
-        tools=None,
-        tool_choice=None,
-        text=None,
-        include=None,
-        stream=None,
-        stream_options=None,
-        top_logprobs=None,
-        structured_outputs=None,
-        truncation="auto",
+        truncation="auto" if body.truncation in (None, "disabled") else body.truncation,
         max_output_tokens=min(body.max_output_tokens or most, most),
     )
     read, chat, _ = translate(asked, keeps=keeps, known=known)
     if chat is None:
         return read, None, []
+    read_tools(chat.tools, chat.tool_choice)  # (of no effect, as what follows, but not whatever they are)
+    chat.tools = chat.tool_choice = chat.response_format = chat.structured_outputs = None
+    chat.stream = chat.logprobs = chat.top_logprobs = None
     chat.messages = [*(chat.messages or ()), {"role": "user", "content": _TASK}]
     chat.chat_template_kwargs = {
         "enable_thinking": False,
