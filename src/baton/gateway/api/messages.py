@@ -88,6 +88,8 @@ def _match_results(messages: Sequence[dict[str, Any]]) -> None:
                     "tool_calls; put that before it",
                     param="messages",
                 )
+            if isinstance(id, list | dict):
+                raise BadRequest(f"messages[{i}].tool_call_id: must be a text", param="messages")
             if id is not None and called and id not in called:
                 raise BadRequest(
                     f"messages[{i}].tool_call_id: no call before it has the id {str(id)[:100]!r}; give the "
@@ -162,7 +164,7 @@ def _read_turn(
     given = message.pop("tool_calls", None) or ([{"function": legacy}] if legacy else [])
     called = _read_calls(given, where, notes)
     ids = {call.get("id") for call in called}
-    called += _read_calls([call for call in calls if call.get("id") not in ids], where, notes)
+    called += [call for call in _read_calls(calls, where, notes) if call.get("id") not in ids]
     if called:
         message["tool_calls"] = called
 
@@ -194,6 +196,8 @@ def _read_call(call: object, where: str, notes: Notes) -> dict[str, Any]:
             raise BadRequest(f"{where}: must be an object with a function", param="messages")
     if not isinstance(function.get("name"), str):
         raise BadRequest(f"{where}.function.name: it is missing; give the name of the tool", param="messages")
+    if isinstance(given.get("id"), list | dict):
+        raise BadRequest(f"{where}.id: must be a text", param="messages")
     arguments, whole = read_arguments(function.get("arguments"))
     if not whole:
         notes.add(ARGUMENTS)

@@ -49,7 +49,8 @@ class Turns:
         self.messages: list[Message] = []
         self._open: Message | None = None
         """The model's message that more items may belong to."""
-        self._called: set[str] = set()
+        self._called: dict[str, str] = {}
+        """A call's ids → the one that its result names."""
 
     def say(self, role: str, text: str) -> None:
         """A message that is no item."""
@@ -103,7 +104,7 @@ class Turns:
 
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = item.get("role")
-        if role not in _ROLES:
+        if not isinstance(role, str) or role not in _ROLES:
             raise _wrong(f"{where}.role", f"{str(role)[:50]!r} must be user, assistant, system or developer")
         if item.get("tool_calls"):
             raise _wrong(f"{where}.tool_calls", "are of chats; give each as an item of type function_call")
@@ -133,7 +134,9 @@ class Turns:
             raise _wrong(f"{where}.call_id", "it is missing; give a text")
         if not isinstance(item.get("name"), str):
             raise _wrong(f"{where}.name", "it is missing; give a text")
-        self._called.add(id)
+        self._called[id] = id
+        if isinstance(item.get("id"), str):  # (by which OpenAI's outputs of local shells name it)
+            self._called.setdefault(item["id"], id)
         turn = self._open or self._begin()
         function = {"name": name_of(item), "arguments": item.get("arguments")}
         turn.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
@@ -151,7 +154,7 @@ class Turns:
         if is_parts(output) and all(isinstance(part, Mapping) and "type" in part for part in output):
             output = content_of(output, f"{where}.output")
         self._open = None
-        self.messages.append({"role": "tool", "tool_call_id": call, "content": output})
+        self.messages.append({"role": "tool", "tool_call_id": self._called[call], "content": output})
 
     def _reasoning(self, item: Mapping[str, Any], where: str) -> None:
         text = _thoughts(item, where)

@@ -63,7 +63,8 @@ def as_action_call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
     name = str(item["type"]).removesuffix("_call")
     arguments = {key: value for key, value in action.items() if key != "type" and value is not None}
     call = item.get("call_id") or item.get("id")
-    return {"call_id": call, "name": name, "arguments": msgspec.json.encode(arguments).decode()}
+    said = msgspec.json.encode(arguments).decode()
+    return {"id": item.get("id"), "call_id": call, "name": name, "arguments": said}
 
 
 def as_action_output(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +82,8 @@ def as_answered_call(item: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         arguments, output = item.get("arguments"), item.get("output") or item.get("error") or ""
     else:
         name, arguments = "code_interpreter", {"code": item.get("code") or ""}
-        logs = [str(one.get("logs") or "") for one in item.get("outputs") or () if isinstance(one, Mapping)]
+        outputs = item["outputs"] if isinstance(item.get("outputs"), list) else ()
+        logs = [str(one.get("logs") or "") for one in outputs if isinstance(one, Mapping)]
         output = "\n".join(logs)
     return (
         {"call_id": id, "name": name, "arguments": _as_json(arguments)},
