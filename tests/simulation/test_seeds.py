@@ -67,6 +67,7 @@ def check(summary: Summary, scenario: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # (a minute of CPU time, which is many where other work has the cores)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_fixed_seeds(scenario):
     check(run_seeds(SCENARIOS[scenario], FIXED[scenario], keep_going=True), scenario)
