@@ -154,7 +154,7 @@ def test_a_wrong_prompt_is_named(llm, prompts, words) -> None:
         ("Hello", "messages: "),
         ([{"content": "Hello"}], r"messages\[0\].role"),
         ([{"role": "user"}], r"messages\[0\].content"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\].content\[0\].text"),
         ([*HELLO, "and"], r"messages\[1\]"),
         ([HELLO, [{"role": "", "content": ""}]], r"conversation 1: messages\[0\].role"),
         ([{"role": "user", "content": "half \ud800"}], "messages: .* half of a surrogate pair"),
@@ -406,6 +406,7 @@ def test_tools_come_to_the_chat_template(llm: LLM, monkeypatch: pytest.MonkeyPat
         llm.chat(messages, tools=[{"type": "function", "function": {}}])
     tokenizer = llm.get_tokenizer()
     monkeypatch.setattr(tokenizer, "template_source", "{{ messages[0].content }}")
+    monkeypatch.setattr(tokenizer, "chat_template", ChatTemplate("{{ messages[0].content }}"))
     with pytest.raises(ValueError, match="tools: the model's chat template has no place for tools"):
         llm.chat(messages, tools=[tool])
     source = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
