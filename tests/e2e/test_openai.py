@@ -155,7 +155,7 @@ def test_a_chat_stream_with_everything(server: Server) -> None:
         **{**ask, "logprobs": False, "top_logprobs": None, "extra_body": {}}
     )
     assert (plain.prompt_token_ids, plain.prompt_logprobs, plain.choices[0].token_ids) == (None, None, None)
-    assert (plain.choices[0].message.tool_calls, plain.choices[0].message.reasoning_content) == ([], None)
+    assert (plain.choices[0].message.tool_calls, plain.choices[0].message.reasoning_content) == (None, None)
 
 
 def test_the_models_root_is_its_tokenizers_directory(server: Server) -> None:

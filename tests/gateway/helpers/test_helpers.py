@@ -342,7 +342,8 @@ def test_helpers_for_long_bodies_give_way_to_everything_else(settings: Settings)
             await helpers.answer("chat", body)
             found.append(set(helpers_of(helpers)) - before)
             await helpers.answer("chat", body)
-            assert set(helpers_of(helpers)) - before == found[-1], "it serves more than one job"
+            # (On a busy machine the one that has a share may have come to help it.)
+            assert set(helpers_of(helpers)) - before >= found[-1], "it serves more than one job"
         short, patient = found
         assert priorities(short) == [(policy, nice, session)]
         assert priorities(patient) == [(os.SCHED_IDLE, nice, session)]

@@ -59,16 +59,18 @@ def weights_in_groups(mixed: bool = False, bits: int = 4, parts: bool = False) -
     made: list[Product] = []
     plain = Placement.product
 
-    def product(self: Placement, weight: Tensor, bias: Tensor | None, name: str) -> Product:
+    def product(
+        self: Placement, weight: Tensor, bias: Tensor | None, name: str, result: torch.dtype | None = None
+    ) -> Product:
         number = len(made)
         order = torch.randperm(weight.shape[1]).int() if mixed and number % 3 == 1 else None
         if mixed and number % 3 == 2:
-            made.append(plain(self, weight, bias, name))
+            made.append(plain(self, weight, bias, name, result))
         else:
             found: InGroups = in_groups(weight, 32, 8 if len(weight) > 300 else bits, order)
             if parts and name.startswith("model.layers."):
                 found = in_parts(weight, 32, bits)
-            made.append(grouped_product(found, bias, weight.dtype))
+            made.append(grouped_product(found, bias, weight.dtype, None, result))
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:

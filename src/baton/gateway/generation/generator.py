@@ -67,7 +67,7 @@ class Generator:
         # A fine-tune of a base model often says it in one of its files, and the base's end in the others.
         ends = tuple(dict.fromkeys((*served.eos_token_ids, *tokenizer.end_ids)))
         if len(ends) > 1:
-            log.info("answers end with any of %s", ", ".join(f"{tokenizer.token(end)!r}" for end in ends))
+            log.debug("answers end with any of %s", ", ".join(f"{tokenizer.token(end)!r}" for end in ends))
         self.served = served = dataclasses.replace(served, eos_token_ids=ends)
         self.tokenizer = tokenizer
         self.client = client
