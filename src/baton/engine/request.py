@@ -257,7 +257,7 @@ class Outbox:
         self.cached: list[tuple[int, int]] = []
         """Of requests that were admitted, and no reason to send anything."""
         self.progress: list[tuple[int, int, int]] = []
-        """Of prompts that are computed, for those who ask."""
+        """How far prompts are computed, for those who ask."""
 
     def call(self, name: str) -> None:
         """A gateway has said who it is."""

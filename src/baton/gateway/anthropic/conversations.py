@@ -37,7 +37,7 @@ class Conversation(NamedTuple):
 
 
 Text = str | list[Any]
-"""Of a message: a text, or parts of one, `Unsupported` among them."""
+"""A message's content: a text, or parts of one, `Unsupported` among them."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class _Turn:
     role: str
     text: Text = ""
     speaks: bool = False
-    """It has a text, if only an empty one."""
+    """The turn has a text, if only an empty one."""
     results: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -230,7 +230,7 @@ def _result(block: Mapping[str, Any], where: str, called: Mapping[str, str]) -> 
 
 
 def _output(content: object, where: str) -> Text:
-    """What a tool gave: a text, blocks, or any JSON."""
+    """Reads what a tool gave: a text, blocks, or any JSON."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -247,7 +247,7 @@ def _output(content: object, where: str) -> Text:
 
 
 def _failed(text: Text) -> Text:
-    """That a tool failed, in words: templates have none for it."""
+    """Says in words that a tool failed: templates have none for it."""
     first = text if isinstance(text, str) else text[0]["text"] if isinstance(text[0], dict) else ""
     if first.lstrip("<").lower().startswith(("error", "tool_use_error")):
         return text

@@ -182,9 +182,9 @@ class PromptProgress(Struct, forbid_unknown_fields=True):
 
     total: Count
     cache: Count
-    """Of them, from the prefix cache."""
+    """Tokens of the prompts that came from the prefix cache."""
     processed: Count
-    """Of them, computed or from the cache."""
+    """Tokens of the prompts that are computed or came from the cache."""
     time_ms: Count
     """Since the prompt was begun."""
 

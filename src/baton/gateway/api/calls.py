@@ -16,7 +16,7 @@ class Function(Struct, forbid_unknown_fields=True):
 
 
 class ToolCall(Struct, forbid_unknown_fields=True):
-    """It has `function` or `custom`, as its type says."""
+    """A call has `function` or `custom`, as its type says."""
 
     id: str
     type: Literal["function", "custom"]
@@ -44,7 +44,7 @@ class CustomDelta(Struct, forbid_unknown_fields=True):
 
 
 class ToolCallDelta(Struct, forbid_unknown_fields=True):
-    """The first one of a call has its id, type and name.  It has `function` or `custom`."""
+    """The first one of a call has its id, type and name.  Each has `function` or `custom`."""
 
     index: Annotated[int, Meta(ge=0)]
     function: FunctionDelta | None = None
